@@ -1,0 +1,70 @@
+"""Where things are in a run folder, under which format version, and the tables of its catalog. No I/O."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+FORMAT_VERSION: Final = 1
+
+RUN_FILE: Final = "run.json"
+CATALOG_FILE: Final = "catalog.sqlite"
+LOCK_FILE: Final = "lock"
+LIVE_LOG: Final = "live.log"
+LATEST_LINK: Final = "latest"
+TRASH_FOLDER: Final = ".trash"
+
+Stream = Literal["stats", "scalars"]
+STREAMS: Final[tuple[Stream, ...]] = ("stats", "scalars")
+
+RunStatus = Literal["running", "finished", "crashed", "interrupted"]
+
+PYRAMID_FACTOR: Final = 4
+"""Level k of the pyramid merges PYRAMID_FACTOR**k steps into one row."""
+
+
+def stream_folder(run: Path, stream: Stream, rank: int = 0) -> Path:
+    return run / stream / f"rank-{rank:04d}"
+
+
+def live_log(run: Path, stream: Stream, rank: int = 0) -> Path:
+    return stream_folder(run, stream, rank) / LIVE_LOG
+
+
+def segment_name(number: int) -> str:
+    return f"seg-{number:08d}.parquet"
+
+
+def pyramid_folder(run: Path, level: int, rank: int = 0) -> Path:
+    return run / "pyramid" / f"level-{level}" / f"rank-{rank:04d}"
+
+
+# Every row that matters carries its own CRC (`crc`: crc32 of the other columns, joined as text by "\x1f"), because
+# SQLite returns wrong values after a flipped bit and its integrity check passes.
+CATALOG_SCHEMA: Final = """
+create table if not exists sites (
+    id integer primary key, kind text not null, name text not null, shape text not null, dtype text not null,
+    owner text not null, module_type text not null, aliases text not null, crc integer not null,
+    unique (kind, name));
+create table if not exists scalar_names (id integer primary key, name text not null unique, crc integer not null);
+create table if not exists segments (
+    id integer primary key, stream text not null, rank integer not null, level integer not null, file text not null,
+    num_rows integer not null, first_sequence integer not null, last_sequence integer not null,
+    first_step integer not null, last_step integer not null, sha256 text not null,
+    tiles text not null, crc integer not null);
+create table if not exists events (
+    id integer primary key, time real not null, step integer not null, type text not null, severity text not null,
+    message text not null, details text not null);
+create table if not exists findings (
+    id integer primary key, time real not null, rule text not null, severity text not null, confidence real not null,
+    step integer not null, last_step integer not null, sites text not null, message text not null,
+    evidence text not null, remedy text not null);
+create table if not exists system_metrics (time real not null, step integer not null, name text not null, value real not null);
+create table if not exists checkpoints (id integer primary key, step integer not null, time real not null, path text not null, metrics text not null);
+create table if not exists snapshots (id integer primary key, step integer not null, time real not null, store text not null, details text not null);
+"""
+
+
+def row_text(*columns: object) -> bytes:
+    """What a catalog row's CRC is taken over."""
+    return "\x1f".join(str(column) for column in columns).encode("utf-8", "surrogatepass")

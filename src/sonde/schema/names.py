@@ -1,0 +1,125 @@
+"""Names of kinds, sites and series: parse, format, match, and strip what wrappers add. Knows no model and no file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple, get_args
+
+from sonde.errors import UnknownNameError, UsageError
+
+Kind = Literal["param", "grad", "update", "act", "actgrad", "optim", "attn", "custom"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+# Wrappers put these in front of, or in the middle of, a name that the user never wrote.
+_INNER_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param")
+_LEADING_WRAPPERS: Final = ("module.", "base_model.model.")
+# "%" is escaped too, so that two different names never become one.
+_UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class Series(NamedTuple):
+    """One number over steps: `grad/layers.3.mlp.weight/rms`."""
+
+    kind: str
+    site: str
+    stat: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+def parse_series(text: str) -> Series:
+    """Split `kind/site/stat`.
+
+    >>> parse_series("grad/layers.3.mlp.weight/rms").site
+    'layers.3.mlp.weight'
+    """
+    parts = text.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise UsageError(f'a series is named "kind/site/stat", as in "grad/layers.3.mlp.weight/rms"; got "{text}".')
+    return Series(*parts)
+
+
+def check_kind(kind: str) -> Kind:
+    """Give the kind back, or say which kinds there are."""
+    if kind not in KINDS:
+        raise UnknownNameError("kind", kind, KINDS)
+    return kind
+
+
+def strip_wrappers(name: str) -> str:
+    """The name the user wrote: the same eager, compiled, under DDP, FSDP or PEFT.
+
+    >>> strip_wrappers("module._orig_mod.layers.0.weight")
+    'layers.0.weight'
+    """
+    parts = [part for part in name.split(".") if part not in _INNER_WRAPPERS]
+    stripped = ".".join(parts)
+    while True:
+        for prefix in _LEADING_WRAPPERS:
+            if stripped.startswith(prefix):
+                stripped = stripped[len(prefix) :]
+                break
+        else:
+            return "" if stripped in ("module", "base_model.model", "base_model") else stripped
+
+
+def site_name(name: str) -> str:
+    """A name that is safe to store, show and split on "/": unsafe characters are percent-encoded, so names stay distinct.
+
+    >>> site_name("heads.a/b")
+    'heads.a%2Fb'
+    """
+    return _UNSAFE.sub(_percent, name)
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match.group().encode("utf-8", "surrogatepass"))
+
+
+def unique_sites(names: Sequence[str]) -> list[str]:
+    """Strip wrappers from all names, except where that would make two of them equal."""
+    stripped = [strip_wrappers(name) for name in names]
+    counts: dict[str, int] = {}
+    for name in stripped:
+        counts[name] = counts.get(name, 0) + 1
+    return [site_name(short if counts[short] == 1 else full) for short, full in zip(stripped, names, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a glob matches a name; a name always matches itself, brackets or not.
+
+    >>> matches("layers.*.mlp", "layers.3.mlp")
+    True
+    """
+    return pattern == name or _regex(pattern).match(name) is not None
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Whether one of the globs matches."""
+    return any(matches(pattern, name) for pattern in patterns)
+
+
+def split_pattern(pattern: str) -> Series:
+    """A glob over series, part by part; what is left out matches everything.
+
+    >>> split_pattern("grad/*/norm")
+    Series(kind='grad', site='*', stat='norm')
+    >>> split_pattern("grad")
+    Series(kind='grad', site='*', stat='*')
+    """
+    parts = pattern.split("/")
+    if len(parts) > 3 or not all(parts):
+        raise UsageError(f'a pattern is "kind/site/stat" with globs, as in "grad/layers.*/norm"; got "{pattern}".')
+    kind, site, stat = (*parts, "*", "*")[:3]
+    if not any(matches(kind, known) for known in KINDS):
+        raise UnknownNameError("kind", kind, KINDS)
+    return Series(kind, site, stat)
