@@ -1,0 +1,63 @@
+# Everything lives in this checkout: the environment in .venv, its stamp inside it. Nothing has to be installed before.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH := 2.13.0
+BIN := .venv/bin
+STAMP := .venv/.installed
+MARKED := slow or fault or distributed or browser or gpu
+# Two test processes on two cores; without this torch would start as many threads in each of them.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help install demo test check lint types contracts quick marked bench docs format clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==$(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+install: $(STAMP)  ## make .venv with torch, sonde and the tools
+
+demo: $(STAMP)  ## train a small network with a planted problem, and look at it
+	$(BIN)/python examples/demo.py
+
+test: check marked  ## everything that is checked on every change
+
+check: lint types contracts quick  ## ruff, types, import contracts and the quick tests
+
+lint: $(STAMP)  ## ruff, without changing anything
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP)  ## strict types
+	$(BIN)/mypy
+
+contracts: $(STAMP)  ## which room may import which
+	$(BIN)/lint-imports --no-logo --no-cache
+
+quick: $(STAMP)  ## the quick tests
+	$(TEST) -q -n 2
+
+marked: $(STAMP)  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
+	$(TEST) -q -m "$(MARKED)"
+
+bench: $(STAMP)  ## what watching costs; writes benchmarks/results/
+	$(BIN)/python benchmarks/overhead.py
+
+docs: $(STAMP)  ## run every code block of README.md and docs/
+	$(TEST) -q tests/docs -m ""
+
+format: $(STAMP)  ## let ruff put the code in order
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## remove what was built, the environment too
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

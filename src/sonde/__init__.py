@@ -1,0 +1,88 @@
+"""The public names of sonde, loaded on first use: `import sonde` alone imports nothing else.
+
+    import sonde
+
+    with sonde.watch(model, optimizer):
+        train()
+    run = sonde.open("latest")
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonde.config import Settings
+    from sonde.probe.schedule import every, first
+    from sonde.run import Run, compare, open, runs
+    from sonde.session import Session, batch, finish, init, log, record, step, tap, watch
+
+    __version__: str
+
+__all__ = [
+    "Run",
+    "Session",
+    "Settings",
+    "batch",
+    "compare",
+    "every",
+    "finish",
+    "first",
+    "init",
+    "log",
+    "open",
+    "record",
+    "runs",
+    "step",
+    "tap",
+    "watch",
+]
+
+_HOMES = {
+    "sonde.config": ("Settings",),
+    "sonde.probe.schedule": ("every", "first"),
+    "sonde.run": ("Run", "compare", "open", "runs"),
+    "sonde.session": ("Session", "batch", "finish", "init", "log", "record", "step", "tap", "watch"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("sonde")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'sonde' has no attribute {name!r}; it has {', '.join(__all__)}")
+    home = import_module(_HOME_OF[name])
+    if name == "record":  # importing the session has bound the package of that name here, and made it callable
+        return sys.modules["sonde.record"]
+    value = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _CallableRecord(ModuleType):
+    """`sonde.record` is two things of one name: the decorator, and the package that writes runs."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return import_module("sonde.session").record(*arguments, **keywords)
+
+
+class _Package(ModuleType):
+    """Importing `sonde.record.…` binds that package over the decorator; here it learns to be called."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "record" and isinstance(value, ModuleType):
+            value.__class__ = _CallableRecord
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
