@@ -1,0 +1,296 @@
+"""Settings: default < YAML file < SONDE_* variable < keyword. Every value knows its origin; a typo is an error."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as EnvSyntaxError
+
+from sonde.errors import SettingsError, UnknownNameError, nearest
+
+PREFIX: Final = "SONDE_"
+DEFAULT_FILE: Final = "sonde.yaml"
+FILE_VARIABLE: Final = "SONDE_CONFIG"
+# Read elsewhere: which files to read, and whether the command line shows tracebacks.
+_OTHER_VARIABLES: Final = (FILE_VARIABLE, "SONDE_DEBUG")
+_TEST_PREFIX: Final = "SONDE_TEST_"
+
+
+class WriterSettings(BaseModel):
+    """How the writer thread collects, keeps and seals what it is given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    flush_interval_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Seconds between two flushes to disk; at most this much is lost with the machine."""
+    flush_mib: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """A flush also happens when this much waits."""
+    seal_steps: int = Field(default=1024, ge=1)
+    """Steps after which the log is sealed into a Parquet segment."""
+    seal_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    """The log is also sealed when it is this large."""
+    queue_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    """What may wait for the writer; beyond it rows are dropped and counted, training is never blocked."""
+    heartbeat_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """Seconds between two signs of life in run.json."""
+    system_interval_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Seconds between two readings of processor, memory, disk and GPU."""
+
+
+class Setting(NamedTuple):
+    """One setting, as `sonde info --settings` shows it."""
+
+    name: str
+    value: Any
+    origin: str
+    meaning: str
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, frozen.
+
+    >>> Settings.load(budget=0.02).origin("budget")
+    'keyword'
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
+        validate_default=False,
+    )
+
+    dir: Path = Path("runs")
+    """Where runs are kept."""
+    project: str = Field(default="default", min_length=1)
+    """The folder of runs that belong together."""
+    mode: Literal["on", "disabled"] = "on"
+    """"disabled" turns every call into one that does nothing."""
+    budget: float | None = Field(default=0.01, gt=0, le=1, allow_inf_nan=False)
+    """The share of a step's time sonde may take once the free steps are over; none: no limit."""
+    free_steps: int = Field(default=1000, ge=0)
+    """The first steps are always recorded as scheduled, whatever the budget."""
+    hist_every: int = Field(default=10, ge=1)
+    """A histogram is taken at every n-th recorded step."""
+    hist_samples: int = Field(default=512, ge=1)
+    """How many elements of a tensor a histogram looks at."""
+    verbose: bool = True
+    """One line on stderr at the start and one at the end."""
+    max_errors: int = Field(default=10, ge=1)
+    """After this many failures of its own sonde switches itself off and says so."""
+    exit_deadline_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """The longest a dying process waits for the writer."""
+    finish_deadline_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """The longest `finish` waits for the writer."""
+    system: bool = True
+    """Whether to record processor, memory, disk and GPU."""
+    writer: WriterSettings = WriterSettings()
+    """How the writer thread collects, keeps and seals what it is given."""
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, **keywords: Any) -> None:
+        values: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for layer in (*_file_layers(), _environment_layer(type(self)), _keyword_layer(keywords)):
+            _refuse_unknown(type(self), layer)
+            _merge_into(values, layer.values)
+            origins.update({name: layer.origin_of(name) for name in _leaves(layer.values)})
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingsError(_explain(error, origins)) from None
+        self._origins = origins
+
+    @classmethod
+    def load(cls, **keywords: Any) -> Settings:
+        """Read files and variables, then let the keywords win."""
+        return cls(**keywords)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # `__init__` has merged all sources already, and knows which gave what
+
+    @field_validator("dir", mode="after")
+    @classmethod
+    def _expand_home(cls, value: Path) -> Path:
+        return value.expanduser()
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _yaml_reads_on_as_true(cls, value: Any) -> Any:
+        return {True: "on", False: "disabled"}[value] if isinstance(value, bool) else value
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _none_in_words(cls, value: Any) -> Any:
+        return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "off") else value
+
+    def origin(self, field: str) -> str:
+        """Where a value came from: "default", "file <path>", "env SONDE_X" or "keyword".
+
+        Nested settings are named with a dot: `settings.origin("writer.flush_mib")`.
+        """
+        names = list(_names(type(self)))
+        inside = [name for name in names if name == field or name.startswith(f"{field}.")]
+        if not inside:
+            raise UnknownNameError("setting", field, names)
+        return ", ".join(sorted({self._origins.get(name, "default") for name in inside}))
+
+    def explain(self) -> list[Setting]:
+        """Every setting with its value, origin and meaning."""
+        return [
+            Setting(name, _get(self, name), self.origin(name), _meaning(type(self), name))
+            for name in _names(type(self))
+        ]
+
+
+class _Layer(NamedTuple):
+    """What one source says, and the words for where it says so."""
+
+    values: dict[str, Any]
+    origin: str
+    is_environment: bool = False
+
+    def origin_of(self, name: str) -> str:
+        return f"env {_variable(name)}" if self.is_environment else self.origin
+
+
+def _file_layers() -> Iterator[_Layer]:
+    named = os.environ.get(FILE_VARIABLE, "")
+    paths = [Path(part).expanduser() for part in named.split(os.pathsep) if part]
+    if not paths and Path(DEFAULT_FILE).is_file():
+        paths = [Path(DEFAULT_FILE)]
+    for path in paths:
+        yield _Layer(_read_yaml(path), f"file {path}")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{FILE_VARIABLE} names {path}, which does not exist. Create it, or unset {FILE_VARIABLE}."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error}.") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f'{path} holds a {type(content).__name__}; settings are written as "name: value" lines.')
+    return {str(key): value for key, value in content.items()}
+
+
+def _environment_layer(cls: type[Settings]) -> _Layer:
+    known = {_variable(name): name for name in _names(cls)} | {_variable("writer"): "writer"}
+    for variable in sorted(os.environ):
+        name = variable.upper()
+        is_ours = name.startswith(PREFIX) and not name.startswith(_TEST_PREFIX)
+        if is_ours and name not in known and name not in _OTHER_VARIABLES:
+            raise SettingsError(_unknown(variable, "the environment", [*known, *_OTHER_VARIABLES]))
+    try:
+        return _Layer(EnvSettingsSource(cls)(), "", is_environment=True)
+    except EnvSyntaxError:
+        raise SettingsError(
+            f"{_variable('writer')} is not a JSON object. Write {_variable('writer.flush_mib')}=2, "
+            f"""or {_variable("writer")}='{{"flush_mib": 2}}'."""
+        ) from None
+
+
+def _keyword_layer(keywords: dict[str, Any]) -> _Layer:
+    plain = {key: value.model_dump() if isinstance(value, BaseModel) else value for key, value in keywords.items()}
+    return _Layer(plain, "keyword")
+
+
+def _refuse_unknown(cls: type[Settings], layer: _Layer) -> None:
+    known = list(_names(cls))
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    for name in _leaves(layer.values):
+        if name not in known and name not in groups:
+            place = "the environment" if layer.is_environment else layer.origin.removeprefix("file ")
+            shown = _variable(name) if layer.is_environment else name
+            raise SettingsError(_unknown(shown, place, map(_variable, known) if layer.is_environment else known))
+
+
+def _unknown(name: str, place: str, known: Iterable[str]) -> str:
+    where = "given as a keyword" if place == "keyword" else f"in {place}"
+    names = sorted(known)
+    hint = nearest(name, names) or f" Known: {', '.join(names)}."
+    return f'no setting "{name}" ({where}).{hint} `sonde info --settings` shows them all.'
+
+
+def _merge_into(target: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge_into(target[key], value)
+        else:
+            target[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.replace(".", "__").upper()
+
+
+def _get(settings: BaseModel, name: str) -> Any:
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _meaning(model: type[BaseModel], name: str) -> str:
+    head, _, rest = name.partition(".")
+    field = model.model_fields[head]
+    if rest and isinstance(field.annotation, type):
+        return _meaning(field.annotation, rest)
+    return field.description or ""
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """One sentence per bad value: which, from where, what was given, what is wanted."""
+    sentences = []
+    for problem in error.errors(include_url=False):
+        name = ".".join(str(part) for part in problem["loc"])
+        given = problem["input"]
+        wanted = problem["msg"].replace("Input should", "it should")
+        choices = [part.strip("' ") for part in str(problem.get("ctx", {}).get("expected", "")).split(" or ") if part]
+        hint = nearest(given, choices) if isinstance(given, str) else ""
+        origin = origins.get(name, "")
+        source = f" ({origin})" if origin else ""
+        sentences.append(f'setting "{name}"{source} is {given!r}: {wanted}.{hint}')
+    return " ".join(sentences)
