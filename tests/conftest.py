@@ -1,0 +1,22 @@
+"""Every test starts in an empty folder of its own and without SONDE_* variables, so none can see another's runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A shared machine is slow at times; a wall-clock limit per example would fail tests that are right.
+settings.register_profile("sonde", deadline=None, print_blob=True)
+settings.load_profile("sonde")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder a test runs in; a run written without a `dir` lands here and not in the checkout."""
+    for name in [name for name in os.environ if name.startswith("SONDE_") and not name.startswith("SONDE_TEST_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
