@@ -87,5 +87,6 @@ class MissingPackageError(SondeError, ImportError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean "rms"?`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(known))
+    close.sort(key=lambda other: sorted(other) != sorted(name))  # letters swapped is the commonest slip: "rsm" is "rms"
     return f' Did you mean "{close[0]}"?' if close else ""

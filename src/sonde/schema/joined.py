@@ -24,20 +24,25 @@ class JoinedStat:
 
     def of(self, own: Array, *partners: Array) -> Array:
         """The value for each row; rows of partners are aligned with `own`."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return self.function(own, *partners)
 
 
+def _norm(rows: Array) -> Array:
+    """Roots before products: the product of two small sums of squares would underflow."""
+    return np.sqrt(rows[..., SUMSQ])
+
+
 def _ratio(update: Array, param: Array) -> Array:
-    return np.sqrt(update[..., SUMSQ] / param[..., SUMSQ])
+    return _norm(update) / _norm(param)
 
 
 def _grad_cosine(update: Array, grad: Array) -> Array:
-    return update[..., GRAD_UPDATE] / np.sqrt(update[..., SUMSQ] * grad[..., SUMSQ])
+    return update[..., GRAD_UPDATE] / (_norm(update) * _norm(grad))
 
 
 def _moment_cosine(update: Array, grad: Array, moment: Array) -> Array:
-    return update[..., GRAD_MOMENT] / np.sqrt(grad[..., SUMSQ] * moment[..., SUMSQ])
+    return update[..., GRAD_MOMENT] / (_norm(grad) * _norm(moment))
 
 
 JOINED: Final[dict[str, JoinedStat]] = {
@@ -45,7 +50,11 @@ JOINED: Final[dict[str, JoinedStat]] = {
     for s in (
         JoinedStat("ratio", "update", (("param", ""),), "Norm of the update over norm of the parameter.", _ratio),
         JoinedStat(
-            "grad_cosine", "update", (("grad", ""),), "Cosine of gradient and update; -1 is plain descent.", _grad_cosine
+            "grad_cosine",
+            "update",
+            (("grad", ""),),
+            "Cosine of gradient and update; -1 is plain descent.",
+            _grad_cosine,
         ),
         JoinedStat(
             "moment_cosine",

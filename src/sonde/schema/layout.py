@@ -59,9 +59,12 @@ create table if not exists findings (
     id integer primary key, time real not null, rule text not null, severity text not null, confidence real not null,
     step integer not null, last_step integer not null, sites text not null, message text not null,
     evidence text not null, remedy text not null);
-create table if not exists system_metrics (time real not null, step integer not null, name text not null, value real not null);
-create table if not exists checkpoints (id integer primary key, step integer not null, time real not null, path text not null, metrics text not null);
-create table if not exists snapshots (id integer primary key, step integer not null, time real not null, store text not null, details text not null);
+create table if not exists system_metrics (
+    time real not null, step integer not null, name text not null, value real not null);
+create table if not exists checkpoints (
+    id integer primary key, step integer not null, time real not null, path text not null, metrics text not null);
+create table if not exists snapshots (
+    id integer primary key, step integer not null, time real not null, store text not null, details text not null);
 """
 
 

@@ -16,8 +16,9 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 # Wrappers put these in front of, or in the middle of, a name that the user never wrote.
 _INNER_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param")
 _LEADING_WRAPPERS: Final = ("module.", "base_model.model.")
-# "%" is escaped too, so that two different names never become one.
-_UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# "%" is escaped too, so that two different names never become one; invisible and direction-changing characters, so that
+# a name looks like what it is.
+_UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 class Series(NamedTuple):
@@ -68,7 +69,7 @@ def strip_wrappers(name: str) -> str:
 
 
 def site_name(name: str) -> str:
-    """A name that is safe to store, show and split on "/": unsafe characters are percent-encoded, so names stay distinct.
+    """A name that is safe to store, show and split on "/": the unsafe is percent-encoded, so names stay distinct.
 
     >>> site_name("heads.a/b")
     'heads.a%2Fb'

@@ -5,7 +5,7 @@ A log is a header and frames. A frame is
     magic "SNDF" | u32 length of the body | u32 crc32 of the body | body
     body = u64 sequence | u8 type | payload
 
-Everything is little-endian. A reader stops at the first frame whose magic, length or checksum is wrong.
+Everything is little-endian. A reader stops at the first frame whose magic, length, checksum or inner counts are wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _BODY_HEADER: Final = struct.Struct("<QB")
 _STATS_HEADER: Final = struct.Struct("<qdII")
 LOG_HEADER_SIZE: Final = _LOG_HEADER.size
 MAX_FRAME_BYTES: Final = 1 << 30
+_MAX_DEPTH: Final = 32
 
 STATS_FRAME: Final = 1
 SCALARS_FRAME: Final = 2
@@ -153,12 +154,22 @@ def decode_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame]:
         if zlib.crc32(body) != crc:
             return
         sequence, kind = _BODY_HEADER.unpack_from(body)
-        payload = body[_BODY_HEADER.size :]
-        if kind == STATS_FRAME:
-            yield Frame(sequence, _decode_stats(payload), end)
-        elif kind == SCALARS_FRAME:
-            yield Frame(sequence, _decode_scalars(payload), end)
+        try:
+            record = _decode(kind, body[_BODY_HEADER.size :])
+        except (ValueError, struct.error):  # a right checksum over a wrong body: somebody made it so
+            return
+        if record is not None:
+            yield Frame(sequence, record, end)
         position = end
+
+
+def _decode(kind: int, payload: memoryview) -> StatsRecord | ScalarsRecord | None:
+    """A record, or None for a type of frame that a later sonde added."""
+    if kind == STATS_FRAME:
+        return _decode_stats(payload)
+    if kind == SCALARS_FRAME:
+        return _decode_scalars(payload)
+    return None
 
 
 def _encode_stats(record: StatsRecord) -> bytes:
@@ -176,7 +187,7 @@ def _encode_stats(record: StatsRecord) -> bytes:
 def _decode_stats(payload: memoryview) -> StatsRecord:
     step, time, num_rows, num_hists = _STATS_HEADER.unpack_from(payload)
     take = _Columns(payload, _STATS_HEADER.size)
-    return StatsRecord(
+    record = StatsRecord(
         step,
         time,
         take("<i4", num_rows),
@@ -184,6 +195,9 @@ def _decode_stats(payload: memoryview) -> StatsRecord:
         take("<i4", num_hists),
         take("<f4", num_hists * NUM_BINS).reshape(num_hists, NUM_BINS),
     )
+    if num_hists and not (record.hist_index.min() >= 0 and record.hist_index.max() < num_rows):
+        raise ValueError("a histogram belongs to a row that is not there")
+    return record
 
 
 def _encode_scalars(record: ScalarsRecord) -> bytes:
@@ -221,17 +235,20 @@ def to_json(value: Any) -> str:
     return json.dumps(_jsonable(value), allow_nan=False, ensure_ascii=False, sort_keys=False)
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, float):
         return value if np.isfinite(value) else str(value)
+    if id(value) in inside or len(inside) > _MAX_DEPTH:  # a config that contains itself
+        return "…"
+    inner = (*inside, id(value))
     if isinstance(value, dict):
-        return {_jsonable(str(key)): _jsonable(item) for key, item in value.items()}
+        return {_jsonable(str(key)): _jsonable(item, inner) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_jsonable(item) for item in value]
+        return [_jsonable(item, inner) for item in value]
     if isinstance(value, np.generic):
-        return _jsonable(value.item())
+        return _jsonable(value.item(), inner)
     return _jsonable(str(value))

@@ -3,7 +3,9 @@
 A table of sketches is two arrays: `rows`, float64 of shape (..., NUM_FIELDS), and `hist`, float64 of shape
 (..., NUM_BINS). One algebra, `merge`, joins micro-batches, repeated calls, ranks, shards and steps.
 
-Non-finite values are counted (`nan`, `inf`) and left out of everything else.
+Non-finite values are counted (`nan`, `inf`) and left out of everything else. So an infinite `sum`, `sumsq` or `sumabs`
+means one thing only: finite elements whose sum float64 cannot hold (squares of 1e300); `min` and `max` stay exact. A
+`sum` in which such overflows of both signs meet is NaN: unknown.
 """
 
 from __future__ import annotations
@@ -59,43 +61,50 @@ def empty_hist(*shape: int) -> Array:
 
 def merge_rows(a: Array, b: Array) -> Array:
     """Merge two tables row by row. Associative (to rounding) and commutative."""
-    out = a + b
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = a + b
     out[..., MIN] = np.minimum(a[..., MIN], b[..., MIN])
     out[..., MAX] = np.maximum(a[..., MAX], b[..., MAX])
     out[..., SUMSQ_RAW] = _merge_raw(a, b)
     # A sum over a part is no sum over the whole: if one side lacks it, so does the result, unless that side is empty.
-    a_empty, b_empty = a[..., N, None] == 0, b[..., N, None] == 0
-    paired = out[..., _PAIRED_COLUMNS]
-    paired = np.where(b_empty, a[..., _PAIRED_COLUMNS], paired)
-    out[..., _PAIRED_COLUMNS] = np.where(a_empty, b[..., _PAIRED_COLUMNS], paired)
+    a_paired, b_paired, paired = a[..., _PAIRED_COLUMNS], b[..., _PAIRED_COLUMNS], out[..., _PAIRED_COLUMNS]
+    paired = np.where(_nothing_to_sum(b, b_paired), a_paired, paired)
+    out[..., _PAIRED_COLUMNS] = np.where(_nothing_to_sum(a, a_paired), b_paired, paired)
     return out
+
+
+def _nothing_to_sum(rows: Array, paired: Array) -> NDArray[np.bool_]:
+    """Where a paired sum is absent because there was nothing to sum."""
+    nothing: NDArray[np.bool_] = (rows[..., N, None] == 0) & np.isnan(paired)
+    return nothing
 
 
 def _merge_raw(a: Array, b: Array) -> Array:
     """Without clipping the raw sum of squares is the sum of squares."""
     a_raw, b_raw = a[..., SUMSQ_RAW], b[..., SUMSQ_RAW]
-    total = np.where(np.isnan(a_raw), a[..., SUMSQ], a_raw) + np.where(np.isnan(b_raw), b[..., SUMSQ], b_raw)
+    with np.errstate(over="ignore"):
+        total = np.where(np.isnan(a_raw), a[..., SUMSQ], a_raw) + np.where(np.isnan(b_raw), b[..., SUMSQ], b_raw)
     merged: Array = np.where(np.isnan(a_raw) & np.isnan(b_raw), np.nan, total)
     return merged
 
 
 def merge_groups(rows: Array, starts: NDArray[np.intp]) -> Array:
-    """Merge consecutive rows of a (T, NUM_FIELDS) table; group g is rows[starts[g]:starts[g + 1]], none of them empty."""
+    """Merge consecutive rows of a (T, NUM_FIELDS) table; group g is rows[starts[g]:starts[g + 1]], none is empty."""
     out = empty_rows(len(starts))
     if not len(starts):
         return out
-    out[:, _ADDED] = np.add.reduceat(rows[:, _ADDED], starts, axis=0)
-    out[:, MIN] = np.minimum.reduceat(rows[:, MIN], starts)
-    out[:, MAX] = np.maximum.reduceat(rows[:, MAX], starts)
-    raw = rows[:, SUMSQ_RAW]
-    has_raw = np.logical_or.reduceat(~np.isnan(raw), starts)
-    total = np.add.reduceat(np.where(np.isnan(raw), rows[:, SUMSQ], raw), starts)
-    out[:, SUMSQ_RAW] = np.where(has_raw, total, np.nan)
-    empty = rows[:, N, None] == 0
-    paired = rows[:, _PAIRED_COLUMNS]
-    known = np.add.reduceat(np.where(empty, 0.0, paired), starts, axis=0)
-    all_empty = np.logical_and.reduceat(empty, starts, axis=0)
-    out[:, _PAIRED_COLUMNS] = np.where(all_empty, np.nan, known)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[:, _ADDED] = np.add.reduceat(rows[:, _ADDED], starts, axis=0)
+        out[:, MIN] = np.minimum.reduceat(rows[:, MIN], starts)
+        out[:, MAX] = np.maximum.reduceat(rows[:, MAX], starts)
+        raw = rows[:, SUMSQ_RAW]
+        has_raw = np.logical_or.reduceat(~np.isnan(raw), starts)
+        total = np.add.reduceat(np.where(np.isnan(raw), rows[:, SUMSQ], raw), starts)
+        out[:, SUMSQ_RAW] = np.where(has_raw, total, np.nan)
+        paired = rows[:, _PAIRED_COLUMNS]
+        nothing = _nothing_to_sum(rows, paired)
+        known = np.add.reduceat(np.where(nothing, 0.0, paired), starts, axis=0)
+        out[:, _PAIRED_COLUMNS] = np.where(np.logical_and.reduceat(nothing, starts, axis=0), np.nan, known)
     return out
 
 
@@ -114,14 +123,12 @@ class Sketch:
         return Sketch(merge_rows(self.rows, other.rows), self.hist + other.hist)
 
     def __getattr__(self, name: str) -> float:
-        if name in INDEX:
-            value = float(self.rows[INDEX[name]])
-            return int(value) if name in COUNTS else value
         from sonde.schema.stats import STATS  # a stat is read off the sketch; importing it above would be a circle
 
-        if name in STATS:
-            return float(STATS[name].of(self.rows, self.hist))
-        raise AttributeError(name)
+        if name not in STATS and name not in INDEX:
+            raise AttributeError(name)
+        value = float(STATS[name].of(self.rows, self.hist) if name in STATS else self.rows[INDEX[name]])
+        return int(value) if name in COUNTS else value
 
 
 def merge(a: Sketch, b: Sketch) -> Sketch:

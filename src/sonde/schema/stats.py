@@ -1,7 +1,7 @@
 """Every stat: a number read off a sketch. Pure functions of `rows` (…, NUM_FIELDS) and `hist` (…, NUM_BINS).
 
-To add a stat, write one decorated function here. Where a value does not exist (no elements, no histogram taken) a stat
-is NaN, never a made-up zero.
+To add a stat, write one decorated function here. Where a value does not exist (no finite elements, no histogram taken)
+a stat is NaN, never a made-up zero. Where a sum overflowed float64 a stat is inf or NaN, never a wrapped number.
 """
 
 from __future__ import annotations
@@ -87,6 +87,12 @@ def _finite(rows: Array) -> Array:
     return finite
 
 
+def _where_finite(rows: Array, values: Array) -> Array:
+    """NaN where no element is finite: a gradient of nothing but NaN has no norm, least of all 0."""
+    kept: Array = np.where(np.isnan(_finite(rows)), np.nan, values)
+    return kept
+
+
 def _field(index: int) -> StatFunction:
     return lambda rows, _hist: rows[..., index]
 
@@ -100,7 +106,7 @@ def _register_fields() -> None:
         "sum": "Sum of the finite elements.",
         "sumsq": "Sum of squares of the finite elements.",
         "sumabs": "Sum of magnitudes of the finite elements.",
-        "hist_n": "Number of elements the histogram looked at; less than n when it was a sample, 0 when none was taken.",
+        "hist_n": "Number of elements the histogram looked at; less than n for a sample, 0 when none was taken.",
     }
     for name, meaning in meanings.items():
         STATS[name] = Stat(name, meaning, _field(FIELDS.index(name)))
@@ -118,7 +124,7 @@ def mean(rows: Array, hist: Array) -> Array:
 
 @stat("var")
 def var(rows: Array, hist: Array) -> Array:
-    """Population variance of the finite elements."""
+    """Population variance of the finite elements; rounding hides a std below about 1e-8 of the rms."""
     count = _finite(rows)
     average = rows[..., SUM] / count
     # Rounding can leave a tiny negative number where all elements are equal.
@@ -140,7 +146,7 @@ def rms(rows: Array, hist: Array) -> Array:
 @stat("norm")
 def norm(rows: Array, hist: Array) -> Array:
     """Euclidean norm of the finite elements."""
-    return np.sqrt(rows[..., SUMSQ])
+    return _where_finite(rows, np.sqrt(rows[..., SUMSQ]))
 
 
 @stat("abs_mean")
@@ -203,13 +209,14 @@ def kurtosis_proxy(rows: Array, hist: Array) -> Array:
 def norm_raw(rows: Array, hist: Array) -> Array:
     """Norm before gradient clipping; equal to norm when nothing was clipped."""
     raw = rows[..., SUMSQ_RAW]
-    return np.sqrt(np.where(np.isnan(raw), rows[..., SUMSQ], raw))
+    return _where_finite(rows, np.sqrt(np.where(np.isnan(raw), rows[..., SUMSQ], raw)))
 
 
 @stat("clip_factor")
 def clip_factor(rows: Array, hist: Array) -> Array:
     """What clipping multiplied the norm by; 1 when nothing was clipped."""
-    return norm(rows, hist) / norm_raw(rows, hist)
+    factor = np.where(np.isnan(rows[..., SUMSQ_RAW]), 1.0, norm(rows, hist) / norm_raw(rows, hist))
+    return _where_finite(rows, factor)
 
 
 @stat("grad_update_dot")
@@ -226,12 +233,16 @@ def grad_moment_dot(rows: Array, hist: Array) -> Array:
 
 @stat("second_moment_lag")
 def second_moment_lag(rows: Array, hist: Array) -> Array:
-    """Mean of gradient**2 / v: near 1 when Adam's second moment keeps up, large before a loss spike. On `update` rows."""
+    """Mean of gradient**2 / v: near 1 while Adam's v keeps up, large before a loss spike. On `update` rows."""
     return rows[..., GRAD_SQ_OVER_V] / _finite(rows)
 
 
 def quantile(q: float) -> StatFunction:
-    """The q-quantile of |x| over finite elements, zeros included; right to the width of a bin, log-linear inside it."""
+    """The q-quantile of |x| over finite elements, zeros included; right to the width of a bin, log-linear inside it.
+
+    The last bin reaches from 2**15 to the largest magnitude. The first holds everything below 2**-47, so a quantile
+    that small says only "at most this".
+    """
 
     def of(rows: Array, hist: Array) -> Array:
         finite = _finite(rows)
@@ -242,8 +253,10 @@ def quantile(q: float) -> StatFunction:
         index = np.minimum((cumulative < share[..., None]).sum(axis=-1), NUM_BINS - 1)
         inside = np.take_along_axis(hist, index[..., None], -1)[..., 0]
         below = np.take_along_axis(cumulative, index[..., None], -1)[..., 0] - inside
-        exponent = index + MIN_EXPONENT + np.where(inside > 0, (share - below) / inside, 0.0)
-        value = np.minimum(np.exp2(exponent), max_abs(rows, hist))
+        largest = max_abs(rows, hist)
+        width = np.where(index == NUM_BINS - 1, np.maximum(np.log2(largest) - MIN_EXPONENT - index, 1.0), 1.0)
+        exponent = index + MIN_EXPONENT + width * np.where(inside > 0, (share - below) / inside, 0.0)
+        value = np.minimum(np.exp2(exponent), largest)
         value = np.where((target <= 0) & (rows[..., ZERO] > 0), 0.0, value)
         result: Array = np.where((total > 0) | ((rows[..., HIST_N] > 0) & (target <= 0)), value, np.nan)
         return result

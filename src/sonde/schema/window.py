@@ -37,7 +37,9 @@ class Window:
 
     def last(self, num_steps: int) -> Window:
         """The same window, cut to its last steps."""
-        newest = max((int(steps[-1]) for steps, _ in [*self.series.values(), *self.scalars.values()] if len(steps)), default=0)
+        newest = max(
+            (int(steps[-1]) for steps, _ in [*self.series.values(), *self.scalars.values()] if len(steps)), default=0
+        )
         first = newest - num_steps + 1
         return Window(
             {name: _from(first, *column) for name, column in self.series.items()},

@@ -1,0 +1,54 @@
+"""A window gives series by pattern and cuts to the last steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sonde.errors import UnknownNameError
+from sonde.schema.names import Series
+from sonde.schema.window import Window
+
+STEPS = np.arange(10)
+
+
+def a_window() -> Window:
+    return Window(
+        {
+            Series("grad", "1.weight", "rms"): (STEPS, STEPS * 1.0),
+            Series("grad", "0.weight", "rms"): (STEPS[::2], STEPS[::2] * 2.0),
+            Series("grad", "0.weight", "norm"): (STEPS, STEPS * 3.0),
+            Series("act", "0", "rms"): (STEPS, STEPS * 4.0),
+        },
+        {"loss": (STEPS, 1.0 / (1 + STEPS))},
+        {"model": "Sequential"},
+    )
+
+
+def test_series_come_by_pattern_in_order_of_sites() -> None:
+    assert [site for site, _, _ in a_window().by_site("grad/*/rms")] == ["0.weight", "1.weight"]
+    assert [site for site, _, _ in a_window().by_site("*/*/rms")] == ["0", "0.weight", "1.weight"]
+    assert list(a_window().by_site("grad/2.*/rms")) == []
+
+
+def test_misspelt_kind_in_a_pattern_is_an_error_not_an_empty_answer() -> None:
+    with pytest.raises(UnknownNameError):
+        list(a_window().by_site("grads/*/rms"))
+
+
+@given(st.integers(1, 15))
+def test_last_keeps_the_newest_steps_of_every_series(num_steps: int) -> None:
+    cut = a_window().last(num_steps)
+    for name, (steps, values) in a_window().series.items():
+        kept = steps > 9 - num_steps
+        np.testing.assert_array_equal(cut.series[name][0], steps[kept])
+        np.testing.assert_array_equal(cut.series[name][1], values[kept])
+    assert len(cut.scalars["loss"][0]) == min(num_steps, 10)
+    assert cut.facts == {"model": "Sequential"}
+
+
+def test_a_window_of_nothing_stays_one() -> None:
+    assert Window().last(5) == Window()
+    assert list(Window().by_site("*")) == []
