@@ -107,7 +107,11 @@ def test_unknown_nested_key_in_file_is_answered_with_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "meant"),
-    [("SONDE_BUGDET", "SONDE_BUDGET"), ("SONDE_WRITER__FLUSH_MB", "SONDE_WRITER__FLUSH_MIB"), ("SONDE_DIRS", "SONDE_DIR")],
+    [
+        ("SONDE_BUGDET", "SONDE_BUDGET"),
+        ("SONDE_WRITER__FLUSH_MB", "SONDE_WRITER__FLUSH_MIB"),
+        ("SONDE_DIRS", "SONDE_DIR"),
+    ],
 )
 def test_unknown_variable_is_answered_with_the_nearest(
     variable: str, meant: str, monkeypatch: pytest.MonkeyPatch

@@ -40,7 +40,11 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
         {"adapters/a.py": "from sonde.adapters.b import x", "adapters/b.py": "x = 1", "adapters/__init__.py": ""},
     ],
     "stores": [
-        {"record/stores/a.py": "import sonde.record.stores.b as _", "record/stores/b.py": "", "record/stores/__init__.py": ""},
+        {
+            "record/stores/a.py": "import sonde.record.stores.b as _",
+            "record/stores/b.py": "",
+            "record/stores/__init__.py": "",
+        },
     ],
     "rules": [
         {

@@ -1,0 +1,80 @@
+"""Numbers, times and sizes in few characters."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; whole numbers whole.
+
+    >>> [number(x) for x in (0.123456, 1e-7, 12345.678, 42.0, float("nan"))]
+    ['0.1235', '1e-07', '1.235e+04', '42', 'nan']
+    """
+    if value is None:
+        return "–"
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def count(value: int | None) -> str:
+    """A count with its thousands apart."""
+    return "–" if value is None else f"{value:,}"
+
+
+def percent(share: float | None) -> str:
+    """A share between 0 and 1.
+
+    >>> percent(0.01234)
+    '1.23 %'
+    """
+    return "–" if share is None else f"{100 * share:.3g} %"
+
+
+def duration(seconds: float | None) -> str:
+    """How long something took.
+
+    >>> [duration(s) for s in (0.5, 75, 3700, 200_000)]
+    ['0.5 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    seconds = max(seconds, 0.0)  # a clock that was set back must not read as a negative time
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def age(seconds: float | None) -> str:
+    """How long ago, in one unit.
+
+    >>> [age(s) for s in (3, 75, 3700, 200_000)]
+    ['just now', '1 min ago', '1 h ago', '2 d ago']
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return "just now"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in binary units.
+
+    >>> size(3_500_000)
+    '3.3 MiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

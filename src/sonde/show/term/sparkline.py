@@ -1,0 +1,48 @@
+"""A series as one line of blocks. What is not finite is drawn as a cross, never as a height."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
+ASCII: Final = "_.-~=+*#"
+MISSING: Final = "×"
+
+
+def sparkline(values: ArrayLike, width: int = 16, *, ascii: bool = False) -> str:
+    """The shape of a series in at most `width` characters.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    """
+    series = np.asarray(values, dtype=np.float64).ravel()
+    if not len(series) or width < 1:
+        return ""
+    blocks, missing = (ASCII, "x") if ascii else (BLOCKS, MISSING)
+    heights = _bucket_means(series, min(width, len(series)))
+    finite = heights[np.isfinite(heights)]
+    if not len(finite):
+        return missing * len(heights)
+    low, high = float(finite.min()), float(finite.max())
+    return "".join(missing if not np.isfinite(h) else _block(h, low, high, blocks) for h in heights)
+
+
+def _block(height: float, low: float, high: float, blocks: Sequence[str]) -> str:
+    if high == low:
+        return blocks[len(blocks) // 2 - 1]
+    # Halved, so that the span between two huge numbers of opposite sign does not overflow.
+    share = (height / 2 - low / 2) / (high / 2 - low / 2)
+    return blocks[min(int(share * len(blocks)), len(blocks) - 1)]
+
+
+def _bucket_means(series: NDArray[np.float64], num_buckets: int) -> NDArray[np.float64]:
+    """Means of equal stretches; one value that is not finite marks its whole stretch, so that it cannot hide."""
+    edges = np.linspace(0, len(series), num_buckets + 1).astype(np.intp)
+    counts = np.diff(edges)
+    with np.errstate(over="ignore", invalid="ignore"):
+        means: NDArray[np.float64] = np.add.reduceat(series / np.repeat(counts, counts), edges[:-1])
+    return means
