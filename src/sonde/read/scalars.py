@@ -1,0 +1,102 @@
+"""Logged scalars by name: sealed and live together, every logged value once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.errors import CorruptError, UnknownNameError
+from sonde.read.segments import damaged
+from sonde.read.state import RunState
+from sonde.read.stats import some_near
+from sonde.read.steps import StepFilter
+from sonde.schema.names import matches_any
+from sonde.schema.records import ScalarsRecord
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("name", pa.dictionary(pa.int32(), pa.string())),
+        ("value", pa.float64()),
+        ("time", pa.float64()),
+    ]
+)
+_COLUMNS = ["step", "name", "time", "value"]
+
+
+def read_scalars(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:
+    """Rows in order of (name, step); values logged twice at one step are both there, in the order they were logged."""
+    names = find_names(state.catalog.scalar_names, patterns)
+    ids = np.array(sorted(names), np.int64)
+    parts: list[dict[str, np.ndarray]] = []
+    errors: list[CorruptError] = []
+    for segment in state.segments_of("scalars"):
+        try:
+            table = state.segments.read(segment, "name", ids, steps.span, _COLUMNS)
+            if table is not None:
+                _check_types(table)
+        except CorruptError as error:
+            state.damage[segment.name] = str(error)
+            errors.append(error)
+            continue
+        except ValueError as error:
+            errors.append(damaged(segment, str(error)))
+            state.damage[segment.name] = str(errors[-1])
+            continue
+        if table is not None:
+            parts.append({column: table[column].to_numpy() for column in _COLUMNS})
+    for frame in state.live_frames("scalars"):
+        if isinstance(frame.record, ScalarsRecord):
+            parts.append(_columns_of(frame.record))
+    table = scalar_table(names, parts, steps)
+    if errors and not table.num_rows:
+        raise errors[0]
+    return table
+
+
+def _columns_of(record: ScalarsRecord) -> dict[str, np.ndarray]:
+    return {"step": record.steps, "name": record.name_ids, "time": record.times, "value": record.values}
+
+
+def _check_types(table: pa.Table) -> None:
+    expected = {"step": pa.int64(), "name": pa.int32(), "time": pa.float64(), "value": pa.float64()}
+    for name, type in expected.items():
+        if table[name].type != type or table[name].null_count:
+            raise ValueError(f"column {name} is not of type {type}")
+
+
+def find_names(known: dict[int, str], patterns: str | Sequence[str]) -> dict[int, str]:
+    """Scalars that globs name. A plain name that was never logged is an error with the nearest that was."""
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    found = {number: name for number, name in known.items() if matches_any(patterns, name)}
+    for pattern in patterns:
+        if known and not any(sign in pattern for sign in "*?[") and pattern not in found.values():
+            raise UnknownNameError("scalar", pattern, some_near(pattern, sorted(known.values())))
+    return found
+
+
+def scalar_table(names: dict[int, str], parts: list[dict[str, np.ndarray]], steps: StepFilter) -> pa.Table:
+    columns = {
+        key: np.concatenate([np.empty(0, type), *(part[key] for part in parts)]) for key, type in _DTYPES.items()
+    }
+    keep = np.isin(columns["name"], np.array(sorted(names), np.int64)) & steps.mask(columns["step"])
+    columns = {key: column[keep] for key, column in columns.items()}
+    words = sorted(set(names.values()))
+    code_of = {word: code for code, word in enumerate(words)}
+    present, inverse = np.unique(columns["name"], return_inverse=True)
+    codes = np.array([code_of[names[int(number)]] for number in present], np.int32)[inverse]
+    order = np.lexsort((columns["step"], codes))
+    return pa.Table.from_arrays(
+        [
+            pa.array(columns["step"][order]),
+            pa.DictionaryArray.from_arrays(pa.array(codes[order].astype(np.int32)), pa.array(words, pa.string())),
+            pa.array(columns["value"][order]),
+            pa.array(columns["time"][order]),
+        ],
+        schema=SCHEMA,
+    )
+
+
+_DTYPES = {"step": np.int64, "name": np.int64, "time": np.float64, "value": np.float64}

@@ -1,0 +1,97 @@
+"""The small tables of a run: sites, events, system metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from sonde.errors import CorruptError
+from sonde.read.catalog import read_rows
+from sonde.read.state import RunState
+from sonde.read.stats import find_sites
+from sonde.schema.names import split_pattern
+
+_SITES = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("site", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("dtype", pa.string()),
+        ("owner", pa.string()),
+        ("module_type", pa.string()),
+        ("aliases", pa.list_(pa.string())),
+    ]
+)
+_EVENTS = pa.schema(
+    [
+        ("time", pa.float64()),
+        ("step", pa.int64()),
+        ("type", pa.string()),
+        ("severity", pa.string()),
+        ("message", pa.string()),
+        ("details", pa.string()),
+    ]
+)
+_SYSTEM = pa.schema([("time", pa.float64()), ("step", pa.int64()), ("name", pa.string()), ("value", pa.float64())])
+_CHECKPOINTS = pa.schema(
+    [("id", pa.int64()), ("step", pa.int64()), ("time", pa.float64()), ("path", pa.string()), ("metrics", pa.string())]
+)
+_FINDINGS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("time", pa.float64()),
+        ("rule", pa.string()),
+        ("severity", pa.string()),
+        ("confidence", pa.float64()),
+        ("step", pa.int64()),
+        ("last_step", pa.int64()),
+        ("sites", pa.string()),
+        ("message", pa.string()),
+        ("evidence", pa.string()),
+        ("remedy", pa.string()),
+    ]
+)
+
+
+def site_table(state: RunState, pattern: str) -> pa.Table:
+    """Sites that a pattern `kind/site` names, in the order in which they were first measured."""
+    sites = state.catalog.sites
+    found = [sites[number] for number in sorted(find_sites(sites, split_pattern(pattern)))]
+    columns = [
+        [site.kind for site in found],
+        [site.name for site in found],
+        [list(site.shape) for site in found],
+        [site.dtype for site in found],
+        [site.owner for site in found],
+        [site.module_type for site in found],
+        [list(site.aliases) for site in found],
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _SITES, strict=True)], schema=_SITES)
+
+
+def event_table(run: Path, *, is_live: bool) -> pa.Table:
+    """What happened, oldest first."""
+    return _table([row[1:] for row in read_rows(run, "events", is_live=is_live)], _EVENTS, "events")
+
+
+def system_table(run: Path, *, is_live: bool) -> pa.Table:
+    """Readings of the machine, one row per number."""
+    return _table(read_rows(run, "system_metrics", is_live=is_live), _SYSTEM, "system_metrics")
+
+
+def checkpoint_table(run: Path, *, is_live: bool) -> pa.Table:
+    return _table(read_rows(run, "checkpoints", is_live=is_live), _CHECKPOINTS, "checkpoints")
+
+
+def finding_table(run: Path, *, is_live: bool) -> pa.Table:
+    return _table(read_rows(run, "findings", is_live=is_live), _FINDINGS, "findings")
+
+
+def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema, name: str) -> pa.Table:
+    try:
+        columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+        return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise CorruptError(f"catalog.sqlite: the table {name} is damaged ({error}).") from error
