@@ -1,0 +1,176 @@
+"""The catalog of a run: sites, names, segments, events, system metrics. One writing connection, in the writer thread.
+
+Write-ahead log with synchronous=FULL: a commit survives a power loss, readers never block the writer, and a killed
+writer leaves nothing that a read-only connection would have to roll back. SQLite up to 3.51.2 can damage a write-ahead
+log that two connections checkpoint at once; only this connection writes, so only this one checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import CorruptError
+from sonde.record.storable import storable_site, storable_text
+from sonde.schema.layout import CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text
+from sonde.schema.records import Event, Site, SystemSample, to_json
+
+Row = tuple[str, Sequence[Any]]
+"""A statement and its values."""
+
+_SITE: Final = "insert or replace into sites values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SCALAR: Final = "insert or replace into scalar_names values (?, ?, ?)"
+_SEGMENT: Final = "insert into segments values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_EVENT: Final = "insert into events (time, step, type, severity, message, details) values (?, ?, ?, ?, ?, ?)"
+_SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A sealed file; `tiles` are (first site, last site, first step, last step) per row group."""
+
+    id: int
+    stream: Stream
+    rank: int
+    level: int
+    file: str
+    """Path inside the run folder."""
+    num_rows: int
+    first_sequence: int
+    last_sequence: int
+    first_step: int
+    last_step: int
+    sha256: str
+    tiles: str
+
+
+class Catalog:
+    """Use from one thread only."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / CATALOG_FILE
+        self._connection: sqlite3.Connection | None = None
+        self._connect()
+
+    def sites(self) -> dict[int, Site]:
+        """Sites by id."""
+        rows = self._checked("sites")
+        return {
+            id: Site(
+                kind=kind,
+                name=name,
+                shape=tuple(json.loads(shape)),
+                dtype=dtype,
+                owner=owner,
+                module_type=module_type,
+                aliases=tuple(json.loads(aliases)),
+            )
+            for id, kind, name, shape, dtype, owner, module_type, aliases in rows
+        }
+
+    def scalar_names(self) -> dict[int, str]:
+        return dict(self._checked("scalar_names"))
+
+    def segments(self) -> list[Segment]:
+        """Every sealed file, in order of sealing."""
+        names = Segment.__dataclass_fields__
+        return [Segment(**dict(zip(names, row, strict=True))) for row in self._checked("segments")]
+
+    def commit(self, rows: Iterable[Row]) -> None:
+        """All of the rows or none; they are durable when this returns."""
+        connection = self._connection or self._connect()
+        try:
+            connection.execute("begin immediate")
+            for statement, values in rows:
+                connection.execute(statement, values)
+            connection.execute("commit")
+        except BaseException:
+            # After an I/O error a fresh connection reads what is really on disk.
+            self._drop()
+            raise
+
+    def close(self) -> None:
+        """Leave one plain file, which read-only media can hold. With a reader present the log stays beside it."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("pragma busy_timeout = 0")
+                self._connection.execute("pragma journal_mode = delete")
+            self._drop()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=5.0)
+        try:
+            connection.execute("pragma synchronous = full")
+            connection.execute("pragma journal_mode = wal")
+            connection.executescript(CATALOG_SCHEMA)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.rollback()
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _checked(self, table: str) -> list[tuple[Any, ...]]:
+        connection = self._connection or self._connect()
+        rows = connection.execute(f"select * from {table} order by id").fetchall()  # noqa: S608  our own table names
+        for row in rows:
+            if zlib.crc32(row_text(*row[:-1])) != row[-1]:
+                raise CorruptError(
+                    f"{self.path}: row {row[0]} of table {table} does not match its checksum. "
+                    "This run cannot be continued; start a new one (what is intact can still be read)."
+                )
+        return [row[:-1] for row in rows]
+
+
+def _with_crc(*columns: Any) -> tuple[Any, ...]:
+    return (*columns, zlib.crc32(row_text(*columns)))
+
+
+def site_row(id: int, site: Site) -> Row:
+    return _SITE, _with_crc(
+        id,
+        storable_site(site.kind),
+        storable_site(site.name),
+        to_json(site.shape),
+        storable_text(site.dtype),
+        storable_text(site.owner),
+        storable_text(site.module_type),
+        to_json(site.aliases),
+    )
+
+
+def scalar_row(id: int, name: str) -> Row:
+    return _SCALAR, _with_crc(id, name)
+
+
+def segment_row(segment: Segment) -> Row:
+    return _SEGMENT, _with_crc(*(getattr(segment, name) for name in Segment.__dataclass_fields__))
+
+
+def event_row(event: Event) -> Row:
+    details = to_json(event.details)
+    return _EVENT, (
+        float(event.time),
+        int(event.step),
+        storable_text(event.type),
+        event.severity,
+        storable_text(event.message),
+        details,
+    )
+
+
+def system_rows(sample: SystemSample) -> list[Row]:
+    return [(_SYSTEM, (sample.time, sample.step, name, value)) for name, value in sample.values.items()]

@@ -1,0 +1,193 @@
+"""Make run folders and find those that can be continued. No name, however hostile, leads out of the folder of runs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunError, SondeError
+from sonde.record.durable import TMP_SUFFIX, sync_folder
+from sonde.record.environment import describe_machine
+from sonde.record.lock import is_held
+from sonde.record.runfile import RunFile
+from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
+from sonde.schema.records import to_json
+
+MAX_NAME_BYTES: Final = 80
+_UNSAFE: Final = re.compile(r"[^\w.+=-]")
+_RESERVED: Final = frozenset({LATEST_LINK, TRASH_FOLDER})
+
+
+def create_run(
+    dir: Path,
+    *,
+    project: str,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    notes: str = "",
+    command: Sequence[str] | None = None,
+) -> Path:
+    """Make `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
+    created_time = time.time()
+    id = secrets.token_hex(4)
+    try:
+        run = _make_folder(Path(dir), folder_name(project, "default"), created_time, folder_name(name or id, id))
+        content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
+        for stream in STREAMS:
+            (run / stream).mkdir()
+        RunFile(run, content).write()
+        sync_folder(run.parent)
+    except OSError as error:
+        raise RunError(_explain(Path(dir), error)) from error
+    _point_latest(Path(dir), run)
+    return run
+
+
+def find_resumable(dir: Path, *, project: str, name: str | None = None) -> Path | None:
+    """The newest run of that project (and name) that no process holds."""
+    runs = []
+    folder = Path(dir) / folder_name(project, "default")
+    for path in folder.glob(f"*/{RUN_FILE}"):
+        try:
+            content = RunFile.load(path.parent).content
+        except SondeError:
+            continue
+        if content.get("project") == _text(project) and (name is None or content.get("name") == _text(name)):
+            runs.append((_number(content.get("created_time")), path.parent.name, path.parent))
+    return next((run for _, _, run in sorted(runs, reverse=True) if not is_held(run)), None)
+
+
+def folder_name(name: str, empty: str) -> str:
+    """A name as one path component. One that had to be changed ends in a hash, so that two names never share a folder.
+
+    >>> folder_name("gpt-2", "default")
+    'gpt-2'
+    >>> folder_name("../../etc", "default").startswith("etc-")
+    True
+    """
+    if not name:
+        return empty
+    safe = _UNSAFE.sub("_", name).lstrip("._-")
+    safe = safe.encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore")
+    if safe == name and safe.lower() not in _RESERVED:
+        return safe
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{safe or empty}-{digest}"
+
+
+def _make_folder(dir: Path, project: str, created_time: float, name: str) -> Path:
+    parent = dir / project
+    parent.mkdir(parents=True, exist_ok=True)
+    stem = f"{datetime.fromtimestamp(created_time, UTC):%Y%m%d-%H%M%S}-{name}"
+    for attempt in range(1, 10_000):
+        run = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            run.mkdir()
+        except FileExistsError:
+            continue
+        return run
+    raise OSError(errno.EEXIST, "ten thousand runs began in one second", str(parent))
+
+
+def _first_content(
+    project: str,
+    name: str,
+    id: str,
+    created_time: float,
+    config: Mapping[str, Any] | None,
+    tags: Sequence[str],
+    notes: str,
+    command: Sequence[str] | None,
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "id": id,
+        "name": _text(name),
+        "project": _text(project),
+        "created": datetime.fromtimestamp(created_time, UTC).isoformat(),
+        "created_time": created_time,
+        "config": _plain(dict(config or {})),
+        "tags": [str(tag) for tag in tags],
+        "notes": str(notes),
+        "command": [str(part) for part in (sys.argv if command is None else command)],
+        "environment": describe_machine(),
+        "git": None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": _from_environment("RANK", 0),
+        "world_size": _from_environment("WORLD_SIZE", 1),
+        "status": "running",
+        "reason": "",
+        "ended_time": None,
+        "heartbeat": {
+            "time": created_time,
+            "step": -1,
+            "acknowledged": dict.fromkeys(STREAMS, -1),
+            "dropped": dict.fromkeys(STREAMS, 0),
+            "degraded": "",
+        },
+        "facts": {},
+    }
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A config that contains itself would never end; it is kept as text."""
+    try:
+        to_json(config)
+    except RecursionError:
+        return {"config": repr(config)[:10_000]}
+    return config
+
+
+def _point_latest(dir: Path, run: Path) -> None:
+    """Move the link in one step. A folder of runs without one is no reason to stop."""
+    link = dir / LATEST_LINK
+    tmp = dir / f".{LATEST_LINK}-{os.getpid()}-{secrets.token_hex(4)}{TMP_SUFFIX}"
+    target = run.relative_to(dir)
+    try:
+        try:
+            tmp.symlink_to(target, target_is_directory=True)
+        except (OSError, NotImplementedError):
+            tmp.write_text(f"{target.as_posix()}\n", encoding="utf-8")
+        tmp.replace(link)
+    except OSError:
+        with contextlib.suppress(OSError):
+            tmp.unlink(missing_ok=True)
+
+
+def _explain(dir: Path, error: OSError) -> str:
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        remedy = "It cannot be written to; choose another folder with dir= or SONDE_DIR."
+    elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+        remedy = "A file is in the way; choose another folder with dir= or SONDE_DIR."
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "The disk is full; free some space, or choose another folder with dir= or SONDE_DIR."
+    else:
+        remedy = "Choose another folder with dir= or SONDE_DIR."
+    return f"cannot make a run in {dir}: {error.strerror or error}. {remedy}"
+
+
+def _text(text: str) -> str:
+    """As run.json will give it back."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _from_environment(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default

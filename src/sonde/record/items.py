@@ -1,0 +1,72 @@
+"""What travels through the queue besides records, and the check a record passes before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from sonde.schema.records import ScalarsRecord, Site, StatsRecord
+from sonde.schema.sketch import NUM_BINS, NUM_FIELDS
+
+Record = StatsRecord | ScalarsRecord
+LateRecord = Callable[[], Record | None]
+"""Called on the writer thread, where it may wait for a copy from the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSite:
+    id: int
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class NewScalar:
+    id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Merged into run.json: under "facts", or at its top."""
+
+    facts: dict[str, Any]
+    is_top: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Answered when everything queued before it is acknowledged."""
+
+    reply: SimpleQueue[bool]
+
+
+def check_record(record: Record) -> None:
+    """A frame whose counts do not fit would make the rest of its log unreadable: refuse it here."""
+    if isinstance(record, ScalarsRecord):
+        columns = (record.name_ids, record.steps, record.times, record.values)
+        if any(column.shape != (len(record.name_ids),) for column in columns):
+            raise ValueError(f"columns of scalars have shapes {[column.shape for column in columns]}")
+        return
+    num_rows, num_hists = len(record.site_ids), len(record.hist_index)
+    if record.rows.shape != (num_rows, NUM_FIELDS) or record.hist.shape != (num_hists, NUM_BINS):
+        raise ValueError(
+            f"{num_rows} sites, rows of shape {record.rows.shape}, histograms of shape {record.hist.shape}"
+        )
+    if num_hists and not 0 <= record.hist_index.min() <= record.hist_index.max() < num_rows:
+        raise ValueError("a histogram belongs to a row that is not there")
+
+
+def join_scalars(records: list[ScalarsRecord]) -> ScalarsRecord:
+    """One frame for all scalars of one flush."""
+    if len(records) == 1:
+        return records[0]
+    return ScalarsRecord(
+        np.concatenate([record.name_ids for record in records]),
+        np.concatenate([record.steps for record in records]),
+        np.concatenate([record.times for record in records]),
+        np.concatenate([record.values for record in records]),
+    )

@@ -1,0 +1,177 @@
+"""Tables <-> Parquet segments: tiles as row groups, encodings by column, a checksum on every page. Knows no folder."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from sonde.record.table import Int32, Int64, ScalarsTable, StatsTable, group_starts
+from sonde.schema.sketch import COUNTS, FIELDS, INDEX, MAX, MIN, NUM_BINS, NUM_FIELDS, PAIRED, SUMSQ_RAW, Array
+
+TILE_ROWS: Final = 32_768
+MIN_TILE_SITES: Final = 32
+"""A tile is about 1,024 steps of 32 sites; a segment of fewer steps has more sites per tile, not more tiles."""
+
+_ABSENT_AS_NAN: Final = (SUMSQ_RAW, *(INDEX[name] for name in PAIRED))
+_HIST_LEAF: Final = "hist.list.element"
+
+STATS_SCHEMA: Final = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("site", pa.int32()),
+        *((name, pa.int64() if name in COUNTS else pa.float64()) for name in FIELDS),
+        ("hist", pa.list_(pa.float32())),
+        ("time", pa.float64()),
+    ]
+)
+SCALARS_SCHEMA: Final = pa.schema(
+    [("step", pa.int64()), ("name", pa.int32()), ("time", pa.float64()), ("value", pa.float64())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The bytes of a segment, their hash, and the bounds of its tiles as JSON."""
+
+    content: Any
+    sha256: str
+    tiles: str
+
+
+def encode_stats(table: StatsTable, facts: dict[str, int | str]) -> Encoded:
+    """A segment of sketches. `facts` go into the file itself, from which a lost catalog could be rebuilt."""
+    dictionary = ["step", "site", "time", *COUNTS]
+    split = [name for name in FIELDS if name not in COUNTS]
+    bounds = list(tile_bounds(table.site))
+    batches = (_stats_batch(table, start, end) for start, end in bounds)
+    return _encode(
+        STATS_SCHEMA, batches, dictionary, [*split, _HIST_LEAF], facts, _tiles(table.site, table.step, bounds)
+    )
+
+
+def encode_scalars(table: ScalarsTable, facts: dict[str, int | str]) -> Encoded:
+    """A segment of scalars."""
+    bounds = list(tile_bounds(table.name))
+    batches = (
+        pa.record_batch([table.step[a:b], table.name[a:b], table.time[a:b], table.value[a:b]], schema=SCALARS_SCHEMA)
+        for a, b in bounds
+    )
+    return _encode(
+        SCALARS_SCHEMA, batches, ["step", "name"], ["time", "value"], facts, _tiles(table.name, table.step, bounds)
+    )
+
+
+def read_stats(path: Path) -> StatsTable:
+    """A segment of sketches, its pages checked."""
+    table = pq.read_table(path, page_checksum_verification=True, use_threads=False)
+    rows = np.empty((len(table), NUM_FIELDS))
+    for index, name in enumerate(FIELDS):
+        rows[:, index] = table[name].to_numpy()
+    rows[np.isnan(rows[:, MIN]), MIN] = np.inf
+    rows[np.isnan(rows[:, MAX]), MAX] = -np.inf
+    hists = table["hist"].combine_chunks()
+    return StatsTable(
+        table["site"].to_numpy(),
+        table["step"].to_numpy(),
+        table["time"].to_numpy(),
+        rows,
+        np.flatnonzero(hists.is_valid().to_numpy(zero_copy_only=False)).astype(np.int64),
+        hists.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, NUM_BINS),
+    )
+
+
+def tile_bounds(site: Int32) -> Iterator[tuple[int, int]]:
+    """(start, end) of each row group: whole sites."""
+    starts = group_starts(site)
+    if not len(starts):
+        return
+    rows_per_site = max(len(site) // len(starts), 1)
+    num_sites = max(TILE_ROWS // rows_per_site, MIN_TILE_SITES)
+    edges = [*(int(start) for start in starts[::num_sites]), len(site)]
+    yield from itertools.pairwise(edges)
+
+
+def _tiles(site: Int32, step: Int64, bounds: list[tuple[int, int]]) -> str:
+    return json.dumps(
+        [[int(site[a]), int(site[b - 1]), int(step[a:b].min()), int(step[a:b].max())] for a, b in bounds],
+        separators=(",", ":"),
+    )
+
+
+def _stats_batch(table: StatsTable, start: int, end: int) -> Any:
+    rows = table.rows[start:end]
+    columns = {name: _field(rows[:, index], index, name) for index, name in enumerate(FIELDS)}
+    return pa.record_batch(
+        [
+            table.step[start:end],
+            table.site[start:end],
+            *columns.values(),
+            _hists(table, start, end),
+            table.time[start:end],
+        ],
+        schema=STATS_SCHEMA,
+    )
+
+
+def _field(column: Array, index: int, name: str) -> Any:
+    if name in COUNTS:
+        with np.errstate(invalid="ignore"):
+            return pa.array(column.astype(np.int64))
+    if index in _ABSENT_AS_NAN:
+        return _nullable(column, np.isnan(column))
+    if index in (MIN, MAX):
+        return _nullable(column, np.isinf(column))
+    return pa.array(np.ascontiguousarray(column))
+
+
+def _nullable(column: Array, is_absent: NDArray[np.bool_]) -> Any:
+    return pa.array(np.ascontiguousarray(column), mask=is_absent)
+
+
+def _hists(table: StatsTable, start: int, end: int) -> Any:
+    first, last = np.searchsorted(table.hist_row, [start, end])
+    if first == last:
+        return pa.nulls(end - start, pa.list_(pa.float32()))
+    lengths = np.zeros(end - start, np.int32)
+    lengths[table.hist_row[first:last] - start] = NUM_BINS
+    offsets = np.zeros(end - start + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    values = np.ascontiguousarray(table.hist[first:last]).reshape(-1)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(lengths == 0))
+
+
+def _encode(
+    schema: Any,
+    batches: Iterator[Any],
+    dictionary: list[str],
+    split: list[str],
+    facts: dict[str, int | str],
+    tiles: str,
+) -> Encoded:
+    schema = schema.with_metadata({"sonde": json.dumps(facts)})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        version="2.6",
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=dictionary,
+        column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+        write_statistics=dictionary[:2],
+        write_page_checksum=True,
+    ) as writer:
+        for batch in batches:
+            writer.write_table(pa.Table.from_batches([batch.cast(schema)]), row_group_size=len(batch))
+    content = sink.getvalue()
+    return Encoded(content, hashlib.sha256(content).hexdigest(), tiles)

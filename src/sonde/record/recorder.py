@@ -1,0 +1,417 @@
+"""What the writer thread does: take from the queue, write, acknowledge, seal, beat. Survives whatever the disk does.
+
+Each turn stores in this order: catalog rows (a site is known before a frame speaks of it), frames, `fdatasync`. Only
+then is anything acknowledged. When a turn fails nothing is thrown away: the rows and frames wait, the queue fills up
+and refuses, and the turn is tried again until the disk answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.record.catalog import Catalog, Row, Segment, event_row, scalar_row, segment_row, site_row, system_rows
+from sonde.record.items import Barrier, Facts, NewScalar, NewSite, check_record, join_scalars
+from sonde.record.options import WriterOptions
+from sonde.record.pyramid import Pyramid
+from sonde.record.queue import BoundedQueue
+from sonde.record.runfile import RunFile
+from sonde.record.stream import StreamWriter
+from sonde.record.system import SystemSampler
+from sonde.schema.layout import STREAMS, RunStatus, Stream
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
+
+_MIB: Final = 1 << 20
+MAX_EVENTS: Final = 10_000
+NICENESS: Final = 10
+_FIRST_BACKOFF_S: Final = 0.5
+_LAST_BACKOFF_S: Final = 10.0
+# Scalars are few: a segment of 1,024 steps would hold a few kilobytes and a long run thousands of files.
+_SCALAR_ROWS_PER_SEAL_STEP: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """How the run ended, and until when (monotonic) the disk may be waited for."""
+
+    status: RunStatus
+    reason: str
+    end: float
+
+
+@dataclass(slots=True)
+class Shared:
+    """What both threads see. Each field has one writer."""
+
+    step: int = -1
+    dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
+    """Written by the training thread."""
+    first_dropped_step: int = -1
+    last_dropped_step: int = -1
+    degraded: str = ""
+    """Written by the writer thread."""
+    failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
+    """Records that could not be made or encoded. Written by the writer thread."""
+    goodbye: Goodbye | None = None
+
+    def num_dropped(self) -> dict[str, int]:
+        return {stream: self.dropped[stream] + self.failed[stream] for stream in STREAMS}
+
+
+class Recorder:
+    """Made and used in the writer thread only."""
+
+    def __init__(
+        self,
+        run: Path,
+        options: WriterOptions,
+        queue: BoundedQueue,
+        shared: Shared,
+        warn: Callable[[str], None],
+        *,
+        resume: bool,
+    ) -> None:
+        self.run, self.options, self.queue, self.shared, self._warn = run, options, queue, shared, warn
+        self.file = RunFile.load(run)
+        self.catalog = Catalog(run)
+        self.sites: dict[int, Site] = self.catalog.sites()
+        self.scalars: dict[int, str] = self.catalog.scalar_names()
+        self._segments: list[Segment] = self.catalog.segments()
+        self.streams: dict[Stream, StreamWriter] = {
+            stream: StreamWriter(run, stream, options.rank, self._segments) for stream in STREAMS
+        }
+        self._pyramid = Pyramid(run, options.rank, self._segments)
+        self.next_step = max(stream.last_step for stream in self.streams.values()) + 1
+        self._rows: list[Row] = []
+        self._scalars: list[ScalarsRecord] = []
+        self._num_scalar_rows = 0
+        self._barriers: list[Barrier] = []
+        self._num_events = 0
+        self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
+        self._sampler: SystemSampler | None = None
+        self._has_warned = False
+        self._store_error = self._seal_error = ""
+        self._trouble_since = 0.0
+        self._dropped_before = 0
+        self._reported_drops = 0
+        self._backoff_s = self._seal_backoff_s = _FIRST_BACKOFF_S
+        self._next_try = self._next_seal = self._next_beat = self._next_sample = 0.0
+        self._is_warm = False
+        self._greet(resume)
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def work(self) -> None:
+        """Until goodbye."""
+        self._seal_due(time.monotonic())  # what an earlier writer left, before anything new is mixed with it
+        while self.shared.goodbye is None:
+            self.queue.wait(self.options.flush_interval_s)
+            self.turn()
+            if not self._is_warm:
+                self._warm_up()
+        self._finish(self.shared.goodbye)
+
+    def turn(self) -> None:
+        """Everything that is due now. Never raises."""
+        now = time.monotonic()
+        if self._store_error and now < self._next_try:
+            return
+        try:
+            while True:
+                self._take()
+                self._store()
+                if self.queue.is_empty or self.queue.num_bytes < self.options.flush_mib * _MIB:
+                    break
+            self._recover()
+            self._beat(now)
+        except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
+            self._suffer(error)
+            return
+        self._seal_due(now)
+
+    def _take(self) -> None:
+        """Move items from the queue to where they wait for the disk; none while older ones still wait."""
+        if self._store_error:
+            return
+        for item in self.queue.take(int(self.options.flush_mib * _MIB)):
+            try:
+                self._accept(item)
+            except Exception as error:  # noqa: BLE001  one bad item must not stop the others
+                self._refuse(item, error)
+        if self._scalars:
+            self._num_scalar_rows += sum(len(record.steps) for record in self._scalars)
+            self.streams["scalars"].add(join_scalars(self._scalars))
+            self._scalars = []
+
+    def _accept(self, item: Any) -> None:
+        if callable(item):
+            item = item()
+        if isinstance(item, StatsRecord):
+            check_record(item)
+            self.streams["stats"].add(item)
+        elif isinstance(item, ScalarsRecord):
+            check_record(item)
+            if len(item.steps):
+                self._scalars.append(item)
+        elif isinstance(item, Event):
+            self._remember(item)
+        elif isinstance(item, NewSite):
+            self._rows.append(site_row(item.id, item.site))
+        elif isinstance(item, NewScalar):
+            self._rows.append(scalar_row(item.id, item.name))
+        elif isinstance(item, Facts):
+            self._learn(item)
+        elif isinstance(item, Barrier):
+            self._barriers.append(item)
+        elif item is not None:
+            raise TypeError(f"a record was expected, not {type(item).__name__}")
+
+    def _store(self) -> None:
+        if self._rows:
+            self.catalog.commit(self._rows)
+            self._rows = []
+        for stream in self.streams.values():
+            stream.flush()
+        for barrier in self._barriers:
+            barrier.reply.put(True)
+        self._barriers = []
+
+    # ------------------------------------------------------------------------------------------------------- sealing
+
+    def _seal_due(self, now: float, *, force: bool = False) -> None:
+        """Seal what is large enough. A failure costs nothing but compactness: the frames stay in the log."""
+        if self._store_error or (now < self._next_seal and not force):
+            return
+        try:
+            for name, stream in self.streams.items():
+                if stream.is_recovered or self._is_due(name, stream) or (force and stream.num_frames):
+                    self._seal(name, stream)
+        except Exception as error:  # noqa: BLE001  as above
+            self._next_seal = now + self._seal_backoff_s
+            self._seal_backoff_s = min(2 * self._seal_backoff_s, 6 * _LAST_BACKOFF_S)
+            self._seal_error = f"sealing failed: {_words(error)}"
+            self._tell(self._seal_error, "Nothing recorded is lost; it will be tried again.")
+        else:
+            self._seal_error, self._seal_backoff_s = "", _FIRST_BACKOFF_S
+        self._show_trouble()
+
+    def _is_due(self, name: Stream, stream: StreamWriter) -> bool:
+        if stream.num_bytes >= self.options.seal_mib * _MIB:
+            return True
+        if name == "stats":
+            return stream.num_frames >= self.options.seal_steps
+        return self._num_scalar_rows >= self.options.seal_steps * _SCALAR_ROWS_PER_SEAL_STEP
+
+    def _seal(self, name: Stream, stream: StreamWriter) -> None:
+        """Segment, catalog, log: in this order each crash leaves a run that reads the same."""
+        sealed = stream.seal(self._next_segment_id())
+        if sealed is not None:
+            self.catalog.commit([segment_row(sealed.segment)])
+            self._segments.append(sealed.segment)
+            stream.mark_sealed(sealed.segment)
+            if sealed.num_lost:
+                self._lament(name, sealed.num_lost)
+        if name == "scalars":
+            self._num_scalar_rows = 0
+        stream.cut()
+        if sealed is not None and sealed.table is not None:
+            self._pyramid.grow(self.catalog, sealed.segment, sealed.table)
+
+    def _next_segment_id(self) -> int:
+        return self._segments[-1].id + 1 if self._segments else 1
+
+    # ------------------------------------------------------------------------------------------------------- trouble
+
+    def _suffer(self, error: Exception) -> None:
+        now = time.monotonic()
+        if not self._store_error:
+            self._trouble_since = time.time()
+            self._dropped_before = sum(self.shared.num_dropped().values())
+            self._backoff_s = min(_FIRST_BACKOFF_S, self.options.flush_interval_s)
+        self._store_error = _words(error)
+        self._next_try = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
+        self._show_trouble()
+        self._tell(
+            f"cannot write to {self.run}: {self._store_error}", "Training goes on; recording waits for the disk."
+        )
+
+    def _recover(self) -> None:
+        """The disk answers again: say what the trouble cost."""
+        if not self._store_error:
+            return
+        why, self._store_error = self._store_error, ""
+        self._show_trouble()
+        num_dropped = sum(self.shared.num_dropped().values()) - self._dropped_before
+        seconds = max(time.time() - self._trouble_since, 0.0)
+        self._remember(
+            Event(
+                type="gap",
+                severity="warning",
+                step=self.shared.step,
+                time=time.time(),
+                message=f"nothing could be written for {seconds:.1f} s ({why}); {num_dropped} records were dropped",
+                details={"since": self._trouble_since, "num_dropped": num_dropped, "reason": why},
+            )
+        )
+
+    def _show_trouble(self) -> None:
+        self.shared.degraded = self._store_error or self._seal_error
+
+    def _tell(self, what: str, comfort: str) -> None:
+        """Once in the life of a run; after that `degraded` and the events speak."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        try:
+            self._warn(f"{what}. {comfort}")
+        except Exception as error:  # noqa: BLE001  the messenger is not ours
+            self._remember(self._event("warning_failed", f"the warning could not be shown: {_words(error)}"))
+
+    def _refuse(self, item: Any, error: Exception) -> None:
+        stream: Stream = "scalars" if isinstance(item, ScalarsRecord) else "stats"
+        self.shared.failed[stream] += 1
+        if sum(self.shared.failed.values()) == 1:
+            self._remember(self._event("record_failed", f"a record could not be written: {_words(error)}"))
+
+    def _lament(self, name: Stream, num_lost: int) -> None:
+        self._remember(
+            self._event("lost", f"{num_lost} records of {name} were written and can no longer be read", "critical")
+        )
+
+    def _event(self, type: str, message: str, severity: Any = "warning", **details: Any) -> Event:
+        return Event(
+            type=type, message=message, severity=severity, step=self.shared.step, time=time.time(), details=details
+        )
+
+    def _remember(self, event: Event) -> None:
+        self._num_events += 1
+        if self._num_events <= MAX_EVENTS:
+            self._rows.append(event_row(event))
+
+    # ----------------------------------------------------------------------------------------------------- heartbeat
+
+    def _beat(self, now: float) -> None:
+        interval = self.options.system_interval_s
+        if interval > 0 and now >= self._next_sample:
+            self._next_sample = now + interval
+            self._sampler = self._sampler or SystemSampler(self.run)
+            self._rows.extend(system_rows(self._sampler.sample(self.shared.step)))
+        if now >= self._next_beat:
+            self._next_beat = now + self.options.heartbeat_s
+            self._report_drops()
+            self._store()
+            self.file.write(sync_name=False, heartbeat=self._heartbeat(), facts=self._facts)
+
+    def _heartbeat(self) -> dict[str, Any]:
+        return {
+            "time": time.time(),
+            "step": self.shared.step,
+            "acknowledged": {name: stream.acknowledged for name, stream in self.streams.items()},
+            "dropped": self.shared.num_dropped(),
+            "degraded": self.shared.degraded,
+        }
+
+    def _report_drops(self) -> None:
+        num_dropped = sum(self.shared.dropped.values())
+        if num_dropped == self._reported_drops:
+            return
+        new, self._reported_drops = num_dropped - self._reported_drops, num_dropped
+        first, last = self.shared.first_dropped_step, self.shared.last_dropped_step
+        self.shared.first_dropped_step = -1
+        message = f"{new} records between steps {first} and {last} were dropped: the queue was full"
+        self._remember(self._event("dropped", message, num_dropped=new, first_step=first, last_step=last))
+
+    def _learn(self, item: Facts) -> None:
+        if not item.is_top:
+            self._facts.update(item.facts)
+            return
+        for key, value in item.facts.items():
+            old = self.file.content.get(key)
+            self.file.fix(
+                **{key: {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value}
+            )
+        self._next_beat = 0.0
+
+    def _greet(self, resume: bool) -> None:
+        """Say who writes now, and what an earlier writer left."""
+        was = self.file.content.get("status")
+        self.shared.step = self.next_step - 1
+        if resume:
+            self._remember(self._event("resumed", f"continued at step {self.next_step}; it was {was}", "info"))
+        for name, stream in self.streams.items():
+            if stream.num_damaged_bytes:
+                message = (
+                    f"{stream.num_damaged_bytes} bytes in the log of {name} are damaged; the records in them are lost"
+                )
+                self._remember(self._event("damaged", message, "critical"))
+        self.file.fix(pid=os.getpid(), host=socket.gethostname(), rank=self.options.rank)
+        self.file.write(status="running", reason="", ended_time=None, heartbeat=self._heartbeat())
+        self._next_beat = time.monotonic() + self.options.heartbeat_s
+
+    def _warm_up(self) -> None:
+        """Import what sealing needs while training is still starting."""
+        self._is_warm = True
+        import sonde.record.parquet  # noqa: F401
+
+    # ------------------------------------------------------------------------------------------------------- goodbye
+
+    def _finish(self, goodbye: Goodbye) -> None:
+        """Drain, say goodbye, seal. If time runs out while sealing, the goodbye is said and the log is complete."""
+        self._next_try = 0.0
+        self.turn()
+        while (self._store_error or not self.queue.is_empty) and time.monotonic() < goodbye.end:
+            time.sleep(0.02)
+            self.turn()
+        num_lost = sum(stream.num_waiting for stream in self.streams.values())
+        if self._store_error:
+            self._has_warned = False
+            self._tell(
+                f"the last records could not be written to {self.run}: {self._store_error}",
+                f"At least {num_lost} records are lost.",
+            )
+        try:
+            self._report_drops()
+            self._store()
+            self._say_goodbye(goodbye)
+        except Exception as error:  # noqa: BLE001  as above
+            self._suffer(error)
+        self._seal_due(time.monotonic(), force=True)
+        try:
+            self._store()
+        except Exception as error:  # noqa: BLE001  as above
+            self._suffer(error)
+        for stream in self.streams.values():
+            stream.close()
+        self.catalog.close()
+
+    def _say_goodbye(self, goodbye: Goodbye) -> None:
+        self.file.write(
+            status=goodbye.status,
+            reason=goodbye.reason,
+            ended_time=time.time(),
+            heartbeat=self._heartbeat(),
+            facts=self._facts,
+        )
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}" + (f" ({error.filename})" if error.filename else "")
+    return f"{type(error).__name__}: {error}"
+
+
+def be_nice() -> None:
+    """Let training go first: on Linux a thread has a priority of its own."""
+    if sys.platform == "linux":
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        except OSError:
+            return

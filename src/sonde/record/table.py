@@ -1,0 +1,107 @@
+"""Tables as they are sealed: sorted by (site, step), as numpy columns. No I/O and no Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.schema.records import ScalarsRecord, StatsRecord
+from sonde.schema.sketch import NUM_BINS, NUM_FIELDS, Array
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class StatsTable:
+    """Sketches sorted by (site, step). `hist` rows belong to the table's rows at `hist_row`, which ascends."""
+
+    site: Int32
+    step: Int64
+    time: Array
+    rows: Array
+    hist_row: Int64
+    hist: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+
+@dataclass(slots=True)
+class ScalarsTable:
+    """Scalars sorted by (name, step)."""
+
+    name: Int32
+    step: Int64
+    time: Array
+    value: Array
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def sort_stats(records: Sequence[StatsRecord]) -> StatsTable:
+    """Sort the rows of many records.
+
+    Rows are moved once, from each record to their place: a table of all rows beside the sorted one would double memory.
+    """
+    counts = np.array([len(record.site_ids) for record in records], np.int64)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    site = np.concatenate([record.site_ids for record in records])
+    step = np.repeat(np.array([record.step for record in records], np.int64), counts)
+    order = sorting_order(site, step)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    time = np.repeat(np.array([record.time for record in records], np.float64), counts)
+    rows = np.empty((len(order), NUM_FIELDS))
+    hist_rows = []
+    for record, start, end in zip(records, starts[:-1], starts[1:], strict=True):
+        rows[place[start:end]] = record.rows
+        if len(record.hist_index):
+            hist_rows.append(place[start + record.hist_index])
+    hist_row, hist = _sort_hists(records, hist_rows)
+    return StatsTable(site[order], step[order], time[order], rows, hist_row, hist)
+
+
+def sort_scalars(records: Sequence[ScalarsRecord]) -> ScalarsTable:
+    name = np.concatenate([record.name_ids for record in records])
+    step = np.concatenate([record.steps for record in records])
+    order = sorting_order(name, step)
+    time = np.concatenate([record.times for record in records])
+    value = np.concatenate([record.values for record in records])
+    return ScalarsTable(name[order], step[order], time[order], value[order])
+
+
+def sorting_order(site: Int32, step: Int64) -> NDArray[np.intp]:
+    """The stable order by (site, step). Steps mostly come in order, and then small ids are sorted in linear time."""
+    if len(step) > 1 and not (step[1:] >= step[:-1]).all():
+        return np.lexsort((step, site))
+    narrow = site.astype(np.uint16) if len(site) and site.min() >= 0 and site.max() < 1 << 16 else site
+    return np.argsort(narrow, kind="stable")
+
+
+def group_starts(*columns: NDArray[np.generic]) -> NDArray[np.intp]:
+    """Where a new combination of values begins in sorted columns.
+
+    >>> group_starts(np.array([3, 3, 5]))
+    array([0, 2])
+    """
+    if not len(columns[0]):
+        return np.empty(0, np.intp)
+    changes = np.zeros(len(columns[0]), bool)
+    changes[0] = True
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)
+
+
+def _sort_hists(records: Sequence[StatsRecord], hist_rows: list[Int64]) -> tuple[Int64, NDArray[np.float32]]:
+    if not hist_rows:
+        return np.empty(0, np.int64), np.empty((0, NUM_BINS), np.float32)
+    hist_row = np.concatenate(hist_rows)
+    order = np.argsort(hist_row, kind="stable")
+    hist = np.concatenate([record.hist for record in records if len(record.hist_index)])
+    return hist_row[order], hist[order]

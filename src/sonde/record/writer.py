@@ -1,0 +1,231 @@
+"""The writer as the session sees it: ids, `put`, `event`, `flush`, `close`. Nothing here waits for a disk or raises.
+
+The work is done by a `Recorder` on a daemon thread of its own; the two share a queue and a few numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from sonde.errors import CorruptError, RunError
+from sonde.record.environment import git_state, package_versions
+from sonde.record.items import Barrier, Facts, LateRecord, NewScalar, NewSite, Record
+from sonde.record.lock import RunLock
+from sonde.record.options import WriterOptions
+from sonde.record.queue import BoundedQueue
+from sonde.record.recorder import MAX_EVENTS, Goodbye, Recorder, Shared, be_nice
+from sonde.record.storable import storable_name, storable_site
+from sonde.schema.layout import RunStatus, Stream
+from sonde.schema.records import Event, ScalarsRecord, Site
+
+__all__ = ["Writer", "WriterOptions"]
+
+_MIB: Final = 1 << 20
+_ENVIRONMENT_PATIENCE_S: Final = 1.0
+_abandoned: list[Any] = []
+"""What a forked child must not let die: a destructor would touch the parent's files."""
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"sonde: {message}", RuntimeWarning, stacklevel=2)
+
+
+class Writer:
+    """Writes one run. Arrays given to `put` must not be changed afterwards.
+
+    writer = Writer(create_run(Path("runs"), project="gpt"), WriterOptions())
+    site = writer.site_id(Site(kind="grad", name="0.weight"))
+    writer.put(StatsRecord.without_hist(0, time.time(), np.array([site], np.int32), rows), rows.nbytes, step=0)
+    writer.close("finished")
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        options: WriterOptions,
+        *,
+        resume: bool = False,
+        on_warning: Callable[[str], None] = _warn,
+    ) -> None:
+        self.run, self.options = Path(run), options
+        self._lock = RunLock(self.run)
+        self._queue = BoundedQueue(int(options.queue_mib * _MIB), int(options.flush_mib * _MIB))
+        self._shared = Shared()
+        self._is_closed = False
+        self._num_events = 0
+        self._site_ids: dict[Site, int] = {}
+        self._ids_by_name: dict[tuple[str, str], int] = {}
+        self._scalar_ids: dict[str, int] = {}
+        self._ids_by_scalar: dict[str, int] = {}
+        self._pid = os.getpid()
+        self._recorder: Recorder | None = None
+        answer: SimpleQueue[Recorder | BaseException] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._main, args=(answer, resume, on_warning), name="sonde-writer", daemon=True
+        )
+        try:
+            self._thread.start()
+            self._begin(answer.get())
+        except BaseException:
+            self._lock.release()
+            raise
+        self._environment = threading.Thread(
+            target=_describe, args=(self._queue, Path.cwd()), name="sonde-environment", daemon=True
+        )
+        self._environment.start()
+
+    # ------------------------------------------------------------------------------------------- the training thread
+
+    def site_id(self, site: Site) -> int:
+        """The id of a site; the same in every session of a run."""
+        id = self._site_ids.get(site)
+        return self._learn_site(site) if id is None else id
+
+    def scalar_id(self, name: str) -> int:
+        """The id of a scalar's name."""
+        id = self._scalar_ids.get(name)
+        return self._learn_scalar(name) if id is None else id
+
+    def put(self, item: Record | LateRecord, num_bytes: int, *, step: int, stream: Stream = "stats") -> bool:
+        """Queue a record, or a function that makes one on the writer thread. False: it was dropped, and counted.
+
+        `stream` says where a dropped function is counted; a record knows its own.
+        """
+        if self._is_closed:
+            return False
+        if self._queue.offer(item, num_bytes):
+            return True
+        shared = self._shared
+        if isinstance(item, ScalarsRecord):
+            stream = "scalars"
+        shared.dropped[stream] += 1
+        if shared.first_dropped_step < 0:
+            shared.first_dropped_step = step
+        shared.last_dropped_step = step
+        return False
+
+    def event(self, event: Event) -> None:
+        """Record something that happened. After ten thousand they are only counted."""
+        self._num_events += 1
+        if not self._is_closed and self._num_events <= MAX_EVENTS:
+            self._queue.add(event)
+
+    def set_step(self, step: int) -> None:
+        """Where training is, for the heartbeat."""
+        self._shared.step = step
+
+    def note(self, **facts: Any) -> None:
+        """Facts for run.json; they are there after the next heartbeat."""
+        if not self._is_closed:
+            self._queue.add(Facts(facts))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Records that will not be on disk, by stream."""
+        return dict(self._shared.num_dropped())
+
+    @property
+    def degraded(self) -> str:
+        """Why nothing can be written at the moment; empty when all is well."""
+        return self._shared.degraded
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything put so far is acknowledged; False when that took too long."""
+        if self._is_closed:
+            return not self._thread.is_alive() and not self._shared.degraded
+        barrier = Barrier(SimpleQueue())
+        self._queue.add(barrier)
+        self._queue.wake()
+        try:
+            return barrier.reply.get(timeout=max(timeout_s, 0.0))
+        except Empty:
+            return False
+
+    def close(self, status: RunStatus, *, reason: str = "", deadline_s: float = 10.0) -> None:
+        """Drain, write the status, seal, let go. Returns at the deadline even if the disk does not answer."""
+        if self._is_closed:
+            return
+        end = time.monotonic() + deadline_s
+        self._environment.join(min(_ENVIRONMENT_PATIENCE_S, deadline_s))
+        self._is_closed = True
+        self._shared.goodbye = Goodbye(status, reason, end)
+        self._queue.wake()
+        self._thread.join(max(end - time.monotonic(), 0.0))
+
+    def abandon(self) -> None:
+        """In a forked child: forget everything. The parent's files are not touched; our copies of them are closed."""
+        self._is_closed = True
+        self._queue = BoundedQueue(0)
+        self._lock.forget()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            for stream in recorder.streams.values():
+                stream.close()
+            _abandoned.append(recorder)
+
+    # --------------------------------------------------------------------------------------------- the writer thread
+
+    def _main(
+        self, answer: SimpleQueue[Recorder | BaseException], resume: bool, on_warning: Callable[[str], None]
+    ) -> None:
+        be_nice()
+        try:
+            recorder = Recorder(self.run, self.options, self._queue, self._shared, on_warning, resume=resume)
+        except BaseException as error:  # noqa: BLE001  raised where somebody can hear it
+            answer.put(error)
+            return
+        answer.put(recorder)
+        try:
+            recorder.work()
+        finally:
+            self._lock.release()
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _begin(self, answer: Recorder | BaseException) -> None:
+        if isinstance(answer, sqlite3.DatabaseError) and not isinstance(answer, sqlite3.OperationalError):
+            raise CorruptError(f"the catalog of {self.run} is damaged ({answer}). Start a new run.") from answer
+        if isinstance(answer, OSError | sqlite3.Error):
+            raise RunError(
+                f"cannot write to {self.run}: {answer}. Free some space or choose another folder."
+            ) from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        self._recorder = answer
+        self.next_step = answer.next_step
+        self._ids_by_name = {(site.kind, site.name): id for id, site in answer.sites.items()}
+        self._site_ids = {site: id for id, site in answer.sites.items()}
+        self._ids_by_scalar = {name: id for id, name in answer.scalars.items()}
+        self._next_site = itertools.count(max(answer.sites, default=-1) + 1)
+        self._next_scalar = itertools.count(max(answer.scalars, default=-1) + 1)
+
+    def _learn_site(self, site: Site) -> int:
+        """`setdefault` decides between two threads; a number that was not used is no loss."""
+        id = self._ids_by_name.setdefault((storable_site(site.kind), storable_site(site.name)), next(self._next_site))
+        # Also when the site was known with another shape: the newest description is kept.
+        if self._site_ids.setdefault(site, id) == id and not self._is_closed:
+            self._queue.add(NewSite(id, site))
+        return id
+
+    def _learn_scalar(self, name: str) -> int:
+        text = storable_name(name)
+        new = next(self._next_scalar)
+        id = self._ids_by_scalar.setdefault(text, new)
+        self._scalar_ids[name] = id
+        if id == new and not self._is_closed:
+            self._queue.add(NewScalar(id, text))
+        return id
+
+
+def _describe(queue: BoundedQueue, folder: Path) -> None:
+    """git may be slow: neither training nor the writer waits for it."""
+    queue.add(Facts({"environment": {"packages": package_versions()}, "git": git_state(folder)}, is_top=True))
