@@ -1,0 +1,118 @@
+"""Any torch tensor as a flat dense real one, without a copy where possible; says which kinds it cannot read.
+
+Nothing here waits for the device: no branch depends on a value.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+# No conversion kernel exists for these; they are named once and skipped.
+_UNREADABLE: Final = frozenset(
+    getattr(torch, name)
+    for name in [
+        "int1",
+        "int2",
+        "int3",
+        "int4",
+        "int5",
+        "int6",
+        "int7",
+        "uint1",
+        "uint2",
+        "uint3",
+        "uint4",
+        "uint5",
+        "uint6",
+        "uint7",
+        "float4_e2m1fn_x2",
+        "bits8",
+        "bits16",
+        "bits1x8",
+        "bits2x4",
+        "bits4x2",
+    ]
+    if hasattr(torch, name)
+)
+_LOW_PRECISION: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_COMPLEX_HALF: Final = getattr(torch, "complex32", None)
+
+
+class UnreadableError(Exception):
+    """A kind of tensor no sketch can be taken of; the message says which."""
+
+
+def work_dtype(tensor: Tensor) -> torch.dtype:
+    """What the arithmetic is done in: float32 where it holds every value exactly, otherwise float64."""
+    dtype = tensor.dtype
+    if dtype in _LOW_PRECISION or (dtype.itemsize == 1 and dtype.is_floating_point):
+        return torch.float32
+    # MPS has no float64; its integers above 2**24 are rounded there.
+    return torch.float64 if tensor.device.type != "mps" else torch.float32
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """A strided real tensor of an ordinary dtype, which is nearly every tensor there is."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.dtype not in _UNREADABLE
+        and not tensor.is_complex()
+        and not tensor.is_quantized
+    )
+
+
+def dense(tensor: Tensor) -> tuple[Tensor, int]:
+    """A strided real tensor with the same values, and how many zeros a sparse layout left out."""
+    if is_plain(tensor):
+        return tensor, 0
+    if tensor.dtype in _UNREADABLE:
+        raise UnreadableError(f"dtype {tensor.dtype}")
+    if tensor.is_nested:
+        # values() of a jagged tensor is a view; a strided nested one has only its parts.
+        return (tensor.values() if tensor.layout is torch.jagged else _joined_parts(tensor)), 0
+    if tensor.layout is torch.sparse_coo:
+        # Uncoalesced duplicates add up; coalesce() returns a new tensor and leaves the gradient as it is.
+        stored = dense(tensor.coalesce().values())[0]
+        return stored, _numel(tensor) - stored.numel()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        stored = dense(tensor.values())[0]
+        return stored, _numel(tensor) - stored.numel()
+    if tensor.layout is not torch.strided:
+        raise UnreadableError(f"layout {tensor.layout}")
+    if tensor.is_quantized:
+        return tensor.dequantize(), 0
+    if tensor.dtype is _COMPLEX_HALF:
+        tensor = tensor.to(torch.complex64)
+    return torch.view_as_real(tensor.resolve_conj()), 0
+
+
+def _numel(tensor: Tensor) -> int:
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
+def _joined_parts(tensor: Tensor) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in tensor.unbind()])
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """One dimension. Sketches do not care for order, so a dense permutation (channels_last, a transpose) is not copied."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if _is_permuted_dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    return tensor.reshape(-1)
+
+
+def _is_permuted_dense(tensor: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,250 @@
+"""Blocks of tensors to partial sums per row: fast on the CPU, and repaired where it must be.
+
+The fast way is float32 within a row and float64 across rows, seven passes over a block that the cache still holds.
+A row that holds a NaN or an infinity, or whose squares leave float32's range, is done again in float64 with the
+non-finite values counted and left out; zeros are counted only in rows that have some.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.schema.sketch import (
+    INF,
+    MAX,
+    MIN,
+    NAN,
+    SUM,
+    SUMABS,
+    SUMSQ,
+    ZERO,
+    Array,
+    N,
+    empty_rows,
+)
+
+ROW: Final = 512
+CHUNK_ROWS: Final = 2048
+"""Rows per pass, so that a pass finds in the cache what the one before it read."""
+
+# Order of the partials of a row.
+_SUM, _NORM, _MIN, _MAX, _ABS, _ABS_MIN = range(6)
+NUM_PARTIALS: Final = 6
+
+# Below this norm of a row its squares are denormal and lose digits.
+_TINY: Final = {torch.float32: 1e-16, torch.float64: 1e-150}
+_HUGE: Final = {torch.float32: 3e38, torch.float64: 1e308}
+
+
+class _Scratch(threading.local):
+    """Buffers per thread, because hooks may fire on several threads at once."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def get(self, purpose: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        key = (purpose, dtype)
+        numel = math.prod(shape)
+        if key not in self.buffers or self.buffers[key].numel() < numel:
+            self.buffers[key] = torch.empty(max(numel, CHUNK_ROWS * ROW), dtype=dtype, device="cpu")
+        return self.buffers[key][:numel].view(shape)
+
+
+scratch = _Scratch()
+
+
+class Tails:
+    """Rows of a packed block that are only partly filled; the rest of such a row is zero."""
+
+    def __init__(self, rows: list[int], widths: list[int], row_size: int, device: torch.device) -> None:
+        self.rows = torch.tensor(rows, device=device)
+        self.widths = np.array(widths)
+        self.filled = torch.arange(row_size, device=device) < torch.tensor(widths, device=device)[:, None]
+        self.mask = ~self.filled
+
+
+class Block(NamedTuple):
+    """Some rows of some tensor, in the work dtype."""
+
+    first_row: int
+    values: Tensor
+    tails: Tails | None = None
+    is_fleeting: bool = False
+    """The values lie in memory that the next block overwrites."""
+
+    @property
+    def width(self) -> NDArray[np.intp]:
+        """How many elements of each row count."""
+        width = np.full(self.values.shape[0], self.values.shape[1])
+        if self.tails is not None:
+            width[self.tails.rows.numpy()] = self.tails.widths
+        return width
+
+
+@dataclass(slots=True)
+class Partials:
+    """Partial sums of R rows; what the fast way could not do is done by `repair`."""
+
+    num_rows: int
+    dtype: torch.dtype
+    columns: tuple[Tensor, ...] = field(init=False)
+    view: NDArray[Any] = field(init=False)
+    zeros: NDArray[np.int64] = field(init=False)
+    """Zeros in each row, once repaired."""
+    repaired: list[tuple[int, Array]] = field(default_factory=list)
+    """(row, sketch of that row), instead of the partials."""
+    slices: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        values = torch.empty((NUM_PARTIALS, self.num_rows), dtype=self.dtype, device="cpu")
+        self.columns = values.unbind(0)
+        self.view = values.numpy()
+        self.zeros = np.zeros(self.num_rows, np.int64)
+
+    def run(self, blocks: Iterable[Block]) -> None:
+        """Partials of all rows."""
+        self.repaired.clear()
+        self.zeros[:] = 0
+        kept = []
+        for block in blocks:
+            self._reduce(block)
+            if block.is_fleeting:
+                self._repair([block])
+            else:
+                kept.append(block)
+        if kept:
+            self._repair(kept)
+
+    def _reduce(self, block: Block) -> None:
+        """The fast way, for one block."""
+        values = block.values
+        columns = self._columns(block.first_row, values.shape[0])
+        torch.sum(values, 1, out=columns[_SUM])
+        torch.linalg.vector_norm(values, 2, 1, out=columns[_NORM])
+        torch.amin(values, 1, out=columns[_MIN])
+        torch.amax(values, 1, out=columns[_MAX])
+        magnitude = scratch.get("magnitude", self.dtype, tuple(values.shape))
+        torch.abs(values, out=magnitude)
+        torch.sum(magnitude, 1, out=columns[_ABS])
+        torch.amin(magnitude, 1, out=columns[_ABS_MIN])
+        if block.tails is not None:
+            self._mend_tails(block, columns)
+
+    def _columns(self, first_row: int, num_rows: int) -> tuple[Tensor, ...]:
+        if num_rows == self.num_rows:
+            return self.columns
+        key = (first_row, num_rows)
+        if key not in self.slices:
+            self.slices[key] = tuple(column.narrow(0, first_row, num_rows) for column in self.columns)
+        return self.slices[key]
+
+    @staticmethod
+    def _mend_tails(block: Block, columns: tuple[Tensor, ...]) -> None:
+        """The zeros behind a tail are not the tensor's: take the extremes without them."""
+        assert block.tails is not None
+        part = block.values.index_select(0, block.tails.rows)
+        mask = block.tails.mask
+        columns[_MIN].index_copy_(0, block.tails.rows, part.masked_fill(mask, torch.inf).amin(1))
+        columns[_MAX].index_copy_(0, block.tails.rows, part.masked_fill(mask, -torch.inf).amax(1))
+        columns[_ABS_MIN].index_copy_(0, block.tails.rows, part.abs_().masked_fill_(mask, torch.inf).amin(1))
+
+    def _repair(self, blocks: list[Block]) -> None:
+        """Count zeros where there are some, and redo in float64 the rows that the fast way got wrong."""
+        start = blocks[0].first_row
+        part = self.view[:, start : blocks[-1].first_row + len(blocks[-1].values)]
+        with_zeros = part[_ABS_MIN] == 0
+        # A comparison with NaN is false, so a row with a NaN is not good.
+        good = part[_NORM] <= _HUGE[self.dtype]
+        good &= (part[_NORM] >= _TINY[self.dtype]) | (with_zeros & (part[_MIN] == part[_MAX]))
+        if good.all() and not with_zeros.any():
+            return
+        for block in blocks:
+            rows = slice(block.first_row - start, block.first_row - start + len(block.values))
+            if with_zeros[rows].any():
+                self._count_zeros(block, with_zeros[rows])
+            if not good[rows].all():
+                self._redo(block, np.flatnonzero(~good[rows]))
+
+    def _count_zeros(self, block: Block, with_zeros: NDArray[np.bool_]) -> None:
+        rows = slice(block.first_row, block.first_row + len(block.values))
+        width = block.width
+        all_zero = with_zeros & (self.view[_MIN, rows] == 0) & (self.view[_MAX, rows] == 0)
+        zeros = np.where(all_zero, width, 0)
+        mixed = np.flatnonzero(with_zeros & ~all_zero)
+        if len(mixed):
+            whole = 2 * len(mixed) > len(width)
+            values = block.values if whole else block.values[torch.from_numpy(mixed)]
+            flags = scratch.get("magnitude", self.dtype, tuple(values.shape))
+            # abs().sign() is 1 where there is something; a sum of at most ROW ones is exact. NaN rows are redone anyway.
+            nonzero = torch.sign(torch.abs(values, out=flags), out=flags).sum(1).numpy()
+            kept = mixed if whole else np.arange(len(mixed))
+            zeros[mixed] = width[mixed] - np.nan_to_num(nonzero[kept]).astype(np.int64)
+        self.zeros[rows] = zeros
+
+    def _redo(self, block: Block, bad: NDArray[np.intp]) -> None:
+        sketches = _sketch_rows(block.values[torch.from_numpy(bad)], block.width[bad])
+        rows = bad + block.first_row
+        self.view[:, rows] = np.array([0, 0, np.inf, -np.inf, 0, 0])[:, None]
+        self.zeros[rows] = 0
+        self.repaired.extend(zip(rows.tolist(), sketches, strict=True))
+
+
+def _sketch_rows(values: Tensor, width: NDArray[np.intp]) -> Array:
+    """The slow and careful way, one sketch per row; only the first `width` elements of a row count."""
+    wide = values.double().numpy()
+    finite = np.isfinite(wide) & (np.arange(wide.shape[1]) < width[:, None])
+    kept = np.where(finite, wide, 0.0)
+    rows = empty_rows(len(wide))
+    rows[:, N] = width
+    rows[:, NAN] = np.isnan(wide).sum(axis=1)
+    rows[:, INF] = np.isinf(wide).sum(axis=1)
+    rows[:, ZERO] = (finite & (wide == 0)).sum(axis=1)
+    with np.errstate(over="ignore", under="ignore"):
+        rows[:, SUM] = kept.sum(axis=1)
+        rows[:, SUMSQ] = (kept * kept).sum(axis=1)
+        rows[:, SUMABS] = np.abs(kept).sum(axis=1)
+    rows[:, MIN] = np.where(finite, wide, np.inf).min(axis=1)
+    rows[:, MAX] = np.where(finite, wide, -np.inf).max(axis=1)
+    return rows
+
+
+def combine(parts: list[Partials], starts: NDArray[np.intp], numel: NDArray[np.int64]) -> Array:
+    """Sketch rows of T tensors: tensor t owns the rows from starts[t] on, at least one."""
+    rows = empty_rows(len(numel))
+    rows[:, N] = numel
+    columns = (
+        parts[0].view.astype(np.float64)
+        if len(parts) == 1
+        else np.concatenate([part.view for part in parts], axis=1, dtype=np.float64)
+    )
+    columns[_NORM] *= columns[_NORM]
+    sums = np.add.reduceat(columns[[_SUM, _NORM, _ABS]], starts, axis=1)
+    rows[:, SUM], rows[:, SUMSQ], rows[:, SUMABS] = sums
+    rows[:, MIN] = np.minimum.reduceat(columns[_MIN], starts)
+    rows[:, MAX] = np.maximum.reduceat(columns[_MAX], starts)
+    rows[:, ZERO] = np.add.reduceat(np.concatenate([part.zeros for part in parts]), starts)
+    if any(part.repaired for part in parts):
+        _add_repaired(rows, parts, starts)
+    return rows
+
+
+def _add_repaired(rows: Array, parts: list[Partials], starts: NDArray[np.intp]) -> None:
+    offset = 0
+    added = [NAN, INF, ZERO, SUM, SUMSQ, SUMABS]
+    for part in parts:
+        if part.repaired:
+            owner = np.searchsorted(starts, [offset + row for row, _ in part.repaired], side="right") - 1
+            sketches = np.stack([sketch for _, sketch in part.repaired])
+            np.add.at(rows, (owner[:, None], added), sketches[:, added])
+            np.minimum.at(rows[:, MIN], owner, sketches[:, MIN])
+            np.maximum.at(rows[:, MAX], owner, sketches[:, MAX])
+        offset += part.num_rows

@@ -1,0 +1,56 @@
+"""Histograms of binary exponents from a stated, rotating sample of each tensor. Never touches a random generator."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.reduce.dense import flat
+from sonde.schema.sketch import INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, Array, N
+
+
+def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
+    """At most `size` elements at an odd stride, so that powers of two in the shape are crossed; `turn` moves the start."""
+    values = flat(tensor)
+    if values.numel() <= size:
+        return values
+    stride = values.numel() // size
+    stride -= 1 - stride % 2  # odd, and never longer than fits
+    span = (size - 1) * stride + 1
+    start = (turn * 40503) % (values.numel() - span + 1)
+    return values[start : start + span : stride]
+
+
+def histograms(samples: NDArray[np.floating], rows: Array) -> Array:  # type: ignore[type-arg]
+    """(T, NUM_BINS) estimated counts over all elements from a (T, size) table of samples, padded with zeros.
+
+    A sampled count is scaled by (non-zero finite elements / those in the sample), so that histograms of differently
+    sampled tensors merge without bias, and a row's histogram adds up to its number of non-zero finite elements.
+    """
+    num, size = samples.shape
+    usable = np.isfinite(samples) & (samples != 0)
+    _, exponent = np.frexp(np.where(usable, samples, 1.0))
+    bins = np.clip(exponent - 1 - MIN_EXPONENT, 0, NUM_BINS - 1)
+    bins = np.where(usable, bins, NUM_BINS) + (np.arange(num) * (NUM_BINS + 1))[:, None]
+    counts = np.bincount(bins.ravel(), minlength=num * (NUM_BINS + 1)).reshape(num, NUM_BINS + 1)[:, :NUM_BINS]
+    seen = counts.sum(axis=1)
+    there = rows[:, N] - rows[:, NAN] - rows[:, INF] - rows[:, ZERO]
+    scale = np.divide(there, seen, out=np.zeros(num), where=seen > 0)
+    scaled: Array = counts * scale[:, None]
+    return scaled
+
+
+def stack_samples(samples: list[Tensor], size: int) -> Tensor:
+    """One (T, size) table, padded with zeros, on the samples' device."""
+    wide = (
+        torch.float64
+        if any(s.dtype == torch.float64 or not s.dtype.is_floating_point for s in samples)
+        else torch.float32
+    )
+    if samples[0].device.type == "mps":
+        wide = torch.float32
+    table = torch.zeros((len(samples), size), dtype=wide, device=samples[0].device)
+    torch._foreach_copy_([row[: s.numel()] for row, s in zip(table.unbind(0), samples, strict=True)], samples)
+    return table

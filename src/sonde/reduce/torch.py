@@ -1,0 +1,350 @@
+"""Torch tensors to sketches: many in one go, or one at a time, on any device, without waiting for it.
+
+`Reducer` collects the tensors of one step; `take()` hands a step's tables over. A table of an accelerator is still on
+its way then: `Table.resolve()` waits for it and is called on the writer's thread.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
+from sonde.reduce.device import device_rows
+from sonde.reduce.plan import LARGE, LARGE_KEPT, Held, Plan, row_blocks
+from sonde.reduce.rows import ROW, Partials, combine
+from sonde.reduce.sample import histograms, sample, stack_samples
+from sonde.schema.sketch import (
+    HIST_N,
+    MAX,
+    MIN,
+    SUM,
+    SUMABS,
+    SUMSQ,
+    ZERO,
+    Array,
+    N,
+    empty_rows,
+    merge_groups,
+)
+
+_MAX_PENDING: Final = 4096
+"""Single tensors waiting to be combined; a module called more often than this within a step is combined in between."""
+
+
+@dataclass(slots=True)
+class Table:
+    """Sketches of one step. `rows` and `samples` may still be on their way from a device."""
+
+    keys: NDArray[np.int32]
+    rows: Array | Tensor
+    samples: Tensor | None = None
+    sampled: NDArray[np.int64] | None = None
+    """How many elements of each row were sampled; 0 = none."""
+    arrived: Any = None
+    """An event that says the copies are done."""
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * int(self.rows.shape[0]) * int(self.rows.shape[1]) + (
+            4 * self.samples.numel() if self.samples is not None else 0
+        )
+
+    def resolve(self) -> tuple[NDArray[np.int32], Array, Array | None]:
+        """Site keys, rows and histograms, one row per site. Waits for the device, so not for the training thread."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.cpu().numpy().astype(np.float64)
+        hist = None
+        if self.samples is not None and self.sampled is not None:
+            rows[:, HIST_N] = self.sampled
+            hist = histograms(self.samples.cpu().numpy(), rows)
+        return _merge_repeated(self.keys, rows, hist)
+
+
+def _merge_repeated(
+    keys: NDArray[np.int32], rows: Array, hist: Array | None
+) -> tuple[NDArray[np.int32], Array, Array | None]:
+    unique, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    if len(unique) == len(keys):
+        return keys, rows, hist
+    order = np.argsort(keys, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
+    merged = merge_groups(rows[order], starts)
+    return unique, merged, None if hist is None else np.add.reduceat(hist[order], starts, axis=0)
+
+
+def scale_rows(rows: Any, factor: Any) -> None:
+    """The sketches of `factor * x`, factor > 0; rows and factor on the host or on the device."""
+    for column in (SUM, SUMABS, MIN, MAX):
+        rows[:, column] *= factor
+    rows[:, SUMSQ] *= factor * factor
+
+
+def negate_rows(rows: Any) -> None:
+    """The sketches of `-x`."""
+    rows[:, SUM] *= -1
+    lowest = -rows[:, MAX]
+    rows[:, MAX] = -rows[:, MIN]
+    rows[:, MIN] = lowest
+
+
+@dataclass(slots=True)
+class _Single:
+    """One tensor's partials, waiting to be combined with the others of the step."""
+
+    key: int
+    partials: Partials
+    numel: int
+    unstored_zeros: int
+    sample: Tensor | None
+
+
+class Reducer:
+    """Sketches of the tensors of one step.
+
+    `add` takes one tensor (an activation), `add_all` a list that is the same in every step (gradients, parameters).
+    """
+
+    def __init__(self, *, hist_samples: int = 512, on_unreadable: Callable[[int, str], None] | None = None) -> None:
+        self.hist_samples = hist_samples
+        self.on_unreadable = on_unreadable or (lambda key, why: None)
+        self.turn = 0
+        self._singles: list[_Single] = []
+        self._tables: list[Table] = []
+        self._lists: dict[Hashable, tuple[Any, TensorList]] = {}
+        self._free: dict[tuple[int, torch.dtype], list[Partials]] = {}
+        self._last: tuple[weakref.ref[Tensor], int, _Single] | None = None
+
+    def add(self, key: int, tensor: Tensor, *, histogram: bool = False) -> None:
+        """Sketch one tensor now; it may change or be freed afterwards."""
+        last = self._last
+        if last is not None and last[0]() is tensor and last[1] == tensor._version:
+            # A container that returns its last child's output: the same numbers under another name.
+            same = last[2]
+            self._singles.append(_Single(key, same.partials, same.numel, same.unstored_zeros, same.sample))
+            return
+        try:
+            values, unstored_zeros = dense(tensor.detach())
+        except UnreadableError as why:
+            self.on_unreadable(key, str(why))
+            return
+        if values.device.type != "cpu":
+            self._add_on_device(key, values, unstored_zeros, histogram)
+            return
+        dtype = work_dtype(values)
+        numel = values.numel()
+        partials = self._partials(-(-numel // ROW), dtype)
+        values = flat(values)
+        partials.run(row_blocks(values, dtype))
+        taken = self._sample(values) if histogram else None
+        single = _Single(key, partials, numel, unstored_zeros, taken)
+        self._singles.append(single)
+        if is_plain(tensor):
+            self._last = weakref.ref(tensor), tensor._version, single
+        if len(self._singles) >= _MAX_PENDING:
+            self._combine_singles()
+
+    def add_all(
+        self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, histogram: bool = False
+    ) -> list[Table]:
+        """Sketch a list of tensors now, one table per device and dtype; the caller may still adjust the rows."""
+        tables = self.list_for(name, keys, tensors).sketch(tensors, turn=self.turn if histogram else None)
+        self._tables.extend(tables)
+        return tables
+
+    def list_for(
+        self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, keep: bool = False
+    ) -> TensorList:
+        """The cached plan for this list; made anew when a shape, dtype or device has changed."""
+        form = [(key, t.shape, t.dtype, t.device, t.layout) for key, t in zip(keys, tensors, strict=True)]
+        cached = self._lists.get(name)
+        if cached is None or cached[0] != form:
+            cached = form, TensorList(keys, tensors, self.hist_samples, self.on_unreadable, keep=keep)
+            self._lists[name] = cached
+        return cached[1]
+
+    def hold(self, table: Table) -> None:
+        """Add a table made elsewhere to this step."""
+        self._tables.append(table)
+
+    def take(self) -> list[Table]:
+        """The tables of the step, and start anew."""
+        self._combine_singles()
+        tables, self._tables = self._tables, []
+        for table in tables:
+            send(table)
+        self._last = None
+        self.turn += 1
+        return tables
+
+    def _partials(self, num_rows: int, dtype: torch.dtype) -> Partials:
+        free = self._free.get((num_rows, dtype))
+        return free.pop() if free else Partials(num_rows, dtype)
+
+    def _sample(self, values: Tensor) -> Tensor:
+        return sample(values, self.hist_samples, self.turn).clone()
+
+    def _combine_singles(self) -> None:
+        # One atomic swap: a hook on another thread appends to the new list.
+        singles, self._singles = self._singles, []
+        for wide in (False, True):
+            if group := [s for s in singles if (s.partials.dtype == torch.float64) == wide]:
+                self._tables.append(self._combine(group))
+        for partials in {id(s.partials): s.partials for s in singles}.values():
+            self._free.setdefault((partials.num_rows, partials.dtype), []).append(partials)
+        self._last = None
+
+    def _combine(self, singles: list[_Single]) -> Table:
+        rows = empty_rows(len(singles))
+        full = [i for i, s in enumerate(singles) if s.numel]
+        heights = [singles[i].partials.num_rows for i in full]
+        starts = np.concatenate([[0], np.cumsum(heights)[:-1]]).astype(np.intp)
+        numel = np.array([singles[i].numel for i in full], dtype=np.int64)
+        if full:
+            rows[full] = combine([singles[i].partials for i in full], starts, numel)
+        for row, single in zip(rows, singles, strict=True):
+            row[N] += single.unstored_zeros
+            row[ZERO] += single.unstored_zeros
+        table = Table(np.array([s.key for s in singles], np.int32), rows)
+        samples = [s.sample if s.sample is not None else _NO_SAMPLE for s in singles]
+        if any(s.sample is not None for s in singles):
+            table.samples = stack_samples(samples, self.hist_samples)
+            table.sampled = np.array([s.numel() for s in samples])
+        return table
+
+    def _add_on_device(self, key: int, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
+        listed = self.list_for(("single", key), [key], [values])
+        for table in listed.sketch([values], turn=self.turn if histogram else None):
+            if unstored_zeros:
+                table.rows[:, N] += unstored_zeros
+                table.rows[:, ZERO] += unstored_zeros
+            self._tables.append(table)
+
+
+_NO_SAMPLE: Final = torch.empty(0, device="cpu")
+
+
+class TensorList:
+    """A list of tensors that is the same in every step, split by device and work dtype, with memory made once."""
+
+    def __init__(
+        self,
+        keys: Sequence[int],
+        tensors: Sequence[Tensor],
+        hist_samples: int,
+        on_unreadable: Callable[[int, str], None],
+        *,
+        keep: bool = False,
+    ) -> None:
+        self.hist_samples = hist_samples
+        self.keys = np.array(keys, np.int32)
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        self.empty: list[int] = []
+        self.odd: list[int] = []
+        for index, tensor in enumerate(tensors):
+            if not is_plain(tensor):
+                self.odd.append(index)
+            elif not tensor.numel():
+                self.empty.append(index)
+            else:
+                groups.setdefault((tensor.device, work_dtype(tensor)), []).append(index)
+        self.on_unreadable = on_unreadable
+        self.parts = [
+            Part(indices, [tensors[i] for i in indices], dtype, keep) for (_, dtype), indices in groups.items()
+        ]
+
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Keep a copy (`keep=True`) or pack the small ones."""
+        for part in self.parts:
+            part.held.load([tensors[i].detach() for i in part.indices])
+
+    def sketch(self, tensors: Sequence[Tensor], *, turn: int | None = None) -> list[Table]:
+        """Tables of these tensors; with a `turn`, samples for histograms too."""
+        tables = []
+        for part in self.parts:
+            mine = [tensors[i].detach() for i in part.indices]
+            part.held.load(mine)
+            tables.append(self.table(part, mine if not part.keeps else None, turn))
+        return tables + self._odd_tables(tensors)
+
+    def table(
+        self,
+        part: Part,
+        tensors: Sequence[Tensor] | None,
+        turn: int | None,
+        keys: NDArray[np.int32] | None = None,
+    ) -> Table:
+        """The table of one part: of the tensors given, or of what it keeps; under its own keys, or under others."""
+        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors))
+        if turn is not None:
+            sources = part.in_order(tensors)
+            samples = [sample(t, self.hist_samples, turn) for t in sources]
+            table.samples = stack_samples(samples, self.hist_samples)
+            table.sampled = np.array([s.numel() for s in samples])
+        return table
+
+    def _odd_tables(self, tensors: Sequence[Tensor]) -> list[Table]:
+        """Sparse, complex, quantized, nested and empty tensors: one by one, made dense first."""
+        tables = []
+        for index in self.odd:
+            try:
+                values, unstored_zeros = dense(tensors[index].detach())
+            except UnreadableError as why:
+                self.on_unreadable(int(self.keys[index]), str(why))
+                continue
+            one = TensorList([int(self.keys[index])], [values], self.hist_samples, self.on_unreadable)
+            for table in one.sketch([values]):
+                table.rows[:, N] += unstored_zeros
+                table.rows[:, ZERO] += unstored_zeros
+                tables.append(table)
+        if self.empty:
+            tables.append(Table(self.keys[self.empty], empty_rows(len(self.empty))))
+        return tables
+
+
+class Part:
+    """The tensors of a list that share a device and a work dtype."""
+
+    def __init__(self, indices: list[int], tensors: Sequence[Tensor], dtype: torch.dtype, keep: bool) -> None:
+        self.indices = indices
+        self.keeps = keep
+        large = LARGE_KEPT if keep else LARGE
+        self.plan = Plan([t.numel() for t in tensors], dtype, tensors[0].device, large=large)
+        self.held = Held(self.plan, [t.shape for t in tensors], keep_large=keep)
+        self.key_order = np.array(indices, dtype=np.intp)[self.plan.order]
+        self.partials = Partials(self.plan.num_rows, dtype) if self.plan.device.type == "cpu" else None
+
+    def rows(self, tensors: Sequence[Tensor] | None) -> Array | Tensor:
+        """Sketch rows in the plan's order, on the host or on the device."""
+        if self.partials is None:
+            return device_rows(self.plan, self.plan.blocks(self.held, tensors))
+        self.partials.run(self.plan.blocks(self.held, tensors))
+        return combine([self.partials], self.plan.starts, self.plan.numels)
+
+    def in_order(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
+        if tensors is None:
+            return [*self.held.slots, *self.held.large]
+        return [tensors[i] for i in self.plan.order]
+
+
+def send(table: Table) -> None:
+    """Start the copies to the host; nothing waits. Other accelerators than CUDA are copied when resolved."""
+    if isinstance(table.rows, Tensor) and table.rows.device.type == "cuda":
+        table.rows = _pinned(table.rows)
+        if table.samples is not None:
+            table.samples = _pinned(table.samples)
+        table.arrived = torch.cuda.Event()
+        table.arrived.record()
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
