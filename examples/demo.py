@@ -1,0 +1,145 @@
+"""`make demo`: train a small GPT with one planted problem, watched by sonde, and look at where the numbers show it.
+
+The problem: from step 300 on, the learning rate of one layer is a hundred times what it should be, as after a slip in
+the parameter groups of a schedule. Nothing tells sonde about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import sonde
+from small_gpt import SmallGPT, load_text, next_batch
+from sonde.cli.main import main as sonde_command
+
+LAYER = "blocks.2.mlp.0"
+FACTOR = 100
+CONTEXT, BATCH = 64, 16
+
+
+class Terminal:
+    """A progress line that overwrites itself on a terminal, and a line now and then elsewhere."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps, self.began = num_steps, time.monotonic()
+        self.is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self.has_colour = self.is_live and not os.environ.get("NO_COLOR")
+
+    def progress(self, step: int, loss: float) -> None:
+        rate = (step + 1) / (time.monotonic() - self.began)
+        text = f"step {step + 1:>4} of {self.num_steps}   loss {loss:6.3f}   {rate:4.1f} steps/s"
+        if self.is_live:
+            done = 30 * (step + 1) // self.num_steps
+            print(f"\r\x1b[K{'━' * done}{'╌' * (30 - done)} {text}", end="", flush=True)
+        elif (step + 1) % max(1, self.num_steps // 10) == 0:
+            print(text, flush=True)
+
+    def heading(self, text: str) -> None:
+        print(f"\n\x1b[1m{text}\x1b[0m" if self.has_colour else f"\n{text}")
+
+
+def parameter_groups(model: SmallGPT) -> list[dict[str, object]]:
+    """The layer that will be spoilt, and everything else."""
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for name, p in named if not name.startswith(LAYER)]},
+        {"params": [p for name, p in named if name.startswith(LAYER)]},
+    ]
+
+
+def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Path:
+    """A training loop as anybody writes it; sonde is the three lines that say so."""
+    torch.manual_seed(0)
+    text, generator = load_text(), torch.Generator().manual_seed(0)
+    model = SmallGPT(num_layers=4, dim=128, num_heads=4, context=CONTEXT)
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-3)
+
+    session = sonde.init(project="demo", name="small-gpt", dir=dir, config={"lr": 1e-3, "batch": BATCH})
+    session.watch(model, optimizer)
+    for step in range(num_steps):
+        if step == fault_step:
+            optimizer.param_groups[1]["lr"] *= FACTOR
+        loss = model(*next_batch(text, batch=BATCH, context=CONTEXT, generator=generator))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        session.log({"loss": loss})
+        terminal.progress(step, loss.item())
+    session.finish()
+    return Path(session.path)
+
+
+def growth(run: sonde.Run, fault_step: int, reach: int) -> list[tuple[str, float, float]]:
+    """Per weight: the update-to-weight ratio before and after a step, the largest change first."""
+    table = run.stats("update/*.weight/ratio", steps=range(fault_step - reach, fault_step + reach))
+    sites, steps, values = (table[column].to_numpy() for column in ("site", "step", "value"))
+    rows = []
+    for site in np.unique(sites):
+        before = np.median(values[(sites == site) & (steps < fault_step)])
+        after = np.median(values[(sites == site) & (steps >= fault_step)])
+        rows.append((str(site), float(before), float(after)))
+    return sorted(rows, key=lambda row: -row[2] / row[1])
+
+
+def first_jump(run: sonde.Run, site: str, *, times: float = 5.0) -> int:
+    """The first step at which a site's update is several times the median of all steps before it; -1 for never."""
+    table = run.stats(f"update/{site}/ratio")
+    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
+    for i in range(20, len(values)):
+        if values[i] > times * np.median(values[:i]):
+            return int(steps[i])
+    return -1
+
+
+def tell(run: sonde.Run, fault_step: int, reach: int, terminal: Terminal) -> None:
+    terminal.heading("What was planted, and where the numbers show it")
+    print(f"From step {fault_step} on, the learning rate of {LAYER} was {FACTOR} times what it should be.")
+    print(f"Updates relative to weights (`update/*/ratio`), medians of {reach} steps before and after:\n")
+    changes = growth(run, fault_step, reach)
+    for site, before, after in changes[:4]:
+        print(f"  {site:<28} {before:9.2e}  ->  {after:9.2e}   x{after / before:,.1f}")
+    site = changes[0][0]
+    print(f"\nOf {len(changes)} weights, {site} changed most; its first jump is at step {first_jump(run, site)}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--fault-step", type=int, default=300)
+    parser.add_argument("--dir", type=Path, default=Path(os.environ.get("SONDE_DIR", "runs")))
+    options = parser.parse_args()
+    if not 25 <= options.fault_step < options.steps:
+        parser.error("--fault-step must be at least 25 and less than --steps")
+
+    terminal = Terminal(options.steps)
+    print("Training a small GPT on the source of the standard library; one layer will be spoilt on the way.")
+    folder = train(options.steps, options.fault_step, options.dir, terminal)
+
+    terminal.heading(f"$ sonde show {folder}")
+    try:
+        sonde_command(["show", str(folder)])
+    except SystemExit as end:
+        if end.code:
+            raise
+    run = sonde.open(folder)
+    tell(run, options.fault_step, min(20, options.steps - options.fault_step), terminal)
+
+    terminal.heading("What to type next")
+    sql = "select step, value from stats where kind='update' and stat='ratio' and site='blocks.2.mlp.0.weight'"
+    command = ".venv/bin/sonde" if Path(".venv/bin/sonde").exists() and not shutil.which("sonde") else "sonde"
+    print(f"  {command} show latest --at {options.fault_step}")
+    print(f'  {command} query latest "{sql} order by step"')
+    print(f"  {command} export latest --format csv --out demo.csv")
+    print(f"  {command} list")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Every example runs as its first lines say, and leaves a run that can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+ARGUMENTS = {
+    "demo.py": ["--steps", "60", "--fault-step", "40"],
+    "quickstart.py": [],
+    "custom_loop.py": ["--steps", "10"],
+    "decorator.py": ["--steps", "10"],
+    "plain_train.py": ["--steps", "10"],
+    "small_gpt.py": [],
+}
+COMMAND = "from sonde.cli.main import main; main()"
+pytestmark = pytest.mark.slow
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    """Run Python in an empty folder and give back what it printed."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SONDE_")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment | {"NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_no_example_is_left_out_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_example_runs(name: str, tmp_path: Path) -> None:
+    run_python(tmp_path, "-W", "error::UserWarning", str(EXAMPLES / name), *ARGUMENTS[name])
+    if name not in ("plain_train.py", "small_gpt.py"):
+        import sonde
+
+        (run,) = sonde.runs(tmp_path / "runs")
+        assert run.status == "finished"
+        assert run.stats("grad/*/norm").num_rows > 0
+        assert run.warnings == []
+
+
+def test_an_unmodified_script_is_watched_by_the_command(tmp_path: Path) -> None:
+    out = run_python(tmp_path, "-c", COMMAND, "run", str(EXAMPLES / "plain_train.py"), "--steps", "100")
+    assert "step 100: loss" in out
+    import sonde
+
+    (run,) = sonde.runs(tmp_path / "runs")
+    assert run.stats("grad/0.weight/norm").num_rows == 100
+
+
+def test_the_demo_shows_the_layer_and_the_step_that_were_planted(tmp_path: Path) -> None:
+    out = run_python(tmp_path, str(EXAMPLES / "demo.py"), *ARGUMENTS["demo.py"])
+    assert "blocks.2.mlp.0.weight changed most; its first jump is at step 40." in out
+    assert "\x1b" not in out
+
+
+def test_the_benchmark_writes_its_table_and_its_numbers(tmp_path: Path) -> None:
+    arguments = [
+        "--quick",
+        "--rounds",
+        "1",
+        "--block-steps",
+        "2",
+        "--models",
+        "mlp",
+        "--out",
+        str(tmp_path / "results"),
+    ]
+    run_python(tmp_path, str(ROOT / "benchmarks" / "overhead.py"), *arguments)
+    report = json.loads((tmp_path / "results" / "overhead.json").read_text())
+    assert {"command", "commit", "date", "machine", "versions", "rounds"} <= set(report)
+    arms = report["models"]["mlp"]["arms"]
+    assert {"base", "base again", "sonde w+g+u", "sonde w+g+u+a", "sonde default", "wandb.watch"} <= set(arms)
+    for arm in arms.values():
+        assert arm["cpu_interval"][0] <= arm["cpu_ratio"] <= arm["cpu_interval"][1]
+    assert arms["base"]["cpu_ratio"] == 1.0
+    for name in ("base again", "sonde w+g+u", "sonde w+g+u+a", "wandb.watch", "naive loop", "TensorBoard"):
+        assert arms[name]["parameters_identical_to_base"] is True
+    assert arms["sonde w+g+u"]["rows_per_step"] == 6 * 3  # six tensors: their weights, gradients and updates
+    assert arms["sonde w+g+u"]["bytes_per_row_without_hist"] <= arms["sonde w+g+u"]["bytes_per_row"]
+    table = (tmp_path / "results" / "overhead.md").read_text()
+    assert all(f"{name}" in table for name in arms)
