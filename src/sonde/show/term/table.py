@@ -27,15 +27,13 @@ class Column:
     """Whether long cells go on in the next line; the others are cut with an ellipsis where the terminal is narrow."""
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, header: bool = True) -> Table:
     """A table whose strings come out as they are, whatever they contain.
 
     >>> table([Column(title="name")], [["[red]x"]]).row_count
     1
     """
-    drawn = Table(
-        box=box.SIMPLE_HEAD, title=plain(title) or None, title_justify="left", pad_edge=False, show_edge=False
-    )
+    drawn = Table(box=box.SIMPLE_HEAD, show_header=header, pad_edge=False, show_edge=False)
     for column in columns:
         drawn.add_column(
             Text(column.title),

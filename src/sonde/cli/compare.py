@@ -1,0 +1,123 @@
+"""`sonde compare A B`: which settings differ, how the numbers came out, where each series first diverges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sonde.cli.options import Dir, Json, open_run
+from sonde.cli.output import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sonde.run import Run
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run: folder, id, project/name, or latest.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="How many series to show.")] = 20,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the runs differ, as diff does.")] = False,
+    dir: Dir = None,
+    json: Json = False,
+) -> None:
+    """Compare two runs: config, scalars, divergence.
+
+    Settings that differ, last values of scalars, and the first step at which each series differs.
+
+    \b
+    Examples:
+      sonde compare gpt/baseline gpt/warmup
+      sonde compare 3f2a9c01 latest --json
+      sonde compare before after --exit-code || echo "the numbers have changed"
+    """
+    from sonde.run import compare as compare_runs
+
+    first, second = open_run(a, dir), open_run(b, dir)
+    found = compare_runs(first, second)
+    if json:
+        print_json(_as_json(first, second, found))
+    else:
+        _show(first, second, found, top)
+    differs = found.config.num_rows or found.first_divergence is not None or found.only_a or found.only_b
+    raise typer.Exit(1 if exit_code and differs else 0)
+
+
+def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:
+    return {
+        "a": {"id": a.id, "path": str(a.path), "status": a.status, "last_step": a.last_step},
+        "b": {"id": b.id, "path": str(b.path), "status": b.status, "last_step": b.last_step},
+        "config": found.config.to_pylist(),
+        "metrics": found.metrics.to_pylist(),
+        "divergence": found.divergence.to_pylist(),
+        "first_divergence": found.first_divergence,
+        "only_a": list(found.only_a),
+        "only_b": list(found.only_b),
+        "tolerance": found.tolerance,
+    }
+
+
+def _show(a: Run, b: Run, found: Any, top: int) -> None:
+    from sonde.show.term.console import make_console
+    from sonde.show.term.number import number
+
+    console = make_console()
+    _draw_heads(console, a, b)
+    _draw(console, "config", [(row["key"], _or_dash(row["a"]), _or_dash(row["b"])) for row in found.config.to_pylist()])
+    metrics = [
+        (row["name"], number(row["last_a"]), number(row["last_b"]), number(row["difference"]))
+        for row in found.metrics.to_pylist()
+    ]
+    _draw(console, "scalar, last value", metrics, "b - a")
+    rows = [row for row in found.divergence.to_pylist() if row["step"] is not None]
+    _draw(
+        console,
+        "first divergence",
+        [(row["series"], number(row["a"]), number(row["b"]), row["step"]) for row in rows[:top]],
+        "step",
+    )
+    console.print()
+    _draw_verdict(console, found, len(rows), top)
+
+
+def _draw_heads(console: Console, a: Run, b: Run) -> None:
+    from sonde.show.term.number import count
+    from sonde.show.term.table import Column, status_text, table
+
+    columns = [Column(title=title) for title in ("", "run", "id", "status")] + [Column(title="steps", right=True)]
+    rows = [
+        (letter, f"{run.project}/{run.name}", run.id, status_text(run.status), count(run.last_step + 1))
+        for letter, run in (("a", a), ("b", b))
+    ]
+    console.print(table(columns, rows))
+
+
+def _draw(console: Console, title: str, rows: list[tuple[Any, ...]], last: str = "") -> None:
+    from sonde.show.term.table import Column, table
+
+    if not rows:
+        return
+    columns = [Column(title=title), Column(title="a", right=True), Column(title="b", right=True)]
+    console.print()
+    console.print(table(columns + ([Column(title=last, right=True)] if last else []), rows))
+
+
+def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> None:
+    total = found.divergence.num_rows
+    if num_apart > top:
+        console.print(f"{num_apart - top} more series differ; show them with --top {num_apart}.", style="dim")
+    for letter, names in (("a", found.only_a), ("b", found.only_b)):
+        if names:
+            console.print(f"{len(names)} series only in {letter}.", style="dim")
+    if num_apart:
+        console.print(f"{num_apart} of {total} common series differ, the first at step {found.first_divergence}.")
+    elif total:
+        console.print(f"All {total} common series are the same, to a relative {found.tolerance:g}.")
+    else:
+        console.print("The runs have no series in common.")
+
+
+def _or_dash(value: Any) -> Any:
+    return "–" if value is None else value

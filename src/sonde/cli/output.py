@@ -1,0 +1,31 @@
+"""What the verbs print: JSON for programs on stdout, complaints on stderr, and nothing that a name could smuggle in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from sonde.show.term.text import plain
+
+
+def print_json(value: Any) -> None:
+    """One JSON document. Numbers that JSON lacks are the texts "nan", "inf" and "-inf"."""
+    from sonde.schema.records import to_json
+
+    sys.stdout.write(json.dumps(json.loads(to_json(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def complain(message: str) -> None:
+    """An error, as one line."""
+    _say("sonde: error: ", message)
+
+
+def remark(message: str) -> None:
+    """Something worth knowing that is not the answer: kept off stdout."""
+    _say("", message)
+
+
+def _say(prefix: str, message: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"{prefix}{plain(message)}\n")

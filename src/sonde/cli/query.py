@@ -1,0 +1,70 @@
+"""`sonde query RUN "select …"`: read-only SQL over a run's views."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+
+from sonde.cli.options import Dir, Json, RunName, open_run
+from sonde.cli.output import print_json, remark
+
+FORMATS: Final = ("table", "csv", "json")
+
+
+def query(
+    run: RunName,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One select over stats, scalars, events, runs, …")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many rows.")] = 1000,
+    format: Annotated[str, typer.Option("--format", "-f", help="table, csv or json.")] = "table",
+    dir: Dir = None,
+    json: Json = False,
+) -> None:
+    """Ask a run in SQL. Nothing can be changed, and no file can be read but the run's.
+
+    \b
+    Examples:
+      sonde query latest "select step, value from scalars where name = 'loss' order by step"
+      sonde query latest "select site, max(value) from stats where kind = 'grad' and stat = 'norm' group by site"
+      sonde query latest "select * from events" --json
+    """
+    from sonde.errors import UnknownNameError
+    from sonde.show.plain_columns import plain_columns, unique_names
+
+    if format not in FORMATS:
+        raise UnknownNameError("format", format, FORMATS)
+    answer = open_run(run, dir).sql(sql, limit=limit + 1)
+    is_cut = answer.num_rows > limit
+    answer = unique_names(answer.slice(0, limit))
+    if json or format == "json":
+        print_json(answer.to_pylist())
+    elif format == "csv":
+        import pyarrow.csv as pa_csv
+
+        sys.stdout.flush()
+        pa_csv.write_csv(plain_columns(answer), sys.stdout.buffer)
+    else:
+        _show(answer)
+    if is_cut:
+        remark(f"only the first {limit} rows; more with --limit.")
+
+
+def _show(answer: Any) -> None:
+    from sonde.show.term.console import make_console
+    from sonde.show.term.number import number
+    from sonde.show.term.table import Column, table
+    from sonde.show.term.text import plain
+
+    columns = [Column(title=plain(field.name), right=_is_number(field.type)) for field in answer.schema]
+    rows = zip(*(column.to_pylist() for column in answer.columns), strict=True)
+    cells = [[number(cell) if isinstance(cell, float) else _text(cell) for cell in row] for row in rows]
+    make_console().print(table(columns, cells))
+
+
+def _is_number(type: Any) -> bool:
+    return str(type).startswith(("int", "uint", "double", "float", "decimal"))
+
+
+def _text(cell: Any) -> Any:
+    return "–" if cell is None else cell

@@ -1,0 +1,234 @@
+"""`sonde show RUN`: one run on one screen, or one step of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sonde.cli.options import Dir, Json, RunName, open_run
+from sonde.cli.output import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sonde.run import Run
+
+NUM_EVENTS: Final = 5
+
+
+def show(
+    run: RunName = "latest",
+    at: Annotated[int | None, typer.Option("--at", metavar="STEP", help="What was recorded at this step.")] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many of the largest gradients.")] = 10,
+    dir: Dir = None,
+    json: Json = False,
+) -> None:
+    """Show a run: scalars, gradients, warnings.
+
+    How it went, its config, its scalars, its largest gradients, and how far the picture can be trusted.
+
+    \b
+    Examples:
+      sonde show latest
+      sonde show gpt/baseline --at 1200
+      sonde runs/latest
+    """
+    found = open_run(run, dir)
+    if at is not None:
+        _refuse_step(found, at)
+    facts = describe_run(found, at=at, top=top)
+    if json:
+        print_json({key: value for key, value in facts.items() if not key.startswith("_")})
+    else:
+        _draw(found, facts, at)
+
+
+def _refuse_step(run: Run, at: int) -> None:
+    from sonde.errors import UsageError
+
+    if not 0 <= at <= run.last_step:
+        steps = f"it has steps 0 to {run.last_step}" if run.last_step >= 0 else "nothing is recorded yet"
+        raise UsageError(f"run {run.id} has no step {at}: {steps}.")
+
+
+def describe_run(run: Run, *, at: int | None, top: int) -> dict[str, Any]:
+    """Everything `show` says; keys with an underscore are for drawing only."""
+    from sonde.show.summary import describe, largest_gradients, scalar_series
+
+    scalars = scalar_series(run, steps=at)
+    gradients = largest_gradients(run, at=at, num_sites=top)
+    events = [event for event in run.events().to_pylist() if at is None or event["step"] == at]
+    manifest = run.manifest
+    return {
+        **describe(run),
+        "at": at,
+        "command": list(manifest.command),
+        "host": manifest.host,
+        "git": run.git,
+        "config": run.config,
+        "scalars": [series.to_dict() for series in scalars],
+        "largest_gradients": [
+            {
+                "site": series.name,
+                "step": int(series.steps[-1]),
+                "norm": series.last,
+                "min": series.min,
+                "max": series.max,
+            }
+            for series in gradients
+        ],
+        "num_sites": run.sites().num_rows,
+        "events": events,
+        "warnings": run.warnings,
+        "coverage": run.coverage(),
+        "overhead": manifest.facts.get("overhead"),
+        "_scalars": scalars,
+        "_gradients": gradients,
+    }
+
+
+def _draw(run: Run, facts: dict[str, Any], at: int | None) -> None:
+    from sonde.show.term.console import make_console
+
+    console = make_console()
+    _draw_head(console, facts)
+    if at is None:
+        _draw_config(console, facts["config"])
+    _draw_scalars(console, facts["_scalars"], at)
+    _draw_gradients(console, facts["_gradients"], at)
+    _draw_events(console, facts["events"])
+    _draw_quality(console, facts)
+    _draw_next(console, run, at)
+
+
+def _draw_head(console: Console, facts: dict[str, Any]) -> None:
+    from datetime import datetime
+
+    from rich.text import Text
+
+    from sonde.show.term.number import age, count, duration
+    from sonde.show.term.table import Column, status_text, table
+    from sonde.show.term.text import plain
+
+    name = Text(f"{plain(facts['project'])}/{plain(facts['name'])}", style="bold")
+    console.print(Text("  ").join([name, status_text(facts["status"]), Text(plain(facts["id"]), style="dim")]))
+    began = age(time.time() - datetime.fromisoformat(facts["created"]).timestamp())
+    rows = [
+        ("", facts["reason"]),
+        ("steps", f"{count(facts['last_step'] + 1)} in {duration(facts['duration_s'])}, began {began}"),
+        ("command", " ".join(facts["command"])),
+        ("git", _git(facts["git"])),
+        ("tags", ", ".join(facts["tags"])),
+        ("notes", facts["notes"]),
+        ("folder", facts["path"]),
+    ]
+    columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
+    console.print(table(columns, [row for row in rows if row[1]], header=False))
+
+
+def _git(git: Any) -> str:
+    if not git:
+        return ""
+    dirty = ", with changes not committed" if git.get("dirty") else ""
+    return f"{str(git.get('revision', ''))[:12]} on {git.get('branch', '?')}{dirty}"
+
+
+def _draw_config(console: Console, config: Any) -> None:
+    from sonde.read.compare import flatten
+    from sonde.show.term.table import Column, table
+
+    rows = list(flatten(config).items())
+    if rows:
+        console.print()
+        console.print(table([Column(title="config"), Column(title="", wrap=True)], rows))
+
+
+def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
+    from sonde.show.term.console import is_ascii
+    from sonde.show.term.number import number
+    from sonde.show.term.sparkline import sparkline
+    from sonde.show.term.table import Column, table
+
+    if not scalars:
+        return
+    console.print()
+    if at is not None:
+        columns = [Column(title=f"scalar at step {at}"), Column(title="value", right=True)]
+        console.print(table(columns, [(series.name, number(series.last)) for series in scalars]))
+        return
+    numbers = [Column(title=title, right=True) for title in ("first", "last", "min", "max")]
+    rows = [
+        (
+            s.name,
+            sparkline(s.values, 24, ascii=is_ascii(console)),
+            *map(number, (s.first, s.last, s.min, s.max)),
+            _bad(s),
+        )
+        for s in scalars
+    ]
+    console.print(table([Column(title="scalar"), Column(title=""), *numbers, Column(title="", style="red")], rows))
+
+
+def _bad(series: Any) -> str:
+    return f"{series.num_nonfinite:,} not finite" if series.num_nonfinite else ""
+
+
+def _draw_gradients(console: Console, gradients: list[Any], at: int | None) -> None:
+    from sonde.show.term.console import is_ascii
+    from sonde.show.term.number import number
+    from sonde.show.term.sparkline import sparkline
+    from sonde.show.term.table import Column, table
+
+    if not gradients:
+        return
+    title = "largest gradients" if at is None else f"largest gradients at step {at}"
+    columns = [Column(title=title), Column(title=""), *(Column(title=t, right=True) for t in ("norm", "min", "max"))]
+    rows = [
+        (s.name, sparkline(s.values, 24, ascii=is_ascii(console)), *map(number, (s.last, s.min, s.max)))
+        for s in gradients
+    ]
+    console.print()
+    console.print(table(columns, rows))
+
+
+def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
+    from sonde.show.term.table import Column, severity_text, table
+
+    if not events:
+        return
+    shown = [event for event in events if event["severity"] != "info"][-NUM_EVENTS:] or events[-NUM_EVENTS:]
+    columns = [Column(title="step", right=True), Column(title="event"), Column(title=""), Column(title="", wrap=True)]
+    rows = [(event["step"], event["type"], severity_text(event["severity"]), event["message"]) for event in shown]
+    console.print()
+    console.print(table(columns, rows))
+    if len(events) > len(shown):
+        console.print(f"{len(events) - len(shown)} more events", style="dim")
+
+
+def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
+    """How far the picture can be trusted: what recording cost, what it could not see, what is damaged."""
+    from sonde.show.coverage import coverage_sentence, overhead_sentence
+    from sonde.show.term.text import plain
+
+    lines = [overhead_sentence(facts["overhead"]), coverage_sentence(facts["coverage"])]
+    if any(lines) or facts["warnings"]:
+        console.print()
+    for line in filter(None, lines):
+        console.print(plain(line), style="dim")
+    for warning in facts["warnings"]:
+        console.print(f"! {plain(warning)}", style="yellow")
+
+
+def _draw_next(console: Console, run: Run, at: int | None) -> None:
+    from sonde.show.term.text import plain
+
+    verbs = [
+        f"show {run.id} --at {max(run.last_step, 0)}" if at is None else f"show {run.id}",
+        f'query {run.id} "select * from scalars order by step desc"',  # noqa: S608 - shown, not run
+        f"export {run.id} --what scalars --format csv",
+    ]
+    console.print()
+    for label, verb in zip(("next:", "", ""), verbs, strict=True):
+        console.print(f"{label:6} sonde {plain(verb)}", style="dim")

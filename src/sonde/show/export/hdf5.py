@@ -1,0 +1,79 @@
+"""Everything asked for as one HDF5 file: `/stats/<kind>/<site>/<stat>/{step,value}`, `/scalars/<name>/{step,value,…}`.
+
+Names that HDF5 cannot hold are percent-encoded; every group carries its true name in the attribute `name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.errors import MissingPackageError
+from sonde.schema.names import site_name
+from sonde.schema.records import to_json
+from sonde.show.export.source import Source
+
+
+def require_h5py() -> Any:
+    """The package, or the line that installs it."""
+    try:
+        import h5py
+    except ImportError:
+        raise MissingPackageError("h5py", "h5", "export to HDF5") from None
+    return h5py
+
+
+def write_hdf5(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> None:
+    """One file; the run's description is in its attributes."""
+    with require_h5py().File(path, "w") as file:
+        for key, value in facts.items():
+            file.attrs[key] = value if isinstance(value, str | int) else to_json(value)
+        for source in sources:
+            group = file.create_group(source.name)
+            for piece in source.pieces:
+                _write_piece(group, source.name, piece)
+
+
+def _write_piece(group: Any, name: str, table: pa.Table) -> None:
+    keys = {"stats": ("kind", "site", "stat"), "scalars": ("name",)}.get(name)
+    if keys is None:
+        _write_columns(group, table, table.column_names)
+        return
+    values = [column for column in table.column_names if column not in keys]
+    for labels, rows in _series(table, keys):
+        inner = group
+        for label in labels:
+            inner = inner.require_group(_h5_name(label))
+            inner.attrs["name"] = label
+        _write_columns(inner, rows, values)
+
+
+def _series(table: pa.Table, keys: Sequence[str]) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
+    """Stretches of rows with equal keys."""
+    labels = list(zip(*(table[key].to_pylist() for key in keys), strict=True))
+    start = 0
+    for end in range(1, len(labels) + 1):
+        if end == len(labels) or labels[end] != labels[start]:
+            yield labels[start], table.slice(start, end - start)
+            start = end
+
+
+def _write_columns(group: Any, table: pa.Table, columns: Sequence[str]) -> None:
+    for column in columns:
+        values = table[column].combine_chunks()
+        if pa.types.is_string(values.type):
+            group.create_dataset(
+                column, data=np.array(values.to_pylist(), dtype=object), dtype=require_h5py().string_dtype()
+            )
+        else:
+            group.create_dataset(column, data=values.to_numpy(zero_copy_only=False))
+
+
+def _h5_name(name: str) -> str:
+    """HDF5 splits on "/", and knows "." and the empty name only as the group itself."""
+    safe = site_name(name)
+    return {"": "%", ".": "%2E"}.get(safe, safe)
