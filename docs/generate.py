@@ -1,0 +1,138 @@
+"""Fill the tables in docs/ from the code:  python docs/generate.py. `tests/test_docs.py` fails when one is out of date.
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+_PLACE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def stats() -> str:
+    from sonde.schema.stats import STATS
+
+    rows = [(f"`{s.name}`", s.meaning, "yes" if s.needs_hist else "") for s in STATS.values()]
+    return table(["stat", "meaning", "needs the histogram"], rows)
+
+
+def joined() -> str:
+    from sonde.schema.joined import JOINED
+
+    rows = [
+        (f"`{s.kind}/…/{s.name}`", s.meaning, ", ".join(f"`{kind}/…{suffix}`" for kind, suffix in s.partners))
+        for s in JOINED.values()
+    ]
+    return table(["series", "meaning", "read together with"], rows)
+
+
+def settings() -> str:
+    from sonde.config import PREFIX, Settings, WriterSettings
+
+    models = [("", Settings.model_fields), ("writer.", WriterSettings.model_fields)]
+    rows = []
+    for prefix, fields in models:
+        for name, field in fields.items():
+            if name != "writer":
+                variable = PREFIX + (prefix.replace(".", "__") + name).upper()
+                default = "none" if field.default is None else field.default
+                rows.append((f"`{prefix}{name}`", f"`{default}`", f"`{variable}`", field.description))
+    return table(["setting", "default", "variable", "meaning"], rows)
+
+
+def fields() -> str:
+    from sonde.schema.sketch import FIELDS
+
+    return ", ".join(f"`{name}`" for name in FIELDS)
+
+
+def stats_columns() -> str:
+    from sonde.record.parquet import STATS_SCHEMA
+
+    return table(["column", "type"], [(f"`{field.name}`", f"`{field.type}`") for field in STATS_SCHEMA])
+
+
+def scalars_columns() -> str:
+    from sonde.record.parquet import SCALARS_SCHEMA
+
+    return table(["column", "type"], [(f"`{field.name}`", f"`{field.type}`") for field in SCALARS_SCHEMA])
+
+
+def views() -> str:
+    from sonde.read.views import STAT_COLUMNS, VIEWS
+
+    rows = []
+    for view in VIEWS.values():
+        names = [name for name in view.columns if view.name != "stats" or name not in STAT_COLUMNS]
+        columns = ", ".join(f"`{name}`" for name in names)
+        rows.append((f"`{view.name}`", columns + (", and one column for every [stat](stats.md)" * (view.name == "stats"))))
+    return table(["table", "columns"], rows)
+
+
+def catalog() -> str:
+    from sonde.schema.layout import CATALOG_SCHEMA
+
+    return f"```sql{CATALOG_SCHEMA.rstrip()}\n```"
+
+
+def errors() -> str:
+    import sonde.errors
+
+    _, _, tree = (sonde.errors.__doc__ or "").partition("\n\n")
+    return f"```text\n{tree.rstrip()}\n```"
+
+
+def commands() -> str:
+    """The help of every verb, as `sonde VERB --help` prints it."""
+    from typer.testing import CliRunner
+
+    from sonde.cli.main import VERBS, app
+
+    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    runner = CliRunner()
+    parts = []
+    for verb in VERBS:
+        text = runner.invoke(app, [verb, "--help"], prog_name="sonde").output
+        lines = [line.rstrip() for line in text.strip().splitlines()]
+        parts.append(f"## sonde {verb}\n\n```text\n" + "\n".join(lines) + "\n```")
+    return "\n\n".join(parts)
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    function.__name__: function
+    for function in (stats, joined, settings, fields, stats_columns, scalars_columns, views, catalog, errors, commands)
+}
+
+
+def fill(text: str) -> str:
+    """A page with its tables as the code has them now."""
+    return _PLACE.sub(lambda match: f"{match[1]}{GENERATORS[match[2]]()}\n{match[3]}", text)
+
+
+def pages() -> list[Path]:
+    """README.md and every page of docs/."""
+    return [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def main() -> None:
+    for page in pages():
+        old = page.read_text(encoding="utf-8")
+        if (new := fill(old)) != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"updated {page.name}")
+
+
+if __name__ == "__main__":
+    main()
