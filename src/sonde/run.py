@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from sonde.errors import RunError, SondeError
+from sonde.errors import CorruptError, RunError, SondeError
+from sonde.read.compare import (
+    TOLERANCE,
+    Comparison,
+    compare_configs,
+    compare_metrics,
+    compare_series,
+    flatten,
+)
 from sonde.read.folder import default_dir, find_run, run_folders
+from sonde.read.follow import Update, follow
 from sonde.read.manifest import Manifest
 from sonde.read.scalars import read_scalars
+from sonde.read.series import by_series
+from sonde.read.sql import DEFAULT_LIMIT, run_query
 from sonde.read.state import RunState, open_state
 from sonde.read.stats import read_stats
-from sonde.read.steps import Steps, parse_steps
+from sonde.read.steps import ALL_STEPS, Steps, parse_steps
+from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, site_table, system_table
 from sonde.schema.layout import RunStatus
 
@@ -41,6 +53,34 @@ def broken_runs(dir: str | os.PathLike[str] | None = None) -> dict[Path, SondeEr
     """Run folders that cannot be opened, and why."""
     tried = {folder: _try_open(folder) for folder in run_folders(_dir(dir))}
     return {folder: result for folder, result in tried.items() if isinstance(result, SondeError)}
+
+
+def compare(
+    a: str | os.PathLike[str] | Run,
+    b: str | os.PathLike[str] | Run,
+    *,
+    stats: str | Sequence[str] = "*/*/norm",
+    tolerance: float = TOLERANCE,
+) -> Comparison:
+    """What differs between two runs: config, scalars, and the first step at which each series diverges.
+
+    sonde.compare("gpt/baseline", "gpt/bf16").first_divergence
+    """
+    first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
+    scalars, series = [], []
+    for run in (first, second):
+        scalars.append(by_series(run.scalars(), ("name",)))
+        series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
+    return Comparison(
+        a=f"{first.project}/{first.name}",
+        b=f"{second.project}/{second.name}",
+        config=compare_configs(first.config, second.config),
+        metrics=compare_metrics(*scalars),
+        divergence=compare_series(series[0], series[1], tolerance),
+        only_a=tuple(sorted(series[0].keys() - series[1].keys())),
+        only_b=tuple(sorted(series[1].keys() - series[0].keys())),
+        tolerance=tolerance,
+    )
 
 
 def _dir(dir: str | os.PathLike[str] | None) -> Path:
@@ -155,13 +195,56 @@ class Run:
 
     def events(self) -> pa.Table:
         """Table (time, step, type, severity, message, details) of what happened once."""
-        return event_table(self.path, is_live=self._now.is_alive)
+        return event_table(self.path, is_live=self._now.is_held)
 
     def system(self) -> pa.Table:
         """Table (time, step, name, value) of readings of the machine."""
-        return system_table(self.path, is_live=self._now.is_alive)
+        return system_table(self.path, is_live=self._now.is_held)
+
+    def sql(self, query: str, limit: int = DEFAULT_LIMIT) -> pa.Table:
+        """The answer to one SELECT over the tables `stats, scalars, events, sites, system, runs`, and LayerClaw's.
+
+        run.sql("select site, max(norm) from stats where kind = 'grad' group by site")
+        """
+        return run_query(self._now, query, limit)
+
+    def follow(
+        self, stats: str | Sequence[str] = (), scalars: str | Sequence[str] = "*", *, poll_s: float = 0.25
+    ) -> Iterator[Update]:
+        """New rows as they are written, from the first on; ends when the run does."""
+        return follow(self._state, stats, scalars, poll_s=poll_s)
+
+    def verify(self) -> list[str]:
+        """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""
+        return self._now.verify()
 
     def coverage(self) -> Mapping[str, Any]:
         """What the recorder said about the sites it could and could not see; empty when it said nothing."""
         coverage = self._now.manifest.facts.get("coverage")
         return coverage if isinstance(coverage, Mapping) else {}
+
+    def _summary(self) -> Summary:
+        state = self._now
+        status, last = state.status(), state.last_step()
+        facts: list[tuple[str, object]] = [
+            ("status", f"{status.status}: {status.reason}" if status.reason else status.status),
+            ("id", self.id),
+            ("created", f"{self.created:%Y-%m-%d %H:%M:%S} UTC"),
+            ("last step", f"{last:,}" if last >= 0 else "none"),
+            ("sites", f"{len(state.catalog.sites):,}" if state.catalog.sites else ""),
+            ("tags", ", ".join(self.tags)),
+            ("notes", self.notes),
+            ("config", ", ".join(f"{key}={value}" for key, value in flatten(self.config).items())),
+            ("path", self.path),
+        ]
+        try:
+            scalars = self.scalars()
+        except CorruptError:  # named in the warnings, which are shown
+            scalars = read_scalars(state, (), ALL_STEPS)
+        return summarize(f"{self.project}/{self.name}", facts, scalars, self.warnings)
+
+    def __rich__(self) -> Any:
+        return as_rich(self._summary())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._summary())

@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.read.raw import ALL_FIELDS
 from sonde.schema.joined import JOINED
-from sonde.schema.sketch import NUM_BINS, Array
+from sonde.schema.sketch import INDEX, NUM_BINS, Array
 from sonde.schema.stats import STATS
 
 
@@ -31,6 +31,8 @@ class _Witness:
 @cache
 def fields_of(stat: str) -> frozenset[int]:
     """The fields a stat needs, of its own site and of its partners alike; all of them when that cannot be told."""
+    if stat in INDEX and stat not in STATS:
+        return frozenset({INDEX[stat]})
     witness = _Witness()
     rows: Any = witness
     try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sonde.errors import CorruptError, UnknownNameError
+from sonde.read.catalog import Segment
 from sonde.read.segments import damaged
 from sonde.read.state import RunState
 from sonde.read.stats import some_near
@@ -23,61 +26,65 @@ SCHEMA = pa.schema(
         ("time", pa.float64()),
     ]
 )
-_COLUMNS = ["step", "name", "time", "value"]
+_DTYPES = {"step": np.int64, "name": np.int64, "time": np.float64, "value": np.float64}
+
+Columns = dict[str, NDArray[Any]]
 
 
 def read_scalars(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:
     """Rows in order of (name, step); values logged twice at one step are both there, in the order they were logged."""
     names = find_names(state.catalog.scalar_names, patterns)
-    ids = np.array(sorted(names), np.int64)
-    parts: list[dict[str, np.ndarray]] = []
+    parts: list[Columns] = []
     errors: list[CorruptError] = []
     for segment in state.segments_of("scalars"):
         try:
-            table = state.segments.read(segment, "name", ids, steps.span, _COLUMNS)
-            if table is not None:
-                _check_types(table)
+            columns = sealed_scalars(state, segment, names, steps)
         except CorruptError as error:
             state.damage[segment.name] = str(error)
             errors.append(error)
             continue
-        except ValueError as error:
-            errors.append(damaged(segment, str(error)))
-            state.damage[segment.name] = str(errors[-1])
-            continue
-        if table is not None:
-            parts.append({column: table[column].to_numpy() for column in _COLUMNS})
+        if columns is not None:
+            parts.append(columns)
     for frame in state.live_frames("scalars"):
         if isinstance(frame.record, ScalarsRecord):
-            parts.append(_columns_of(frame.record))
+            parts.append(record_columns(frame.record))
     table = scalar_table(names, parts, steps)
     if errors and not table.num_rows:
         raise errors[0]
     return table
 
 
-def _columns_of(record: ScalarsRecord) -> dict[str, np.ndarray]:
+def sealed_scalars(state: RunState, segment: Segment, names: dict[int, str], steps: StepFilter) -> Columns | None:
+    """A segment's columns; None when it has none of the names."""
+    table = state.segments.read(segment, "name", np.array(sorted(names), np.int64), steps.span, list(_DTYPES))
+    if table is None:
+        return None
+    _check_types(segment, table)
+    return {column: table[column].to_numpy() for column in _DTYPES}
+
+
+def record_columns(record: ScalarsRecord) -> Columns:
     return {"step": record.steps, "name": record.name_ids, "time": record.times, "value": record.values}
 
 
-def _check_types(table: pa.Table) -> None:
+def _check_types(segment: Segment, table: pa.Table) -> None:
     expected = {"step": pa.int64(), "name": pa.int32(), "time": pa.float64(), "value": pa.float64()}
     for name, type in expected.items():
         if table[name].type != type or table[name].null_count:
-            raise ValueError(f"column {name} is not of type {type}")
+            raise damaged(segment, f"column {name} is not of type {type}")
 
 
-def find_names(known: dict[int, str], patterns: str | Sequence[str]) -> dict[int, str]:
+def find_names(known: dict[int, str], patterns: str | Sequence[str], *, strict: bool = True) -> dict[int, str]:
     """Scalars that globs name. A plain name that was never logged is an error with the nearest that was."""
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     found = {number: name for number, name in known.items() if matches_any(patterns, name)}
-    for pattern in patterns:
+    for pattern in patterns if strict else ():
         if known and not any(sign in pattern for sign in "*?[") and pattern not in found.values():
             raise UnknownNameError("scalar", pattern, some_near(pattern, sorted(known.values())))
     return found
 
 
-def scalar_table(names: dict[int, str], parts: list[dict[str, np.ndarray]], steps: StepFilter) -> pa.Table:
+def scalar_table(names: dict[int, str], parts: list[Columns], steps: StepFilter) -> pa.Table:
     columns = {
         key: np.concatenate([np.empty(0, type), *(part[key] for part in parts)]) for key, type in _DTYPES.items()
     }
@@ -97,6 +104,3 @@ def scalar_table(names: dict[int, str], parts: list[dict[str, np.ndarray]], step
         ],
         schema=SCHEMA,
     )
-
-
-_DTYPES = {"step": np.int64, "name": np.int64, "time": np.float64, "value": np.float64}

@@ -14,7 +14,7 @@ from sonde.read.folder import read_manifest
 from sonde.read.log import StreamLog, list_folder
 from sonde.read.manifest import Manifest
 from sonde.read.segments import SegmentReader
-from sonde.read.status import Status, is_alive, true_status
+from sonde.read.status import Status, is_alive, is_locked, true_status
 from sonde.schema.layout import CATALOG_FILE, RUN_FILE, STREAMS, Stream
 from sonde.schema.records import Frame, ScalarsRecord, StatsRecord
 
@@ -50,7 +50,7 @@ class RunState:
             self._read_logs()
             self._read_catalog()
             # A log cut while it was being read looks damaged until it is read again.
-            if self.manifest.status != "running" or not self.problems:
+            if not self.problems or not self.is_held:
                 break
         self._signature = signature
 
@@ -74,7 +74,7 @@ class RunState:
 
     def _read_catalog(self) -> None:
         try:
-            self.catalog = read_catalog(self.run, is_live=self.is_alive)
+            self.catalog = read_catalog(self.run, is_live=self.is_held)
         except CorruptError as error:
             self.catalog = Catalog(problems=(str(error),))
         self.problems.extend(self.catalog.problems)
@@ -84,6 +84,11 @@ class RunState:
     @property
     def is_alive(self) -> bool:
         return self.manifest.status == "running" and is_alive(self.run, self.manifest)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a writer may still touch the files: it seals for a moment after it has said goodbye."""
+        return is_locked(self.run) is not False
 
     def segments_of(self, stream: Stream, level: int = 0) -> list[Segment]:
         return [segment for segment in self.catalog.segments if segment.stream == stream and segment.level == level]
@@ -126,6 +131,15 @@ class RunState:
 
     def status(self) -> Status:
         return true_status(self.run, self.manifest, max(self.last_step(), self.manifest.heartbeat.step))
+
+    def verify(self) -> list[str]:
+        """Everything that is not as it was written, every sealed byte looked at."""
+        for segment in self.catalog.segments:
+            try:
+                self.segments.verify(segment)
+            except CorruptError as error:
+                self.damage[segment.name] = str(error)
+        return [*self.problems, *self.damage.values()]
 
     def warnings(self) -> list[str]:
         """Everything a viewer should know before trusting a picture of this run, in words."""

@@ -15,11 +15,11 @@ from sonde.errors import UnknownNameError
 from sonde.read.needs import fields_of
 from sonde.read.raw import Ids, RawStats, read_raw
 from sonde.read.state import RunState
-from sonde.read.steps import StepFilter
+from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series, matches, split_pattern
 from sonde.schema.records import Site
-from sonde.schema.sketch import HIST_N, INDEX, PAIRED, Array
+from sonde.schema.sketch import COUNTS, HIST_N, INDEX, NUM_BINS, PAIRED, Array
 from sonde.schema.stats import STATS
 
 _PAIRED_FIELDS = frozenset(INDEX[name] for name in PAIRED)
@@ -65,13 +65,13 @@ class Question:
         return any(STATS[stat].needs_hist for stat in self.wanted if stat in STATS)
 
 
-def ask(sites: dict[int, Site], patterns: str | Sequence[str]) -> Question:
+def ask(sites: dict[int, Site], patterns: str | Sequence[str], *, strict: bool = True) -> Question:
     """Find what patterns name. A plain name that does not exist is an error with the nearest that does."""
     wanted: dict[str, set[int]] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         parts = split_pattern(pattern)
         found = find_sites(sites, parts)
-        if not found and sites:
+        if strict and not found and sites:
             _refuse_plain_site(parts, sites.values())
         for stat in find_stat_names(parts.stat):
             own = [n for n in found if stat in STATS or sites[n].kind == JOINED[stat].kind]
@@ -115,20 +115,39 @@ def read_stats(state: RunState, patterns: str | Sequence[str], steps: StepFilter
 
 def long_table(question: Question, raw: RawStats) -> pa.Table:
     pieces = [_column(question, raw, stat) for stat in question.wanted]
-    empty = np.empty(0, np.int64)
-    site = np.concatenate([empty, *(piece.site for piece in pieces)])
-    step = np.concatenate([empty, *(piece.step for piece in pieces)])
+    index = np.concatenate([np.empty(0, np.intp), *(piece.index for piece in pieces)])
     value = np.concatenate([np.empty(0), *(piece.value for piece in pieces)])
-    stat = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece.site) for piece in pieces])
+    stat = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece.index) for piece in pieces])
     return pa.Table.from_arrays(
         [
-            pa.array(step),
-            *_site_columns(question.sites, site),
+            pa.array(raw.step[index]),
+            *_site_columns(question.sites, raw.site[index]),
             pa.DictionaryArray.from_arrays(pa.array(stat), pa.array(list(question.wanted), pa.string())),
             pa.array(value),
         ],
         schema=SCHEMA,
     )
+
+
+def wide_table(state: RunState, sites: list[int], stats: Sequence[str]) -> pa.Table:
+    """One row per site and step, one column per stat or field; null where it was not measured."""
+    known = state.catalog.sites
+    own = {stat: [n for n in sites if stat not in JOINED or known[n].kind == JOINED[stat].kind] for stat in stats}
+    question = Question(known, own)
+    ids = np.array(sites, np.int64)
+    raw = read_raw(state, np.union1d(question.ids, ids), ALL_STEPS, question.fields, with_hist=question.needs_hist)
+    keep = np.isin(raw.site, ids)
+    columns: dict[str, pa.Array] = {"step": pa.array(raw.step[keep])}
+    columns["kind"], columns["site"] = _site_columns(known, raw.site[keep])
+    for stat in stats:
+        piece = _column(question, raw, stat)
+        values = np.full(len(raw), np.nan)
+        values[piece.index] = piece.value
+        # NaN is "not a number" in SQL and would come out on top of every order; what is not there is null.
+        columns[stat] = pa.array(values[keep], from_pandas=True)
+        if stat in COUNTS:
+            columns[stat] = columns[stat].cast(pa.int64())
+    return pa.table(columns)
 
 
 def _site_columns(sites: dict[int, Site], ids: Ids) -> list[pa.DictionaryArray]:
@@ -145,24 +164,29 @@ def _site_columns(sites: dict[int, Site], ids: Ids) -> list[pa.DictionaryArray]:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    site: Ids
-    step: NDArray[np.int64]
+    """A stat of some rows: which rows of the raw table, in order of (site, step), and its values."""
+
+    index: NDArray[np.intp]
     value: Array
 
 
 def _column(question: Question, raw: RawStats, stat: str) -> _Column:
-    wanted = question.wanted[stat]
     if stat in JOINED:
         return _joined_column(question, raw, stat)
-    keep = np.isin(raw.site, np.array(wanted, np.int64)) & _is_present(stat, raw)
-    hist = raw.hist[keep].astype(np.float64) if STATS[stat].needs_hist and raw.hist is not None else np.zeros((1, 1))
-    return _Column(raw.site[keep], raw.step[keep], STATS[stat].of(raw.rows[keep], hist))
+    index = np.flatnonzero(np.isin(raw.site, np.array(question.wanted[stat], np.int64)) & _is_present(stat, raw))
+    rows = raw.rows[index]
+    if stat not in STATS:
+        return _Column(index, rows[:, INDEX[stat]])
+    hist = np.zeros((1, NUM_BINS))
+    if STATS[stat].needs_hist and raw.hist is not None:
+        hist = raw.hist[index].astype(np.float64)
+    return _Column(index, STATS[stat].of(rows, hist))
 
 
 def _is_present(stat: str, raw: RawStats) -> NDArray[np.bool_]:
     """Rows in which the stat was measured at all: a histogram was taken, the paired sums are there."""
     present = np.ones(len(raw), np.bool_)
-    if STATS[stat].needs_hist:
+    if stat in STATS and STATS[stat].needs_hist:
         present &= raw.rows[:, HIST_N] > 0
     for field in fields_of(stat) & _PAIRED_FIELDS:
         present &= ~np.isnan(raw.rows[:, field])
@@ -171,7 +195,7 @@ def _is_present(stat: str, raw: RawStats) -> NDArray[np.bool_]:
 
 def _joined_column(question: Question, raw: RawStats, stat: str) -> _Column:
     """Rows of each site beside its partners' rows of the same steps; steps that one of them lacks are left out."""
-    pieces: list[_Column] = [_Column(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    indices, values = [np.empty(0, np.intp)], [np.empty(0)]
     for site in question.wanted[stat]:
         partners = question.partners(stat, site)
         if partners is None:
@@ -180,11 +204,10 @@ def _joined_column(question: Question, raw: RawStats, stat: str) -> _Column:
         common = raw.step[spans[0]]
         for span in spans[1:]:
             common = np.intersect1d(common, raw.step[span], assume_unique=True)
-        tables = [raw.rows[span][np.searchsorted(raw.step[span], common)] for span in spans]
-        value = JOINED[stat].of(*tables)
+        places = [span.start + np.searchsorted(raw.step[span], common) for span in spans]
         measured = np.ones(len(common), np.bool_)
         for field in fields_of(stat) & _PAIRED_FIELDS:
-            measured &= ~np.isnan(tables[0][:, field])
-        pieces.append(_Column(np.full(int(measured.sum()), site), common[measured], value[measured]))
-    site_ids, steps, values = (np.concatenate([getattr(p, name) for p in pieces]) for name in ("site", "step", "value"))
-    return _Column(site_ids, steps, values)
+            measured &= ~np.isnan(raw.rows[places[0], field])
+        indices.append(places[0][measured])
+        values.append(JOINED[stat].of(*(raw.rows[place[measured]] for place in places)))
+    return _Column(np.concatenate(indices), np.concatenate(values))

@@ -1,0 +1,39 @@
+"""Cut a long table into its series. Rows of a series are contiguous and in order of steps, as the readers give them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sonde.schema.sketch import Array
+
+Column = tuple[NDArray[np.int64], Array]
+"""Steps, each once and ascending, and their values."""
+
+
+def edges(table: pa.Table, columns: tuple[str, ...]) -> list[int]:
+    """Where series begin, and the end of the table; series are told apart by these dictionary columns."""
+    if not table.num_rows:
+        return [0]
+    changes = np.zeros(table.num_rows, np.bool_)
+    changes[0] = True
+    for name in columns:
+        codes = table[name].unify_dictionaries().combine_chunks().indices.to_numpy()
+        changes[1:] |= codes[1:] != codes[:-1]
+    return [*np.flatnonzero(changes).tolist(), table.num_rows]
+
+
+def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
+    """Series by name, as in `grad/0.weight/norm`. Of values at the same step the last counts."""
+    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
+    bounds = edges(table, columns)
+    series: dict[str, Column] = {}
+    for start, end in pairwise(bounds):
+        name = "/".join(table[column][start].as_py() for column in columns)
+        own = steps[start:end]
+        is_last = np.append(own[1:] != own[:-1], True)
+        series[name] = (own[is_last], values[start:end][is_last])
+    return series
