@@ -17,8 +17,15 @@ _PLACE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(escape, row)) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def escape(cell: object) -> str:
+    """Text of a cell, safe in Markdown; what stands in backticks is left as it is."""
+    parts = str(cell).replace("|", "\\|").split("`")
+    signs = str.maketrans({"<": "&lt;", ">": "&gt;", "*": "\\*"})
+    return "`".join(part if i % 2 else part.translate(signs) for i, part in enumerate(parts))
 
 
 def stats() -> str:
@@ -75,9 +82,10 @@ def views() -> str:
 
     rows = []
     for view in VIEWS.values():
-        names = [name for name in view.columns if view.name != "stats" or name not in STAT_COLUMNS]
-        columns = ", ".join(f"`{name}`" for name in names)
-        rows.append((f"`{view.name}`", columns + (", and one column for every [stat](stats.md)" * (view.name == "stats"))))
+        is_wide = view.name == "stats"
+        names = [f"`{name}`" for name in view.columns if not is_wide or name not in STAT_COLUMNS]
+        names += ["and one column for every [stat](stats.md)"] * is_wide
+        rows.append((f"`{view.name}`", ", ".join(names)))
     return table(["table", "columns"], rows)
 
 

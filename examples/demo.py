@@ -133,11 +133,11 @@ def main() -> None:
     tell(run, options.fault_step, min(20, options.steps - options.fault_step), terminal)
 
     terminal.heading("What to type next")
-    sql = "select step, value from stats where kind='update' and stat='ratio' and site='blocks.2.mlp.0.weight'"
+    sql = f"select step, ratio from stats where kind = 'update' and site = '{LAYER}.weight' order by step"
     command = ".venv/bin/sonde" if Path(".venv/bin/sonde").exists() and not shutil.which("sonde") else "sonde"
     print(f"  {command} show latest --at {options.fault_step}")
-    print(f'  {command} query latest "{sql} order by step"')
-    print(f"  {command} export latest --format csv --out demo.csv")
+    print(f'  {command} query latest "{sql}"')
+    print(f"  {command} export latest --what scalars --format csv --output loss.csv")
     print(f"  {command} list")
 
 
