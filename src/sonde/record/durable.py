@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
+from typing import Self
 
 TMP_SUFFIX = ".tmp"
 
@@ -17,27 +19,79 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[written:]
 
 
-def create_durably(path: Path, data: bytes | memoryview) -> int:
-    """tmp + fsync + rename; gives back the open descriptor. The folder's entry still needs `sync_folder`."""
-    tmp = path.with_name(path.name + TMP_SUFFIX)
-    fd = os.open(tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        write_all(fd, data)
-        os.fsync(fd)
-        os.replace(tmp, path)  # noqa: PTH105  every system call of this room goes through `os`, where a test can break it
-    except BaseException:
-        os.close(fd)
+class DurableFile:
+    """A file that appears under its name only when it is whole: tmp + fsync + rename. `sha256` is of what was written.
+
+    with DurableFile(path) as file:
+        file.write(data)
+    """
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sha256 = hashlib.sha256()
+        self._tmp = path.with_name(path.name + TMP_SUFFIX)
+        self.fd = os.open(self._tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, data: bytes | memoryview) -> int:
+        write_all(self.fd, data)
+        self.sha256.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def finish(self) -> int:
+        """Give the file its name, and its open descriptor away. The folder's entry still needs `sync_folder`."""
+        os.fsync(self.fd)
+        os.replace(self._tmp, self.path)  # noqa: PTH105  all system calls here go through `os`, where a test can break them
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def discard(self) -> None:
+        """Half a file would keep the space that was missing."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
         with contextlib.suppress(OSError):
-            os.unlink(tmp)  # noqa: PTH108  half a file would keep the space that was missing
+            os.unlink(self._tmp)  # noqa: PTH108
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, type: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.discard()
+            return
+        os.close(_finished(self))
+        sync_folder(self.path.parent)
+
+
+def create_durably(path: Path, data: bytes) -> int:
+    """A whole file under its name, and its open descriptor. The folder's entry still needs `sync_folder`."""
+    file = DurableFile(path)
+    try:
+        file.write(data)
+    except BaseException:
+        file.discard()
         raise
-    return fd
+    return _finished(file)
 
 
-def write_durably(path: Path, data: bytes | memoryview, *, sync_name: bool = True) -> None:
-    """tmp + fsync + rename + folder fsync. `sync_name=False` where losing the newest version is no loss."""
+def write_durably(path: Path, data: bytes, *, sync_name: bool = True) -> None:
+    """A whole file. `sync_name=False` where losing the newest version is no loss."""
     os.close(create_durably(path, data))
     if sync_name:
         sync_folder(path.parent)
+
+
+def _finished(file: DurableFile) -> int:
+    try:
+        return file.finish()
+    except BaseException:
+        file.discard()
+        raise
 
 
 def sync_folder(folder: Path) -> None:

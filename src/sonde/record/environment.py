@@ -60,7 +60,7 @@ def git_state(folder: Path, *, timeout_s: float = GIT_TIMEOUT_S) -> dict[str, An
 
 
 def _git(folder: Path, timeout_s: float, *arguments: str) -> str | None:
-    """What git prints, or None when it refuses. It takes no locks, asks nobody, and runs nothing the repository names."""
+    """What git prints, or None when it refuses. It takes no locks, asks nobody, runs nothing the repository names."""
     finished = subprocess.run(
         ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments],
         cwd=folder,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +23,8 @@ MIN_TILE_SITES: Final = 32
 _ABSENT_AS_NAN: Final = (SUMSQ_RAW, *(INDEX[name] for name in PAIRED))
 _HIST_LEAF: Final = "hist.list.element"
 
+Facts = dict[str, int | str]
+
 STATS_SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -39,36 +39,33 @@ SCALARS_SCHEMA: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """The bytes of a segment, their hash, and the bounds of its tiles as JSON."""
+class Sink(Protocol):
+    """Where the bytes go, as pyarrow expects it."""
 
-    content: Any
-    sha256: str
-    tiles: str
+    closed: bool
+
+    def write(self, data: bytes, /) -> int: ...
+    def flush(self) -> None: ...
 
 
-def encode_stats(table: StatsTable, facts: dict[str, int | str]) -> Encoded:
-    """A segment of sketches. `facts` go into the file itself, from which a lost catalog could be rebuilt."""
-    dictionary = ["step", "site", "time", *COUNTS]
-    split = [name for name in FIELDS if name not in COUNTS]
+def write_stats(sink: Sink, table: StatsTable, facts: Facts) -> str:
+    """A segment of sketches; gives the bounds of its tiles. From `facts`, kept in it, a lost catalog can be rebuilt."""
     bounds = list(tile_bounds(table.site))
     batches = (_stats_batch(table, start, end) for start, end in bounds)
-    return _encode(
-        STATS_SCHEMA, batches, dictionary, [*split, _HIST_LEAF], facts, _tiles(table.site, table.step, bounds)
-    )
+    split = [*(name for name in FIELDS if name not in COUNTS), _HIST_LEAF]
+    _write(sink, STATS_SCHEMA, batches, ["step", "site", "time", *COUNTS], split, facts)
+    return _tiles(table.site, table.step, bounds)
 
 
-def encode_scalars(table: ScalarsTable, facts: dict[str, int | str]) -> Encoded:
-    """A segment of scalars."""
+def write_scalars(sink: Sink, table: ScalarsTable, facts: Facts) -> str:
+    """A segment of scalars; gives the bounds of its tiles."""
     bounds = list(tile_bounds(table.name))
     batches = (
         pa.record_batch([table.step[a:b], table.name[a:b], table.time[a:b], table.value[a:b]], schema=SCALARS_SCHEMA)
         for a, b in bounds
     )
-    return _encode(
-        SCALARS_SCHEMA, batches, ["step", "name"], ["time", "value"], facts, _tiles(table.name, table.step, bounds)
-    )
+    _write(sink, SCALARS_SCHEMA, batches, ["step", "name"], ["time", "value"], facts)
+    return _tiles(table.name, table.step, bounds)
 
 
 def read_stats(path: Path) -> StatsTable:
@@ -109,13 +106,12 @@ def _tiles(site: Int32, step: Int64, bounds: list[tuple[int, int]]) -> str:
 
 
 def _stats_batch(table: StatsTable, start: int, end: int) -> Any:
-    rows = table.rows[start:end]
-    columns = {name: _field(rows[:, index], index, name) for index, name in enumerate(FIELDS)}
+    columns = np.ascontiguousarray(table.rows[start:end].T)
     return pa.record_batch(
         [
             table.step[start:end],
             table.site[start:end],
-            *columns.values(),
+            *(_field(columns[index], index, name) for index, name in enumerate(FIELDS)),
             _hists(table, start, end),
             table.time[start:end],
         ],
@@ -131,11 +127,11 @@ def _field(column: Array, index: int, name: str) -> Any:
         return _nullable(column, np.isnan(column))
     if index in (MIN, MAX):
         return _nullable(column, np.isinf(column))
-    return pa.array(np.ascontiguousarray(column))
+    return pa.array(column)
 
 
 def _nullable(column: Array, is_absent: NDArray[np.bool_]) -> Any:
-    return pa.array(np.ascontiguousarray(column), mask=is_absent)
+    return pa.nulls(len(column), pa.float64()) if is_absent.all() else pa.array(column, mask=is_absent)
 
 
 def _hists(table: StatsTable, start: int, end: int) -> Any:
@@ -150,18 +146,12 @@ def _hists(table: StatsTable, start: int, end: int) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(lengths == 0))
 
 
-def _encode(
-    schema: Any,
-    batches: Iterator[Any],
-    dictionary: list[str],
-    split: list[str],
-    facts: dict[str, int | str],
-    tiles: str,
-) -> Encoded:
+def _write(
+    sink: Sink, schema: Any, batches: Iterator[Any], dictionary: list[str], split: list[str], facts: Facts
+) -> None:
     schema = schema.with_metadata({"sonde": json.dumps(facts)})
-    sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
-        sink,
+        pa.PythonFile(sink, mode="w"),
         schema,
         version="2.6",
         compression="zstd",
@@ -172,6 +162,4 @@ def _encode(
         write_page_checksum=True,
     ) as writer:
         for batch in batches:
-            writer.write_table(pa.Table.from_batches([batch.cast(schema)]), row_group_size=len(batch))
-    content = sink.getvalue()
-    return Encoded(content, hashlib.sha256(content).hexdigest(), tiles)
+            writer.write_table(pa.Table.from_batches([batch], schema), row_group_size=len(batch))

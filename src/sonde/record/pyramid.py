@@ -1,16 +1,105 @@
-"""Merged sketches at 4^k steps per row, built while sealing."""
+"""The pyramid: sketches merged over 4^k steps per row, so that a whole run fits on a screen. Built while sealing.
+
+Level 1 has one file per sealed segment; level k merges four files of level k - 1. A row's `step` is the first of its
+4^k steps. Where two files meet in the middle of these, each has a part of the row, and a reader merges them: so a file
+is made from the files below it alone. What is missing after a crash is found in the catalog and made then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
-from sonde.record.catalog import Catalog, Segment
-from sonde.record.table import StatsTable
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.record.catalog import Catalog, Segment, segment_row
+from sonde.record.seal import Place, seal_table
+from sonde.record.table import StatsTable, group_starts, join_stats
+from sonde.schema.layout import PYRAMID_FACTOR
+from sonde.schema.sketch import Array, merge_groups
+
+_GROUPS_AT_ONCE: Final = 4096
 
 
 class Pyramid:
+    """Grows by what was sealed. `segments` is the writer's own list of everything in the catalog."""
+
     def __init__(self, run: Path, rank: int, segments: list[Segment]) -> None:
         self.run, self.rank, self.segments = run, rank, segments
 
-    def grow(self, catalog: Catalog, segment: Segment, table: StatsTable) -> None:
-        return
+    def grow(self, catalog: Catalog, newest: Segment, table: StatsTable) -> None:
+        """Make every file that is due. `table` is what `newest` holds, which spares reading it back."""
+        level = 1
+        while below := self._uncovered(level):
+            size = 1 if level == 1 else PYRAMID_FACTOR
+            for start in range(0, len(below) - size + 1, size):
+                group = below[start : start + size]
+                tables = [table if segment.id == newest.id else self._read(segment) for segment in group]
+                self._make(catalog, level, group, merge_steps(tables, PYRAMID_FACTOR**level))
+            level += 1
+
+    def _uncovered(self, level: int) -> list[Segment]:
+        """The files below a level that are not merged into it yet, in order of sequence."""
+        covered = max((segment.last_sequence for segment in self._level(level)), default=-1)
+        return [segment for segment in self._level(level - 1) if segment.first_sequence > covered]
+
+    def _level(self, level: int) -> list[Segment]:
+        found = [s for s in self.segments if (s.stream, s.rank, s.level) == ("stats", self.rank, level)]
+        return sorted(found, key=lambda segment: segment.first_sequence)
+
+    def _make(self, catalog: Catalog, level: int, group: Sequence[Segment], table: StatsTable) -> None:
+        place = Place(
+            id=max(segment.id for segment in self.segments) + 1,
+            stream="stats",
+            rank=self.rank,
+            level=level,
+            number=len(self._level(level)),
+            first_sequence=group[0].first_sequence,
+            last_sequence=group[-1].last_sequence,
+        )
+        made = seal_table(self.run, place, table)
+        catalog.commit([segment_row(made)])
+        self.segments.append(made)
+
+    def _read(self, segment: Segment) -> StatsTable:
+        from sonde.record.parquet import read_stats
+
+        return read_stats(self.run / segment.file)
+
+
+def merge_steps(tables: Sequence[StatsTable], num_steps: int) -> StatsTable:
+    """One row per site and `num_steps` steps."""
+    table = join_stats(tables)
+    bucket = table.step // num_steps
+    starts = group_starts(table.site, bucket)
+    hist_row, hist = _merge_hists(table, starts)
+    return StatsTable(
+        table.site[starts],
+        bucket[starts] * num_steps,
+        table.time[starts],
+        _merge_rows(table, starts),
+        hist_row,
+        hist,
+    )
+
+
+def _merge_rows(table: StatsTable, starts: NDArray[np.intp]) -> Array:
+    """A few thousand groups at a time, which stay in the processor's cache."""
+    edges = [*starts[::_GROUPS_AT_ONCE], len(table)]
+    parts = [
+        merge_groups(table.rows[start:end], starts[i * _GROUPS_AT_ONCE : (i + 1) * _GROUPS_AT_ONCE] - start)
+        for i, (start, end) in enumerate(pairwise(edges))
+    ]
+    return np.concatenate(parts)
+
+
+def _merge_hists(table: StatsTable, starts: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    if not len(table.hist_row):
+        return table.hist_row, table.hist
+    group = np.searchsorted(starts, table.hist_row, side="right") - 1
+    first = group_starts(group)
+    merged = np.add.reduceat(table.hist, first, axis=0, dtype=np.float64)
+    return group[first].astype(np.int64), merged.astype(np.float32)

@@ -25,6 +25,7 @@ from sonde.record.queue import BoundedQueue
 from sonde.record.runfile import RunFile
 from sonde.record.stream import StreamWriter
 from sonde.record.system import SystemSampler
+from sonde.record.table import StatsTable
 from sonde.schema.layout import STREAMS, RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 
@@ -97,7 +98,7 @@ class Recorder:
         self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self._sampler: SystemSampler | None = None
         self._has_warned = False
-        self._store_error = self._seal_error = ""
+        self._store_error = self._seal_error = self._pyramid_error = ""
         self._trouble_since = 0.0
         self._dropped_before = 0
         self._reported_drops = 0
@@ -222,7 +223,16 @@ class Recorder:
             self._num_scalar_rows = 0
         stream.cut()
         if sealed is not None and sealed.table is not None:
-            self._pyramid.grow(self.catalog, sealed.segment, sealed.table)
+            self._grow(sealed.segment, sealed.table)
+
+    def _grow(self, segment: Segment, table: StatsTable) -> None:
+        """The pyramid is made from what is sealed and can be made later: a failure must not stop the sealing."""
+        try:
+            self._pyramid.grow(self.catalog, segment, table)
+        except Exception as error:  # noqa: BLE001  as above
+            if not self._pyramid_error:
+                self._remember(self._event("pyramid_failed", f"the pyramid could not be extended: {_words(error)}"))
+            self._pyramid_error = _words(error)
 
     def _next_segment_id(self) -> int:
         return self._segments[-1].id + 1 if self._segments else 1

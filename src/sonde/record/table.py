@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,29 @@ def sort_stats(records: Sequence[StatsRecord]) -> StatsTable:
     return StatsTable(site[order], step[order], time[order], rows, hist_row, hist)
 
 
+def join_stats(tables: Sequence[StatsTable]) -> StatsTable:
+    """Sorted tables as one sorted table."""
+    if len(tables) == 1:
+        return tables[0]
+    starts = np.cumsum([0, *(len(table) for table in tables)])
+    site = np.concatenate([table.site for table in tables])
+    step = np.concatenate([table.step for table in tables])
+    is_in_order = all(a.step.max() <= b.step.min() for a, b in pairwise(tables))
+    order = np.argsort(_narrow(site), kind="stable") if is_in_order else np.lexsort((step, site))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    hist_row = place[np.concatenate([table.hist_row + start for table, start in zip(tables, starts, strict=False)])]
+    hist_order = np.argsort(hist_row, kind="stable")
+    return StatsTable(
+        site[order],
+        step[order],
+        np.concatenate([table.time for table in tables])[order],
+        np.concatenate([table.rows for table in tables])[order],
+        hist_row[hist_order].astype(np.int64),
+        np.concatenate([table.hist for table in tables])[hist_order],
+    )
+
+
 def sort_scalars(records: Sequence[ScalarsRecord]) -> ScalarsTable:
     name = np.concatenate([record.name_ids for record in records])
     step = np.concatenate([record.steps for record in records])
@@ -79,8 +103,12 @@ def sorting_order(site: Int32, step: Int64) -> NDArray[np.intp]:
     """The stable order by (site, step). Steps mostly come in order, and then small ids are sorted in linear time."""
     if len(step) > 1 and not (step[1:] >= step[:-1]).all():
         return np.lexsort((step, site))
-    narrow = site.astype(np.uint16) if len(site) and site.min() >= 0 and site.max() < 1 << 16 else site
-    return np.argsort(narrow, kind="stable")
+    return np.argsort(_narrow(site), kind="stable")
+
+
+def _narrow(site: Int32) -> NDArray[np.int32] | NDArray[np.uint16]:
+    """Sixteen bits are sorted by radix, in linear time."""
+    return site.astype(np.uint16) if len(site) and site.min() >= 0 and site.max() < 1 << 16 else site
 
 
 def group_starts(*columns: NDArray[np.generic]) -> NDArray[np.intp]:
