@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sonde.cli.main import main
 from sonde.record.folder import create_run
 from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
@@ -81,28 +84,53 @@ def make_run() -> MakeRun:
     return write_run
 
 
-class Command:
-    """Runs `sonde` in a process of its own."""
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    stdout: str
+    stderr: str
 
-    def __call__(
-        self, *arguments: object, env: Mapping[str, str] | None = None, stdin: str | None = None, code: int | None = 0
-    ) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:sonde", **(env or {})}
-        result = subprocess.run(
-            [sys.executable, "-m", "sonde.cli.main", *map(str, arguments)],
-            env=environment,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert "Traceback" not in result.stderr or code is None, result.stderr
-        if code is not None:
-            assert result.returncode == code, f"exit {result.returncode}\n{result.stdout}\n{result.stderr}"
-        return result
+    @property
+    def json(self) -> Any:
+        """What was printed, which must be one JSON document without bare NaN."""
+        return json.loads(self.stdout, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise AssertionError(f"bare {name} in JSON")
+
+
+class Command:
+    """Runs `sonde` in this process and holds it to its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object, code: int = 0) -> Answer:
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main([str(argument) for argument in arguments])
+        stdout, stderr = self.capsys.readouterr()
+        answer = Answer(int(exit.value.code or 0), stdout, stderr)
+        assert answer.code == code, answer
+        return answer
 
 
 @pytest.fixture
-def sonde() -> Command:
-    return Command()
+def sonde(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def run_process(*arguments: object, env: Mapping[str, str] | None = None, stdin: str = "") -> Answer:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", "sonde.cli.main", *map(str, arguments)]
+    environment = {**os.environ, **(env or {})}
+    result = subprocess.run(
+        command, env=environment, input=stdin, capture_output=True, text=True, timeout=120, check=False
+    )
+    return Answer(result.returncode, result.stdout, result.stderr)
+
+
+@pytest.fixture
+def process() -> Callable[..., Answer]:
+    return run_process

@@ -77,7 +77,7 @@ def _parse_steps(text: str | None) -> slice | None:
         bounds = [int(part) if part.strip() else None for part in text.split(":")]
     except ValueError:
         bounds = []
-    if not 1 <= len(bounds) <= 3 or bounds == [None] or (len(bounds) == 3 and (bounds[2] or 1) < 1):
+    if not 1 <= len(bounds) <= 3 or bounds == [None] or (len(bounds) == 3 and bounds[2] is not None and bounds[2] < 1):
         raise UsageError(f'--steps is "first:stop", as in 100:200, :50 or -100:; got "{text}".')
     if len(bounds) == 1 and bounds[0] is not None:
         return slice(bounds[0], bounds[0] + 1 or None)

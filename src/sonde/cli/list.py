@@ -60,6 +60,8 @@ def list_runs(
         print_json([{key: value for key, value in row.items() if key != "series"} for row in rows])
     elif rows:
         _show(rows)
+    if any(row["warnings"] for row in rows) and not json:
+        remark("! something is wrong with the recording: `sonde show` says what.")
     for path, error in broken_runs(folder).items():
         remark(f"left out {path}: {error}")
     if num_left:
@@ -108,6 +110,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         Column(title=""),
         Column(title="took", right=True),
         Column(title="began", right=True, style="dim"),
+        Column(title="", style="yellow"),
     ]
     cells = [
         (
@@ -119,6 +122,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             sparkline(row["series"].values, ascii=is_ascii(console)) if row["series"] else "",
             duration(row["duration_s"]),
             age(now - datetime.fromisoformat(row["created"]).timestamp()),
+            "!" if row["warnings"] else "",
         )
         for row in rows
     ]

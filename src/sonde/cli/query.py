@@ -26,17 +26,17 @@ def query(
     \b
     Examples:
       sonde query latest "select step, value from scalars where name = 'loss' order by step"
-      sonde query latest "select site, max(value) from stats where kind = 'grad' and stat = 'norm' group by site"
+      sonde query latest "select site, max(norm) from stats where kind = 'grad' group by site"
       sonde query latest "select * from events" --json
     """
     from sonde.errors import UnknownNameError
-    from sonde.show.plain_columns import plain_columns, unique_names
+    from sonde.show.plain_columns import plain_columns
 
     if format not in FORMATS:
         raise UnknownNameError("format", format, FORMATS)
     answer = open_run(run, dir).sql(sql, limit=limit + 1)
     is_cut = answer.num_rows > limit
-    answer = unique_names(answer.slice(0, limit))
+    answer = answer.slice(0, limit)
     if json or format == "json":
         print_json(answer.to_pylist())
     elif format == "csv":

@@ -81,7 +81,6 @@ def describe_run(run: Run, *, at: int | None, top: int) -> dict[str, Any]:
         ],
         "num_sites": run.sites().num_rows,
         "events": events,
-        "warnings": run.warnings,
         "coverage": run.coverage(),
         "overhead": manifest.facts.get("overhead"),
         "_scalars": scalars,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +19,3 @@ def plain_columns(table: pa.Table) -> pa.Table:
             column = pa.array([None if value is None else to_json(value) for value in column.to_pylist()], pa.string())
         columns.append(column)
     return pa.Table.from_arrays(columns, names=table.column_names)
-
-
-def unique_names(table: pa.Table) -> pa.Table:
-    """The same table with no two columns of one name: SQL allows that, JSON and files do not."""
-    names: list[str] = []
-    for name in table.column_names:
-        candidates = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
-        names.append(next(candidate for candidate in candidates if candidate not in names))
-    return table.rename_columns(names)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.errors import CorruptError
 from sonde.run import Run
 
 Floats = NDArray[np.float64]
@@ -66,8 +67,11 @@ class SeriesSummary:
 
 
 def scalar_series(run: Run, pattern: str = "*", steps: Any = None) -> list[SeriesSummary]:
-    """The logged scalars that a glob names, none of them empty."""
-    return list(_split(run.scalars(pattern, steps=steps), "name"))
+    """The logged scalars that a glob names, none of them empty. What is damaged is left out, and in `run.warnings`."""
+    try:
+        return list(_split(run.scalars(pattern, steps=steps), "name"))
+    except CorruptError:
+        return []
 
 
 def _split(table: Any, column: str) -> Iterator[SeriesSummary]:
@@ -91,7 +95,17 @@ def loss_series(run: Run) -> SeriesSummary | None:
 
 
 def largest_gradients(run: Run, *, at: int | None = None, num_sites: int = 10) -> list[SeriesSummary]:
-    """Norms of the gradients that are largest at a step (the last one recorded), each with its history up to there."""
+    """Norms of the gradients that are largest at a step (the last one recorded), each with its history up to there.
+
+    What is damaged is left out, and in `run.warnings`.
+    """
+    try:
+        return _largest_gradients(run, at, num_sites)
+    except CorruptError:
+        return []
+
+
+def _largest_gradients(run: Run, at: int | None, num_sites: int) -> list[SeriesSummary]:
     last = run.last_step if at is None else at
     here = _norms_at(run, last, exactly=at is not None)
     top = [name for name, value in sorted(here.items(), key=lambda item: (-_order(item[1]), item[0]))[:num_sites]]
@@ -144,4 +158,5 @@ def describe(run: Run) -> dict[str, Any]:
         "loss": None if loss is None else loss.to_dict(),
         "tags": list(run.tags),
         "notes": run.notes,
+        "warnings": run.warnings,
     }

@@ -1,0 +1,205 @@
+"""`sonde export`: every format round-trips, and a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from sonde.run import open as open_run
+from sonde.show.export.atomic import replacing
+
+LOSSES = [1.0, float("nan"), float("inf"), -2.5, 1e-300]
+
+
+@pytest.fixture
+def run(make_run: Any) -> Path:
+    path: Path = make_run(losses=LOSSES, steps=5, scalars={"train/acc": 0.5}, events=["odd"], config={"lr": 0.1})
+    return path
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(np.array_equal(np.asarray(a, np.float64), np.asarray(b, np.float64), equal_nan=True))
+
+
+def read_csv(path: str) -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv(run: Path, sonde: Any) -> None:
+    sonde("export", run, "--what", "scalars", "--format", "csv", "-o", "out.csv")
+    rows = read_csv("out.csv")
+    assert same([float(row["value"]) for row in rows if row["name"] == "loss"], LOSSES)
+    assert [int(row["step"]) for row in rows if row["name"] == "train/acc"] == [0, 1, 2, 3, 4]
+
+
+def test_parquet(run: Path, sonde: Any) -> None:
+    sonde("export", run, "--what", "stats", "--format", "parquet", "-o", "out.parquet")
+    table = pq.read_table("out.parquet", page_checksum_verification=True)
+    expected = open_run(run).stats("*")
+    assert table.num_rows == expected.num_rows > 0
+    assert same(sorted(table["value"].to_pylist(), key=repr), sorted(expected["value"].to_pylist(), key=repr))
+    assert json.loads(table.schema.metadata[b"sonde"])["config"] == {"lr": 0.1}
+
+
+def test_json(run: Path, sonde: Any) -> None:
+    sonde("export", run, "--format", "json", "-o", "out.json")
+    document = json.loads(Path("out.json").read_text(), parse_constant=pytest.fail)
+    losses = [row["value"] for row in document["scalars"] if row["name"] == "loss"]
+    assert losses == [1.0, "nan", "inf", -2.5, 1e-300]
+    assert document["run"]["config"] == {"lr": 0.1}
+    assert document["events"][0]["message"] == "odd"
+    assert len(document["stats"]) == open_run(run).stats("*").num_rows
+    assert {row["site"] for row in document["sites"]} == {"0.weight", "0.bias", "2.weight"}
+
+
+def test_hdf5_round_trips(run: Path, sonde: Any) -> None:
+    sonde("export", run, "--format", "hdf5", "-o", "out.h5")
+    opened = open_run(run)
+    with h5py.File("out.h5") as file:
+        assert same(file["scalars/loss/value"][:], LOSSES)
+        assert file["scalars/train%2Facc"].attrs["name"] == "train/acc"
+        assert json.loads(file.attrs["config"]) == {"lr": 0.1}
+        assert file["events/message"].asstr()[0] == "odd"
+        num_rows = 0
+        for kind, sites in file["stats"].items():
+            for site, stats in sites.items():
+                for stat, series in stats.items():
+                    expected = opened.stats(f"{kind}/{site}/{stat}")
+                    assert series["step"][:].tolist() == expected["step"].to_pylist()
+                    assert same(series["value"][:], expected["value"].to_pylist())
+                    num_rows += len(series["step"])
+    assert num_rows == opened.stats("*").num_rows
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_everything_goes_into_a_folder_of_files(format: str, run: Path, sonde: Any) -> None:
+    files = sonde("export", run, "--format", format, "-o", "out", "--json").json
+    assert {Path(file["path"]).name for file in files} == {
+        f"{table}.{format}" for table in ("stats", "scalars", "events", "system", "sites")
+    }
+    assert all(Path(file["path"]).stat().st_size == file["bytes"] > 0 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [("1:3", [1, 2]), (":2", [0, 1]), ("-2:", [3, 4]), ("3", [3]), ("-1", [4]), ("::2", [0, 2, 4]), ("7:", [])],
+)
+def test_steps_are_cut(steps: str, expected: list[int], run: Path, sonde: Any) -> None:
+    sonde("export", run, f"--steps={steps}", "--format", "json", "-o", "out.json", "--series", "grad/0.weight/norm")
+    document = json.loads(Path("out.json").read_text())
+    assert [row["step"] for row in document["stats"]] == expected
+    assert [row["step"] for row in document["scalars"] if row["name"] == "loss"] == expected
+
+
+@pytest.mark.parametrize("steps", ["a:b", "", "1:2:3:4", "1:2:0", "1-2"])
+def test_bad_steps_are_a_usage_error(steps: str, run: Path, sonde: Any) -> None:
+    assert '--steps is "first:stop"' in sonde("export", run, f"--steps={steps}", code=2).stderr
+
+
+def test_series_are_chosen_by_glob(run: Path, sonde: Any) -> None:
+    sonde("export", run, "-w", "stats", "--series", "grad/*/norm", "--series", "grad/0.bias/rms", "-o", "out.parquet")
+    table = pq.read_table("out.parquet")
+    found = set(zip(table["site"].to_pylist(), table["stat"].to_pylist(), strict=True))
+    assert found == {("0.weight", "norm"), ("0.bias", "norm"), ("2.weight", "norm"), ("0.bias", "rms")}
+
+
+def test_site_that_is_a_glob_of_another_is_written_once(make_run: Any, sonde: Any) -> None:
+    make_run(sites=("a[0]", "a0"), steps=2)
+    sonde("export", "latest", "-w", "stats", "--series", "grad/*/norm", "-o", "out.parquet")
+    assert sorted(pq.read_table("out.parquet")["site"].to_pylist()) == ["a0", "a0", "a[0]", "a[0]"]
+
+
+def test_unknown_series_writes_nothing(run: Path, sonde: Any) -> None:
+    assert 'Did you mean "norm"' in sonde("export", run, "--series", "grad/*/nrm", "-o", "out.parquet", code=2).stderr
+    assert not Path("out.parquet").exists()
+
+
+def test_file_that_is_there_is_not_replaced_unless_forced(run: Path, sonde: Any) -> None:
+    Path("out.csv").write_text("mine")
+    arguments = ("export", run, "--what", "scalars", "--format", "csv", "-o", "out.csv")
+    assert "out.csv is there already" in sonde(*arguments, code=2).stderr
+    assert Path("out.csv").read_text() == "mine"
+    sonde(*arguments, "--force")
+    assert Path("out.csv").read_text().startswith('"step"')
+
+
+def test_default_name_says_which_run(run: Path, sonde: Any) -> None:
+    (file,) = sonde("export", run, "--what", "scalars", "--format", "csv", "--json").json
+    assert file["path"] == f"{run.name}-scalars.csv"
+
+
+def test_failure_leaves_no_half_file() -> None:
+    path = Path("out.csv")
+    path.write_text("old")
+
+    def fail() -> None:
+        with replacing(path) as draft:
+            draft.write_text("half")
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [entry.name for entry in Path().iterdir()] == ["out.csv"]
+    assert path.read_text() == "old"
+
+
+def test_folder_that_is_not_there_is_one_line(run: Path, sonde: Any) -> None:
+    error = sonde("export", run, "--what", "scalars", "-o", "no/such/out.parquet", code=1).stderr
+    assert "no/such" in error
+    assert error.count("\n") == 1
+
+
+def test_hdf5_without_its_package_says_what_to_install(run: Path, sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
+    assert "pip install 'sonde[h5]'" in sonde("export", run, "--format", "hdf5", code=1).stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [("--format", "cvs"), ("--what", "scalar")])
+def test_unknown_choice_is_answered_with_the_nearest(option: str, value: str, run: Path, sonde: Any) -> None:
+    assert "Did you mean" in sonde("export", run, option, value, code=2).stderr
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "json", "hdf5"])
+def test_run_with_nothing_in_it_exports_nothing_without_failing(format: str, make_run: Any, sonde: Any) -> None:
+    make_run(steps=0, sites=())
+    sonde("export", "latest", "--format", format, "-o", "out")
+    assert Path("out").exists()
+
+
+HOSTILE = ["a/b", "..", ".", "a\x00b", "step", "ü", "x" * 300, "\x1b[31m"]
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "json", "hdf5"])
+def test_hostile_names_survive(format: str, make_run: Any, sonde: Any) -> None:
+    make_run(steps=2, scalars=dict.fromkeys(HOSTILE, math.nan), sites=("..", ".", "ü"))
+    sonde(
+        "export",
+        "latest",
+        "--what",
+        "scalars" if format in ("csv", "parquet") else "all",
+        "--format",
+        format,
+        "-o",
+        "o",
+    )
+    stored = set(open_run("latest").scalars()["name"].to_pylist())
+    assert len(stored) == len(HOSTILE) + 1
+    if format == "parquet":
+        assert set(pq.read_table("o")["name"].to_pylist()) == stored
+    elif format == "json":
+        assert {row["name"] for row in json.loads(Path("o").read_text())["scalars"]} == stored
+    elif format == "hdf5":
+        with h5py.File("o") as file:
+            assert {group.attrs["name"] for group in file["scalars"].values()} == stored
+    else:
+        assert {row["name"] for row in read_csv("o")} == stored
+    assert {entry.name for entry in Path().iterdir()} == {"o", "runs"}

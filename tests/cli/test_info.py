@@ -1,0 +1,55 @@
+"""`sonde info`: what is installed, where runs are, and where each setting came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_says_version_folder_and_disk_use(sonde: Any, make_run: Any) -> None:
+    run = make_run()
+    found = sonde("info", "--json").json
+    assert found["runs"] == 1
+    assert found["dir"] == str(Path("runs").absolute())
+    assert found["bytes"] == sum(path.lstat().st_size for path in run.rglob("*") if path.is_file())
+    assert found["packages"]["numpy"]
+    assert found["version"] in sonde("--version").stdout
+
+
+def test_folder_that_is_not_there_holds_nothing(sonde: Any) -> None:
+    found = sonde("info", "--json", "--dir", "nowhere").json
+    assert (found["runs"], found["bytes"], found["dir_origin"]) == (0, 0, "keyword")
+    assert not Path("nowhere").exists()
+
+
+def test_trash_is_counted_apart(sonde: Any, make_run: Any) -> None:
+    make_run()
+    sonde("delete", "latest", "--yes")
+    found = sonde("info", "--json").json
+    assert found["runs"] == found["bytes"] == 0
+    assert found["trash_bytes"] > 0
+    assert "trash" in sonde("info").stdout
+
+
+def test_settings_show_where_each_value_came_from(sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("sonde.yaml").write_text("project: mine\nwriter: {flush_mib: 2}\n")
+    monkeypatch.setenv("SONDE_BUDGET", "0.05")
+    found = sonde("info", "--settings", "--json").json
+    assert found["project"]["origin"] == "file sonde.yaml"
+    assert found["writer.flush_mib"] == {
+        "value": 2.0, "origin": "file sonde.yaml", "meaning": "A flush also happens when this much waits.",
+    }  # fmt: skip
+    assert (found["budget"]["value"], found["budget"]["origin"]) == (0.05, "env SONDE_BUDGET")
+    assert found["mode"]["origin"] == "default"
+    shown = sonde("info", "--settings").stdout
+    assert "env SONDE_BUDGET" in shown
+    assert "writer.flush_mib" in shown
+
+
+def test_bad_setting_is_a_usage_error_with_the_nearest_name(sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONDE_BUGDET", "0.05")
+    error = sonde("info", code=2).stderr
+    assert 'Did you mean "SONDE_BUDGET"' in error
+    assert error.count("\n") == 1

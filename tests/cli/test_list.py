@@ -1,0 +1,102 @@
+"""`sonde list`: every run there is, filtered, sorted, and honest about what it could not open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def test_lists_runs_newest_first_with_loss_and_sparkline(sonde: Any, make_run: Any) -> None:
+    make_run(name="old")
+    make_run(name="new", status="crashed", reason="boom")
+    lines = sonde("list").stdout.splitlines()
+    assert "crashed" in lines[2]
+    assert "gpt/new" in lines[2]
+    assert "gpt/old" in lines[3]
+    assert "0.15" in lines[3]
+    assert "█" in lines[3]
+
+
+def test_json_has_one_object_per_run(sonde: Any, make_run: Any) -> None:
+    path = make_run(name="only", losses=[1.0] * 19 + [float("nan")], tags=["t"])
+    (run,) = sonde("list", "--json").json
+    assert run["name"] == "only"
+    assert run["path"] == str(path.resolve())
+    assert run["status"] == "finished"
+    assert run["last_step"] == 19
+    assert run["tags"] == ["t"]
+    assert run["loss"]["last"] == "nan"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--project", "gpt"], {"a", "b"}),
+        (["--status", "crashed"], {"b"}),
+        (["--tag", "good"], {"a"}),
+        (["--project", "nothing"], set()),
+        (["--limit", "1"], {"c"}),
+    ],
+)
+def test_filters(arguments: list[str], expected: set[str], sonde: Any, make_run: Any) -> None:
+    make_run(name="a", tags=["good"])
+    make_run(name="b", status="crashed")
+    make_run(name="c", project="mlp")
+    assert {run["name"] for run in sonde("list", "--json", *arguments).json} == expected
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [("created", ["c", "b", "a"]), ("name", ["a", "b", "c"]), ("steps", ["b", "c", "a"]), ("loss", ["b", "a", "c"])],
+)
+def test_sorts(sort: str, expected: list[str], sonde: Any, make_run: Any) -> None:
+    make_run(name="a", losses=[2.0], steps=1)
+    make_run(name="b", losses=[9.0, 8.0, 1.0], steps=3)
+    make_run(name="c", losses=[1.0, float("nan")], steps=2)
+    assert [run["name"] for run in sonde("list", "--json", "--sort", sort).json] == expected
+
+
+def test_folder_without_runs_is_no_error(sonde: Any, tmp_path: Any) -> None:
+    answer = sonde("list")
+    assert answer.stdout == ""
+    assert "no runs in runs. Record one:  sonde run train.py" in answer.stderr
+    assert sonde("list", "--json").json == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_run_without_scalars_is_listed(sonde: Any, make_run: Any) -> None:
+    make_run(steps=0, sites=())
+    (run,) = sonde("list", "--json").json
+    assert (run["last_step"], run["loss"]) == (-1, None)
+    assert "gpt/baseline" in sonde("list").stdout
+
+
+def test_damaged_run_is_named_and_the_others_are_listed(sonde: Any, make_run: Any) -> None:
+    make_run(name="good")
+    (make_run(name="bad") / "run.json").write_text('{"format":')
+    answer = sonde("list", "--json")
+    assert [run["name"] for run in answer.json] == ["good"]
+    assert "left out" in answer.stderr
+    assert "run.json is damaged" in answer.stderr
+
+
+def test_running_run_is_shown_as_running(sonde: Any, make_run: Any) -> None:
+    writer = make_run(status=None)
+    try:
+        assert [run["status"] for run in sonde("list", "--json").json] == ["running"]
+    finally:
+        writer.close("finished")
+
+
+def test_unknown_status_is_answered_with_the_nearest(sonde: Any) -> None:
+    assert 'no status "crash". Did you mean "crashed"?' in sonde("list", "--status", "crash", code=2).stderr
+    assert 'no order "losses". Did you mean "loss"?' in sonde("list", "--sort", "losses", code=2).stderr
+
+
+def test_dir_option_beats_the_variable(sonde: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run("here", name="x")
+    make_run("there", name="y")
+    monkeypatch.setenv("SONDE_DIR", "there")
+    assert [run["name"] for run in sonde("list", "--json").json] == ["y"]
+    assert [run["name"] for run in sonde("list", "--json", "--dir", "here").json] == ["x"]
