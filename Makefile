@@ -52,7 +52,7 @@ bench: $(STAMP)  ## what watching costs; writes benchmarks/results/
 	$(BIN)/python benchmarks/overhead.py
 
 docs: $(STAMP)  ## run every code block of README.md and docs/
-	$(TEST) -q tests/docs -m ""
+	$(TEST) -q tests/test_docs.py -m ""
 
 format: $(STAMP)  ## let ruff put the code in order
 	$(BIN)/ruff check --fix

@@ -1,10 +1,10 @@
 """The public names of sonde, loaded on first use: `import sonde` alone imports nothing else.
 
-    import sonde
+import sonde
 
-    with sonde.watch(model, optimizer):
-        train()
-    run = sonde.open("latest")
+with sonde.watch(model, optimizer):
+    train()
+run = sonde.open("latest")
 """
 
 from __future__ import annotations
