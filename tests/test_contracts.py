@@ -98,6 +98,8 @@ def source_copy(tmp_path: Path) -> Path:
 def plant(folder: Path, files: dict[str, str]) -> None:
     for name, line in files.items():
         path = folder / "src" / "sonde" / name
+        if path.with_suffix("").is_dir():  # a room that is a file today may be a folder tomorrow
+            path = path.with_suffix("") / "__init__.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(f"\n{line}\n")
