@@ -79,7 +79,7 @@ class OptimizerPass:
         for part in listed.parts:
             part.held.subtract([params[i].detach() for i in part.indices])  # before - after: minus the update
             table = listed.table(part, None, turn, np.array(keys, np.int32))
-            negate_rows(table.rows)
+            negate_rows(table)
             if grads is not None and all(_matches(params[i], grads[i]) for i in part.indices):
                 self._pair(part, table, grads, moments)
             self.reducer.hold(table)

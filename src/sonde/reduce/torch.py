@@ -7,7 +7,7 @@ its way then: `Table.resolve()` waits for it and is called on the writer's threa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,9 +28,11 @@ from sonde.schema.sketch import (
     SUM,
     SUMABS,
     SUMSQ,
+    SUMSQ_RAW,
     ZERO,
     Array,
     N,
+    empty_hist,
     empty_rows,
     merge_groups,
 )
@@ -44,7 +46,8 @@ class Table:
     """Sketches of one step. `rows` and `samples` may still be on their way from a device."""
 
     keys: NDArray[np.int32]
-    rows: Array | Tensor
+    rows: Any
+    """float64 (T, NUM_FIELDS): an array on the host, or a tensor on a device."""
     samples: Tensor | None = None
     sampled: NDArray[np.int64] | None = None
     """How many elements of each row were sampled; 0 = none."""
@@ -58,7 +61,7 @@ class Table:
         )
 
     def resolve(self) -> tuple[NDArray[np.int32], Array, Array | None]:
-        """Site keys, rows and histograms, one row per site. Waits for the device, so not for the training thread."""
+        """Keys, rows and histograms. Waits for the device, so not for the training thread."""
         if self.arrived is not None:
             self.arrived.synchronize()
         rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.cpu().numpy().astype(np.float64)
@@ -66,13 +69,29 @@ class Table:
         if self.samples is not None and self.sampled is not None:
             rows[:, HIST_N] = self.sampled
             hist = histograms(self.samples.cpu().numpy(), rows)
-        return _merge_repeated(self.keys, rows, hist)
+        return self.keys, rows, hist
+
+
+def resolve_all(tables: Sequence[Table]) -> tuple[NDArray[np.int32], Array, NDArray[np.int32], Array]:
+    """Keys and rows of all tables, one row per key, and the histograms of the rows that have one, with their index."""
+    parts = [table.resolve() for table in tables]
+    keys = np.concatenate([keys for keys, _, _ in parts])
+    rows = np.concatenate([rows for _, rows, _ in parts])
+    hist = None
+    if any(hist is not None for _, _, hist in parts):
+        hist = np.concatenate([empty_hist(len(keys)) if hist is None else hist for keys, _, hist in parts])
+    keys, rows, hist = _merge_repeated(keys, rows, hist)
+    if hist is None:
+        return keys, rows, np.empty(0, np.int32), empty_hist(0)
+    index = np.flatnonzero(rows[:, HIST_N] > 0).astype(np.int32)
+    return keys, rows, index, hist[index]
 
 
 def _merge_repeated(
     keys: NDArray[np.int32], rows: Array, hist: Array | None
 ) -> tuple[NDArray[np.int32], Array, Array | None]:
-    unique, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    """A module called several times, or seen in several micro-batches, is one site."""
+    unique, counts = np.unique(keys, return_counts=True)
     if len(unique) == len(keys):
         return keys, rows, hist
     order = np.argsort(keys, kind="stable")
@@ -81,15 +100,34 @@ def _merge_repeated(
     return unique, merged, None if hist is None else np.add.reduceat(hist[order], starts, axis=0)
 
 
-def scale_rows(rows: Any, factor: Any) -> None:
-    """The sketches of `factor * x`, factor > 0; rows and factor on the host or on the device."""
+def scale_rows(table: Table, factor: Any) -> None:
+    """Make it the sketches of `factor * x`, factor > 0; the factor may be on the host or on a device."""
+    rows, factor = table.rows, _beside(table.rows, factor)
     for column in (SUM, SUMABS, MIN, MAX):
         rows[:, column] *= factor
     rows[:, SUMSQ] *= factor * factor
+    if table.samples is not None:
+        table.samples *= factor if isinstance(factor, float) else factor.to(table.samples.dtype)
 
 
-def negate_rows(rows: Any) -> None:
-    """The sketches of `-x`."""
+def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
+    """The sum of squares before clipping, from what each gradient was multiplied by."""
+    for row, key in enumerate(table.keys.tolist()):
+        if key in factors:
+            factor = _beside(table.rows, factors[key])
+            table.rows[row, SUMSQ_RAW] = table.rows[row, SUMSQ] / (factor * factor)
+
+
+def _beside(rows: Array | Tensor, factor: Any) -> Any:
+    """The factor where the rows are. On the CPU that is a number; on a device it stays a tensor, and nothing waits."""
+    if isinstance(rows, np.ndarray):
+        return float(factor)
+    return factor.to(rows.device, rows.dtype, non_blocking=True) if isinstance(factor, Tensor) else factor
+
+
+def negate_rows(table: Table) -> None:
+    """Make it the sketches of `-x`."""
+    rows = table.rows
     rows[:, SUM] *= -1
     lowest = -rows[:, MAX]
     rows[:, MAX] = -rows[:, MIN]
@@ -115,7 +153,7 @@ class Reducer:
 
     def __init__(self, *, hist_samples: int = 512, on_unreadable: Callable[[int, str], None] | None = None) -> None:
         self.hist_samples = hist_samples
-        self.on_unreadable = on_unreadable or (lambda key, why: None)
+        self.on_unreadable = on_unreadable or (lambda *_: None)
         self.turn = 0
         self._singles: list[_Single] = []
         self._tables: list[Table] = []

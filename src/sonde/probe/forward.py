@@ -1,0 +1,75 @@
+"""Activations and their gradients, through one global forward hook that knows the model's modules by weak reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from sonde.probe.guards import is_in_checkpoint, is_observable, protected, quiet
+from sonde.probe.model import ModelNames, Place
+from sonde.probe.outputs import floating_tensors
+
+
+class ForwardSink(Protocol):
+    """What becomes of activations."""
+
+    wants_activations: bool
+    wants_activation_grads: bool
+
+    def forward_seen(self) -> None:
+        """A module of the model ran in a training forward pass."""
+
+    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        """A tensor a module returned."""
+
+    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        """The gradient with respect to it."""
+
+
+class ForwardTap:
+    """Sees every module call of the watched model, and no other model's."""
+
+    def __init__(self, names: ModelNames, sink: ForwardSink, on_error: Callable[[str, Exception], None]) -> None:
+        self.names, self.sink, self.on_error = names, sink, on_error
+        self._handle = register_module_forward_hook(protected(self._seen, on_error, "forward hook"))
+
+    def detach(self) -> None:
+        self._handle.remove()
+
+    def _seen(self, module: nn.Module, args: Any, output: Any) -> None:
+        place = self.names.place(module)
+        if place is None or not self._is_training_forward():
+            return
+        place.has_fired = True
+        sink = self.sink
+        sink.forward_seen()
+        if not place.is_selected or not (sink.wants_activations or sink.wants_activation_grads):
+            return
+        for suffix, tensor in floating_tensors(output):
+            if sink.wants_activations:
+                with quiet():
+                    sink.activation(place, suffix, tensor)
+            if sink.wants_activation_grads and tensor.requires_grad:
+                self._follow_back(place, suffix, tensor)
+
+    def _is_training_forward(self) -> bool:
+        if not is_observable():
+            return False
+        if torch.is_grad_enabled():
+            return True
+        model = self.names.model()
+        return model is not None and model.training and is_in_checkpoint()
+
+    def _follow_back(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        """A tensor hook, never a full backward hook: that one breaks models with in-place operations."""
+
+        def seen(grad: Tensor) -> None:
+            if type(grad) is Tensor:
+                with quiet():
+                    self.sink.activation_grad(place, suffix, grad)
+
+        tensor.register_hook(protected(seen, self.on_error, "activation gradient hook"))

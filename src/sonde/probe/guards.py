@@ -1,0 +1,84 @@
+"""When a hook must look away, and the wrapper every hook runs in: it returns None, lets Ctrl-C through, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+Hook = Callable[..., None]
+
+
+def protected(hook: Hook, on_error: Callable[[str, Exception], None], name: str) -> Callable[..., None]:
+    """The hook, unable to harm its caller.
+
+    The first line is what a compiler sees while it traces: nothing is recorded there, so the graph stays whole and no
+    Python state of ours becomes a guard.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:  # the one place: our failure must not end their training
+            on_error(name, error)
+
+    return run
+
+
+def is_observable() -> bool:
+    """Whether tensors seen now are real values of the real forward pass.
+
+    Not while tracing or under a function transform, where there are no values; not while the backward pass recomputes
+    a checkpointed segment, which has been seen before; not while a CUDA graph is captured, where nothing runs.
+    """
+    return (
+        torch._C._current_graph_task_id() == -1
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and not torch.is_inference_mode_enabled()
+        and not is_capturing()
+    )
+
+
+def is_capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def is_in_checkpoint() -> bool:
+    """Whether this forward runs inside a reentrant checkpoint, which switches gradients off though it is training."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CHECKPOINT_FORWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _checkpoint_forward() -> Any:
+    from torch.utils.checkpoint import CheckpointFunction
+
+    return CheckpointFunction.forward.__code__
+
+
+_CHECKPOINT_FORWARD = _checkpoint_forward()
+
+
+class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
+    """No autograd and no autocast around what we compute: both would change it, or keep the graph alive."""
+
+    __slots__ = ("_autocast", "_grad")
+
+    def __enter__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self._autocast = torch._C._DisableAutocast()
+        self._autocast.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._autocast.__exit__(*exc)
+        torch._C._set_grad_enabled(self._grad)

@@ -1,0 +1,112 @@
+"""The names of a model's modules and parameters, by identity and by weak reference only: the model stays the user's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sonde.schema.names import WRAPPER_PARTS, site_name, strip_wrappers, unique_sites
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A module of the watched model. `keys` caches what the sink knows it by."""
+
+    ref: weakref.ref[nn.Module]
+    name: str
+    module_type: str
+    aliases: tuple[str, ...]
+    is_selected: bool = True
+    has_fired: bool = False
+    keys: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class NamedParameter:
+    """A parameter's name and the module that owns it."""
+
+    ref: weakref.ref[nn.Parameter]
+    name: str
+    owner: str
+    module_type: str
+    aliases: tuple[str, ...]
+    is_selected: bool = True
+
+
+class ModelNames:
+    """Looks modules and parameters up by identity. Ids are reused after an object dies, so each hit checks its reference."""
+
+    def __init__(self, model: nn.Module, *, prefix: str = "") -> None:
+        self.model = weakref.ref(model)
+        self.prefix = prefix
+        self.choose: Callable[[NamedParameter], bool] = lambda _: True
+        self.places: dict[int, Place] = {}
+        self.parameters: dict[int, NamedParameter] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the names anew; a model may have grown, or its parameters been replaced."""
+        model = self.model()
+        if model is None:
+            return
+        fresh = dict(_places(model, self.prefix))
+        self.places = {key: self._known(key, place) for key, place in fresh.items()}
+        self.parameters = dict(_parameters(model, self.prefix))
+        for named in self.parameters.values():
+            named.is_selected = self.choose(named)
+
+    def _known(self, key: int, place: Place) -> Place:
+        """What is known of a place survives a refresh."""
+        known = self.places.get(key)
+        return known if known is not None and known.ref() is place.ref() else place
+
+    def place(self, module: nn.Module) -> Place | None:
+        place = self.places.get(id(module))
+        if place is not None:
+            return place if place.ref() is module else None
+        # torch.compile(model) made after `watch`: the wrapper stands at the boundary of what it wraps.
+        inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+        return self.place(inner) if inner is not None else None
+
+    def parameter(self, parameter: Any) -> NamedParameter | None:
+        named = self.parameters.get(id(parameter))
+        return named if named is not None and named.ref() is parameter else None
+
+
+def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
+    """Each module once, under its first name; the other names of a shared module are its aliases."""
+    found: dict[int, tuple[nn.Module, list[str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(id(module), (module, []))[1].append(name)
+    taken: set[str] = set()
+    for key, (module, names) in found.items():
+        site = prefix + strip_wrappers(names[0]) if names[0] else prefix.rstrip(".")
+        site = site.rstrip(".") or "model"
+        if site in taken:
+            if names[0].rpartition(".")[2] in WRAPPER_PARTS:
+                continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called
+            site = prefix + names[0]
+        taken.add(site)
+        aliases = tuple(site_name(prefix + alias) for alias in names[1:])
+        yield key, Place(weakref.ref(module), site_name(site), type(module).__name__, aliases)
+
+
+def _parameters(model: nn.Module, prefix: str) -> Iterator[tuple[int, NamedParameter]]:
+    found: dict[int, tuple[nn.Parameter, list[str], list[nn.Module]]] = {}
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            entry = found.setdefault(id(parameter), (parameter, [], []))
+            entry[1].append(f"{module_name}.{name}" if module_name else name)
+            entry[2].append(module)
+    sites = unique_sites([names[0] for _, names, _ in found.values()])
+    for (key, (parameter, names, owners)), site in zip(found.items(), sites, strict=True):
+        aliases = tuple(dict.fromkeys(site_name(prefix + alias) for alias in names[1:]))
+        site = site_name(prefix) + site
+        owner = site.rpartition(".")[0] or "model"
+        yield key, NamedParameter(weakref.ref(parameter), site, owner, type(owners[0]).__name__, aliases)

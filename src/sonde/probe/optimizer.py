@@ -1,0 +1,131 @@
+"""Optimizer steps, seen from outside through torch's global step hooks: nothing is attached to the optimizer.
+
+At the pre hook gradients are what the optimizer will use: accumulated, averaged, unscaled and clipped, except that a
+fused optimizer under GradScaler still has them scaled (`grad_scale`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from sonde.probe.guards import is_capturing, protected
+from sonde.probe.model import ModelNames, NamedParameter
+from sonde.probe.outputs import is_plain_tensor
+
+
+@dataclass(slots=True)
+class OptimizerStep:
+    """One call of `optimizer.step()`, as long as it lasts. Holds the user's tensors, so nobody keeps it."""
+
+    optimizer: Optimizer
+    number: int
+    """Which of the watched optimizers this is."""
+    names: list[NamedParameter]
+    params: list[Tensor]
+    grad_scale: Tensor | None = None
+    """Gradients are still multiplied by this (fused optimizer under GradScaler)."""
+    found_inf: Tensor | None = None
+    """Non-zero when this step will be skipped."""
+    clips: dict[int, Any] = field(default_factory=dict)
+    """id(param) -> what clipping multiplied its gradient by; a tensor on the gradient's device."""
+    unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
+
+    @property
+    def lr(self) -> Any:
+        return self.optimizer.param_groups[0].get("lr")
+
+
+class OptimizerTap:
+    """Calls `on_before` and `on_after` around each step of the optimizers of a model."""
+
+    def __init__(
+        self,
+        names: ModelNames,
+        optimizers: list[Optimizer] | None,
+        *,
+        is_wanted: Callable[[], bool],
+        on_before: Callable[[OptimizerStep], None],
+        on_after: Callable[[OptimizerStep], None],
+        on_error: Callable[[str, Exception], None],
+        take_clips: Callable[[], dict[int, Any]],
+    ) -> None:
+        self.names = names
+        self.adopts = optimizers is None
+        """With no optimizer named, any that steps a parameter of this model is one of ours."""
+        self.numbers: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        for optimizer in optimizers or []:
+            self._number(optimizer)
+        self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
+        self.take_clips = take_clips
+        self._open: dict[int, OptimizerStep] = {}
+        self._handles = [
+            register_optimizer_step_pre_hook(protected(self._pre, on_error, "optimizer pre hook")),
+            register_optimizer_step_post_hook(protected(self._post, on_error, "optimizer post hook")),
+        ]
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._open.clear()
+
+    @property
+    def num_watched(self) -> int:
+        return len(self.numbers)
+
+    def _number(self, optimizer: Optimizer) -> int:
+        number = len(self.numbers)
+        self.numbers[id(optimizer)] = (weakref.ref(optimizer), number)
+        return number
+
+    def _find(self, optimizer: Optimizer) -> int | None:
+        known = self.numbers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        if not self.adopts:
+            return None
+        ours = any(self.names.parameter(p) for group in optimizer.param_groups for p in group["params"])
+        if not ours and any(True for group in optimizer.param_groups for _ in group["params"]):
+            self.names.refresh()  # parameters may have been replaced since
+            ours = any(self.names.parameter(p) for group in optimizer.param_groups for p in group["params"])
+        return self._number(optimizer) if ours else None
+
+    def _pre(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        number = self._find(optimizer)
+        if number is None or is_capturing():
+            return
+        step = self._describe(optimizer, number)
+        self._open[id(optimizer)] = step
+        self.on_before(step)
+
+    def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        step = self._open.pop(id(optimizer), None)
+        if step is not None:
+            self.on_after(step)
+
+    def _describe(self, optimizer: Optimizer, number: int) -> OptimizerStep:
+        step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips())
+        step.grad_scale = getattr(optimizer, "grad_scale", None)
+        step.found_inf = getattr(optimizer, "found_inf", None)
+        if not self.is_wanted():
+            return step
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            named = self.names.parameter(parameter) or self._refreshed(parameter)
+            if named is None or not named.is_selected:
+                continue
+            if not is_plain_tensor(parameter):
+                step.unreadable.append((named, type(parameter).__name__))
+                continue
+            step.names.append(named)
+            step.params.append(parameter)
+        return step
+
+    def _refreshed(self, parameter: Tensor) -> NamedParameter | None:
+        self.names.refresh()
+        return self.names.parameter(parameter)

@@ -1,0 +1,62 @@
+"""The tensors inside whatever a module returns: tensors, tuples, lists, dicts, dataclasses; others are left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch import Tensor
+from torch.nn import Parameter
+
+_PLAIN: Final = (Tensor, Parameter)
+_MAX_DEPTH: Final = 4
+_MAX_TENSORS: Final = 32
+
+
+def is_plain_tensor(value: object) -> bool:
+    """A real tensor with data: no FakeTensor, BatchedTensor, DTensor or other subclass, nothing on `meta`."""
+    return type(value) in _PLAIN and value.device.type != "meta"  # type: ignore[attr-defined]
+
+
+def floating_tensors(output: Any) -> list[tuple[str, Tensor]]:
+    """(suffix, tensor) of the floating-point tensors; the first has no suffix, so a module has its own name.
+
+    >>> [suffix for suffix, _ in floating_tensors((torch.zeros(1), {"h": torch.zeros(1)}))]
+    ['', ':1.h']
+    """
+    if type(output) is Tensor:  # nearly always
+        return [("", output)] if _is_floating(output) else []
+    found: list[tuple[str, Tensor]] = []
+    for path, tensor in _walk(output, "", 0):
+        found.append((f":{path}" if found else "", tensor))
+        if len(found) >= _MAX_TENSORS:
+            break
+    return found
+
+
+def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        if is_plain_tensor(value) and _is_floating(value):
+            yield path, value
+        return
+    if depth >= _MAX_DEPTH:
+        return
+    for key, item in _items(value):
+        yield from _walk(item, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return []
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex

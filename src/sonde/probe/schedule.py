@@ -1,0 +1,78 @@
+"""When to record: a schedule is a function of the step. `every(10)`, `first(100) | every(500)`. The first step is always recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from sonde.errors import UsageError
+
+
+class Schedule:
+    """A function `step -> bool` that can be joined with others and prints as it was written.
+
+    >>> schedule = first(2) | every(100)
+    >>> [step for step in range(301) if schedule(step)]
+    [0, 1, 100, 200, 300]
+    >>> schedule
+    first(2) | every(100)
+    """
+
+    __slots__ = ("_function", "_text")
+
+    def __init__(self, function: Callable[[int], bool], text: str) -> None:
+        self._function = function
+        self._text = text
+
+    def __call__(self, step: int) -> bool:
+        return self._function(step)
+
+    def __or__(self, other: Schedule) -> Schedule:
+        return Schedule(lambda step: self(step) or other(step), f"{self._text} | {other._text}")
+
+    def __and__(self, other: Schedule) -> Schedule:
+        return Schedule(lambda step: self(step) and other(step), f"({self._text}) & ({other._text})")
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def every(steps: int) -> Schedule:
+    """Step 0 and each multiple of `steps`."""
+    _check_count("every", steps)
+    return Schedule(lambda step: step % steps == 0, f"every({steps})")
+
+
+def first(steps: int) -> Schedule:
+    """The first `steps` steps."""
+    _check_count("first", steps)
+    return Schedule(lambda step: step < steps, f"first({steps})")
+
+
+def _check_count(name: str, steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UsageError(f"{name}() takes a number of steps, 1 or more; got {steps!r}. For example {name}(10).")
+
+
+ALWAYS: Final = Schedule(lambda _: True, "every(1)")
+NEVER: Final = Schedule(lambda _: False, "never")
+
+
+def as_schedule(value: object, *, default: Schedule, argument: str) -> Schedule:
+    """`True` is the default schedule, `False` or `None` is never, a number n is every(n), a function is itself."""
+    if value is True:
+        return default
+    if value is False or value is None:
+        return NEVER
+    if isinstance(value, Schedule):
+        return _with_first_step(value)
+    if isinstance(value, int):
+        return every(value)
+    if callable(value):
+        return _with_first_step(Schedule(lambda step: bool(value(step)), getattr(value, "__name__", "custom")))
+    raise UsageError(f"{argument}= takes True, False, every(n), first(n) or a function of the step; got {value!r}.")
+
+
+def _with_first_step(schedule: Schedule) -> Schedule:
+    """People look at step 0 first."""
+    return Schedule(lambda step: step == 0 or schedule(step), repr(schedule))

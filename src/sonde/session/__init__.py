@@ -1,0 +1,27 @@
+"""The training side, composed: the only room that knows probe, reduce and record.
+
+    probe ─► reduce ─► record ─► (disk)
+
+`Session` is one recording. The functions below act on the session of this process.
+"""
+
+from __future__ import annotations
+
+from sonde.session.current import batch, finish, init, log, step, tap, watch
+from sonde.session.decorator import record
+from sonde.session.script import run_script
+from sonde.session.session import NullSession, Session
+
+__all__ = [
+    "NullSession",
+    "Session",
+    "batch",
+    "finish",
+    "init",
+    "log",
+    "record",
+    "run_script",
+    "step",
+    "tap",
+    "watch",
+]

@@ -1,0 +1,42 @@
+"""Finds the models of a program that does not name them: whatever is called for training and has parameters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from sonde.probe.guards import is_observable, protected
+from sonde.session.session import Session
+
+_SEARCH_STEPS: Final = 50
+"""After this many steps every model of an ordinary program has been seen, and looking for more would only cost."""
+
+
+class Automatic:
+    """Watches each outermost module that runs with gradients on. Its submodules are its own, not models."""
+
+    def __init__(self, session: Session, **options: Any) -> None:
+        self.session, self.options = session, options
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._handle: Any = register_module_forward_pre_hook(protected(self._seen, session.breaker, "model search"))
+        session.on_finish(self.detach)
+
+    def detach(self) -> None:
+        self._handle.remove()
+
+    def _seen(self, module: nn.Module, args: Any) -> None:
+        if module in self._known or self.session.step_number > _SEARCH_STEPS:
+            return
+        if not torch.is_grad_enabled() or not is_observable():
+            return
+        self._known.update(module.modules())
+        if any(p.requires_grad for p in module.parameters()):
+            # The second model and those after it carry their class's name, so that two "layers.0" stay apart.
+            prefix = f"{type(module).__name__}." if self._roots else ""
+            self._roots.append(weakref.ref(module))
+            self.session.watch(module, prefix=prefix, **self.options)

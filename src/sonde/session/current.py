@@ -1,0 +1,123 @@
+"""The session of this process, and the functions that act on it: `sonde.init`, `sonde.watch`, `sonde.log` and so on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sonde.config import Settings
+from sonde.errors import RunNotFoundError, SessionError
+from sonde.record.folder import create_run, find_resumable
+from sonde.session.session import NullSession, Session
+
+_current: Session | NullSession | None = None
+_scripted = False
+"""A session begun by `sonde run` belongs to the command line: the script's own `init` joins it."""
+
+
+def init(
+    project: str | None = None,
+    name: str | None = None,
+    dir: str | os.PathLike[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    notes: str = "",
+    resume: bool | str = False,
+    **settings: Any,
+) -> Session | NullSession:
+    """Begin a run. `resume=True` goes on with the newest interrupted run of the project; a name or a path, with that one.
+
+    session = sonde.init(project="gpt", name="baseline", config={"lr": 3e-4})
+    """
+    global _current
+    given = {key: value for key, value in {"project": project, "dir": dir, **settings}.items() if value is not None}
+    loaded = Settings.load(**given)
+    if isinstance(_current, Session) and not _current.is_finished:
+        if _scripted:
+            _join(_current, config, tags, notes)
+            return _current
+        _current.warn("a new session begins; the one before it is finished.")
+        _current.finish()
+    if loaded.mode == "disabled" or int(os.environ.get("RANK") or 0) != 0:
+        _current = NullSession()
+        return _current
+    found = _find(resume, loaded, name) if resume else None
+    path = found or create_run(
+        Path(loaded.dir), project=loaded.project, name=name, config=config, tags=tags, notes=notes
+    )
+    _current = Session(path, loaded, resume=found is not None)
+    return _current
+
+
+def _find(resume: bool | str, settings: Settings, name: str | None) -> Path | None:
+    if isinstance(resume, bool):
+        return find_resumable(Path(settings.dir), project=settings.project, name=name)
+    if Path(resume).is_dir():
+        return Path(resume)
+    project, _, wanted = resume.rpartition("/")
+    found = find_resumable(Path(settings.dir), project=project or settings.project, name=wanted)
+    if found is None:
+        raise RunNotFoundError(f'no run "{resume}" to resume under {settings.dir}. `sonde list` shows what is there.')
+    return found
+
+
+def _join(session: Session, config: Mapping[str, Any] | None, tags: Sequence[str], notes: str) -> None:
+    session.writer.note(script={"config": dict(config or {}), "tags": list(tags), "notes": notes})
+
+
+def watch(model: Any, optimizer: Any = None, **options: Any) -> Session | NullSession:
+    """Record what happens inside a model while it trains; begins a run if there is none. See `Session.watch`.
+
+    with sonde.watch(model, optimizer):
+        train()
+    """
+    session = _current
+    if session is None or session.is_finished:
+        session = init()
+    return session.watch(model, optimizer, **options)
+
+
+def _active() -> Session | NullSession:
+    if _current is None:
+        raise SessionError("no session. Begin one first:  sonde.init(project=...)  or  sonde.watch(model)")
+    return _current
+
+
+def log(values: Mapping[str, Any], step: int | None = None) -> None:
+    """Record numbers at this step: `sonde.log({"loss": loss})`. Tensors are taken without waiting for the device."""
+    _active().log(values, step)
+
+
+def step() -> None:
+    """End the step, in a loop without a watched optimizer; where one is watched, its own steps count."""
+    _active().step()
+
+
+def batch(*inputs: Any, ids: Any = None) -> None:
+    """Tell which batch comes next: `sonde.batch(x, y)`."""
+    _active().batch(*inputs, ids=ids)
+
+
+def tap(name: str, tensor: Any) -> None:
+    """Record the sketch of any tensor: `sonde.tap("logits", logits)`."""
+    _active().tap(name, tensor)
+
+
+def finish() -> None:
+    """End the run: write everything, remove every hook."""
+    if _current is not None:
+        _current.finish()
+
+
+def set_scripted(is_scripted: bool) -> None:
+    """Whether the session belongs to `sonde run`."""
+    global _scripted
+    _scripted = is_scripted
+
+
+def use(session: Session | NullSession) -> None:
+    """Make it the session of this process."""
+    global _current
+    _current = session

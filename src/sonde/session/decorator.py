@@ -1,0 +1,78 @@
+"""`@sonde.record`: on a training function, a model class, or a model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sonde.errors import NotAModelError
+from sonde.session import current
+from sonde.session.session import Session
+
+
+def record(target: Any = None, /, **options: Any) -> Any:
+    """Record a training function, every instance of a model class, or one model.
+
+    @sonde.record                          # the models trained inside are found and watched
+    def train(): ...
+
+    @sonde.record(project="gpt")           # every GPT made while a session runs is watched
+    class GPT(nn.Module): ...
+
+    model = sonde.record(model)            # the same as sonde.watch(model), and gives the model back
+    """
+    if target is None:
+        return functools.partial(record, **options)
+    if isinstance(target, type):
+        return _record_class(target, options)
+    if hasattr(target, "named_modules"):
+        _begin_if_none(options)
+        current.watch(target)
+        return target
+    if callable(target):
+        return _record_function(target, options)
+    raise NotAModelError(f"@sonde.record goes on a function, a model class or a model; got {type(target).__name__}.")
+
+
+def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        named = {"project": function.__name__.replace("<lambda>", "lambda"), **options}
+        with current.init(**named) as session:
+            if isinstance(session, Session):
+                from sonde.session.automatic import Automatic
+
+                Automatic(session)
+            return function(*args, **kwargs)
+
+    return recorded
+
+
+def _record_class(model_class: type, options: dict[str, Any]) -> type:
+    """Instances are watched when made. The original `__init__` comes back when the session ends, and returns with the next."""
+    from torch import nn
+
+    if not issubclass(model_class, nn.Module):
+        raise NotAModelError(f"@sonde.record goes on a torch.nn.Module class; {model_class.__name__} is none.")
+    original: Any = model_class.__init__
+
+    @functools.wraps(original)
+    def watched_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if type(self) is model_class:
+            session = _begin_if_none(options)
+            session.on_finish(restore)
+            current.watch(self)
+
+    def restore() -> None:
+        if model_class.__dict__.get("__init__") is watched_init:
+            setattr(model_class, "__init__", original)  # noqa: B010
+
+    setattr(model_class, "__init__", watched_init)  # noqa: B010
+    return model_class
+
+
+def _begin_if_none(options: dict[str, Any]) -> Any:
+    session = current._current
+    return current.init(**options) if session is None or session.is_finished else session

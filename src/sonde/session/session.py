@@ -1,0 +1,443 @@
+"""One recording: counts steps, takes logged numbers, keeps the watched models, and ends truthfully.
+
+Nothing here raises once training runs, except what the user did not ask us to survive: KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonde.config import Settings
+from sonde.errors import SessionError
+from sonde.probe.budget import Governor
+from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
+from sonde.record.writer import Writer, WriterOptions
+from sonde.schema.layout import RunStatus
+from sonde.schema.records import Event, ScalarsRecord, Severity
+from sonde.session.breaker import Breaker
+
+if TYPE_CHECKING:
+    from sonde.session.watching import Watching
+
+DEFAULT_ACTIVATIONS = first(100) | every(10)
+
+
+class Session:
+    """What `sonde.init` and `sonde.watch` return; a context manager.
+
+    with sonde.init(project="gpt") as session:
+        session.watch(model, optimizer)
+        train()
+    """
+
+    def __init__(self, run: Path, settings: Settings, *, resume: bool = False) -> None:
+        self.path, self.settings = run, settings
+        options = WriterOptions(
+            **{**settings.writer.model_dump(), **({} if settings.system else {"system_interval_s": 0.0})}
+        )
+        self.writer = Writer(run, options, resume=resume, on_warning=self.warn)
+        self.step_number = self.writer.next_step
+        self.governor = Governor(settings.budget, settings.free_steps)
+        self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
+        self.is_finished = False
+        self._watchings: list[Watching] = []
+        self._at_finish: list[Any] = []
+        self._is_step_over = False
+        self._is_optimizer_seen = False
+        self._step_began_s = time.perf_counter()
+        self._told: set[str] = set()
+        _alive.add(self)
+        atexit.register(self._at_exit)
+        self._say(f"recording to {run}   (sonde show {run.name})")
+
+    # ---------------------------------------------------------------------------------------------------- start-up
+
+    def watch(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        params: Any = True,
+        grads: Any = True,
+        updates: Any = True,
+        optim: Any = True,
+        activations: Any = DEFAULT_ACTIVATIONS,
+        activation_grads: Any = False,
+        sites: Any = "*",
+        when: Any = ALWAYS,
+        budget: float | Any | None = ...,
+        snapshots: Any = None,
+        prefix: str = "",
+    ) -> Session:
+        """Record a model's insides. With no optimizer named, any that steps this model's parameters is followed."""
+        if self.is_finished:
+            raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
+        if snapshots is not None:
+            raise SessionError("snapshots= is not available in this version. Leave it out; statistics are recorded.")
+        from sonde.session import watching as w
+
+        default = as_schedule(when, default=ALWAYS, argument="when")
+
+        def schedule(value: Any, argument: str, default: Schedule = default) -> Schedule:
+            return as_schedule(value, default=default, argument=argument)
+
+        plan = w.Plan(
+            params=schedule(params, "params"),
+            grads=schedule(grads, "grads"),
+            updates=schedule(updates, "updates"),
+            optim=schedule(optim, "optim"),
+            activations=schedule(activations, "activations", DEFAULT_ACTIVATIONS),
+            activation_grads=schedule(activation_grads, "activation_grads", DEFAULT_ACTIVATIONS),
+            sites=sites,
+            prefix=prefix,
+        )
+        if budget is not ...:
+            self.governor.budget = Settings.load(budget=budget).budget
+        checked, optimizers = w.check_model(model), w.check_optimizers(optimizer)
+        self._unwatch(checked)
+        self._watchings.append(w.Watching(self, checked, optimizers, plan))
+        self.writer.note(watching={"schedules": {name: repr(getattr(plan, name)) for name in w.SCHEDULED}})
+        return self
+
+    def _unwatch(self, model: Any) -> None:
+        """Watching a model again replaces what was asked for before."""
+        for watching in [w for w in self._watchings if w.names.model() is model]:
+            watching.detach()
+            self._watchings.remove(watching)
+
+    # ------------------------------------------------------------------------------------------------ while it runs
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers at this step. Tensors on a device are not waited for."""
+        if self.is_finished:
+            self.warn_once(
+                "log after finish", "log() after finish() records nothing. Start a new run with sonde.init()."
+            )
+            return
+        try:
+            self._log(values, self.step_number if step is None else int(step))
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.breaker("log", error)
+
+    def _log(self, values: Mapping[str, Any], step: int) -> None:
+        names: list[str] = []
+        numbers: list[float] = []
+        tensors: list[tuple[int, Any]] = []
+        for name, value in _flattened(values):
+            if hasattr(value, "detach") and getattr(value, "numel", lambda: 0)() == 1:
+                tensors.append((len(names), value))
+                value = np.nan
+            elif not _is_number(value):
+                self.warn_once(
+                    f"log {name}", f'log() takes numbers; "{name}" is {type(value).__name__} and was left out.'
+                )
+                continue
+            names.append(name)
+            numbers.append(float(value))
+        if names:
+            self._put_scalars(names, numbers, tensors, step)
+
+    def _put_scalars(self, names: list[str], numbers: list[float], tensors: list[tuple[int, Any]], step: int) -> None:
+        ids = np.array([self.writer.scalar_id(name) for name in names], np.int32)
+        steps = np.full(len(names), step, np.int64)
+        times = np.full(len(names), time.time())
+        values = np.array(numbers)
+        if not tensors:
+            self.writer.put(ScalarsRecord(ids, steps, times, values), 32 * len(names), step=step)
+            return
+        from sonde.reduce.scalars import PendingScalars
+
+        pending = PendingScalars([tensor for _, tensor in tensors])
+
+        def resolve() -> ScalarsRecord:
+            values[[index for index, _ in tensors_at]] = pending.resolve()
+            return ScalarsRecord(ids, steps, times, values)
+
+        tensors_at = [(index, None) for index, _ in tensors]  # the tensors themselves are not kept
+        self.writer.put(resolve, 64 * len(names), step=step, stream="scalars")
+
+    def step(self) -> None:
+        """End the step, for loops without a watched optimizer; where one is watched its own steps count."""
+        if self.is_finished:
+            self.warn_once("step after finish", "step() after finish() records nothing.")
+            return
+        try:
+            if self._is_optimizer_seen:
+                self.end_step()
+            else:
+                for watching in self._watchings:
+                    watching.sweep()
+                self._is_step_over = True
+                self.end_step()
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.breaker("step", error)
+
+    def tap(self, name: str, tensor: Any) -> None:
+        """Record the sketch of any tensor, under `custom/<name>`."""
+        self._custom([(name, tensor)])
+
+    def batch(self, *inputs: Any, ids: Any = None) -> None:
+        """Tell which batch comes next: sketches of its tensors, under `custom/batch.<n>`."""
+        del ids
+        if not self.is_finished:
+            self.forward_seen()
+            self._custom([(f"batch.{number}", value) for number, value in enumerate(inputs)])
+
+    def _custom(self, named: list[tuple[str, Any]]) -> None:
+        if self.is_finished:
+            self.warn_once("tap after finish", "tap() and batch() after finish() record nothing.")
+            return
+        try:
+            from sonde.session.custom import put_sketches
+
+            put_sketches(self, named)
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.breaker("tap", error)
+
+    # --------------------------------------------------------------------------------------- what the taps tell us
+
+    def forward_seen(self) -> None:
+        """A training forward after an optimizer step belongs to the next step; so does what is logged from now on."""
+        if self._is_step_over:
+            self.end_step()
+
+    def optimizer_seen(self) -> None:
+        self._is_optimizer_seen = True
+        if self._is_step_over:
+            self.end_step()
+
+    def optimizer_stepped(self) -> None:
+        """All watched optimizers have stepped. The step stays open for `log` until the next one shows itself."""
+        for watching in self._watchings:
+            watching.emit(self.step_number)
+        self._is_step_over = True
+
+    def end_step(self) -> None:
+        """Count the step and decide what the next one records."""
+        if not self._is_step_over and self._is_optimizer_seen:
+            return
+        now = time.perf_counter()
+        recorded = any(watching.is_recording for watching in self._watchings)
+        for watching in self._watchings:
+            watching.emit(self.step_number)
+        own_s = sum(watching.own_s for watching in self._watchings)
+        if self.governor.observe(self.step_number, own_s=own_s, step_s=now - self._step_began_s, recorded=recorded):
+            self._tell_stride()
+        self._step_began_s, self._is_step_over = now, False
+        self.step_number += 1
+        self.writer.set_step(self.step_number)
+        for watching in self._watchings:
+            watching.own_s = 0.0
+            watching.begin_step(self.step_number)
+        if self.step_number % 100 == 1:
+            self._note_facts()
+
+    def _tell_stride(self) -> None:
+        stride = self.governor.stride
+        message = f"recording every {stride} steps now, to keep within the budget of {self.governor.budget:.1%}"
+        self.event("cadence", message, details={"stride": stride, "overhead": self.governor.overhead})
+
+    # ------------------------------------------------------------------------------------------------- how it ends
+
+    def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
+        """Write everything, remove every hook. Safe to call twice."""
+        if self.is_finished:
+            return
+        try:
+            for watching in self._watchings:
+                watching.emit(self.step_number)
+            self._note_facts()
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.breaker("finish", error)
+        self.is_finished = True
+        self._detach()
+        atexit.unregister(self._at_exit)
+        self.writer.close(status, reason=reason, deadline_s=deadline_s or self.settings.finish_deadline_s)
+        self._say(self._farewell(status))
+
+    def _detach(self) -> None:
+        for watching in self._watchings:
+            watching.detach()
+        self._watchings.clear()
+        for restore in self._at_finish:
+            restore()
+        self._at_finish.clear()
+        _alive.discard(self)
+
+    def on_finish(self, restore: Any) -> None:
+        """Call this when the session ends, however it ends."""
+        self._at_finish.append(restore)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(*status_of(error), deadline_s=self.settings.exit_deadline_s if error is not None else None)
+
+    def _at_exit(self) -> None:
+        """The program ends without `finish`: by its last line, by an exception, or by Ctrl-C."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if hasattr(sys, "ps1"):
+            error = None  # in an interactive session an old error says nothing about the end
+        self.finish(*status_of(error), deadline_s=self.settings.exit_deadline_s if error is not None else None)
+
+    def _switch_off(self, what: str) -> None:
+        self.warn(
+            f"switched off after {self.breaker.num_errors} failures of its own, the last in {what}. Training goes on."
+        )
+        self.event("switched_off", f"sonde switched itself off: {what}", severity="critical")
+        self.writer.note(switched_off=what)
+
+    def forked(self) -> None:
+        """In a forked child: the run is the parent's."""
+        self.is_finished = True
+        atexit.unregister(self._at_exit)
+        self.writer.abandon()
+        self._detach()
+
+    # ------------------------------------------------------------------------------------------------------- words
+
+    def event(
+        self, type: str, message: str, *, severity: Severity = "info", details: dict[str, Any] | None = None
+    ) -> None:
+        """Record something that happened once."""
+        self.writer.event(
+            Event(
+                type=type,
+                message=message,
+                step=self.step_number,
+                time=time.time(),
+                severity=severity,
+                details=details or {},
+            )
+        )
+
+    def warn(self, message: str) -> None:
+        """One line on stderr. Not the warnings module: a user's filter may turn warnings into exceptions."""
+        _print(f"sonde: warning: {message}")
+
+    def warn_once(self, key: str, message: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self.warn(message)
+            self.event("warning", message, severity="warning")
+
+    def _say(self, message: str) -> None:
+        if self.settings.verbose:
+            _print(f"sonde: {message}")
+
+    def _note_facts(self) -> None:
+        facts: dict[str, Any] = {"overhead": {"host_fraction": self.governor.overhead, "stride": self.governor.stride}}
+        if self._watchings:
+            facts["coverage"] = [watching.coverage() for watching in self._watchings]
+        if self.breaker.num_errors:
+            facts["errors"] = self.breaker.num_errors
+        self.writer.note(**facts)
+
+    def _farewell(self, status: RunStatus) -> str:
+        parts = [f"{status} after {self.step_number + self._is_step_over} steps"]
+        if self.governor.overhead:
+            parts.append(f"{self.governor.overhead:.1%} of the time was sonde's")
+        dropped = sum(self.writer.dropped.values())
+        if dropped:
+            parts.append(f"{dropped} records dropped")
+        if self.writer.degraded:
+            parts.append(f"not everything could be written: {self.writer.degraded}")
+        return f"{', '.join(parts)}.   sonde show {self.path}"
+
+    def __reduce__(self) -> tuple[type[NullSession], tuple[()]]:
+        """A copy in another process does nothing: the run has one writer."""
+        return NullSession, ()
+
+    def __repr__(self) -> str:
+        state = "finished" if self.is_finished else f"step {self.step_number}"
+        return f"<sonde.Session {self.path} ({state})>"
+
+
+class NullSession:
+    """A session that does nothing: sonde is disabled, or this is not the process that records."""
+
+    path: Path | None = None
+    is_finished = False
+    step_number = 0
+
+    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> NullSession:
+        return self
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
+
+    def step(self) -> None: ...
+
+    def tap(self, name: str, tensor: Any) -> None: ...
+
+    def batch(self, *inputs: Any, ids: Any = None) -> None: ...
+
+    def event(self, type: str, message: str, **details: Any) -> None: ...
+
+    def on_finish(self, restore: Any) -> None: ...
+
+    def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None: ...
+
+    def __enter__(self) -> NullSession:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __repr__(self) -> str:
+        return "<sonde.NullSession>"
+
+
+def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
+    """How a run ended that ended with this exception."""
+    if error is None or (isinstance(error, SystemExit) and not error.code) or isinstance(error, GeneratorExit):
+        return "finished", ""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "KeyboardInterrupt"
+    return "crashed", f"{type(error).__name__}: {error}"[:2000]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return True
+    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+
+
+def _flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flattened(value, f"{prefix}{name}/")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return  # a closed stderr is no reason to stop, and there is nobody to tell
+
+
+_alive: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for session in list(_alive):
+        session.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

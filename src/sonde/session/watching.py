@@ -1,0 +1,423 @@
+"""One watched model: taps in, sketches out. Written as the flow goes: probe -> reduce -> record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sonde.probe.clip import ClipTap
+from sonde.probe.forward import ForwardTap
+from sonde.probe.guards import quiet
+from sonde.probe.model import ModelNames, NamedParameter, Place
+from sonde.probe.optimizer import OptimizerStep, OptimizerTap
+from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.schedule import Schedule
+from sonde.probe.select import chooser
+from sonde.reduce.optimizer_pass import Moments, OptimizerPass
+from sonde.reduce.scalars import PendingScalars
+from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
+from sonde.schema.names import Kind
+from sonde.schema.records import Event, Site, StatsRecord
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to record of a model, and when."""
+
+    params: Schedule
+    grads: Schedule
+    updates: Schedule
+    optim: Schedule
+    activations: Schedule
+    activation_grads: Schedule
+    sites: object
+    prefix: str = ""
+
+
+SCHEDULED = ("params", "grads", "updates", "optim", "activations", "activation_grads")
+
+
+class Watching:
+    """Records one model until `detach`. Holds no reference that would keep the model or its tensors alive."""
+
+    def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
+        self.session, self.plan = session, plan
+        self.names = ModelNames(model, prefix=plan.prefix)
+        self._select(model)
+        self.reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=self._note_unreadable)
+        self.optimizer_pass = OptimizerPass(self.reducer)
+        self.wants_activations = self.wants_activation_grads = False
+        self.wants: dict[str, bool] = {}
+        self.histogram = False
+        self.own_s = 0.0
+        self._ids: dict[tuple[str, str], int] = {}
+        self._without_grad: set[str] = set()
+        self._with_grad: set[str] = set()
+        self._unreadable: dict[str, str] = {}
+        self._stepped: set[int] = set()
+        on_error = session.breaker
+        self.clips = ClipTap(on_error)
+        self.forward = ForwardTap(self.names, self, on_error)
+        self.optimizers = OptimizerTap(
+            self.names,
+            optimizers,
+            is_wanted=lambda: any(self.wants.values()),
+            on_before=self._before_update,
+            on_after=self._after_update,
+            on_error=on_error,
+            take_clips=self.clips.take,
+        )
+        self.begin_step(session.step_number)
+
+    def detach(self) -> None:
+        """Leave no trace."""
+        self.forward.detach()
+        self.optimizers.detach()
+        self.clips.detach()
+
+    # --------------------------------------------------------------------------------------------------- the steps
+
+    def begin_step(self, step: int) -> None:
+        """Decide once what this step will record."""
+        allowed = self.session.governor.allows(step) and not self.session.breaker.is_open
+        plan = self.plan
+        schedules: dict[str, Schedule] = {
+            "param": plan.params, "grad": plan.grads, "update": plan.updates, "optim": plan.optim,
+        }  # fmt: skip
+        self.wants = {kind: allowed and schedule(step) for kind, schedule in schedules.items()}
+        self.wants_activations = allowed and plan.activations(step)
+        self.wants_activation_grads = allowed and plan.activation_grads(step)
+        self.histogram = step % self.session.settings.hist_every == 0
+        self._stepped.clear()
+
+    @property
+    def is_recording(self) -> bool:
+        return self.wants_activations or self.wants_activation_grads or any(self.wants.values())
+
+    def forward_seen(self) -> None:
+        self.session.forward_seen()
+
+    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        self._one("act", place, suffix, tensor)
+
+    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        self._one("actgrad", place, suffix, tensor)
+
+    def _one(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> None:
+        start = time.perf_counter()
+        key = place.keys.get((kind, suffix))
+        if key is None:
+            key = place.keys[kind, suffix] = self._id(
+                Site(
+                    kind=kind,
+                    name=place.name + suffix,
+                    shape=tuple(tensor.shape),
+                    dtype=_dtype(tensor),
+                    owner=place.name,
+                    module_type=place.module_type,
+                    aliases=place.aliases,
+                )
+            )
+        self.reducer.add(key, tensor, histogram=self.histogram)
+        self.own_s += time.perf_counter() - start
+
+    # ------------------------------------------------------------------------------------------- the optimizer step
+
+    def _before_update(self, step: OptimizerStep) -> None:
+        if step.number in self._stepped:
+            self.session.end_step()  # this optimizer steps a second time: a new step has begun
+        self.session.optimizer_seen()
+        start = time.perf_counter()
+        with quiet():
+            for named, what in step.unreadable:
+                self._note_unreadable_site(f"param/{named.name}", what)
+            if self.wants["grad"]:
+                self._grads(step)
+            for part in _by_grad(step):
+                self.optimizer_pass.before(
+                    (step.number, part.name),
+                    self._keys("param", part),
+                    part.params,
+                    sketch=self.wants["param"],
+                    keep=self.wants["update"],
+                    histogram=self.histogram,
+                )
+            self._scalars(step)
+        self.own_s += time.perf_counter() - start
+
+    def _after_update(self, step: OptimizerStep) -> None:
+        start = time.perf_counter()
+        with quiet():
+            if self.wants["grad"] and not any(p.grad is not None for p in step.params):
+                self._grads(step)  # an optimizer that calls a closure, such as LBFGS, has gradients only now
+            if self.wants["update"]:
+                self._updates(step)
+            if self.wants["optim"]:
+                self._states(step)
+        self.own_s += time.perf_counter() - start
+        self._stepped.add(step.number)
+        if len(self._stepped) >= self.optimizers.num_watched:
+            self.session.optimizer_stepped()
+
+    def _grads(self, step: OptimizerStep) -> None:
+        having = [(n, p) for n, p in zip(step.names, step.params, strict=True) if p.grad is not None]
+        self._with_grad.update(n.name for n, _ in having)
+        self._without_grad.update(n.name for n, p in zip(step.names, step.params, strict=True) if p.grad is None)
+        readable = [(n, p, p.grad) for n, p in having if p.grad is not None and is_plain_tensor(p.grad)]
+        keys = [self._param_id("grad", n, p) for n, p, _ in readable]
+        tables = self.reducer.add_all(
+            ("grad", step.number), keys, [grad for _, _, grad in readable], histogram=self.histogram
+        )
+        factors = {key: step.clips[id(p)] for key, (_, p, _) in zip(keys, readable, strict=True) if id(p) in step.clips}
+        for table in tables:
+            if step.grad_scale is not None:
+                scale_rows(table, 1.0 / step.grad_scale)
+            if factors:
+                set_raw(table, factors)
+
+    def _updates(self, step: OptimizerStep) -> None:
+        for part in _by_grad(step):
+            self.optimizer_pass.after(
+                (step.number, part.name),
+                self._keys("update", part),
+                part.params,
+                # A fused optimizer unscales gradients in place: what they were times the scale is not known here.
+                grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
+                moments=_moments(step.optimizer, part.params) if self.wants["optim"] else None,
+                histogram=self.histogram,
+            )
+
+    def _states(self, step: OptimizerStep) -> None:
+        keys, tensors = [], []
+        for named, parameter in zip(step.names, step.params, strict=True):
+            for state, value in step.optimizer.state.get(parameter, {}).items():
+                if is_plain_tensor(value) and value.numel() > 1:
+                    keys.append(self._id(_site("optim", named, value, f"{named.name}.{state}")))
+                    tensors.append(value)
+        self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
+
+    def _scalars(self, step: OptimizerStep) -> None:
+        """What the optimizer is told, and what clipping saw."""
+        values = {"optim/lr" if not step.number else f"optim/{step.number}/lr": step.lr}
+        norm = self.clips.take_norm()
+        if norm is not None:
+            values["optim/grad_norm"], values["optim/max_norm"] = norm
+        self.session.log({name: value for name, value in values.items() if value is not None})
+        if step.found_inf is not None:
+            self._watch_for_skip(step.found_inf)
+
+    def _watch_for_skip(self, found_inf: Tensor) -> None:
+        pending, step, session = PendingScalars([found_inf]), self.session.step_number, self.session
+
+        def resolve() -> None:
+            if pending.resolve()[0] > 0:
+                message = "the optimizer skipped this step: a gradient was not finite after unscaling"
+                session.writer.event(Event(type="skipped_step", message=message, step=step, time=time.time()))
+
+        session.writer.put(resolve, 8, step=step)
+
+    # --------------------------------------------------------------------------------- without an optimizer, and end
+
+    def sweep(self) -> None:
+        """Parameters and gradients as they are now, for loops whose optimizer is not torch's."""
+        model = self.names.model()
+        if model is None:
+            return
+        self.names.refresh()
+        step = OptimizerStep(None, 0, [], [], clips=self.clips.take())  # type: ignore[arg-type]
+        for parameter in model.parameters():
+            named = self.names.parameter(parameter)
+            if named is not None and named.is_selected and is_plain_tensor(parameter):
+                step.names.append(named)
+                step.params.append(parameter)
+        with quiet():
+            if self.wants["grad"]:
+                self._grads(step)
+            if self.wants["param"]:
+                self.reducer.add_all("param", self._keys("param", step), step.params, histogram=self.histogram)
+
+    def emit(self, step: int) -> None:
+        """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
+        start = time.perf_counter()
+        with quiet():
+            tables = self.reducer.take()
+        if tables:
+            self.session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
+        self.own_s += time.perf_counter() - start
+
+    def coverage(self) -> dict[str, Any]:
+        """What was asked for and never seen."""
+        is_acting = repr(self.plan.activations) != "never"
+        silent = [p.name for p in self.names.places.values() if p.is_selected and not p.has_fired] if is_acting else []
+        known = {named.name for named in self.names.parameters.values()}
+        return {
+            "modules": len(self.names.places),
+            "parameters": len(known),
+            "modules_never_seen": sorted(silent),
+            "parameters_without_gradient": sorted(self._without_grad - self._with_grad),
+            "parameters_not_in_optimizer": sorted(known - self._with_grad - self._without_grad)
+            if self.optimizers.num_watched
+            else [],
+            "unreadable": self._unreadable,
+        }
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _select(self, model: nn.Module) -> None:
+        choose = chooser(self.plan.sites)
+        owners = {place.name: place.ref() for place in self.names.places.values()}
+        for place in self.names.places.values():
+            place.is_selected = any(choose(place.name, alias, place.ref()) for alias in (place.name, *place.aliases))
+        self.names.choose = lambda named: any(
+            choose(named.name, alias, owners.get(named.owner or "model")) or choose(named.owner, alias, None)
+            for alias in (named.name, *named.aliases)
+        )
+        self.names.refresh()
+
+    def _id(self, site: Site) -> int:
+        key = (site.kind, site.name)
+        known = self._ids.get(key)
+        if known is None:
+            known = self._ids[key] = self.session.writer.site_id(site)
+        return known
+
+    def _param_id(self, kind: Kind, named: NamedParameter, tensor: Tensor) -> int:
+        known = self._ids.get((kind, named.name))
+        return self._id(_site(kind, named, tensor, named.name)) if known is None else known
+
+    def _keys(self, kind: Kind, part: Any) -> list[int]:
+        return [self._param_id(kind, n, p) for n, p in zip(part.names, part.params, strict=True)]
+
+    def _note_unreadable(self, key: int, why: str) -> None:
+        site = next(("/".join(name) for name, known in self._ids.items() if known == key), str(key))
+        self._note_unreadable_site(site, why)
+
+    def _note_unreadable_site(self, site: str, why: str) -> None:
+        if site not in self._unreadable:
+            self._unreadable[site] = why
+            self.session.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")
+
+
+@dataclass(slots=True)
+class _ByGrad:
+    """Parameters of a step that have a gradient, or that have none."""
+
+    name: str
+    names: list[NamedParameter]
+    params: list[Tensor]
+
+    @property
+    def grads(self) -> list[Tensor] | None:
+        found = [p.grad for p in self.params if p.grad is not None]
+        return found if len(found) == len(self.params) else None
+
+
+def _by_grad(step: OptimizerStep) -> list[_ByGrad]:
+    """The list of parameters with a gradient is nearly always the same; those without are kept apart from it."""
+    parts = [_ByGrad("with", [], []), _ByGrad("without", [], [])]
+    for named, parameter in zip(step.names, step.params, strict=True):
+        part = parts[parameter.grad is None]
+        part.names.append(named)
+        part.params.append(parameter)
+    return [part for part in parts if part.params]
+
+
+def _moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
+    """Adam's state, if this optimizer keeps any."""
+    states = [optimizer.state.get(p, {}) for p in params]
+    if not all(is_plain_tensor(s.get("exp_avg")) and is_plain_tensor(s.get("exp_avg_sq")) for s in states):
+        return None
+    if any(
+        s["exp_avg"].shape != p.shape or s["exp_avg_sq"].shape != p.shape for s, p in zip(states, params, strict=True)
+    ):
+        return None  # factored states, as Adafactor's
+    group = optimizer.param_groups[0]
+    beta2, taken = group.get("betas", (0.9, 0.999))[1], states[0].get("step", 1)
+    return Moments(
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
+        correction=_correction(beta2, taken),
+        floor=float(group.get("eps", 1e-8)) ** 2,
+    )
+
+
+def _correction(beta2: Any, taken: Any) -> Any:
+    """1 - beta2**t. A step count that lives on the device stays there."""
+    if isinstance(taken, Tensor) and taken.device.type == "cpu":
+        taken = taken.item()
+    return 1.0 - beta2**taken
+
+
+def _site(kind: Kind, named: NamedParameter, tensor: Tensor, name: str) -> Site:
+    return Site(
+        kind=kind,
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=_dtype(tensor),
+        owner=named.owner,
+        module_type=named.module_type,
+        aliases=named.aliases,
+    )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def late_record(tables: list[Table], step: int) -> Callable[[], StatsRecord]:
+    now = time.time()
+
+    def resolve() -> StatsRecord:
+        keys, rows, hist_index, hist = resolve_all(tables)
+        return StatsRecord(step, now, keys, rows, hist_index, hist.astype(np.float32))
+
+    return resolve
+
+
+def check_model(model: object) -> nn.Module:
+    """The model, or an error that says what was given instead."""
+    from sonde.errors import NotAModelError
+
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise NotAModelError(
+            f"watch() was given the class {model.__name__}; give it an instance: watch({model.__name__}(...))."
+        )
+    if isinstance(model, Optimizer):
+        raise NotAModelError("watch() was given an optimizer first; the order is watch(model, optimizer).")
+    raise NotAModelError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
+
+
+def check_optimizers(optimizer: object) -> list[Optimizer] | None:
+    """The optimizers as a list; None means: whichever steps this model."""
+    from sonde.errors import NotAModelError
+
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, dict):
+        optimizer = list(optimizer.values())
+    items = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    found = []
+    for item in items:
+        inner = getattr(item, "optimizer", item)  # accelerate and others wrap the one that steps
+        if not isinstance(inner, Optimizer):
+            raise NotAModelError(
+                f"watch(model, optimizer) takes a torch optimizer, or several; got {type(item).__name__}."
+            )
+        found.append(inner)
+    return found
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
