@@ -61,6 +61,8 @@ class Shared:
     failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
     """Records that could not be made or encoded. Written by the writer thread."""
     goodbye: Goodbye | None = None
+    is_complete: bool = False
+    """Everything that was put is on disk, and the writer thread has ended."""
 
     def num_dropped(self) -> dict[str, int]:
         return {stream: self.dropped[stream] + self.failed[stream] for stream in STREAMS}
@@ -128,9 +130,9 @@ class Recorder:
             while True:
                 self._take()
                 self._store()
+                self._recover()
                 if self.queue.is_empty or self.queue.num_bytes < self.options.flush_mib * _MIB:
                     break
-            self._recover()
             self._beat(now)
         except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
             self._suffer(error)
@@ -401,6 +403,7 @@ class Recorder:
         for stream in self.streams.values():
             stream.close()
         self.catalog.close()
+        self.shared.is_complete = not self._store_error and self.queue.is_empty
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self.file.write(

@@ -141,7 +141,7 @@ class Writer:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything put so far is acknowledged; False when that took too long."""
         if self._is_closed:
-            return not self._thread.is_alive() and not self._shared.degraded
+            return self._shared.is_complete
         barrier = Barrier(SimpleQueue())
         self._queue.add(barrier)
         self._queue.wake()
@@ -164,7 +164,7 @@ class Writer:
     def abandon(self) -> None:
         """In a forked child: forget everything. The parent's files are not touched; our copies of them are closed."""
         self._is_closed = True
-        self._queue = BoundedQueue(0)
+        self._queue, self._shared = BoundedQueue(0), Shared()
         self._lock.forget()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
