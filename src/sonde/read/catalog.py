@@ -66,6 +66,14 @@ class Catalog:
     scalar_names: dict[int, str] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     problems: tuple[str, ...] = ()
+    error: CorruptError | None = None
+    """Why nothing of it could be read."""
+
+    def require(self) -> Catalog:
+        """Itself; without a catalog no row has a name, and nothing that could be shown would be true."""
+        if self.error is not None:
+            raise self.error
+        return self
 
 
 def read_catalog(run: Path, *, is_live: bool) -> Catalog:

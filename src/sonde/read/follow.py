@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.read.catalog import Segment
 from sonde.read.scalars import Columns, find_names, record_columns, scalar_table, sealed_scalars
 from sonde.read.segments import Span
+from sonde.read.series import edges
 from sonde.read.state import RunState
 from sonde.read.stats import ask, read_stats
 from sonde.read.steps import ALL_STEPS, StepFilter
@@ -20,6 +23,7 @@ from sonde.schema.layout import RunStatus
 from sonde.schema.records import ScalarsRecord
 
 Patterns = str | Sequence[str]
+_SERIES = ("kind", "site", "stat")
 _LATE_STEPS = 64
 """Rows of one step may reach the disk a few steps apart; rows later than this are not followed."""
 
@@ -61,7 +65,7 @@ class _NewStats:
 
     patterns: Patterns
     last_step: int = -1
-    last_of: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    last_of: dict[str, int] = field(default_factory=dict)
 
     def take(self, state: RunState) -> pa.Table:
         # Sites appear as they are first measured: a plain name that is not there yet is no mistake.
@@ -70,16 +74,15 @@ class _NewStats:
         first = max(self.last_step - _LATE_STEPS, -1) if self.last_step >= 0 else ALL_STEPS.span.first
         table = read_stats(state, known, StepFilter(Span(first, ALL_STEPS.span.last)))
         self.last_step = max(self.last_step, state.last_step())
-        return table.filter(pa.array(self._is_new(table)))
+        return table.filter(pa.array(self._is_new(table), pa.bool_()))
 
-    def _is_new(self, table: pa.Table) -> list[bool]:
-        keys = zip(*(table[name].to_pylist() for name in ("kind", "site", "stat")), strict=True)
-        fresh = []
-        for key, step in zip(keys, table["step"].to_pylist(), strict=True):
-            is_new = step > self.last_of.get(key, -1)
-            fresh.append(is_new)
-            if is_new:
-                self.last_of[key] = step
+    def _is_new(self, table: pa.Table) -> NDArray[np.bool_]:
+        steps = table["step"].to_numpy()
+        fresh = np.zeros(table.num_rows, np.bool_)
+        for start, end in pairwise(edges(table, _SERIES)):
+            key = "/".join(table[name][start].as_py() for name in _SERIES)
+            fresh[start:end] = steps[start:end] > self.last_of.get(key, -1)
+            self.last_of[key] = max(self.last_of.get(key, -1), int(steps[end - 1]))
         return fresh
 
 

@@ -14,6 +14,7 @@ from sonde.schema.layout import Stream
 from sonde.schema.records import (
     FRAME_MAGIC,
     LOG_HEADER_SIZE,
+    MAX_FRAME_BYTES,
     Frame,
     ScalarsRecord,
     StatsRecord,
@@ -24,6 +25,7 @@ from sonde.schema.records import (
 MAX_LOG_BYTES: Final = 2 << 30
 _FRAME_START: Final = struct.Struct("<4sI")
 _FRAME_HEADER_BYTES: Final = 12
+_SPAN_BYTES: Final = 16 << 20
 _HEAD_BYTES: Final = 64
 """Enough to hold the first frame's sequence and checksum: another file under the same inode begins differently."""
 
@@ -71,22 +73,35 @@ class LogFile:
         if size <= self.offset:
             self.end = "clean"
             return True
-        data = _read_span(descriptor, self.offset, min(size, MAX_LOG_BYTES) - self.offset)
-        start = 0
+        position, frames = self.offset, []
+        self.end = "clean"
         if not resumed:
-            if not check_log_header(data):
-                self.end = "torn" if len(data) < LOG_HEADER_SIZE else "damaged"
+            head = os.pread(descriptor, LOG_HEADER_SIZE, 0)
+            if not check_log_header(head):
+                self.end = "torn" if len(head) < LOG_HEADER_SIZE else "damaged"
                 return True
-            start = LOG_HEADER_SIZE
-        frames, end, intact = _decode(data, start, self.type)
-        self.end = ("clean" if end == len(data) else _end_of(data, end)) if intact else "damaged"
-        if size > MAX_LOG_BYTES:
-            self.end = "damaged"
+            position = LOG_HEADER_SIZE
+        while position < size:
+            data = _next_span(descriptor, position, size)
+            found, length, intact = _decode(data, self.type)
+            frames += found
+            position += length
+            if not found or not intact or position > MAX_LOG_BYTES:
+                self.end = _end_of(data[length:]) if intact and position <= MAX_LOG_BYTES else "damaged"
+                break
         if resumed and (self.end == "damaged" or not _continues(self.frames, frames)):
             return False
         self.frames.extend(frames)
-        self.offset += end
+        self.offset = position
         return True
+
+
+def _next_span(descriptor: int, position: int, size: int) -> bytes:
+    """Some frames at once, or a large one whole; what does not begin like a frame is not read on for."""
+    head = os.pread(descriptor, _FRAME_HEADER_BYTES, position)
+    length = _FRAME_HEADER_BYTES + _FRAME_START.unpack_from(head)[1] if len(head) == _FRAME_HEADER_BYTES else 0
+    is_frame = head.startswith(FRAME_MAGIC) and length <= min(MAX_FRAME_BYTES, size - position)
+    return _read_span(descriptor, position, max(length, _SPAN_BYTES) if is_frame else _FRAME_HEADER_BYTES)
 
 
 def _read_span(descriptor: int, offset: int, length: int) -> bytes:
@@ -101,18 +116,15 @@ def _read_span(descriptor: int, offset: int, length: int) -> bytes:
     return b"".join(pieces)
 
 
-def _decode(data: bytes, start: int, type: type[StatsRecord | ScalarsRecord]) -> tuple[list[Frame], int, bool]:
-    """Frames, the offset behind the last good one, and whether each held what its stream holds."""
+def _decode(data: bytes, type: type[StatsRecord | ScalarsRecord]) -> tuple[list[Frame], int, bool]:
+    """Frames, the length of the good ones, and whether each held what its stream holds."""
     frames: list[Frame] = []
-    end = start
-    try:
-        for frame in decode_frames(data, start):
-            if not isinstance(frame.record, type) or not _is_consistent(frame.record):
-                return frames, end, False
-            frames.append(frame)
-            end = frame.end
-    except (ValueError, struct.error):  # a valid checksum over counts that do not fit: written so on purpose
-        return frames, end, False
+    end = 0
+    for frame in decode_frames(data):
+        if not isinstance(frame.record, type) or not _is_consistent(frame.record):
+            return frames, end, False
+        frames.append(frame)
+        end = frame.end
     return frames, end, True
 
 
@@ -123,12 +135,12 @@ def _is_consistent(record: StatsRecord | ScalarsRecord) -> bool:
     return not len(index) or bool(index.min() >= 0 and index.max() < len(record.site_ids))
 
 
-def _end_of(data: bytes, end: int) -> End:
-    rest = len(data) - end
-    if rest < _FRAME_HEADER_BYTES:
+def _end_of(rest: bytes) -> End:
+    """What the bytes are at which decoding stopped."""
+    if len(rest) < _FRAME_HEADER_BYTES:
         return "torn"
-    magic, length = _FRAME_START.unpack_from(data, end)
-    return "torn" if magic == FRAME_MAGIC and length + _FRAME_HEADER_BYTES > rest else "damaged"
+    magic, length = _FRAME_START.unpack_from(rest)
+    return "torn" if magic == FRAME_MAGIC and length + _FRAME_HEADER_BYTES > len(rest) else "damaged"
 
 
 def _continues(old: list[Frame], new: list[Frame]) -> bool:

@@ -76,7 +76,7 @@ class RunState:
         try:
             self.catalog = read_catalog(self.run, is_live=self.is_held)
         except CorruptError as error:
-            self.catalog = Catalog(problems=(str(error),))
+            self.catalog = Catalog(problems=(str(error),), error=error)
         self.problems.extend(self.catalog.problems)
         for stream in STREAMS:
             self.problems.extend(self._lost(stream))

@@ -108,7 +108,7 @@ def some_near(name: str, known: list[str]) -> list[str]:
 
 def read_stats(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:
     """The long table: series one after another, each in order of steps."""
-    question = ask(state.catalog.sites, patterns)
+    question = ask(state.catalog.require().sites, patterns)
     raw = read_raw(state, question.ids, steps, question.fields, with_hist=question.needs_hist)
     return long_table(question, raw)
 
@@ -131,7 +131,7 @@ def long_table(question: Question, raw: RawStats) -> pa.Table:
 
 def wide_table(state: RunState, sites: list[int], stats: Sequence[str]) -> pa.Table:
     """One row per site and step, one column per stat or field; null where it was not measured."""
-    known = state.catalog.sites
+    known = state.catalog.require().sites
     own = {stat: [n for n in sites if stat not in JOINED or known[n].kind == JOINED[stat].kind] for stat in stats}
     question = Question(known, own)
     ids = np.array(sites, np.int64)

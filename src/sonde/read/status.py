@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sonde.read.folder import open_inside
+from sonde.read.folder import open_inside, read_manifest
 from sonde.read.manifest import Manifest
 from sonde.schema.layout import LOCK_FILE, RunStatus
 
@@ -25,6 +25,8 @@ class Status:
 
 def true_status(run: Path, manifest: Manifest, last_step: int) -> Status:
     """What run.json says, except that a run nobody writes to any more is not running."""
+    if manifest.status == "running" and not is_alive(run, manifest):
+        manifest = read_manifest(run)  # it may have said goodbye just before it let go of the lock
     if manifest.status != "running" or is_alive(run, manifest):
         return Status(manifest.status, manifest.reason)
     after = f"after step {last_step}" if last_step >= 0 else "before its first step"

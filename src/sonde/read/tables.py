@@ -57,7 +57,7 @@ _FINDINGS = pa.schema(
 
 def site_table(state: RunState, pattern: str) -> pa.Table:
     """Sites that a pattern `kind/site` names, in the order in which they were first measured."""
-    sites = state.catalog.sites
+    sites = state.catalog.require().sites
     found = [sites[number] for number in sorted(find_sites(sites, split_pattern(pattern)))]
     columns = [
         [site.kind for site in found],

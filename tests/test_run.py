@@ -1,0 +1,141 @@
+"""`open`, `runs`, `compare` and `Run` as a user meets them, on runs made by the real writer."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import sonde
+from sonde.record.folder import create_run
+from sonde.record.writer import Writer, WriterOptions
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
+from sonde.schema.sketch import SUMSQ, N, empty_rows
+
+
+def write(
+    name: str = "baseline", *, steps: int = 30, diverge_at: int | None = None, by: float = 0.1, **facts: Any
+) -> Path:
+    """Norm of grad/0.weight is step + 1, loss is 1 / (step + 1); both change `by` that much from `diverge_at` on."""
+    path = create_run(Path("runs"), project="gpt", name=name, **facts)
+    writer = Writer(path, WriterOptions(flush_interval_s=0.02, seal_steps=10, system_interval_s=0.0))
+    site = np.array([writer.site_id(Site(kind="grad", name="0.weight", shape=(1,)))], np.int32)
+    loss = np.array([writer.scalar_id("<b>loss</b>")], np.int32)
+    for step in range(steps):
+        factor = 1.0 + (by if diverge_at is not None and step >= diverge_at else 0.0)
+        rows = empty_rows(1)
+        rows[0, N], rows[0, SUMSQ] = 1, ((step + 1) * factor) ** 2
+        writer.put(StatsRecord.without_hist(step, 0.0, site, rows), 200, step=step)
+        scalars = ScalarsRecord(loss, np.array([step]), np.array([1e9 + step]), np.array([factor / (step + 1)]))
+        writer.put(scalars, 50, step=step)
+    writer.event(Event(type="note", message="half way", step=steps // 2, time=1e9))
+    writer.note(coverage={"never_fired": ["head"]})
+    writer.close("finished")
+    return path
+
+
+def test_a_run_says_what_it_is():
+    run = sonde.open(write(config={"lr": 0.1}, tags=["a", "b"], notes="first try"))
+    assert (run.name, run.project, run.status, run.reason, run.last_step) == ("baseline", "gpt", "finished", "", 29)
+    assert (dict(run.config), run.tags, run.notes) == ({"lr": 0.1}, ("a", "b"), "first try")
+    assert run.environment["python"]
+    assert run.created.tzinfo is not None
+    assert run.warnings == []
+    assert run.coverage() == {"never_fired": ["head"]}
+    assert run.events()["message"].to_pylist() == ["half way"]
+    assert run.sites("grad").to_pylist()[0]["site"] == "0.weight"
+    assert run.system().schema.names == ["time", "step", "name", "value"]
+    assert run.scalars().schema.names == ["step", "name", "value", "time"]
+
+
+def test_scalars_are_every_logged_value_in_order():
+    table = sonde.open(write()).scalars("*loss*", steps=slice(-5, None))
+    assert table["step"].to_pylist() == [25, 26, 27, 28, 29]
+    assert table["value"].to_pylist() == [1 / (step + 1) for step in range(25, 30)]
+
+
+def test_a_run_shows_itself_in_a_terminal():
+    out = io.StringIO()
+    Console(file=out, width=100, no_color=True).print(sonde.open(write(notes="[red]\x1b[31mnot a colour")))
+    text = out.getvalue()
+    assert "gpt/baseline" in text
+    assert "█" in text
+    assert "<b>loss</b>" in text
+    assert "[red]\\x1b[31mnot a colour" in text
+    assert "\x1b" not in text
+
+
+def test_a_run_shows_itself_in_a_notebook_with_everything_escaped():
+    html = sonde.open(write(notes="<script>alert(1)</script>", tags=['"><img src=x onerror=alert(1)>']))._repr_html_()
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "&lt;b&gt;loss&lt;/b&gt;" in html
+    assert "http" not in html
+
+
+def test_compare_finds_the_planted_divergence():
+    a, b = (
+        write("a", config={"lr": 0.1, "optim": {"beta": 0.9}}),
+        write("b", diverge_at=17, config={"lr": 0.2, "optim": {"beta": 0.9}, "seed": 3}),
+    )
+    found = sonde.compare(a, b)
+    assert found.config.to_pylist() == [{"key": "lr", "a": "0.1", "b": "0.2"}, {"key": "seed", "a": None, "b": "3"}]
+    rows = {row["series"]: row for row in found.divergence.to_pylist()}
+    assert set(rows) == {"<b>loss</b>", "grad/0.weight/norm"}
+    assert all(row["step"] == 17 and row["num_steps"] == 30 for row in rows.values())
+    assert rows["grad/0.weight/norm"]["a"] == 18.0
+    assert found.first_divergence == 17
+    (metric,) = found.metrics.to_pylist()
+    assert metric["difference"] == pytest.approx(0.1 / 30)
+
+
+def test_runs_that_differ_by_rounding_do_not_diverge():
+    found = sonde.compare(write("a"), write("b", diverge_at=5, by=1e-7))
+    assert found.first_divergence is None
+    assert found.tolerance == 1e-5
+    assert sonde.compare("gpt/a", "gpt/b", tolerance=1e-9).first_divergence == 5
+
+
+def test_a_run_that_became_nan_diverges_there():
+    found = sonde.compare(write("a"), write("b", diverge_at=9, by=np.nan))
+    assert found.first_divergence == 9
+    assert sonde.compare("gpt/b", "gpt/b").first_divergence is None
+
+
+def test_series_of_one_run_only_are_named():
+    found = sonde.compare(write("a", steps=0), write("b"))
+    assert (found.only_a, found.only_b) == ((), ("<b>loss</b>", "grad/0.weight/norm"))
+    out = io.StringIO()
+    Console(file=out, width=100).print(found)
+    assert "no series differs" in out.getvalue()
+
+
+def test_looking_at_a_run_imports_neither_torch_nor_a_query_engine():
+    path = write()
+    code = f"""
+import sys, sonde
+run = sonde.open({str(path)!r})
+run.stats("grad"), run.scalars(), run.status, run.warnings, sonde.runs("runs"), sonde.compare(run, run)
+assert not {{"torch", "duckdb", "rich", "typer"}} & set(sys.modules), sorted(sys.modules)
+run.sql("select 1")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_finished_run_can_be_read_from_a_folder_that_cannot_be_written(tmp_path):
+    path = write()
+    for folder in (path, *path.rglob("*")):
+        folder.chmod(0o555 if folder.is_dir() else 0o444)
+    try:
+        run = sonde.open(path)
+        assert run.stats("grad/*/norm").num_rows == 30
+    finally:
+        for folder in (path, *path.rglob("*")):
+            folder.chmod(0o755)
