@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import put_steps
-
 import sonde.record.parquet  # noqa: F401  once, before the forks
+from conftest import put_steps
 from sonde.record.catalog import Catalog
 from sonde.record.folder import create_run
 from sonde.record.writer import Writer, WriterOptions
@@ -51,7 +50,7 @@ def train(point: int) -> None:
     acks = os.open(folder / f"{point}.ack", os.O_CREAT | os.O_WRONLY)
     writer = Writer(run, options)
     crash_at(point)
-    for step in range(0, 40, 5):
+    for step in range(0, 20, 5):
         put_steps(writer, range(step, step + 5))
         if writer.flush(30):
             os.lseek(acks, 0, os.SEEK_SET)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import put_steps
-
 from sonde.record.writer import Writer, WriterOptions
 
 run = Path(sys.argv[1])

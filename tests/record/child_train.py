@@ -7,7 +7,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import put_steps
-
 from sonde.record.writer import Writer, WriterOptions
 
 run, stride = Path(sys.argv[1]), int(sys.argv[2])

@@ -63,8 +63,8 @@ def contents(run: Path) -> Contents:
             assert segment["first_sequence"] == sealed[segment["stream"]] + 1
             sealed[segment["stream"]] = segment["last_sequence"]
             _add_segment(found, segment["stream"], run / segment["file"])
-    for stream in sealed:
-        _add_logs(found, stream, run / stream / "rank-0000", sealed[stream])
+    for stream, last in sealed.items():
+        _add_logs(found, stream, run / stream / "rank-0000", last)
     return found
 
 

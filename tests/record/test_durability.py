@@ -50,7 +50,7 @@ def test_kill_9_campaign(bench, run, quick, seed):
 
 def crash_campaign(bench, folder: Path, quick: WriterOptions, first: int, stride: int) -> int:
     child = bench.child("child_crash_points.py", folder, first, stride)
-    output, _ = child.communicate(timeout=280)
+    output, _ = child.communicate(timeout=800)
     last = int(output)
     for point in range(first, last + 1, stride):
         (run,) = (folder / str(point) / "project").iterdir()
@@ -75,6 +75,7 @@ def test_a_crash_at_some_points_of_sealing_loses_nothing(bench, tmp_path, quick)
 
 
 @pytest.mark.fault
+@pytest.mark.timeout(900)
 def test_a_crash_at_any_point_of_sealing_loses_nothing(bench, tmp_path, quick):
     assert crash_campaign(bench, tmp_path, quick, first=0, stride=1) > 100
 

@@ -22,7 +22,6 @@ from sonde.record.environment import describe_machine
 from sonde.record.lock import is_held
 from sonde.record.runfile import RunFile
 from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
-from sonde.schema.records import to_json
 
 MAX_NAME_BYTES: Final = 80
 _UNSAFE: Final = re.compile(r"[^\w.+=-]")
@@ -118,7 +117,7 @@ def _first_content(
         "project": _text(project),
         "created": datetime.fromtimestamp(created_time, UTC).isoformat(),
         "created_time": created_time,
-        "config": _plain(dict(config or {})),
+        "config": dict(config or {}),
         "tags": [str(tag) for tag in tags],
         "notes": str(notes),
         "command": [str(part) for part in (sys.argv if command is None else command)],
@@ -140,15 +139,6 @@ def _first_content(
         },
         "facts": {},
     }
-
-
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """A config that contains itself would never end; it is kept as text."""
-    try:
-        to_json(config)
-    except RecursionError:
-        return {"config": repr(config)[:10_000]}
-    return config
 
 
 def _point_latest(dir: Path, run: Path) -> None:
