@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -30,15 +32,27 @@ class ForwardSink(Protocol):
         """The gradient with respect to it."""
 
 
+def _silence_compile_warning() -> Any:
+    """torch warns that a global hook also fires for a compiled wrapper, which is what we want; under `-W error` that
+    warning would end the user's training.
+    """
+    message = "Using `torch.compile(module)` when there are global hooks"
+    warnings.filterwarnings("ignore", message=re.escape(message), category=UserWarning)
+    return warnings.filters[0]
+
+
 class ForwardTap:
     """Sees every module call of the watched model, and no other model's."""
 
     def __init__(self, names: ModelNames, sink: ForwardSink, on_error: Callable[[str, Exception], None]) -> None:
         self.names, self.sink, self.on_error = names, sink, on_error
+        self._filter = _silence_compile_warning()
         self._handle = register_module_forward_hook(protected(self._seen, on_error, "forward hook"))
 
     def detach(self) -> None:
         self._handle.remove()
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
 
     def _seen(self, module: nn.Module, args: Any, output: Any) -> None:
         place = self.names.place(module)
@@ -72,4 +86,6 @@ class ForwardTap:
                 with quiet():
                     self.sink.activation_grad(place, suffix, grad)
 
-        tensor.register_hook(protected(seen, self.on_error, "activation gradient hook"))
+        tensor.register_hook(  # type: ignore[no-untyped-call]
+            protected(seen, self.on_error, "activation gradient hook")
+        )

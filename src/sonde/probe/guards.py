@@ -1,4 +1,4 @@
-"""When a hook must look away, and the wrapper every hook runs in: it returns None, lets Ctrl-C through, and nothing else."""
+"""When a hook must look away, and the wrapper every hook runs in, which lets nothing out but Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def protected(hook: Hook, on_error: Callable[[str, Exception], None], name: str)
             return
         try:
             hook(*args, **kwargs)
-        except Exception as error:  # the one place: our failure must not end their training
+        except Exception as error:  # noqa: BLE001 - the one place: our failure must not end their training
             on_error(name, error)
 
     return run
@@ -46,7 +46,8 @@ def is_observable() -> bool:
 
 
 def is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    return initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def is_in_checkpoint() -> bool:
@@ -76,7 +77,7 @@ class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
     def __enter__(self) -> None:
         self._grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
-        self._autocast = torch._C._DisableAutocast()
+        self._autocast: Any = torch._C._DisableAutocast()
         self._autocast.__enter__()
 
     def __exit__(self, *exc: object) -> None:

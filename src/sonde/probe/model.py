@@ -38,7 +38,7 @@ class NamedParameter:
 
 
 class ModelNames:
-    """Looks modules and parameters up by identity. Ids are reused after an object dies, so each hit checks its reference."""
+    """Looks modules and parameters up by identity; ids are reused, so each hit checks its reference."""
 
     def __init__(self, model: nn.Module, *, prefix: str = "") -> None:
         self.model = weakref.ref(model)

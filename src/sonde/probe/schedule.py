@@ -1,4 +1,4 @@
-"""When to record: a schedule is a function of the step. `every(10)`, `first(100) | every(500)`. The first step is always recorded."""
+"""When to record: a schedule is a function of the step, such as `every(10)` or `first(100) | every(500)`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def first(steps: int) -> Schedule:
     return Schedule(lambda step: step < steps, f"first({steps})")
 
 
-def _check_count(name: str, steps: int) -> None:
+def _check_count(name: str, steps: object) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise UsageError(f"{name}() takes a number of steps, 1 or more; got {steps!r}. For example {name}(10).")
 

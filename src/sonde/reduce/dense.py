@@ -99,7 +99,7 @@ def _joined_parts(tensor: Tensor) -> Tensor:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """One dimension. Sketches do not care for order, so a dense permutation (channels_last, a transpose) is not copied."""
+    """One dimension. Sketches do not care for order: a dense permutation (channels_last, a transpose) is not copied."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     if _is_permuted_dense(tensor):

@@ -50,16 +50,16 @@ class OptimizerPass:
         histogram: bool,
     ) -> None:
         """Sketch the parameters, and keep a copy of them when the update is wanted."""
-        turn = self.reducer.turn if histogram else None
+        if not (sketch or keep):
+            return
+        listed = self.reducer.list_for(("before" if keep else "param", name), keys, params, keep=keep)
         if keep:
-            listed = self._before[name] = self.reducer.list_for(("before", name), keys, params, keep=True)
-            if not sketch:
-                listed.load(params)
-        elif sketch:
-            listed = self.reducer.list_for(("param", name), keys, params)
-        if sketch:
-            for table in listed.sketch(params, turn=turn):
-                self.reducer.hold(table)
+            self._before[name] = listed
+        if not sketch:
+            listed.load(params)
+            return
+        for table in listed.sketch(params, turn=self.reducer.turn if histogram else None):
+            self.reducer.hold(table)
 
     def after(
         self,

@@ -184,7 +184,7 @@ class Partials:
             whole = 2 * len(mixed) > len(width)
             values = block.values if whole else block.values[torch.from_numpy(mixed)]
             flags = scratch.get("magnitude", self.dtype, tuple(values.shape))
-            # abs().sign() is 1 where there is something; a sum of at most ROW ones is exact. NaN rows are redone anyway.
+            # abs().sign() is 1 where there is something; a sum of ROW ones is exact. NaN rows are redone anyway.
             nonzero = torch.sign(torch.abs(values, out=flags), out=flags).sum(1).numpy()
             kept = mixed if whole else np.arange(len(mixed))
             zeros[mixed] = width[mixed] - np.nan_to_num(nonzero[kept]).astype(np.int64)
@@ -244,7 +244,8 @@ def _add_repaired(rows: Array, parts: list[Partials], starts: NDArray[np.intp]) 
         if part.repaired:
             owner = np.searchsorted(starts, [offset + row for row, _ in part.repaired], side="right") - 1
             sketches = np.stack([sketch for _, sketch in part.repaired])
-            np.add.at(rows, (owner[:, None], added), sketches[:, added])
+            for column in added:
+                np.add.at(rows[:, column], owner, sketches[:, column])
             np.minimum.at(rows[:, MIN], owner, sketches[:, MIN])
             np.maximum.at(rows[:, MAX], owner, sketches[:, MAX])
         offset += part.num_rows

@@ -12,7 +12,7 @@ from sonde.schema.sketch import INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, Array, N
 
 
 def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
-    """At most `size` elements at an odd stride, so that powers of two in the shape are crossed; `turn` moves the start."""
+    """At most `size` elements at an odd stride, which crosses powers of two in the shape; `turn` moves the start."""
     values = flat(tensor)
     if values.numel() <= size:
         return values
@@ -23,13 +23,13 @@ def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
     return values[start : start + span : stride]
 
 
-def histograms(samples: NDArray[np.floating], rows: Array) -> Array:  # type: ignore[type-arg]
+def histograms(samples: NDArray[np.floating], rows: Array) -> Array:
     """(T, NUM_BINS) estimated counts over all elements from a (T, size) table of samples, padded with zeros.
 
     A sampled count is scaled by (non-zero finite elements / those in the sample), so that histograms of differently
     sampled tensors merge without bias, and a row's histogram adds up to its number of non-zero finite elements.
     """
-    num, size = samples.shape
+    num = len(samples)
     usable = np.isfinite(samples) & (samples != 0)
     _, exponent = np.frexp(np.where(usable, samples, 1.0))
     bins = np.clip(exponent - 1 - MIN_EXPONENT, 0, NUM_BINS - 1)

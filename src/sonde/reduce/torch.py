@@ -379,7 +379,7 @@ def send(table: Table) -> None:
         table.rows = _pinned(table.rows)
         if table.samples is not None:
             table.samples = _pinned(table.samples)
-        table.arrived = torch.cuda.Event()
+        table.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         table.arrived.record()
 
 

@@ -27,7 +27,7 @@ def init(
     resume: bool | str = False,
     **settings: Any,
 ) -> Session | NullSession:
-    """Begin a run. `resume=True` goes on with the newest interrupted run of the project; a name or a path, with that one.
+    """Begin a run. `resume=True` goes on with the newest interrupted run of the project; a name or path, with that one.
 
     session = sonde.init(project="gpt", name="baseline", config={"lr": 3e-4})
     """

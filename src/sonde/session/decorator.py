@@ -50,7 +50,7 @@ def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> C
 
 
 def _record_class(model_class: type, options: dict[str, Any]) -> type:
-    """Instances are watched when made. The original `__init__` comes back when the session ends, and returns with the next."""
+    """Instances are watched when made; the original `__init__` comes back when the session ends."""
     from torch import nn
 
     if not issubclass(model_class, nn.Module):

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -278,7 +278,7 @@ class Session:
         """Call this when the session ends, however it ends."""
         self._at_finish.append(restore)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -390,7 +390,7 @@ class NullSession:
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None: ...
 
-    def __enter__(self) -> NullSession:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None: ...
