@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import sonde
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sonde"
 CONTRACTS = {
@@ -136,12 +138,13 @@ def top_level_imports(path: Path, module: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         found = False
         if isinstance(node, ast.Import):
-            # `import sonde.x` binds `sonde`; `import sonde.x as x` does not.
-            names = [alias for alias in node.names if alias.name.split(".")[0] == "sonde"]
-            found = any(alias.asname is None or alias.name == "sonde" for alias in names)
+            found = any(alias.name == "sonde" for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             found = ".".join([*above, *([node.module] if node.module else [])]) == "sonde"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            # `import sonde.x` binds `sonde` as well, and with it every lazy name.
+            found = node.value.id == "sonde" and node.attr in sonde.__all__
         elif isinstance(node, ast.Call) and node.args:
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             argument = node.args[0]
@@ -171,7 +174,7 @@ def test_no_module_imports_the_lazy_top_level() -> None:
         "import sonde",
         "import sonde as s",
         "import os, sonde",
-        "import sonde.config",
+        "import sonde.config\nsonde.watch(model)",
         "from sonde import watch",
         "from sonde import *",
         "from .. import watch",
@@ -192,6 +195,7 @@ def test_checker_of_the_top_level_bites(line: str, tmp_path: Path) -> None:
     [
         "from sonde.config import Settings",
         "import sonde.config as config",
+        "import sonde.config\nsonde.config.Settings()",
         "import sondelike",
         "from . import names",
         "import importlib\nimportlib.import_module('torch')",

@@ -20,7 +20,8 @@ DOCUMENTED = {
     "Session", "Run", "Settings", "every", "first",
 }  # fmt: skip
 FOREIGN = ("torch", "numpy", "pyarrow", "duckdb", "pydantic", "psutil", "rich", "typer", "pandas", "yaml", "sqlite3")
-VIEWERS = ("duckdb", "rich", "typer", "pandas", "matplotlib", "starlette", "uvicorn", "textual")
+# Not pandas: where it is installed, pyarrow itself imports it to ask whether an array is one of its own.
+VIEWERS = ("duckdb", "rich", "typer", "matplotlib", "starlette", "uvicorn", "textual")
 
 BLOCK_TORCH = """
 import sys

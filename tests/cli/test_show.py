@@ -15,12 +15,16 @@ def test_shows_everything_there_is_to_know_first(sonde: Any, make_run: Any) -> N
         status="crashed",
         reason="ValueError: boom",
         events=["skipped a step"],
-        facts={"overhead": {"share": 0.0123}, "coverage": {"never_fired": ["act/head"]}},
+        facts={
+            "overhead": {"host_fraction": 0.0123, "stride": 4},
+            "coverage": [{"modules_never_seen": ["head"], "parameters_without_gradient": []}],
+        },
     )
     shown = sonde("show", run).stdout
     for text in (
         "gpt/baseline", "crashed", "ValueError: boom", "20 in", "night", "with warmup", "lr", "model.width", "loss",
-        "█", "2.weight", "0.4743", "skipped a step", "1.23 %", "1 site never fired: act/head", "sonde query",
+        "█", "2.weight", "0.4743", "skipped a step", "1.23 % of the time, at every 4th step",
+        "1 module never fired: head", "sonde query",
     ):  # fmt: skip
         assert text in shown
 

@@ -81,7 +81,7 @@ def describe_run(run: Run, *, at: int | None, top: int) -> dict[str, Any]:
         ],
         "num_sites": run.sites().num_rows,
         "events": events,
-        "coverage": run.coverage(),
+        "coverage": manifest.facts.get("coverage"),
         "overhead": manifest.facts.get("overhead"),
         "_scalars": scalars,
         "_gradients": gradients,
@@ -208,10 +208,10 @@ def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
 
 def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
     """How far the picture can be trusted: what recording cost, what it could not see, what is damaged."""
-    from sonde.show.coverage import coverage_sentence, overhead_sentence
+    from sonde.show.coverage import coverage_sentences, overhead_sentence
     from sonde.show.term.text import plain
 
-    lines = [overhead_sentence(facts["overhead"]), coverage_sentence(facts["coverage"])]
+    lines = [overhead_sentence(facts["overhead"]), *coverage_sentences(facts["coverage"])]
     if any(lines) or facts["warnings"]:
         console.print()
     for line in filter(None, lines):
