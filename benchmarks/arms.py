@@ -48,9 +48,10 @@ class Sonde:
     """`sonde.init` and `session.watch` with some keywords."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path, **keywords: Any) -> None:
-        import sonde
+        from sonde.config import Settings
+        from sonde.session import begin
 
-        self.session = sonde.init(project="overhead", dir=folder, verbose=False)
+        self.session = begin(Settings.load(project="overhead", dir=folder, verbose=False))
         self.session.watch(model, optimizer, **keywords)
 
     def after_step(self, step: int, loss: Tensor) -> None:

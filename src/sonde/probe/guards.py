@@ -78,7 +78,7 @@ class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
         self._grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         self._autocast: Any = torch._C._DisableAutocast()
-        self._autocast.__enter__()
+        self._autocast.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc: object) -> None:
         self._autocast.__exit__(*exc)

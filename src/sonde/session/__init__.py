@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from sonde.session.current import batch, finish, init, log, step, tap, watch
+from sonde.session.current import batch, begin, finish, init, log, step, tap, watch
 from sonde.session.decorator import record
 from sonde.session.script import run_script
 from sonde.session.session import NullSession, Session
@@ -16,6 +16,7 @@ __all__ = [
     "NullSession",
     "Session",
     "batch",
+    "begin",
     "finish",
     "init",
     "log",

@@ -40,15 +40,27 @@ def init(
             return _current
         _current.warn("a new session begins; the one before it is finished.")
         _current.finish()
-    if loaded.mode == "disabled" or int(os.environ.get("RANK") or 0) != 0:
-        _current = NullSession()
-        return _current
-    found = _find(resume, loaded, name) if resume else None
-    path = found or create_run(
-        Path(loaded.dir), project=loaded.project, name=name, config=config, tags=tags, notes=notes
-    )
-    _current = Session(path, loaded, resume=found is not None)
+    _current = begin(loaded, name=name, config=config, tags=tags, notes=notes, resume=resume)
     return _current
+
+
+def begin(
+    settings: Settings,
+    *,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    notes: str = "",
+    resume: bool | str = False,
+) -> Session | NullSession:
+    """A session of its own, beside the one of this process. Only the first rank of a distributed job records."""
+    if settings.mode == "disabled" or int(os.environ.get("RANK") or 0) != 0:
+        return NullSession()
+    found = _find(resume, settings, name) if resume else None
+    path = found or create_run(
+        Path(settings.dir), project=settings.project, name=name, config=config, tags=tags, notes=notes
+    )
+    return Session(path, settings, resume=found is not None)
 
 
 def _find(resume: bool | str, settings: Settings, name: str | None) -> Path | None:

@@ -249,6 +249,10 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------- how it ends
 
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Wait until everything recorded so far is on disk; False when that took too long."""
+        return self.writer.flush(timeout_s)
+
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
         """Write everything, remove every hook. Safe to call twice."""
         if self.is_finished:
@@ -387,6 +391,9 @@ class NullSession:
     def event(self, type: str, message: str, **details: Any) -> None: ...
 
     def on_finish(self, restore: Any) -> None: ...
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        return True
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None: ...
 
