@@ -22,6 +22,7 @@ from sonde.read.compare import (
 from sonde.read.folder import default_dir, find_run, run_folders
 from sonde.read.follow import Update, follow
 from sonde.read.manifest import Manifest
+from sonde.read.pyramid import read_overview
 from sonde.read.scalars import read_scalars
 from sonde.read.series import by_series
 from sonde.read.sql import DEFAULT_LIMIT, run_query
@@ -183,6 +184,14 @@ class Run:
         """
         state = self._now
         return read_stats(state, pattern, parse_steps(steps, state.last_step()))
+
+    def overview(self, pattern: str | Sequence[str], *, steps: Steps = None, points: int = 1000) -> pa.Table:
+        """Like `stats`, thinned for drawing: lowest and highest of about `points` stretches of each series.
+
+        Where that would be millions of rows, steps are merged by fours; the metadata says how many make a row.
+        """
+        state = self._now
+        return read_overview(state, pattern, parse_steps(steps, state.last_step()), points)
 
     def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None) -> pa.Table:
         """Table (step, name, value, time) of logged numbers, in order of (name, step)."""

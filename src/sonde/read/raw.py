@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,15 +40,25 @@ class RawStats:
 
 
 def read_raw(
-    state: RunState, sites: Ids, steps: StepFilter, fields: frozenset[int], *, with_hist: bool, level: int = 0
+    state: RunState,
+    sites: Ids,
+    steps: StepFilter,
+    fields: frozenset[int],
+    *,
+    with_hist: bool,
+    segments: Sequence[Segment] | None = None,
+    bucket: int = 1,
 ) -> RawStats:
-    """Read the given fields of the given sites. Damaged files are left out and noted; if nothing is left, an error."""
+    """Read the given fields of the given sites. Damaged files are left out and noted; if nothing is left, an error.
+
+    `segments` are all that hold single steps unless given; steps are merged by `bucket`.
+    """
     sites = np.unique(sites)
     # Merging needs these: an empty part is told by n, and an absent raw sum means the sum itself.
     fields = fields | {N} | ({SUMSQ} if SUMSQ_RAW in fields else set()) | ({HIST_N} if with_hist else set())
     parts: list[RawStats] = []
     errors: list[CorruptError] = []
-    for segment in state.segments_of("stats", level):
+    for segment in state.segments_of("stats") if segments is None else segments:
         try:
             part = _read_segment(state, segment, sites, steps, fields, with_hist=with_hist)
         except CorruptError as error:
@@ -56,9 +67,8 @@ def read_raw(
             continue
         if part is not None:
             parts.append(part)
-    if level == 0:
-        parts += [_from_frames(state, sites, steps, with_hist=with_hist)]
-    raw = _combine(parts, with_hist=with_hist)
+    parts.append(_from_frames(state, sites, steps, with_hist=with_hist))
+    raw = _combine(parts, bucket, with_hist=with_hist)
     if errors and not len(raw):
         raise errors[0]
     return raw
@@ -161,12 +171,11 @@ def from_records(records: list[StatsRecord], sites: Ids, *, with_hist: bool) -> 
     )
 
 
-def _combine(parts: list[RawStats], *, with_hist: bool) -> RawStats:
-    """Sort by (site, step) and merge rows of the same pair: shards, ranks, repeated calls."""
-    if not parts:
-        parts = [from_records([], np.empty(0, np.int64), with_hist=with_hist)]
+def _combine(parts: list[RawStats], bucket: int, *, with_hist: bool) -> RawStats:
+    """Sort by (site, step) and merge rows of the same pair: shards, ranks, repeated calls, the steps of a bucket."""
     site, step, rows = (_join([getattr(part, name) for part in parts]) for name in ("site", "step", "rows"))
     hist = _join([part.hist for part in parts]) if with_hist else None
+    step = step // bucket * bucket if bucket > 1 else step
     order = np.lexsort((step, site))
     site, step, rows = site[order], step[order], rows[order]
     hist = hist[order] if hist is not None else None
