@@ -35,6 +35,10 @@ class BoundedQueue:
         return self._put_bytes - self._taken_bytes
 
     @property
+    def num_items(self) -> int:
+        return self._items.qsize()
+
+    @property
     def is_empty(self) -> bool:
         return self._items.empty()
 

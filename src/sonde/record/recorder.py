@@ -7,6 +7,7 @@ and refuses, and the turn is tried again until the disk answers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -27,7 +28,7 @@ from sonde.record.stream import StreamWriter
 from sonde.record.system import SystemSampler
 from sonde.record.table import StatsTable
 from sonde.schema.layout import STREAMS, RunStatus, Stream
-from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, to_json
 
 _MIB: Final = 1 << 20
 MAX_EVENTS: Final = 10_000
@@ -99,7 +100,7 @@ class Recorder:
         self._num_events = 0
         self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self._sampler: SystemSampler | None = None
-        self._has_warned = False
+        self._has_warned = self._has_refused = False
         self._store_error = self._seal_error = self._pyramid_error = ""
         self._trouble_since = 0.0
         self._dropped_before = 0
@@ -127,11 +128,12 @@ class Recorder:
         if self._store_error and now < self._next_try:
             return
         try:
+            num_left = self.queue.num_items  # not "until empty": training may put faster than the disk takes
             while True:
-                self._take()
+                num_left -= self._take()
                 self._store()
                 self._recover()
-                if self.queue.is_empty or self.queue.num_bytes < self.options.flush_mib * _MIB:
+                if num_left <= 0:
                     break
             self._beat(now)
         except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
@@ -139,19 +141,25 @@ class Recorder:
             return
         self._seal_due(now)
 
-    def _take(self) -> None:
+    def _take(self) -> int:
         """Move items from the queue to where they wait for the disk; none while older ones still wait."""
         if self._store_error:
-            return
+            return 0
+        num_taken = 0
         for item in self.queue.take(int(self.options.flush_mib * _MIB)):
+            num_taken += 1
             try:
                 self._accept(item)
             except Exception as error:  # noqa: BLE001  one bad item must not stop the others
                 self._refuse(item, error)
-        if self._scalars:
-            self._num_scalar_rows += sum(len(record.steps) for record in self._scalars)
-            self.streams["scalars"].add(join_scalars(self._scalars))
-            self._scalars = []
+        scalars, self._scalars = self._scalars, []
+        if scalars:
+            try:
+                self.streams["scalars"].add(join_scalars(scalars))
+            except Exception as error:  # noqa: BLE001  as above
+                self._refuse(scalars[0], error, len(scalars))
+            self._num_scalar_rows += sum(len(record.steps) for record in scalars)
+        return num_taken
 
     def _accept(self, item: Any) -> None:
         if callable(item):
@@ -287,10 +295,11 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  the messenger is not ours
             self._remember(self._event("warning_failed", f"the warning could not be shown: {_words(error)}"))
 
-    def _refuse(self, item: Any, error: Exception) -> None:
-        stream: Stream = "scalars" if isinstance(item, ScalarsRecord) else "stats"
-        self.shared.failed[stream] += 1
-        if sum(self.shared.failed.values()) == 1:
+    def _refuse(self, item: Any, error: Exception, num_records: int = 1) -> None:
+        if not isinstance(item, Event | NewSite | NewScalar | Facts):
+            self.shared.failed["scalars" if isinstance(item, ScalarsRecord) else "stats"] += num_records
+        if not self._has_refused:
+            self._has_refused = True
             self._remember(self._event("record_failed", f"a record could not be written: {_words(error)}"))
 
     def _lament(self, name: Stream, num_lost: int) -> None:
@@ -342,6 +351,7 @@ class Recorder:
         self._remember(self._event("dropped", message, num_dropped=new, first_step=first, last_step=last))
 
     def _learn(self, item: Facts) -> None:
+        to_json(item.facts)  # what cannot be written down is refused here, not at every heartbeat
         if not item.is_top:
             self._facts.update(item.facts)
             return
@@ -371,7 +381,8 @@ class Recorder:
     def _warm_up(self) -> None:
         """Import what sealing needs while training is still starting."""
         self._is_warm = True
-        import sonde.record.parquet  # noqa: F401
+        with contextlib.suppress(ImportError):  # sealing will say so
+            import sonde.record.parquet  # noqa: F401
 
     # ------------------------------------------------------------------------------------------------------- goodbye
 

@@ -30,16 +30,18 @@ class Place:
         return pyramid_folder(run, self.level, self.rank) if self.level else stream_folder(run, self.stream, self.rank)
 
 
-def seal_frames(run: Path, place: Place, frames: Sequence[Frame]) -> tuple[Segment, StatsTable | None]:
-    """Write the segment; a file of that name without a catalog row is a leftover and is replaced."""
-    if place.stream == "scalars":
-        return seal_table(run, place, sort_scalars([cast(ScalarsRecord, frame.record) for frame in frames])), None
-    table = sort_stats([cast(StatsRecord, frame.record) for frame in frames])
-    return seal_table(run, place, table), table
+def sort_frames(stream: Stream, frames: Sequence[Frame]) -> StatsTable | ScalarsTable:
+    """The rows of all frames in the order of a segment."""
+    if stream == "scalars":
+        return sort_scalars([cast(ScalarsRecord, frame.record) for frame in frames])
+    return sort_stats([cast(StatsRecord, frame.record) for frame in frames])
 
 
 def seal_table(run: Path, place: Place, table: StatsTable | ScalarsTable) -> Segment:
-    """Write one sorted table as one file that is durable when this returns."""
+    """Write one sorted table as one file that is durable when this returns.
+
+    A file of that name without a catalog row is a leftover, and is replaced.
+    """
     from sonde.record import parquet  # pyarrow is imported in the writer thread, not with the session
 
     folder = place.folder(run)

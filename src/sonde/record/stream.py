@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sonde.record.catalog import Segment
 from sonde.record.log import Log, cut, next_log_path, recover, remove_leftovers
-from sonde.record.seal import Place, seal_frames
+from sonde.record.seal import Place, seal_table, sort_frames
 from sonde.record.table import StatsTable
 from sonde.schema.layout import Stream, stream_folder
 from sonde.schema.records import ScalarsRecord, StatsRecord, encode_frame
@@ -89,11 +89,13 @@ class StreamWriter:
         if not frames:
             return None
         num_lost = self.acknowledged - self.sealed_sequence - len(frames)
+        table = sort_frames(self.stream, frames)
+        del found, frames  # the bytes of the log, before the segment asks for memory of its own
         place = Place(
             segment_id, self.stream, self.rank, 0, self.num_segments, self.sealed_sequence + 1, self.acknowledged
         )
-        segment, table = seal_frames(self.run, place, frames)
-        return Sealed(segment, table, num_lost)
+        segment = seal_table(self.run, place, table)
+        return Sealed(segment, table if isinstance(table, StatsTable) else None, num_lost)
 
     def mark_sealed(self, segment: Segment) -> None:
         """The catalog knows the segment."""

@@ -186,6 +186,9 @@ class Writer:
         answer.put(recorder)
         try:
             recorder.work()
+        except Exception as error:  # noqa: BLE001  no thread is left to try again: stop taking records, and say why
+            self._is_closed = True
+            self._shared.degraded = f"the writer stopped: {error!r}"
         finally:
             self._lock.release()
 
