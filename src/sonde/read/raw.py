@@ -20,11 +20,16 @@ from sonde.schema.sketch import FIELDS, HIST_N, NUM_BINS, SUMSQ, SUMSQ_RAW, Arra
 
 Ids = NDArray[np.int64]
 ALL_FIELDS: Final = frozenset(range(len(FIELDS)))
+_EMPTY: Final = empty_rows()
 
 
 @dataclass(frozen=True, slots=True)
 class RawStats:
-    """Parallel columns, sorted by (site, step), with one row for each pair. `hist` is None when not asked for."""
+    """Parallel columns, sorted by (site, step), with one row for each pair. `hist` is None when not asked for.
+
+    `rows` is laid out by field, and fields that were not asked for are never touched: they take no memory and hold no
+    values.
+    """
 
     site: Ids
     step: NDArray[np.int64]
@@ -37,6 +42,21 @@ class RawStats:
     def slice_of(self, site: int) -> slice:
         """Where a site's rows are."""
         return slice(int(np.searchsorted(self.site, site)), int(np.searchsorted(self.site, site, "right")))
+
+
+def field_table(num_rows: int) -> Array:
+    """Rows by field; the system gives memory only to fields that are written."""
+    return np.zeros((len(FIELDS), num_rows)).T
+
+
+def take_rows(rows: Array, index: NDArray[np.intp], fields: frozenset[int]) -> Array:
+    """Some fields of some rows."""
+    if len(index) == len(rows):
+        return rows
+    taken = field_table(len(index))
+    for field in fields:
+        taken[:, field] = rows[index, field]
+    return taken
 
 
 def read_raw(
@@ -68,7 +88,7 @@ def read_raw(
         if part is not None:
             parts.append(part)
     parts.append(_from_frames(state, sites, steps, with_hist=with_hist))
-    raw = _combine(parts, bucket, with_hist=with_hist)
+    raw = _combine(parts, fields, bucket, with_hist=with_hist)
     if errors and not len(raw):
         raise errors[0]
     return raw
@@ -88,7 +108,7 @@ def _read_segment(
         site = _whole(table["site"])
         step = _whole(table["step"])
         keep = np.flatnonzero(_is_in(site, sites) & steps.mask(step))
-        rows = empty_rows(len(keep))
+        rows = field_table(len(keep))
         for field in fields:
             _fill(rows, field, table[FIELDS[field]], keep)
         hist = _hists(table["hist"], keep) if with_hist else None
@@ -105,15 +125,14 @@ def _whole(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _fill(rows: Array, field: int, column: pa.ChunkedArray, keep: NDArray[np.intp]) -> None:
-    """Absent values (null) keep those of the empty sketch."""
+    """Absent values (null) are those of the empty sketch."""
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise ValueError(f"column {FIELDS[field]} is of type {column.type}")
-    values = column.to_numpy()[keep].astype(np.float64, copy=False)
+    values = column.to_numpy()
+    rows[:, field] = values if len(keep) == len(values) else values[keep]
     if column.null_count:
-        present = column.is_valid().to_numpy()[keep]
-        rows[present, field] = values[present]
-    else:
-        rows[:, field] = values
+        absent = column.is_null().to_numpy()[keep]
+        rows[absent, field] = _EMPTY[field]
 
 
 def _hists(column: pa.ChunkedArray, keep: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -171,14 +190,18 @@ def from_records(records: list[StatsRecord], sites: Ids, *, with_hist: bool) -> 
     )
 
 
-def _combine(parts: list[RawStats], bucket: int, *, with_hist: bool) -> RawStats:
+def _combine(parts: list[RawStats], fields: frozenset[int], bucket: int, *, with_hist: bool) -> RawStats:
     """Sort by (site, step) and merge rows of the same pair: shards, ranks, repeated calls, the steps of a bucket."""
-    site, step, rows = (_join([getattr(part, name) for part in parts]) for name in ("site", "step", "rows"))
-    hist = _join([part.hist for part in parts]) if with_hist else None
+    parts = [part for part in parts if len(part)] or parts[:1]
+    site, step = (_join([getattr(part, name) for part in parts]) for name in ("site", "step"))
     step = step // bucket * bucket if bucket > 1 else step
-    order = np.lexsort((step, site))
-    site, step, rows = site[order], step[order], rows[order]
-    hist = hist[order] if hist is not None else None
+    # Each part is made of sorted stretches, which a stable sort of whole numbers joins in nearly linear time.
+    order = np.argsort(_keys(site, step), kind="stable")
+    site, step = site[order], step[order]
+    rows = field_table(len(site))
+    for field in fields:
+        rows[:, field] = _join([part.rows[:, field] for part in parts])[order]
+    hist = _join([part.hist for part in parts])[order] if with_hist else None
     is_first = np.ones(len(site), np.bool_)
     is_first[1:] = (site[1:] != site[:-1]) | (step[1:] != step[:-1])
     if is_first.all():
@@ -187,6 +210,19 @@ def _combine(parts: list[RawStats], bucket: int, *, with_hist: bool) -> RawStats
     if hist is not None:
         hist = np.add.reduceat(hist, starts, axis=0)
     return RawStats(site[starts], step[starts], merge_groups(rows, starts), hist)
+
+
+def _keys(site: Ids, step: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Whole numbers in the order of (site, step)."""
+    if not len(site):
+        return site
+    low, high = int(step.min()), int(step.max())
+    if (int(site.max()) + 1) * (high - low + 1) < 1 << 62:
+        return site * (high - low + 1) + (step - low)
+    order = np.lexsort((step, site))
+    keys = np.empty(len(site), np.int64)
+    keys[order] = np.arange(len(site))
+    return keys
 
 
 def _join(columns: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sonde.errors import UnknownNameError
 from sonde.read.needs import fields_of
-from sonde.read.raw import Ids, RawStats, read_raw
+from sonde.read.raw import Ids, RawStats, read_raw, take_rows
 from sonde.read.state import RunState
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.schema.joined import JOINED
@@ -174,7 +174,7 @@ def _column(question: Question, raw: RawStats, stat: str) -> _Column:
     if stat in JOINED:
         return _joined_column(question, raw, stat)
     index = np.flatnonzero(np.isin(raw.site, np.array(question.wanted[stat], np.int64)) & _is_present(stat, raw))
-    rows = raw.rows[index]
+    rows = take_rows(raw.rows, index, fields_of(stat))
     if stat not in STATS:
         return _Column(index, rows[:, INDEX[stat]])
     hist = np.zeros((1, NUM_BINS))
@@ -209,5 +209,5 @@ def _joined_column(question: Question, raw: RawStats, stat: str) -> _Column:
         for field in fields_of(stat) & _PAIRED_FIELDS:
             measured &= ~np.isnan(raw.rows[places[0], field])
         indices.append(places[0][measured])
-        values.append(JOINED[stat].of(*(raw.rows[place[measured]] for place in places)))
+        values.append(JOINED[stat].of(*(take_rows(raw.rows, place[measured], fields_of(stat)) for place in places)))
     return _Column(np.concatenate(indices), np.concatenate(values))
