@@ -18,5 +18,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder a test runs in; a run written without a `dir` lands here and not in the checkout."""
     for name in [name for name in os.environ if name.startswith("SONDE_") and not name.startswith("SONDE_TEST_")]:
         monkeypatch.delenv(name)
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):  # how wide and colourful output is, a test says itself
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -18,6 +18,17 @@ def test_lists_runs_newest_first_with_loss_and_sparkline(sonde: Any, make_run: A
     assert "█" in lines[3]
 
 
+def test_narrow_terminal_cuts_the_name_and_nothing_else(
+    sonde: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(name="a-rather-long-name-for-a-run", status="interrupted")
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = sonde("list").stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for text in ("interrupted", "gpt/a-rather-", "…", "0.15", "just now", "20"):
+        assert text in lines[2]
+
+
 def test_json_has_one_object_per_run(sonde: Any, make_run: Any) -> None:
     path = make_run(name="only", losses=[1.0] * 19 + [float("nan")], tags=["t"])
     (run,) = sonde("list", "--json").json

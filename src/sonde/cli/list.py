@@ -14,6 +14,7 @@ from sonde.cli.output import print_json, remark
 if TYPE_CHECKING:
     from sonde.run import Run
 
+WIDE: Final = 100
 SORTS: Final = ("created", "name", "steps", "loss", "duration")
 
 
@@ -100,15 +101,16 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from sonde.show.term.table import Column, status_text, table
 
     console = make_console()
+    is_wide = console.width >= WIDE
     now = time.time()
     columns = [
         Column(title="status"),
-        Column(title="run"),
+        Column(title="run", cut=True),
         Column(title="id", style="dim"),
         Column(title="steps", right=True),
         Column(title="loss", right=True),
         Column(title=""),
-        Column(title="took", right=True),
+        *([Column(title="took", right=True)] if is_wide else []),
         Column(title="began", right=True, style="dim"),
         Column(title="", style="yellow"),
     ]
@@ -119,8 +121,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
             row["id"],
             count(row["last_step"] + 1),
             number(row["series"].last) if row["series"] else "–",
-            sparkline(row["series"].values, ascii=is_ascii(console)) if row["series"] else "",
-            duration(row["duration_s"]),
+            sparkline(row["series"].values, 16 if is_wide else 8, ascii=is_ascii(console)) if row["series"] else "",
+            *([duration(row["duration_s"])] if is_wide else []),
             age(now - datetime.fromisoformat(row["created"]).timestamp()),
             "!" if row["warnings"] else "",
         )

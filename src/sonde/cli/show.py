@@ -141,7 +141,7 @@ def _draw_config(console: Console, config: Any) -> None:
     rows = list(flatten(config).items())
     if rows:
         console.print()
-        console.print(table([Column(title="config"), Column(title="", wrap=True)], rows))
+        console.print(table([Column(title="config", cut=True), Column(title="", wrap=True)], rows))
 
 
 def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
@@ -154,7 +154,7 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
         return
     console.print()
     if at is not None:
-        columns = [Column(title=f"scalar at step {at}"), Column(title="value", right=True)]
+        columns = [Column(title=f"scalar at step {at}", cut=True), Column(title="value", right=True)]
         console.print(table(columns, [(series.name, number(series.last)) for series in scalars]))
         return
     numbers = [Column(title=title, right=True) for title in ("first", "last", "min", "max")]
@@ -167,7 +167,9 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
         )
         for s in scalars
     ]
-    console.print(table([Column(title="scalar"), Column(title=""), *numbers, Column(title="", style="red")], rows))
+    console.print(
+        table([Column(title="scalar", cut=True), Column(title=""), *numbers, Column(title="", style="red")], rows)
+    )
 
 
 def _bad(series: Any) -> str:
@@ -183,7 +185,11 @@ def _draw_gradients(console: Console, gradients: list[Any], at: int | None) -> N
     if not gradients:
         return
     title = "largest gradients" if at is None else f"largest gradients at step {at}"
-    columns = [Column(title=title), Column(title=""), *(Column(title=t, right=True) for t in ("norm", "min", "max"))]
+    columns = [
+        Column(title=title, cut=True),
+        Column(title=""),
+        *(Column(title=t, right=True) for t in ("norm", "min", "max")),
+    ]
     rows = [
         (s.name, sparkline(s.values, 24, ascii=is_ascii(console)), *map(number, (s.last, s.min, s.max)))
         for s in gradients

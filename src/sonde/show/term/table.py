@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +16,8 @@ from sonde.show.term.text import plain
 
 STATUS_STYLES: Final = {"running": "cyan", "finished": "green", "crashed": "bold red", "interrupted": "yellow"}
 SEVERITY_STYLES: Final = {"info": "", "warning": "yellow", "critical": "bold red"}
+GAP: Final = 2
+NARROWEST: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +28,73 @@ class Column:
     right: bool = False
     style: str = ""
     wrap: bool = False
-    """Whether long cells go on in the next line; the others are cut with an ellipsis where the terminal is narrow."""
+    """Whether long cells go on in the next line."""
+    cut: bool = False
+    """Whether long cells end in an ellipsis where the terminal is narrow; the other columns keep their width."""
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, header: bool = True) -> Table:
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A table that fits itself into the width there is when it is printed."""
+
+    columns: Sequence[Column]
+    cells: list[list[Text]]
+    header: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        limits = self._limits(options.max_width)
+        drawn = Table(
+            box=box.SIMPLE_HEAD,
+            show_header=self.header,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, GAP, 0, 0),
+        )
+        for column in self.columns:
+            drawn.add_column(
+                Text(column.title),
+                justify="right" if column.right else "left",
+                style=column.style,
+                no_wrap=not column.wrap,
+                overflow="fold" if column.wrap else "ellipsis",
+            )
+        for row in self.cells:
+            drawn.add_row(*(_fit(cell, limit) for cell, limit in zip(row, limits, strict=True)))
+        yield drawn
+
+    def _limits(self, width: int) -> list[int]:
+        """How wide each column may be: the widest of those that may be cut give way first."""
+        titles = [cell_len(column.title) if self.header else 0 for column in self.columns]
+        widths = [max([title, *(row[i].cell_len for row in self.cells)]) for i, title in enumerate(titles)]
+        if any(column.wrap for column in self.columns):
+            return widths  # a column that goes on in the next line gives way first, and rich sees to that
+        excess = sum(widths) + (GAP + 1) * (len(widths) - 1) - width
+        while excess > 0:
+            able = [i for i, column in enumerate(self.columns) if column.cut and widths[i] > max(titles[i], NARROWEST)]
+            if not able:
+                break
+            widest = max(able, key=lambda i: widths[i])
+            widths[widest] -= 1
+            excess -= 1
+        return widths
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, header: bool = True) -> FittedTable:
     """A table whose strings come out as they are, whatever they contain.
 
-    >>> table([Column(title="name")], [["[red]x"]]).row_count
-    1
+    >>> table([Column(title="name")], [["[red]x"]]).cells
+    [[<text '[red]x' [] ''>]]
     """
-    drawn = Table(box=box.SIMPLE_HEAD, show_header=header, pad_edge=False, show_edge=False)
-    for column in columns:
-        drawn.add_column(
-            Text(column.title),
-            justify="right" if column.right else "left",
-            style=column.style,
-            no_wrap=not column.wrap,
-            overflow="fold" if column.wrap else "ellipsis",
-        )
-    for row in rows:
-        drawn.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
-    return drawn
+    cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
+    return FittedTable(columns, cells, header)
+
+
+def _fit(cell: Text, limit: int) -> Text:
+    if cell.cell_len <= limit:
+        return cell
+    shorter = cell.copy()
+    shorter.truncate(limit, overflow="ellipsis")
+    return shorter
 
 
 def status_text(status: str) -> Text:
