@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sonde.record.catalog import Catalog
 from sonde.record.writer import Writer, WriterOptions
 
 
@@ -99,3 +101,39 @@ def test_a_segment_without_a_catalog_row_is_replaced(bench, run, quick):
     writer.close("finished", deadline_s=20)
     assert bench.contents(run).steps() == set(range(30))
     assert not list(run.rglob("*.tmp"))
+
+
+def test_sealing_syncs_before_it_names_and_names_before_it_forgets(bench, run, monkeypatch):
+    """The order that survives a power loss; a killed process cannot show it, because the kernel keeps what it wrote."""
+    calls = []
+
+    def spy(owner, name, describe):
+        real = getattr(owner, name)
+
+        def call(*arguments):
+            result = real(*arguments)
+            calls.append((name, describe(*arguments)))
+            return result
+
+        monkeypatch.setattr(owner, name, call)
+
+    writer = Writer(run, WriterOptions(flush_interval_s=60, system_interval_s=0))
+    bench.put_steps(writer, range(3))
+    assert writer.flush(20)
+    folder = run / "stats" / "rank-0000"
+    spy(os, "fsync", lambda fd: Path(os.readlink(f"/proc/self/fd/{fd}")))
+    spy(os, "replace", lambda source, target: target)
+    spy(Catalog, "commit", lambda catalog, rows: "segments" in next(iter(rows))[0])
+    writer.close("finished", deadline_s=20)
+    segment, log = folder / "seg-00000000.parquet", folder / "live.log"
+    in_order = [
+        ("fsync", folder / "seg-00000000.parquet.tmp"),
+        ("replace", segment),
+        ("fsync", folder),
+        ("commit", True),
+        ("fsync", folder / "live.log.tmp"),
+        ("replace", log),
+        ("fsync", folder),
+    ]
+    start = calls.index(in_order[0])
+    assert calls[start : start + len(in_order)] == in_order

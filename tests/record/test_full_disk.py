@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+from queue import SimpleQueue
 
 import pytest
 
@@ -87,6 +88,22 @@ def test_put_never_waits_for_the_disk(bench, run, stuck_disk):
     assert writer.flush(20)
     writer.close("finished", deadline_s=20)
     assert bench.contents(run).steps() == set(range(1000))
+
+
+def test_nothing_is_acknowledged_before_the_disk_has_it(bench, run, stuck_disk):
+    is_stuck, go_on = stuck_disk
+    writer = Writer(run, WriterOptions(flush_interval_s=60, system_interval_s=0))
+    bench.put_steps(writer, range(1))
+    answers: SimpleQueue[bool] = SimpleQueue()
+    flush = threading.Thread(target=lambda: answers.put(writer.flush(60)))
+    flush.start()
+    is_stuck.wait()
+    flush.join(0.3)
+    assert answers.empty()
+    go_on.set()
+    assert answers.get(timeout=60)
+    flush.join()
+    writer.close("finished", deadline_s=20)
 
 
 def test_a_full_queue_drops_records_and_counts_them(bench, run, stuck_disk):
