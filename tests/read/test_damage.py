@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -15,8 +16,10 @@ import pytest
 
 import sonde
 from sonde.errors import CorruptError, FormatError, NotARunError, RunError
+from sonde.read import catalog
 from sonde.run import Run
 from sonde.schema.layout import row_text
+from sonde.schema.records import sign_document
 
 
 def truth(recording) -> tuple[dict[tuple[str, int], float], dict[int, float]]:
@@ -174,6 +177,21 @@ def test_a_flipped_bit_in_a_page_is_found_without_the_hash(finished, monkeypatch
     assert len(Run(finished.path).verify()) == 1
 
 
+def test_every_flipped_bit_of_a_signed_run_json_is_told(finished):
+    path = finished.path / "run.json"
+    document = json.loads(path.read_text())
+    document.pop("crc32", None)
+    signed = sign_document(json.dumps(document)).encode()
+    path.write_bytes(signed)
+    assert Run(finished.path).config == {"lr": 0.1}
+    rng = random.Random(0)
+    for _ in range(300):
+        position = rng.randrange(len(signed) - 24)  # the rest is the checksum itself
+        path.write_bytes(signed[:position] + bytes([signed[position] ^ 1 << rng.randrange(8)]) + signed[position + 1 :])
+        with pytest.raises((CorruptError, NotARunError)):
+            Run(finished.path)
+
+
 def test_a_log_cut_at_the_end_of_a_frame_is_told_from_a_clean_end(killed_once, tmp_path):
     copy = shutil.copytree(killed_once.path, tmp_path / "copy")
     log = copy / "stats" / "rank-0000" / "live.log"
@@ -182,6 +200,20 @@ def test_a_log_cut_at_the_end_of_a_frame_is_told_from_a_clean_end(killed_once, t
     os.truncate(log, frames[-3].end + 16 if frames[0].end < frames[-3].end else 0)
     (warning,) = [text for text in Run(copy).warnings if "acknowledged" in text]
     assert "2 acknowledged records" in warning
+
+
+def test_a_killed_run_is_read_where_sqlite_may_not_write(killed_once, tmp_path, monkeypatch):
+    """On a read-only disk SQLite cannot open a catalog whose log is beside it: a copy is looked at."""
+    copy = shutil.copytree(killed_once.path, tmp_path / "copy")
+    original = catalog._open
+
+    def open_elsewhere(path: Path, query: str) -> sqlite3.Connection:
+        if path.is_relative_to(copy):
+            raise sqlite3.OperationalError("unable to open database file")
+        return original(path, query)
+
+    monkeypatch.setattr(catalog, "_open", open_elsewhere)
+    assert look(copy, *truth(killed_once)) == "right"
 
 
 def test_a_torn_tail_that_was_never_acknowledged_is_no_loss(killed_once, tmp_path):
@@ -235,6 +267,13 @@ def test_a_wrong_row_of_the_catalog_is_not_used(finished):
     run = Run(finished.path)
     assert any("1 of 8 rows of sites" in warning for warning in run.warnings)
     assert set(run.stats("grad/*/norm")["site"].to_pylist()) == {"0.bias"}
+
+
+@pytest.mark.parametrize("table", ["sites", "scalar_names"])
+def test_a_name_that_is_missing_from_the_catalog_is_told(finished, table):
+    with sqlite3.connect(finished.path / "catalog.sqlite") as connection:
+        connection.execute(f"delete from {table} where id = (select max(id) from {table})")
+    assert any("are missing" in warning for warning in Run(finished.path).warnings)
 
 
 # ---------------------------------------------------------------------------------------------- runs made to harm

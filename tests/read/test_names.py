@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -74,6 +75,11 @@ def test_a_folder_of_runs_is_not_a_run_and_says_what_is_in_it(two_runs, tmp_path
         sonde.open(tmp_path / "other")
 
 
+def test_latest_is_the_newest_run_when_its_link_is_broken(two_runs, tmp_path):
+    shutil.rmtree(two_runs[1].path)
+    assert sonde.open("latest", dir=tmp_path / "runs").path == two_runs[0].path
+
+
 def test_runs_are_listed_newest_first_and_by_project(two_runs, record, tmp_path):
     record("x", project="other").finish()
     dir = tmp_path / "runs"
@@ -84,6 +90,7 @@ def test_runs_are_listed_newest_first_and_by_project(two_runs, record, tmp_path)
 
 def change(run: Path, **facts: object) -> None:
     content = json.loads((run / "run.json").read_text())
+    content.pop("crc32", None)
     (run / "run.json").write_text(json.dumps({**content, **facts}))
 
 

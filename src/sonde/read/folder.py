@@ -142,6 +142,8 @@ def _find_by_name(text: str, dir: Path) -> Path:
         created, labels = _labels(folder)
         for label in labels:
             names.setdefault(label, []).append((created, folder))
+    if text == LATEST_LINK and names:  # the run it pointed to is gone
+        return max(run for runs in names.values() for run in runs)[1].resolve()
     if text in names:
         return max(names[text])[1].resolve()
     found = {folder for label, runs in names.items() if label.startswith(text) for _, folder in runs}

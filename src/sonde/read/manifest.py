@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from sonde.errors import CorruptError, FormatError, NotARunError
 from sonde.schema.layout import FORMAT_VERSION, RunStatus, Stream
+from sonde.schema.records import check_document
 
 _STATUSES: Final[tuple[RunStatus, ...]] = get_args(RunStatus)
 
@@ -56,6 +57,10 @@ class Manifest:
 
 def parse_manifest(text: bytes, *, where: str) -> Manifest:
     """Check and convert; `where` is named in errors."""
+    if not check_document(text):
+        raise CorruptError(
+            f"{where} is damaged: its checksum does not match. Copy it back from a backup to open the run."
+        )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:

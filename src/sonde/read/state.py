@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from sonde.errors import CorruptError
 from sonde.read.catalog import Catalog, Segment, read_catalog
 from sonde.read.folder import read_manifest
@@ -80,6 +82,7 @@ class RunState:
         self.problems.extend(self.catalog.problems)
         for stream in STREAMS:
             self.problems.extend(self._lost(stream))
+            self.problems.extend(self._nameless(stream))
 
     @property
     def is_alive(self) -> bool:
@@ -120,6 +123,25 @@ class RunState:
                 )
             covered = max(covered, last)
         return problems
+
+    def _nameless(self, stream: Stream) -> list[str]:
+        """Rows whose site or scalar the catalog does not know: they cannot be shown, and that must be said."""
+        spoken_of = {
+            number for s in self.segments_of(stream) for tile in s.tiles for number in (tile.first_site, tile.last_site)
+        }
+        ids = [
+            frame.record.site_ids if isinstance(frame.record, StatsRecord) else frame.record.name_ids
+            for frame in self.live_frames(stream)
+        ]
+        if ids:
+            spoken_of.update(np.unique(np.concatenate(ids)).tolist())
+        known = self.catalog.sites if stream == "stats" else self.catalog.scalar_names
+        num_unknown = len(spoken_of - known.keys())
+        if not num_unknown or self.catalog.error is not None:
+            return []
+        return [
+            f"{CATALOG_FILE}: {num_unknown} names that rows of {stream} belong to are missing; these rows are not shown"
+        ]
 
     def last_step(self) -> int:
         """The last step with a row; -1 before the first."""

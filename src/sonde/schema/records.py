@@ -11,6 +11,7 @@ Everything is little-endian. A reader stops at the first frame whose magic, leng
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _STATS_HEADER: Final = struct.Struct("<qdII")
 LOG_HEADER_SIZE: Final = _LOG_HEADER.size
 MAX_FRAME_BYTES: Final = 1 << 30
 _MAX_DEPTH: Final = 32
+_SIGNATURE: Final = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\s*\Z')
 
 STATS_FRAME: Final = 1
 SCALARS_FRAME: Final = 2
@@ -228,6 +230,22 @@ class _Columns:
         column = np.frombuffer(self.payload, dtype, count, self.offset)
         self.offset += column.nbytes
         return column
+
+
+def sign_document(text: str) -> str:
+    """A JSON object with a checksum of itself as its last member: a flipped bit in JSON is mostly still JSON.
+
+    >>> sign_document('{"lr": 0.1}')
+    '{"lr": 0.1, "crc32": "c2e28f68"}\\n'
+    """
+    body = text.rstrip().removesuffix("}")
+    return f'{body}, "crc32": "{zlib.crc32(body.encode()):08x}"}}\n'
+
+
+def check_document(data: bytes) -> bool:
+    """Whether a document is as it was signed; one without a signature is taken as it is."""
+    match = _SIGNATURE.search(data)
+    return match is None or zlib.crc32(data[: match.start()]) == int(match.group(1), 16)
 
 
 def to_json(value: Any) -> str:
