@@ -37,8 +37,12 @@ class Pyramid:
             size = 1 if level == 1 else PYRAMID_FACTOR
             for start in range(0, len(below) - size + 1, size):
                 group = below[start : start + size]
-                tables = [table if segment.id == newest.id else self._read(segment) for segment in group]
-                self._make(catalog, level, group, merge_steps(tables, PYRAMID_FACTOR**level))
+                # Each alone first: four whole tables at once would be the largest thing the writer ever holds.
+                parts = [
+                    merge_steps([table if segment.id == newest.id else self._read(segment)], PYRAMID_FACTOR**level)
+                    for segment in group
+                ]
+                self._make(catalog, level, group, merge_steps(parts, PYRAMID_FACTOR**level) if size > 1 else parts[0])
             level += 1
 
     def _uncovered(self, level: int) -> list[Segment]:
