@@ -73,7 +73,7 @@ def crash_campaign(bench, folder: Path, quick: WriterOptions, first: int, stride
 
 
 def test_a_crash_at_some_points_of_sealing_loses_nothing(bench, tmp_path, quick):
-    assert crash_campaign(bench, tmp_path, quick, first=5, stride=37) > 100
+    assert crash_campaign(bench, tmp_path, quick, first=5, stride=61) > 100
 
 
 @pytest.mark.fault
