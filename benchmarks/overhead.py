@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from arms import Arm, Recording, all_arms
+from hooks import OwnHooks
 from report import as_markdown, describe_machine, folder_bytes, interval, stats_row_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -90,6 +91,7 @@ class Lane:
     batches: Batches
     folder: Path
     recording: Recording
+    hooks: OwnHooks
     steps: int = 0
     cpu_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
@@ -105,11 +107,12 @@ class Lane:
 
     def measure_block(self, num_steps: int) -> None:
         """Add one block to the times of the current round."""
-        cpu, wall = time.process_time(), time.perf_counter()
-        self.train(num_steps)
-        self.wall_s[-1] += time.perf_counter() - wall
-        self.recording.settle()
-        self.cpu_s[-1] += time.process_time() - cpu
+        with self.hooks.in_place():
+            cpu, wall = time.process_time(), time.perf_counter()
+            self.train(num_steps)
+            self.wall_s[-1] += time.perf_counter() - wall
+            self.recording.settle()
+            self.cpu_s[-1] += time.process_time() - cpu
 
 
 def open_lanes(workload: Workload, arms: list[Arm], folder: Path, warmup_share: float) -> list[Lane]:
@@ -121,11 +124,15 @@ def open_lanes(workload: Workload, arms: list[Arm], folder: Path, warmup_share: 
         optimizer = torch.optim.AdamW(own.parameters(), lr=3e-4)
         place = folder / f"{workload.name}-{number}"
         place.mkdir()
-        lanes.append(Lane(arm, own, optimizer, workload.batches(), place, arm.start(own, optimizer, place)))
+        hooks = OwnHooks()
+        with hooks.in_place():
+            recording = arm.start(own, optimizer, place)
+        lanes.append(Lane(arm, own, optimizer, workload.batches(), place, recording, hooks))
     for lane in lanes:
         say(f"{workload.name}: warming up {lane.arm.name}")
-        lane.train(max(1, round(lane.arm.warmup_steps * warmup_share)))
-        lane.recording.settle()
+        with lane.hooks.in_place():
+            lane.train(max(1, round(lane.arm.warmup_steps * warmup_share)))
+            lane.recording.settle()
     return lanes
 
 
@@ -171,7 +178,8 @@ def conclude(workload: Workload, lanes: list[Lane]) -> dict[str, Result]:
     for lane in lanes:
         say(f"{workload.name}: closing {lane.arm.name}")
         cpu = time.process_time()
-        lane.recording.stop()
+        with lane.hooks.in_place():
+            lane.recording.stop()
         finish_s = time.process_time() - cpu
         ratio, cpu_interval = interval([a / b for a, b in zip(lane.cpu_s, base.cpu_s, strict=True)])
         wall_ratio, wall_interval = interval([a / b for a, b in zip(lane.wall_s, base.wall_s, strict=True)])
