@@ -22,9 +22,11 @@ def protected(hook: Hook, on_error: Callable[[str, Exception], None], name: str)
     def run(*args: Any, **kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
+        is_grad_enabled = torch.is_grad_enabled()
         try:
             hook(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the one place: our failure must not end their training
+            torch._C._set_grad_enabled(is_grad_enabled)
             on_error(name, error)
 
     return run
@@ -75,11 +77,12 @@ class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
     __slots__ = ("_autocast", "_grad")
 
     def __enter__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
         self._autocast: Any = torch._C._DisableAutocast()
         self._autocast.__enter__()  # type: ignore[no-untyped-call]
+        # Last, because it cannot fail: were there an error behind it, the user would go on without gradients.
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
 
     def __exit__(self, *exc: object) -> None:
-        self._autocast.__exit__(*exc)
         torch._C._set_grad_enabled(self._grad)
+        self._autocast.__exit__(*exc)

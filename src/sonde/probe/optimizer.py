@@ -33,9 +33,13 @@ class OptimizerStep:
     """Gradients are still multiplied by this (fused optimizer under GradScaler)."""
     found_inf: Tensor | None = None
     """Non-zero when this step will be skipped."""
+    has_closure: bool = False
+    """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
     clips: dict[int, Any] = field(default_factory=dict)
     """id(param) -> what clipping multiplied its gradient by; a tensor on the gradient's device."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
+    """What was made of it before the step and is needed after it."""
 
     @property
     def lr(self) -> Any:
@@ -96,11 +100,12 @@ class OptimizerTap:
             ours = any(self.names.parameter(p) for group in optimizer.param_groups for p in group["params"])
         return self._number(optimizer) if ours else None
 
-    def _pre(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         number = self._find(optimizer)
         if number is None or is_capturing():
             return
         step = self._describe(optimizer, number)
+        step.has_closure = _closure(optimizer, args, kwargs) is not None
         self._open[id(optimizer)] = step
         self.on_before(step)
 
@@ -129,3 +134,9 @@ class OptimizerTap:
     def _refreshed(self, parameter: Tensor) -> NamedParameter | None:
         self.names.refresh()
         return self.names.parameter(parameter)
+
+
+def _closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """The closure given to `step`; torch passes the optimizer itself along as the first argument."""
+    given = [argument for argument in args if argument is not optimizer]
+    return given[0] if given else kwargs.get("closure")

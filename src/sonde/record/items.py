@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from sonde.schema.records import ScalarsRecord, Site, StatsRecord
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS, NUM_FIELDS
 
 Record = StatsRecord | ScalarsRecord
-LateRecord = Callable[[], Record | None]
+LateRecord = Callable[[], Record | Event | None]
 """Called on the writer thread, where it may wait for a copy from the device."""
 
 

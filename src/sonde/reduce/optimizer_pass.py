@@ -121,14 +121,14 @@ class _PairSums:
         if len(blocks) > 2:
             first_moment, second_moment = blocks[2:]
             torch.sum(torch.mul(grad, first_moment, out=product), 1, dtype=self.values.dtype, out=self.values[1, rows])
-            # sqrt first: the square of a small float32 gradient is zero, the quotient is not.
-            torch.sqrt(torch.clamp(second_moment, min=floor, out=product), out=product)
-            torch.div(grad, product, out=product)
-            torch.sum(product.square_(), 1, dtype=self.values.dtype, out=self.values[2, rows])
+            # A gradient whose square is zero in float32 is far below the floor: its quotient is nothing too.
+            divisor = torch.clamp(second_moment, min=floor, out=self._buffer(grad, "divisor"))
+            torch.div(torch.mul(grad, grad, out=product), divisor, out=product)
+            torch.sum(product, 1, dtype=self.values.dtype, out=self.values[2, rows])
 
-    def _buffer(self, like: Tensor) -> Tensor:
+    def _buffer(self, like: Tensor, purpose: str = "product") -> Tensor:
         if like.device.type == "cpu":
-            return scratch.get("product", like.dtype, tuple(like.shape))
+            return scratch.get(purpose, like.dtype, tuple(like.shape))
         return torch.empty_like(like)
 
     def total(self, which: int) -> Any:

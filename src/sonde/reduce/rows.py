@@ -128,14 +128,19 @@ class Partials:
         """The fast way, for one block."""
         values = block.values
         columns = self._columns(block.first_row, values.shape[0])
-        torch.sum(values, 1, out=columns[_SUM])
-        torch.linalg.vector_norm(values, 2, 1, out=columns[_NORM])
         torch.amin(values, 1, out=columns[_MIN])
         torch.amax(values, 1, out=columns[_MAX])
-        magnitude = scratch.get("magnitude", self.dtype, tuple(values.shape))
-        torch.abs(values, out=magnitude)
-        torch.sum(magnitude, 1, out=columns[_ABS])
-        torch.amin(magnitude, 1, out=columns[_ABS_MIN])
+        torch.sum(values, 1, out=columns[_SUM])
+        torch.linalg.vector_norm(values, 2, 1, out=columns[_NORM])
+        if self.view[_MIN, block.first_row : block.first_row + len(values)].min() >= 0:
+            # Nothing is negative (ReLU, Adam's second moment): magnitudes are the values. NaN compares false.
+            columns[_ABS].copy_(columns[_SUM])
+            columns[_ABS_MIN].copy_(columns[_MIN])
+        else:
+            magnitude = scratch.get("magnitude", self.dtype, tuple(values.shape))
+            torch.abs(values, out=magnitude)
+            torch.sum(magnitude, 1, out=columns[_ABS])
+            torch.amin(magnitude, 1, out=columns[_ABS_MIN])
         if block.tails is not None:
             self._mend_tails(block, columns)
 

@@ -141,9 +141,10 @@ class Watching:
         with quiet():
             for named, what in step.unreadable:
                 self._note_unreadable_site(f"param/{named.name}", what)
-            if self.wants["grad"]:
+            if self.wants["grad"] and not step.has_closure:
                 self._grads(step)
-            for part in _by_grad(step):
+            step.parts = _by_grad(step)
+            for part in step.parts:
                 self.optimizer_pass.before(
                     (step.number, part.name),
                     self._keys("param", part),
@@ -158,8 +159,8 @@ class Watching:
     def _after_update(self, step: OptimizerStep) -> None:
         start = time.perf_counter()
         with quiet():
-            if self.wants["grad"] and not any(p.grad is not None for p in step.params):
-                self._grads(step)  # an optimizer that calls a closure, such as LBFGS, has gradients only now
+            if self.wants["grad"] and step.has_closure:
+                self._grads(step)
             if self.wants["update"]:
                 self._updates(step)
             if self.wants["optim"]:
@@ -186,7 +187,7 @@ class Watching:
                 set_raw(table, factors)
 
     def _updates(self, step: OptimizerStep) -> None:
-        for part in _by_grad(step):
+        for part in step.parts:
             self.optimizer_pass.after(
                 (step.number, part.name),
                 self._keys("update", part),
@@ -217,14 +218,14 @@ class Watching:
             self._watch_for_skip(step.found_inf)
 
     def _watch_for_skip(self, found_inf: Tensor) -> None:
-        pending, step, session = PendingScalars([found_inf]), self.session.step_number, self.session
+        pending, step, now = PendingScalars([found_inf]), self.session.step_number, time.time()
 
-        def resolve() -> None:
-            if pending.resolve()[0] > 0:
-                message = "the optimizer skipped this step: a gradient was not finite after unscaling"
-                session.writer.event(Event(type="skipped_step", message=message, step=step, time=time.time()))
+        def resolve() -> Event | None:
+            message = "the optimizer skipped this step: a gradient was not finite after unscaling"
+            skipped = pending.resolve()[0] > 0
+            return Event(type="skipped_step", message=message, step=step, time=now) if skipped else None
 
-        session.writer.put(resolve, 8, step=step)
+        self.session.writer.put(resolve, 8, step=step)
 
     # --------------------------------------------------------------------------------- without an optimizer, and end
 
@@ -326,7 +327,7 @@ def _by_grad(step: OptimizerStep) -> list[_ByGrad]:
     """The list of parameters with a gradient is nearly always the same; those without are kept apart from it."""
     parts = [_ByGrad("with", [], []), _ByGrad("without", [], [])]
     for named, parameter in zip(step.names, step.params, strict=True):
-        part = parts[parameter.grad is None]
+        part = parts[parameter.grad is None and not step.has_closure]
         part.names.append(named)
         part.params.append(parameter)
     return [part for part in parts if part.params]

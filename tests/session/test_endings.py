@@ -1,0 +1,184 @@
+"""However a program ends, it ends at once, and its run says truthfully how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sonde
+
+TRAIN = """
+    import os, sys, time, torch, sonde
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = sonde.init(project="end", dir="runs", verbose=False)
+    session.watch(model, optimizer)
+    def train(steps):
+        for step in range(steps):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            sonde.log({"loss": step})
+"""
+
+
+def run_python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    script = Path("script.py")
+    script.write_text(textwrap.dedent(TRAIN) + textwrap.dedent(code))
+    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, **options)
+
+
+def losses(run: Any) -> list[float]:
+    return run.scalars("loss").column("value").to_pylist()
+
+
+def test_a_program_that_ends_by_itself_is_finished() -> None:
+    done = run_python("train(5)")
+    run = sonde.open("runs/latest")
+    assert (done.returncode, run.status, losses(run)) == (0, "finished", [0, 1, 2, 3, 4])
+
+
+def test_a_program_that_raises_is_crashed_with_its_reason() -> None:
+    done = run_python("train(5)\nraise RuntimeError('out of luck')")
+    run = sonde.open("runs/latest")
+    assert (done.returncode, run.status) == (1, "crashed")
+    assert run.reason == "RuntimeError: out of luck"
+    assert "out of luck" in done.stderr
+    assert losses(run) == [0, 1, 2, 3, 4]
+
+
+def test_an_exception_inside_the_context_manager_is_a_crash() -> None:
+    done = run_python("with session:\n    train(3)\n    raise ValueError('inside')")
+    run = sonde.open("runs/latest")
+    assert (done.returncode, run.status, run.reason) == (1, "crashed", "ValueError: inside")
+
+
+def test_a_keyboard_interrupt_is_an_interruption() -> None:
+    done = run_python("train(5)\nraise KeyboardInterrupt")
+    run = sonde.open("runs/latest")
+    assert (run.status, losses(run)) == ("interrupted", [0, 1, 2, 3, 4])
+    assert done.returncode in (130, -signal.SIGINT)
+
+
+def start(code: str) -> subprocess.Popen[str]:
+    Path("script.py").write_text(textwrap.dedent(TRAIN) + textwrap.dedent(code))
+    process = subprocess.Popen([sys.executable, "script.py"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready"
+    return process
+
+
+FOREVER = """
+    train(50)
+    assert session.flush(60)
+    print("ready", flush=True)
+    while True:
+        train(1)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [(signal.SIGINT, "interrupted"), (signal.SIGKILL, "crashed"), (signal.SIGTERM, "crashed")]
+)
+def test_a_program_stopped_from_outside_keeps_what_was_acknowledged(how: signal.Signals, status: str) -> None:
+    process = start(FOREVER)
+    assert sonde.open("runs/latest").status == "running"
+    time.sleep(0.3)
+    process.send_signal(how)
+    process.wait(60)
+    run = sonde.open("runs/latest")
+    assert run.status == status
+    assert losses(run)[:50] == list(range(50))
+    assert run.stats("grad/weight/norm").num_rows >= 50
+
+
+def test_os_exit_skips_every_farewell_and_still_loses_nothing_acknowledged() -> None:
+    done = run_python("train(20)\nassert session.flush(60)\nos._exit(7)")
+    run = sonde.open("runs/latest")
+    assert (done.returncode, run.status, losses(run)) == (7, "crashed", list(range(20)))
+
+
+def test_an_exit_code_is_kept() -> None:
+    assert run_python("train(2)\nsys.exit(3)").returncode == 3
+
+
+def test_a_killed_run_is_resumed_where_it_stopped() -> None:
+    process = start(FOREVER)
+    process.kill()
+    process.wait(60)
+    done = run_python(
+        """
+        session.finish()
+        first = sonde.runs("runs")[-1]
+        session = sonde.init(project="end", dir="runs", resume=str(first.path), verbose=False)
+        session.watch(model, optimizer)
+        print(session.step_number)
+        train(3)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    run = sonde.runs("runs")[-1]
+    steps = run.scalars("loss").column("step").to_pylist()
+    assert run.status == "finished"
+    assert steps == sorted(set(steps)), "a step was recorded twice"
+    assert steps[-3:] == [int(done.stdout), int(done.stdout) + 1, int(done.stdout) + 2]
+
+
+def test_a_fork_does_not_end_the_parents_run() -> None:
+    done = run_python(
+        """
+        train(3)
+        pid = os.fork()
+        if pid == 0:
+            train(5)
+            sys.exit(0)
+        os.waitpid(pid, 0)
+        train(2)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    run = sonde.open("runs/latest")
+    assert (run.status, losses(run)) == ("finished", [0, 1, 2, 0, 1])
+
+
+def test_a_full_disk_warns_once_and_training_goes_on() -> None:
+    done = run_python(
+        """
+        import resource, signal
+        train(3)
+        session.flush(30)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        for _ in range(5):
+            train(20)
+            time.sleep(0.3)
+        print(bool(session.writer.degraded))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
+    assert done.stderr.count("warning") == 1
+    assert losses(sonde.open("runs/latest"))[:3] == [0, 1, 2]
+
+
+def test_closed_stderr_is_no_reason_to_stop() -> None:
+    script = Path("script.py")
+    script.write_text(textwrap.dedent(TRAIN).replace("verbose=False", "verbose=True") + "\ntrain(3)\n")
+    done = subprocess.run(f"{sys.executable} script.py 2>&-", shell=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert sonde.open("runs/latest").status == "finished"
+
+
+@pytest.mark.parametrize("environment", [{"SONDE_MODE": "disabled"}, {"RANK": "1", "WORLD_SIZE": "2"}])
+def test_a_disabled_session_writes_nothing(environment: dict[str, str]) -> None:
+    done = run_python("train(3)\nsession.step(); sonde.batch(1); sonde.finish()", env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    assert not Path("runs").exists()
