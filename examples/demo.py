@@ -77,16 +77,11 @@ def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Pat
     return Path(session.path)
 
 
-def growth(run: sonde.Run, fault_step: int, reach: int) -> list[tuple[str, float, float]]:
-    """Per weight: the update-to-weight ratio before and after a step, the largest change first."""
-    table = run.stats("update/*.weight/ratio", steps=range(fault_step - reach, fault_step + reach))
-    sites, steps, values = (table[column].to_numpy() for column in ("site", "step", "value"))
-    rows = []
-    for site in np.unique(sites):
-        before = np.median(values[(sites == site) & (steps < fault_step)])
-        after = np.median(values[(sites == site) & (steps >= fault_step)])
-        rows.append((str(site), float(before), float(after)))
-    return sorted(rows, key=lambda row: -row[2] / row[1])
+def median(run: sonde.Run, pattern: str, steps: range) -> dict[str, float]:
+    """The median of each series over some steps, by site."""
+    table = run.stats(pattern, steps=steps)
+    sites, values = table["site"].to_numpy(), table["value"].to_numpy()
+    return {str(site): float(np.median(values[sites == site])) for site in np.unique(sites)}
 
 
 def first_jump(run: sonde.Run, site: str, *, times: float = 5.0) -> int:
@@ -99,15 +94,23 @@ def first_jump(run: sonde.Run, site: str, *, times: float = 5.0) -> int:
     return -1
 
 
-def tell(run: sonde.Run, fault_step: int, reach: int, terminal: Terminal) -> None:
+def tell(run: sonde.Run, fault_step: int, num_steps: int, terminal: Terminal) -> None:
+    before, after = range(fault_step - 20, fault_step), range(fault_step, fault_step + 5)
     terminal.heading("What was planted, and where the numbers show it")
-    print(f"From step {fault_step} on, the learning rate of {LAYER} was {FACTOR} times what it should be.")
-    print(f"Updates relative to weights (`update/*/ratio`), medians of {reach} steps before and after:\n")
-    changes = growth(run, fault_step, reach)
-    for site, before, after in changes[:4]:
-        print(f"  {site:<28} {before:9.2e}  ->  {after:9.2e}   x{after / before:,.1f}")
-    site = changes[0][0]
-    print(f"\nOf {len(changes)} weights, {site} changed most; its first jump is at step {first_jump(run, site)}.")
+    print(f"From step {fault_step} on, the learning rate of {LAYER} was {FACTOR} times what it should be.\n")
+
+    loss = run.scalars("loss")["value"].to_numpy()
+    print(f"  the loss hardly tells       {np.median(loss[before]):9.2f}  ->  {np.median(loss[fault_step:]):9.2f}")
+    old, new = (median(run, "update/*.weight/ratio", steps) for steps in (before, after))
+    order = sorted(old, key=lambda site: -new[site] / old[site])
+    print("  update/*.weight/ratio, the three that changed most:")
+    for site in order[:3]:
+        print(f"    {site:<26}{old[site]:9.2e}  ->  {new[site]:9.2e}   x{new[site] / old[site]:,.1f}")
+    old, new = (median(run, "act/*/zero_fraction", steps) for steps in (before, range(after.stop, num_steps)))
+    site = max(new, key=lambda site: new[site] - old.get(site, 0.0))
+    print("  act/*/zero_fraction, the one that changed most:")
+    print(f"    {site:<26}{old[site]:9.1%}  ->  {new[site]:9.1%}   units that now give zero")
+    print(f"\nThe first jump of update/{order[0]}/ratio is at step {first_jump(run, order[0])}.")
 
 
 def main() -> None:
@@ -116,8 +119,9 @@ def main() -> None:
     parser.add_argument("--fault-step", type=int, default=300)
     parser.add_argument("--dir", type=Path, default=Path(os.environ.get("SONDE_DIR", "runs")))
     options = parser.parse_args()
-    if not 25 <= options.fault_step < options.steps:
-        parser.error("--fault-step must be at least 25 and less than --steps")
+    if not 25 <= options.fault_step <= options.steps - 20:
+        parser.error("--fault-step must be at least 25, and 20 less than --steps")
+    torch.set_num_threads(1)  # a model this small gains little from a second one, and the writer has a core of its own
 
     terminal = Terminal(options.steps)
     print("Training a small GPT on the source of the standard library; one layer will be spoilt on the way.")
@@ -130,7 +134,7 @@ def main() -> None:
         if end.code:
             raise
     run = sonde.open(folder)
-    tell(run, options.fault_step, min(20, options.steps - options.fault_step), terminal)
+    tell(run, options.fault_step, options.steps, terminal)
 
     terminal.heading("What to type next")
     sql = f"select step, ratio from stats where kind = 'update' and site = '{LAYER}.weight' order by step"

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 ARGUMENTS = {
-    "demo.py": ["--steps", "60", "--fault-step", "40"],
+    "demo.py": ["--steps", "61", "--fault-step", "40"],
     "quickstart.py": [],
     "custom_loop.py": ["--steps", "10"],
     "decorator.py": ["--steps", "10"],
@@ -66,7 +66,7 @@ def test_an_unmodified_script_is_watched_by_the_command(tmp_path: Path) -> None:
 
 def test_the_demo_shows_the_layer_and_the_step_that_were_planted(tmp_path: Path) -> None:
     out = run_python(tmp_path, str(EXAMPLES / "demo.py"), *ARGUMENTS["demo.py"])
-    assert "blocks.2.mlp.0.weight changed most; its first jump is at step 40." in out
+    assert "The first jump of update/blocks.2.mlp.0.weight/ratio is at step 40." in out
     assert "\x1b" not in out
 
 
