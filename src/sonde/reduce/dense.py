@@ -5,7 +5,7 @@ Nothing here waits for the device: no branch depends on a value.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ def is_plain(tensor: Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and not tensor.is_nested
+        and not tensor.is_meta
         and tensor.dtype not in _UNREADABLE
         and not tensor.is_complex()
         and not tensor.is_quantized
@@ -71,9 +72,10 @@ def dense(tensor: Tensor) -> tuple[Tensor, int]:
         return tensor, 0
     if tensor.dtype in _UNREADABLE:
         raise UnreadableError(f"dtype {tensor.dtype}")
+    if tensor.is_meta:
+        raise UnreadableError("device meta: a tensor without values")
     if tensor.is_nested:
-        # values() of a jagged tensor is a view; a strided nested one has only its parts.
-        return (tensor.values() if tensor.layout is torch.jagged else _joined_parts(tensor)), 0
+        return dense(_joined_parts(tensor))
     if tensor.layout is torch.sparse_coo:
         # Uncoalesced duplicates add up; coalesce() returns a new tensor and leaves the gradient as it is.
         stored = dense(tensor.coalesce().values())[0]
@@ -95,7 +97,12 @@ def _numel(tensor: Tensor) -> int:
 
 
 def _joined_parts(tensor: Tensor) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in tensor.unbind()])
+    # values() of a jagged tensor is a view, but with lengths it also holds what lies between the parts.
+    jagged: Any = tensor  # torch's stubs do not know its methods
+    if tensor.layout is torch.jagged and jagged.lengths() is None:
+        return tensor.values()
+    parts = [part.reshape(-1) for part in tensor.unbind()]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
 
 def flat(tensor: Tensor) -> Tensor:

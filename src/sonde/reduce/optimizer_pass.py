@@ -6,8 +6,8 @@ The update is what really happened to the weights (after - before), whatever the
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from sonde.reduce.plan import Held
 from sonde.reduce.rows import scratch
 from sonde.reduce.torch import Part, Reducer, Table, TensorList, negate_rows
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE
+
+_PAIRED: Final = slice(GRAD_UPDATE, GRAD_SQ_OVER_V + 1)
+_COMPLEX: Final = frozenset({torch.complex64, torch.complex128})
 
 
 @dataclass(slots=True)
@@ -36,8 +39,7 @@ class OptimizerPass:
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
-        self._before: dict[Hashable, TensorList] = {}
-        self._held: dict[tuple[int, str], Held] = {}
+        self._before: dict[Hashable, tuple[TensorList, list[int]]] = {}
 
     def before(
         self,
@@ -52,9 +54,10 @@ class OptimizerPass:
         """Sketch the parameters, and keep a copy of them when the update is wanted."""
         if not (sketch or keep):
             return
+        ids, params = [id(p) for p in params], _real(params)
         listed = self.reducer.list_for(("before" if keep else "param", name), keys, params, keep=keep)
         if keep:
-            self._before[name] = listed
+            self._before[name] = listed, ids
         if not sketch:
             listed.load(params)
             return
@@ -72,17 +75,43 @@ class OptimizerPass:
         histogram: bool = False,
     ) -> None:
         """Sketch the update of the parameters kept by `before`; with gradients and moments, the paired sums too."""
-        listed = self._before.pop(name, None)
-        if listed is None:
-            return
+        listed, ids = self._before.pop(name, (None, []))
+        if listed is None or ids != [id(p) for p in params]:
+            return  # not the parameters that were kept: their difference would be no update
+        params = _real(params)
+        grads = None if grads is None else _real(grads)
+        if moments is not None:
+            moments = replace(moments, exp_avg=_real(moments.exp_avg), exp_avg_sq=_real(moments.exp_avg_sq))
         turn = self.reducer.turn if histogram else None
         for part in listed.parts:
             part.held.subtract([params[i].detach() for i in part.indices])  # before - after: minus the update
             table = listed.table(part, None, turn, np.array(keys, np.int32))
             negate_rows(table)
-            if grads is not None and all(_matches(params[i], grads[i]) for i in part.indices):
-                self._pair(part, table, grads, moments)
+            if grads is not None:
+                self._pair_matching(part, table, params, grads, moments)
             self.reducer.hold(table)
+
+    def _pair_matching(
+        self,
+        part: Part,
+        table: Table,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        moments: Moments | None,
+    ) -> None:
+        """A gradient that cannot be multiplied with its parameter (a sparse one) leaves the others their sums."""
+        unmatched = {i for i in part.indices if not _matches(params[i], grads[i])}
+        if len(unmatched) == len(part.indices):
+            return
+        self._pair(
+            part,
+            table,
+            [p if i in unmatched else g for i, (p, g) in enumerate(zip(params, grads, strict=True))],
+            moments,
+        )
+        for row, place in enumerate(part.plan.order.tolist()):
+            if unmatched and part.indices[place] in unmatched:
+                table.rows[row, _PAIRED] = torch.nan
 
     def _pair(self, part: Part, table: Table, grads: Sequence[Tensor], moments: Moments | None) -> None:
         walks = [part.plan.blocks(part.held, None), self._walk(part, "grad", grads)]
@@ -98,9 +127,12 @@ class OptimizerPass:
 
     def _walk(self, part: Part, purpose: str, tensors: Sequence[Tensor]) -> Any:
         mine = [tensors[i].detach() for i in part.indices]
-        held = self._held.get((id(part), purpose))
-        if held is None or held.plan is not part.plan:
-            held = self._held[id(part), purpose] = Held(part.plan, [t.shape for t in mine])
+        for large in part.plan.large:
+            # What is kept lies in the order of its elements, so that is how it must be walked.
+            mine[large] = mine[large].contiguous()
+        held = part.paired.get(purpose)
+        if held is None:
+            held = part.paired[purpose] = Held(part.plan, [t.shape for t in mine])
         held.load(mine)
         return part.plan.blocks(held, mine, purpose=purpose)
 
@@ -140,4 +172,11 @@ class _PairSums:
 
 
 def _matches(param: Tensor, grad: Tensor) -> bool:
-    return grad.layout is torch.strided and grad.shape == param.shape and grad.stride() == param.stride()
+    return grad.layout is torch.strided and grad.shape == param.shape and grad.device == param.device
+
+
+def _real(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Complex parameters, gradients and moments as pairs of real numbers, which is how optimizers treat them."""
+    if not any(t.dtype in _COMPLEX for t in tensors):
+        return tensors
+    return [torch.view_as_real(t.detach().resolve_conj()) if t.dtype in _COMPLEX else t for t in tensors]

@@ -105,6 +105,10 @@ class Held:
 
     def __init__(self, plan: Plan, shapes: Sequence[torch.Size], *, keep_large: bool = False) -> None:
         self.plan = plan
+        with torch.inference_mode(False):  # memory made in inference mode could never be written outside of it
+            self._allocate(plan, shapes, keep_large)
+
+    def _allocate(self, plan: Plan, shapes: Sequence[torch.Size], keep_large: bool) -> None:
         # Zeroed once: what lies between two tensors stays zero for ever.
         self.packed = torch.zeros(plan.packed_rows * plan.row, dtype=plan.dtype, device=plan.device)
         self.slots = [

@@ -55,7 +55,9 @@ class _Scratch(threading.local):
         key = (purpose, dtype)
         numel = math.prod(shape)
         if key not in self.buffers or self.buffers[key].numel() < numel:
-            self.buffers[key] = torch.empty(max(numel, CHUNK_ROWS * ROW), dtype=dtype, device="cpu")
+            # Memory made in inference mode could never be written outside of it.
+            with torch.inference_mode(False):
+                self.buffers[key] = torch.empty(max(numel, CHUNK_ROWS * ROW), dtype=dtype, device="cpu")
         return self.buffers[key][:numel].view(shape)
 
 
@@ -105,7 +107,8 @@ class Partials:
     slices: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        values = torch.empty((NUM_PARTIALS, self.num_rows), dtype=self.dtype, device="cpu")
+        with torch.inference_mode(False):
+            values = torch.empty((NUM_PARTIALS, self.num_rows), dtype=self.dtype, device="cpu")
         self.columns = values.unbind(0)
         self.view = values.numpy()
         self.zeros = np.zeros(self.num_rows, np.int64)

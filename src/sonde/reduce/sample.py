@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,6 +11,9 @@ from torch import Tensor
 
 from sonde.reduce.dense import flat
 from sonde.schema.sketch import INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, Array, N
+
+_PRIME: Final = 2_654_435_761
+"""Shares no factor with any number of possible starts, so that every start has its turn."""
 
 
 def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
@@ -19,7 +24,7 @@ def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
     stride = values.numel() // size
     stride -= 1 - stride % 2  # odd, and never longer than fits
     span = (size - 1) * stride + 1
-    start = (turn * 40503) % (values.numel() - span + 1)
+    start = (turn * _PRIME) % (values.numel() - span + 1)
     return values[start : start + span : stride]
 
 

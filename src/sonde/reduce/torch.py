@@ -6,6 +6,7 @@ its way then: `Table.resolve()` waits for it and is called on the writer's threa
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class Table:
 
 def resolve_all(tables: Sequence[Table]) -> tuple[NDArray[np.int32], Array, NDArray[np.int32], Array]:
     """Keys and rows of all tables, one row per key, and the histograms of the rows that have one, with their index."""
+    if not tables:
+        return np.empty(0, np.int32), empty_rows(0), np.empty(0, np.int32), empty_hist(0)
     parts = [table.resolve() for table in tables]
     keys = np.concatenate([keys for keys, _, _ in parts])
     rows = np.concatenate([rows for _, rows, _ in parts])
@@ -115,7 +118,8 @@ def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
     for row, key in enumerate(table.keys.tolist()):
         if key in factors:
             factor = _beside(table.rows, factors[key])
-            table.rows[row, SUMSQ_RAW] = table.rows[row, SUMSQ] / (factor * factor)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
+                table.rows[row, SUMSQ_RAW] = table.rows[row, SUMSQ] / (factor * factor)
 
 
 def _beside(rows: Array | Tensor, factor: Any) -> Any:
@@ -123,6 +127,15 @@ def _beside(rows: Array | Tensor, factor: Any) -> Any:
     if isinstance(rows, np.ndarray):
         return float(factor)
     return factor.to(rows.device, rows.dtype, non_blocking=True) if isinstance(factor, Tensor) else factor
+
+
+def _add_zeros(rows: Any, num_zeros: int) -> None:
+    """Count the zeros that a sparse layout does not store; they are elements like any other."""
+    if num_zeros:
+        rows[..., N] += num_zeros
+        rows[..., ZERO] += num_zeros
+        rows[..., MIN] = rows[..., MIN].clip(max=0.0)
+        rows[..., MAX] = rows[..., MAX].clip(min=0.0)
 
 
 def negate_rows(table: Table) -> None:
@@ -160,14 +173,12 @@ class Reducer:
         self._lists: dict[Hashable, tuple[Any, TensorList]] = {}
         self._free: dict[tuple[int, torch.dtype], list[Partials]] = {}
         self._last: tuple[weakref.ref[Tensor], int, _Single] | None = None
+        self._lock = threading.Lock()
+        """Hooks may fire on several threads: held for an append and a swap only, never while computing."""
 
     def add(self, key: int, tensor: Tensor, *, histogram: bool = False) -> None:
         """Sketch one tensor now; it may change or be freed afterwards."""
-        last = self._last
-        if last is not None and last[0]() is tensor and last[1] == tensor._version:
-            # A container that returns its last child's output: the same numbers under another name.
-            same = last[2]
-            self._singles.append(_Single(key, same.partials, same.numel, same.unstored_zeros, same.sample))
+        if self._last is not None and self._add_same(key, tensor):
             return
         try:
             values, unstored_zeros = dense(tensor.detach())
@@ -184,11 +195,22 @@ class Reducer:
         partials.run(row_blocks(values, dtype))
         taken = self._sample(values) if histogram else None
         single = _Single(key, partials, numel, unstored_zeros, taken)
-        self._singles.append(single)
-        if is_plain(tensor):
-            self._last = weakref.ref(tensor), tensor._version, single
+        with self._lock:
+            self._singles.append(single)
+            if is_plain(tensor) and not tensor.is_inference():  # which counts no versions
+                self._last = weakref.ref(tensor), tensor._version, single
         if len(self._singles) >= _MAX_PENDING:
             self._combine_singles()
+
+    def _add_same(self, key: int, tensor: Tensor) -> bool:
+        """A container that returns its last child's output: the same numbers under another name."""
+        with self._lock:
+            last = self._last
+            if last is None or last[0]() is not tensor or last[1] != tensor._version:
+                return False
+            same = last[2]
+            self._singles.append(_Single(key, same.partials, same.numel, same.unstored_zeros, same.sample))
+            return True
 
     def add_all(
         self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, histogram: bool = False
@@ -202,7 +224,11 @@ class Reducer:
         self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, keep: bool = False
     ) -> TensorList:
         """The cached plan for this list; made anew when a shape, dtype or device has changed."""
-        form = [(key, t.shape, t.dtype, t.device, t.layout) for key, t in zip(keys, tensors, strict=True)]
+        # A strided nested tensor has no shape, and asking for it raises.
+        form = [
+            (key, None if t.is_nested else t.shape, t.dtype, t.device, t.layout)
+            for key, t in zip(keys, tensors, strict=True)
+        ]
         cached = self._lists.get(name)
         if cached is None or cached[0] != form:
             cached = form, TensorList(keys, tensors, self.hist_samples, self.on_unreadable, keep=keep)
@@ -219,26 +245,32 @@ class Reducer:
         tables, self._tables = self._tables, []
         for table in tables:
             send(table)
-        self._last = None
         self.turn += 1
         return tables
 
     def _partials(self, num_rows: int, dtype: torch.dtype) -> Partials:
-        free = self._free.get((num_rows, dtype))
-        return free.pop() if free else Partials(num_rows, dtype)
+        try:
+            return self._free[num_rows, dtype].pop()
+        except (KeyError, IndexError):
+            return Partials(num_rows, dtype)
 
     def _sample(self, values: Tensor) -> Tensor:
         return sample(values, self.hist_samples, self.turn).clone()
 
     def _combine_singles(self) -> None:
-        # One atomic swap: a hook on another thread appends to the new list.
-        singles, self._singles = self._singles, []
+        with self._lock:  # a hook on another thread appends to the new list
+            singles, self._singles = self._singles, []
+            self._last = None
+        if not singles:
+            return
         for wide in (False, True):
             if group := [s for s in singles if (s.partials.dtype == torch.float64) == wide]:
                 self._tables.append(self._combine(group))
+        # Only what this step used is kept for the next one: where shapes change all the time, nothing piles up.
+        free: dict[tuple[int, torch.dtype], list[Partials]] = {}
         for partials in {id(s.partials): s.partials for s in singles}.values():
-            self._free.setdefault((partials.num_rows, partials.dtype), []).append(partials)
-        self._last = None
+            free.setdefault((partials.num_rows, partials.dtype), []).append(partials)
+        self._free = free
 
     def _combine(self, singles: list[_Single]) -> Table:
         rows = empty_rows(len(singles))
@@ -249,8 +281,7 @@ class Reducer:
         if full:
             rows[full] = combine([singles[i].partials for i in full], starts, numel)
         for row, single in zip(rows, singles, strict=True):
-            row[N] += single.unstored_zeros
-            row[ZERO] += single.unstored_zeros
+            _add_zeros(row, single.unstored_zeros)
         table = Table(np.array([s.key for s in singles], np.int32), rows)
         samples = [s.sample if s.sample is not None else _NO_SAMPLE for s in singles]
         if any(s.sample is not None for s in singles):
@@ -261,9 +292,7 @@ class Reducer:
     def _add_on_device(self, key: int, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
         listed = self.list_for(("single", key), [key], [values])
         for table in listed.sketch([values], turn=self.turn if histogram else None):
-            if unstored_zeros:
-                table.rows[:, N] += unstored_zeros
-                table.rows[:, ZERO] += unstored_zeros
+            _add_zeros(table.rows, unstored_zeros)
             self._tables.append(table)
 
 
@@ -311,7 +340,7 @@ class TensorList:
             mine = [tensors[i].detach() for i in part.indices]
             part.held.load(mine)
             tables.append(self.table(part, mine if not part.keeps else None, turn))
-        return tables + self._odd_tables(tensors)
+        return tables + self._odd_tables(tensors, turn)
 
     def table(
         self,
@@ -329,7 +358,7 @@ class TensorList:
             table.sampled = np.array([s.numel() for s in samples])
         return table
 
-    def _odd_tables(self, tensors: Sequence[Tensor]) -> list[Table]:
+    def _odd_tables(self, tensors: Sequence[Tensor], turn: int | None) -> list[Table]:
         """Sparse, complex, quantized, nested and empty tensors: one by one, made dense first."""
         tables = []
         for index in self.odd:
@@ -339,9 +368,8 @@ class TensorList:
                 self.on_unreadable(int(self.keys[index]), str(why))
                 continue
             one = TensorList([int(self.keys[index])], [values], self.hist_samples, self.on_unreadable)
-            for table in one.sketch([values]):
-                table.rows[:, N] += unstored_zeros
-                table.rows[:, ZERO] += unstored_zeros
+            for table in one.sketch([values], turn=turn):
+                _add_zeros(table.rows, unstored_zeros)
                 tables.append(table)
         if self.empty:
             tables.append(Table(self.keys[self.empty], empty_rows(len(self.empty))))
@@ -357,6 +385,8 @@ class Part:
         large = LARGE_KEPT if keep else LARGE
         self.plan = Plan([t.numel() for t in tensors], dtype, tensors[0].device, large=large)
         self.held = Held(self.plan, [t.shape for t in tensors], keep_large=keep)
+        self.paired: dict[str, Held] = {}
+        """Memory for what is multiplied with these tensors, by purpose."""
         self.key_order = np.array(indices, dtype=np.intp)[self.plan.order]
         self.partials = Partials(self.plan.num_rows, dtype) if self.plan.device.type == "cpu" else None
 
