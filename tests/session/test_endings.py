@@ -93,7 +93,7 @@ def test_a_program_stopped_from_outside_keeps_what_was_acknowledged(how: signal.
     assert sonde.open("runs/latest").status == "running"
     time.sleep(0.3)
     process.send_signal(how)
-    process.wait(60)
+    process.communicate(timeout=60)
     run = sonde.open("runs/latest")
     assert run.status == status
     assert losses(run)[:50] == list(range(50))
@@ -113,7 +113,7 @@ def test_an_exit_code_is_kept() -> None:
 def test_a_killed_run_is_resumed_where_it_stopped() -> None:
     process = start(FOREVER)
     process.kill()
-    process.wait(60)
+    process.communicate(timeout=60)
     done = run_python(
         """
         session.finish()

@@ -10,7 +10,7 @@ from typing import Any
 from sonde.errors import CorruptError, FormatError, NotARunError, RunError
 from sonde.record.durable import write_durably
 from sonde.schema.layout import FORMAT_VERSION, RUN_FILE
-from sonde.schema.records import to_json
+from sonde.schema.records import sign_document, to_json
 
 _CHANGING = ("status", "reason", "ended_time", "heartbeat", "facts")
 
@@ -53,5 +53,5 @@ class RunFile:
         if not self._fixed_json:
             self._fixed_json = to_json({key: value for key, value in self.content.items() if key not in _CHANGING})
         changing_json = to_json({key: self.content.get(key) for key in _CHANGING})
-        text = f"{self._fixed_json[:-1]}, {changing_json[1:]}\n"
+        text = sign_document(f"{self._fixed_json[:-1]}, {changing_json[1:]}")
         write_durably(self.path, text.encode(), sync_name=sync_name)

@@ -296,6 +296,8 @@ class Session:
         if hasattr(sys, "ps1"):
             error = None  # in an interactive session an old error says nothing about the end
         self.finish(*status_of(error), deadline_s=self.settings.exit_deadline_s if error is not None else None)
+        if isinstance(error, KeyboardInterrupt):
+            _keep_exit_by_signal()
 
     def _switch_off(self, what: str) -> None:
         self.warn(
@@ -413,6 +415,17 @@ def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "KeyboardInterrupt"
     return "crashed", f"{type(error).__name__}: {error}"[:2000]
+
+
+def _keep_exit_by_signal() -> None:
+    """Python ends with SIGINT's exit code only if the interrupt was the last thing that left a piece of top-level code.
+
+    Modules imported while we said goodbye were such pieces. This one, again, ends in an interrupt.
+    """
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        return
 
 
 def _is_number(value: Any) -> bool:

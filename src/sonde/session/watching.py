@@ -276,13 +276,15 @@ class Watching:
 
     def _select(self, model: nn.Module) -> None:
         choose = chooser(self.plan.sites)
-        owners = {place.name: place.ref() for place in self.names.places.values()}
+        owners = {place.name: place.ref for place in self.names.places.values()}
         for place in self.names.places.values():
             place.is_selected = any(choose(place.name, alias, place.ref()) for alias in (place.name, *place.aliases))
-        self.names.choose = lambda named: any(
-            choose(named.name, alias, owners.get(named.owner or "model")) or choose(named.owner, alias, None)
-            for alias in (named.name, *named.aliases)
-        )
+
+        def choose_parameter(named: NamedParameter) -> bool:
+            owner = owners[named.owner]() if named.owner in owners else None
+            return any(choose(named.name, alias, owner) for alias in (named.name, *named.aliases))
+
+        self.names.choose = choose_parameter
         self.names.refresh()
 
     def _id(self, site: Site) -> int:
