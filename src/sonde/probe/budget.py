@@ -47,7 +47,8 @@ class Governor:
 
     def _review(self, step: int) -> bool:
         before = self.stride
-        self.overhead = self._own_s / self._train_s if self._train_s else 0.0
+        whole_s = self._own_s + self._train_s
+        self.overhead = self._own_s / whole_s if whole_s else 0.0
         if self.budget is not None and step >= self.free_steps and self._recorded:
             per_recorded = self._own_s / self._recorded
             per_step = self._train_s / self._steps

@@ -1,14 +1,14 @@
 """What gradient clipping took away: notes the factor of every clip between two optimizer steps.
 
 `clip_grad_norm_` looks its inner function up in its module on every call, so replacing that one name sees all callers,
-however they imported it. The original is put back by `detach`.
+however they imported it. One replacement serves all taps; the originals come back when the last tap is gone.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch.nn.utils import clip_grad
 
 from sonde.probe.guards import protected, quiet
 
-_INNER = "_clip_grads_with_norm_"
+_taps: list[ClipTap] = []
+_replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 class ClipTap:
@@ -25,18 +26,18 @@ class ClipTap:
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._factors: dict[int, Any] = {}
         self._norm: tuple[Any, Any] | None = None
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-        self.on_error = on_error
-        self._replace(clip_grad, _INNER, self._watch_norm)
-        for module in (torch.nn.utils, clip_grad):
-            self._replace(module, "clip_grad_value_", self._watch_value)
+        self.note_norm = protected(self._note_norm, on_error, "clip by norm")
+        self.note_before_value = protected(self._note_before_value, on_error, "clip by value")
+        self.note_after_value = protected(self._note_after_value, on_error, "clip by value")
+        if not _taps:
+            _replace_all()
+        _taps.append(self)
 
     def detach(self) -> None:
-        """Put the originals back, unless somebody has replaced them again since."""
-        for module, name, ours, original in self._replaced:
-            if getattr(module, name, None) is ours:
-                setattr(module, name, original)
-        self._replaced.clear()
+        if self in _taps:
+            _taps.remove(self)
+            if not _taps:
+                _restore_all()
         self._factors.clear()
 
     def take(self) -> dict[int, Any]:
@@ -47,39 +48,6 @@ class ClipTap:
         """(total norm before clipping, the limit) of the last clip by norm."""
         norm, self._norm = self._norm, None
         return norm
-
-    def _replace(self, module: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        original = getattr(module, name, None)
-        if original is None:
-            return  # a torch that clips in another way: clipping is then simply not seen
-        ours = functools.wraps(original)(watch(original))
-        setattr(module, name, ours)
-        self._replaced.append((module, name, ours, original))
-
-    def _watch_norm(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        note = protected(self._note_norm, self.on_error, "clip by norm")
-
-        def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            parameters = parameters if isinstance(parameters, Tensor) else list(parameters)
-            result = original(parameters, max_norm, total_norm, *args, **kwargs)
-            note(parameters, max_norm, total_norm)
-            return result
-
-        return clip
-
-    def _watch_value(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        before = protected(self._note_before_value, self.on_error, "clip by value")
-        after = protected(self._note_after_value, self.on_error, "clip by value")
-
-        def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-            parameters = parameters if isinstance(parameters, Tensor) else list(parameters)
-            norms: list[Any] = []
-            before(parameters, norms)
-            result = original(parameters, *args, **kwargs)
-            after(parameters, norms)
-            return result
-
-        return clip
 
     def _note_norm(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         with quiet():
@@ -99,6 +67,61 @@ class ClipTap:
 
     def _multiply(self, parameter: Tensor, factor: Any) -> None:
         self._factors[id(parameter)] = self._factors.get(id(parameter), 1.0) * factor
+
+
+def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = _materialised(parameters)
+        result = original(parameters, max_norm, total_norm, *args, **kwargs)
+        for tap in _taps:
+            tap.note_norm(parameters, max_norm, total_norm)
+        return result
+
+    return clip
+
+
+def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = _materialised(parameters)
+        norms: dict[int, list[Any]] = {id(tap): [] for tap in _taps}
+        for tap in _taps:
+            tap.note_before_value(parameters, norms[id(tap)])
+        result = original(parameters, *args, **kwargs)
+        for tap in _taps:
+            tap.note_after_value(parameters, norms.get(id(tap), []))
+        return result
+
+    return clip
+
+
+# A torch that clips in another way lacks a name: clipping is then simply not seen.
+_TARGETS: Final = (
+    (clip_grad, "_clip_grads_with_norm_", _watch_norm),
+    (clip_grad, "clip_grad_value_", _watch_value),
+    (torch.nn.utils, "clip_grad_value_", _watch_value),
+)
+
+
+def _replace_all() -> None:
+    for module, name, watch in _TARGETS:
+        original = getattr(module, name, None)
+        if original is not None:
+            ours = functools.wraps(original)(watch(original))
+            setattr(module, name, ours)
+            _replaced.append((module, name, ours, original))
+
+
+def _restore_all() -> None:
+    """Put the originals back, unless somebody has replaced them again since."""
+    for module, name, ours, original in _replaced:
+        if getattr(module, name, None) is ours:
+            setattr(module, name, original)
+    _replaced.clear()
+
+
+def _materialised(parameters: Any) -> Any:
+    """A generator can be read once, and torch needs it."""
+    return parameters if isinstance(parameters, Tensor) else list(parameters)
 
 
 def _listed(parameters: Any) -> list[Tensor]:

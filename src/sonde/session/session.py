@@ -423,7 +423,7 @@ def _keep_exit_by_signal() -> None:
     Modules imported while we said goodbye were such pieces. This one, again, ends in an interrupt.
     """
     try:
-        exec("raise KeyboardInterrupt")
+        exec("raise KeyboardInterrupt")  # noqa: S102 - our own words
     except KeyboardInterrupt:
         return
 

@@ -86,12 +86,12 @@ def _split(table: Any, column: str) -> Iterator[SeriesSummary]:
 
 
 def loss_series(run: Run) -> SeriesSummary | None:
-    """The scalar most likely to be the loss: by its name, else the first one there is."""
+    """The scalar most likely to be the loss: by its name, else the first that the user logged."""
     found = {series.name: series for series in scalar_series(run, "*loss*")}
     for name in (*LOSS_NAMES, *sorted(found, key=lambda name: (len(name), name))):
         if name in found:
             return found[name]
-    return next(iter(scalar_series(run)), None)
+    return next((series for series in scalar_series(run) if not series.name.startswith("optim/")), None)
 
 
 def largest_gradients(run: Run, *, at: int | None = None, num_sites: int = 10) -> list[SeriesSummary]:

@@ -28,6 +28,8 @@ def sparkline(values: ArrayLike, width: int = 16, *, ascii: bool = False) -> str
     if not len(finite):
         return missing * len(heights)
     low, high = float(finite.min()), float(finite.max())
+    if high - low < 1e-12 * max(abs(low), abs(high)):  # a constant whose means differ by rounding is flat
+        low = high
     return "".join(missing if not np.isfinite(h) else _block(h, low, high, blocks) for h in heights)
 
 
