@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def as_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def assert_same(found: np.ndarray, wanted: np.ndarray, note: object = "") -> None:
-    """Counts and extremes to the last bit, sums to 1e-6 of the sum of magnitudes."""
+    """Counts and extremes to the last bit, sums to 1e-6 of the sum of magnitudes, norms to 1e-6."""
     for field in (N, NAN, INF, ZERO, MIN, MAX):
         assert found[field] == wanted[field], (note, field, found, wanted)
     if not np.isfinite(wanted[[SUM, SUMABS, SUMSQ]]).all():
@@ -42,7 +42,7 @@ def assert_same(found: np.ndarray, wanted: np.ndarray, note: object = "") -> Non
         return
     assert abs(found[SUM] - wanted[SUM]) <= 1e-6 * wanted[SUMABS], (note, found, wanted)
     assert abs(found[SUMABS] - wanted[SUMABS]) <= 1e-6 * wanted[SUMABS], (note, found, wanted)
-    assert abs(found[SUMSQ] - wanted[SUMSQ]) <= 1e-6 * wanted[SUMSQ], (note, found, wanted)
+    assert abs(found[SUMSQ] - wanted[SUMSQ]) <= 2e-6 * wanted[SUMSQ], (note, found, wanted)
 
 
 class Ways:
@@ -70,7 +70,9 @@ class Ways:
         keys, rows, index, hist = resolve_all(reducer.take())
         hists = dict(zip(index.tolist(), hist, strict=True))
         assert len(set(keys.tolist())) == len(keys)
-        return {int(k): Sketch(row, hists.get(i, empty_hist())) for i, (k, row) in enumerate(zip(keys, rows, strict=True))}
+        return {
+            int(k): Sketch(row, hists.get(i, empty_hist())) for i, (k, row) in enumerate(zip(keys, rows, strict=True))
+        }
 
     def check(self, tensors: Sequence[Tensor], arrays: Sequence[np.ndarray] | None = None, way: str = "") -> None:
         """These tensors, all at once and by every way, against the specification."""
@@ -82,6 +84,15 @@ class Ways:
                 wanted = sketch(array, histogram=False).rows
                 assert_same(found[key].rows, wanted, (name, key, tuple(array.shape)))
                 assert found[key].rows[HIST_N] == 0
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """Small tensors on a busy machine: threads would mostly wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

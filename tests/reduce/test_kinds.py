@@ -87,7 +87,15 @@ def test_imaginary_part_of_a_conjugate_is_a_lazily_negated_view(check):
 
 
 def test_0_size_and_0_dim(ways, check):
-    check([torch.empty(0), torch.tensor(3.5), torch.empty(3, 0, 2), torch.tensor(-2), torch.empty(0, dtype=torch.complex64)])
+    check(
+        [
+            torch.empty(0),
+            torch.tensor(3.5),
+            torch.empty(3, 0, 2),
+            torch.tensor(-2),
+            torch.empty(0, dtype=torch.complex64),
+        ]
+    )
     for way in ways.names:
         row = ways.rows(way, [torch.empty(0)])[0]
         assert (row.n, row.rows[MIN], row.rows[MAX]) == (0, np.inf, -np.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -17,12 +18,16 @@ _PRIME: Final = 2_654_435_761
 
 
 def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
-    """At most `size` elements at an odd stride, which crosses powers of two in the shape; `turn` moves the start."""
+    """At most `size` elements, evenly apart; `turn` moves the start.
+
+    The stride shares no factor with the number of elements, hence with no dimension: every column is met.
+    """
     values = flat(tensor)
     if values.numel() <= size:
         return values
     stride = values.numel() // size
-    stride -= 1 - stride % 2  # odd, and never longer than fits
+    while math.gcd(stride, values.numel()) > 1:
+        stride -= 1
     span = (size - 1) * stride + 1
     start = (turn * _PRIME) % (values.numel() - span + 1)
     return values[start : start + span : stride]
