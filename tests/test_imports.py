@@ -20,8 +20,7 @@ DOCUMENTED = {
     "Session", "Run", "Settings", "every", "first",
 }  # fmt: skip
 FOREIGN = ("torch", "numpy", "pyarrow", "duckdb", "pydantic", "psutil", "rich", "typer", "pandas", "yaml", "sqlite3")
-# Not pandas: where it is installed, pyarrow itself imports it to ask whether an array is one of its own.
-VIEWERS = ("duckdb", "rich", "typer", "matplotlib", "starlette", "uvicorn", "textual")
+VIEWERS = ("duckdb", "rich", "typer", "pandas", "matplotlib", "starlette", "uvicorn", "textual")
 
 BLOCK_TORCH = """
 import sys

@@ -17,7 +17,7 @@ def test_shows_everything_there_is_to_know_first(sonde: Any, make_run: Any) -> N
         events=["skipped a step"],
         facts={
             "overhead": {"host_fraction": 0.0123, "stride": 4},
-            "coverage": [{"modules_never_seen": ["head"], "parameters_without_gradient": []}],
+            "coverage": {"modules_never_seen": ["head"], "parameters_without_gradient": []},
         },
     )
     shown = sonde("show", run).stdout

@@ -275,7 +275,7 @@ def test_coverage_names_what_never_fired(begin: Any, reopen: Any) -> None:
     for _ in range(2):
         model(torch.randint(0, 11, (2, 3)))["logits"].sum().backward()
         optimizer.step()
-    (coverage,) = reopen().manifest.facts["coverage"]
+    coverage = reopen().coverage()
     assert coverage["modules_never_seen"] == ["unused"]
     assert coverage["parameters_without_gradient"] == ["unused.bias", "unused.weight"]
     assert "second.up.weight" in coverage["parameters_not_in_optimizer"]

@@ -81,7 +81,7 @@ def describe_run(run: Run, *, at: int | None, top: int) -> dict[str, Any]:
         ],
         "num_sites": run.sites().num_rows,
         "events": events,
-        "coverage": manifest.facts.get("coverage"),
+        "coverage": dict(run.coverage()),
         "overhead": manifest.facts.get("overhead"),
         "_scalars": scalars,
         "_gradients": gradients,

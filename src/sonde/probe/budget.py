@@ -16,7 +16,7 @@ class Governor:
 
     >>> governor = Governor(budget=0.01, free_steps=0)
     >>> for step in range(101):
-    ...     governor.observe(step, own_s=0.004, step_s=0.104, recorded=True)
+    ...     changed = governor.observe(step, own_s=0.004, step_s=0.116, recorded=True)
     >>> governor.stride
     4
     """
@@ -52,7 +52,9 @@ class Governor:
         if self.budget is not None and step >= self.free_steps and self._recorded:
             per_recorded = self._own_s / self._recorded
             per_step = self._train_s / self._steps
-            wanted = math.ceil(per_recorded / (self.budget * per_step)) if per_step else 1
+            allowed_s = self.budget * per_step
+            # Steps that take no time at all are a clock too coarse to tell.
+            wanted = math.ceil(min(per_recorded / allowed_s, _MAX_STRIDE)) if allowed_s else 1
             # Going back takes a clear margin, or the stride would swing to and fro.
             if wanted > self.stride or wanted < 0.7 * self.stride:
                 self.stride = min(max(wanted, 1), _MAX_STRIDE)

@@ -61,7 +61,9 @@ def write_scalars(sink: Sink, table: ScalarsTable, facts: Facts) -> str:
     """A segment of scalars; gives the bounds of its tiles."""
     bounds = list(tile_bounds(table.name))
     batches = (
-        pa.record_batch([table.step[a:b], table.name[a:b], table.time[a:b], table.value[a:b]], schema=SCALARS_SCHEMA)
+        pa.record_batch(
+            [_column(part[a:b]) for part in (table.step, table.name, table.time, table.value)], schema=SCALARS_SCHEMA
+        )
         for a, b in bounds
     )
     _write(sink, SCALARS_SCHEMA, batches, ["step", "name"], ["time", "value"], facts)
@@ -109,11 +111,11 @@ def _stats_batch(table: StatsTable, start: int, end: int) -> Any:
     columns = np.ascontiguousarray(table.rows[start:end].T)
     return pa.record_batch(
         [
-            table.step[start:end],
-            table.site[start:end],
+            _column(table.step[start:end]),
+            _column(table.site[start:end]),
             *(_field(columns[index], index, name) for index, name in enumerate(FIELDS)),
             _hists(table, start, end),
-            table.time[start:end],
+            _column(table.time[start:end]),
         ],
         schema=STATS_SCHEMA,
     )
@@ -122,16 +124,26 @@ def _stats_batch(table: StatsTable, start: int, end: int) -> Any:
 def _field(column: Array, index: int, name: str) -> Any:
     if name in COUNTS:
         with np.errstate(invalid="ignore"):
-            return pa.array(column.astype(np.int64))
+            return _column(column.astype(np.int64))
     if index in _ABSENT_AS_NAN:
         return _nullable(column, np.isnan(column))
     if index in (MIN, MAX):
         return _nullable(column, np.isinf(column))
-    return pa.array(column)
+    return _column(column)
+
+
+def _column(values: NDArray[Any], is_absent: NDArray[np.bool_] | None = None) -> Any:
+    """The array as it lies in memory. `pa.array` would import pandas first, to ask whether this is a Series."""
+    buffers = [_validity(is_absent), pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+
+
+def _validity(is_absent: NDArray[np.bool_] | None) -> Any:
+    return None if is_absent is None else pa.py_buffer(np.packbits(~is_absent, bitorder="little"))
 
 
 def _nullable(column: Array, is_absent: NDArray[np.bool_]) -> Any:
-    return pa.nulls(len(column), pa.float64()) if is_absent.all() else pa.array(column, mask=is_absent)
+    return pa.nulls(len(column), pa.float64()) if is_absent.all() else _column(column, is_absent)
 
 
 def _hists(table: StatsTable, start: int, end: int) -> Any:
@@ -142,8 +154,9 @@ def _hists(table: StatsTable, start: int, end: int) -> Any:
     lengths[table.hist_row[first:last] - start] = NUM_BINS
     offsets = np.zeros(end - start + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    values = np.ascontiguousarray(table.hist[first:last]).reshape(-1)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(lengths == 0))
+    values = _column(np.ascontiguousarray(table.hist[first:last]).reshape(-1))
+    buffers = [_validity(lengths == 0), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(pa.list_(pa.float32()), len(lengths), buffers, children=[values])
 
 
 def _write(

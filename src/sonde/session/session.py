@@ -347,7 +347,7 @@ class Session:
     def _note_facts(self) -> None:
         facts: dict[str, Any] = {"overhead": {"host_fraction": self.governor.overhead, "stride": self.governor.stride}}
         if self._watchings:
-            facts["coverage"] = [watching.coverage() for watching in self._watchings]
+            facts["coverage"] = _together([watching.coverage() for watching in self._watchings])
         if self.breaker.num_errors:
             facts["errors"] = self.breaker.num_errors
         self.writer.note(**facts)
@@ -426,6 +426,15 @@ def _keep_exit_by_signal() -> None:
         exec("raise KeyboardInterrupt")  # noqa: S102 - our own words
     except KeyboardInterrupt:
         return
+
+
+def _together(coverages: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several watched models add up to: counts, lists and mappings alike."""
+    total = coverages[0]
+    for coverage in coverages[1:]:
+        for key, value in coverage.items():
+            total[key] = {**total[key], **value} if isinstance(value, dict) else total[key] + value
+    return total
 
 
 def _is_number(value: Any) -> bool:

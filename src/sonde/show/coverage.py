@@ -16,19 +16,17 @@ _MEANINGS: Final = {
 }
 
 
-def coverage_sentences(coverage: Any) -> list[str]:
+def coverage_sentences(coverage: Mapping[str, Any]) -> list[str]:
     """What was asked for and never seen, a sentence for each kind; empty when all was, or nobody counted.
 
-    >>> coverage_sentences([{"modules_never_seen": ["head"]}])
+    >>> coverage_sentences({"modules_never_seen": ["head"]})
     ['1 module never fired: head']
     """
-    watched = coverage if isinstance(coverage, list | tuple) else [coverage]
     sentences = []
-    for part in watched:
-        for key, (noun, what) in _MEANINGS.items():
-            names = part.get(key) if isinstance(part, Mapping) else None
-            if isinstance(names, list | tuple | Mapping) and names:
-                sentences.append(_sentence(list(names), noun, what))
+    for key, (noun, what) in _MEANINGS.items():
+        names = coverage.get(key)
+        if isinstance(names, list | tuple | Mapping) and names:
+            sentences.append(_sentence(list(names), noun, what))
     return sentences
 
 
