@@ -7,7 +7,8 @@ however they imported it. One replacement serves all taps; the originals come ba
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -21,10 +22,11 @@ _replaced: list[tuple[Any, str, Any, Any]] = []
 
 
 class ClipTap:
-    """Collects id(param) -> factor; `take()` empties it."""
+    """Collects id(param) -> factor until `take`."""
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
-        self._factors: dict[int, Any] = {}
+        self._factors: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        """The gradient that was clipped, and by what: a gradient made since then was not."""
         self._norm: tuple[Any, Any] | None = None
         self.note_norm = protected(self._note_norm, on_error, "clip by norm")
         self.note_before_value = protected(self._note_before_value, on_error, "clip by value")
@@ -40,9 +42,18 @@ class ClipTap:
                 _restore_all()
         self._factors.clear()
 
-    def take(self) -> dict[int, Any]:
-        factors, self._factors = self._factors, {}
-        return factors
+    def take(self, parameters: Iterable[Tensor] | None = None) -> dict[int, Any]:
+        """id(param) -> factor, of these parameters (another optimizer may still ask for its own) or of all."""
+        taken = self._factors
+        if parameters is None:
+            self._factors = {}
+            return {key: factor for key, (_, factor) in taken.items()}
+        found = {}
+        for parameter in parameters:
+            clipped, factor = taken.pop(id(parameter), (None, None))
+            if clipped is not None and clipped() is parameter.grad:
+                found[id(parameter)] = factor
+        return found
 
     def take_norm(self) -> tuple[Any, Any] | None:
         """(total norm before clipping, the limit) of the last clip by norm."""
@@ -51,7 +62,7 @@ class ClipTap:
 
     def _note_norm(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         with quiet():
-            factor = torch.clamp(float(max_norm) / (total_norm.detach() + 1e-6), max=1.0)
+            factor = torch.clamp(max_norm / (total_norm.detach() + 1e-6), max=1.0)
             self._norm = (total_norm.detach(), max_norm)
             for parameter in _listed(parameters):
                 self._multiply(parameter, factor)
@@ -66,7 +77,11 @@ class ClipTap:
                 self._multiply(parameter, torch.where(before > 0, after / before, 1.0))
 
     def _multiply(self, parameter: Tensor, factor: Any) -> None:
-        self._factors[id(parameter)] = self._factors.get(id(parameter), 1.0) * factor
+        grad = parameter.grad
+        if grad is not None:
+            clipped, before = self._factors.get(id(parameter), (None, 1.0))
+            is_same = clipped is not None and clipped() is grad
+            self._factors[id(parameter)] = weakref.ref(grad), before * factor if is_same else factor
 
 
 def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,6 +112,7 @@ def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
 # A torch that clips in another way lacks a name: clipping is then simply not seen.
 _TARGETS: Final = (
     (clip_grad, "_clip_grads_with_norm_", _watch_norm),
+    (torch.nn.utils, "clip_grads_with_norm_", _watch_norm),
     (clip_grad, "clip_grad_value_", _watch_value),
     (torch.nn.utils, "clip_grad_value_", _watch_value),
 )
@@ -130,5 +146,6 @@ def _listed(parameters: Any) -> list[Tensor]:
 
 def _norms(parameters: Any) -> list[tuple[Tensor, Tensor]]:
     having = [(p, p.grad) for p in _listed(parameters) if p.grad is not None and p.grad.layout is torch.strided]
-    norms = torch._foreach_norm([grad for _, grad in having]) if having else ()
+    # float16 cannot hold the norm of many float16 numbers.
+    norms = torch._foreach_norm([g.float() if g.dtype.itemsize < 4 else g for _, g in having]) if having else ()
     return [(parameter, norm) for (parameter, _), norm in zip(having, norms, strict=True)]

@@ -32,13 +32,27 @@ class ForwardSink(Protocol):
         """The gradient with respect to it."""
 
 
-def _silence_compile_warning() -> Any:
+_attached: list[ForwardTap] = []
+_filters: list[Any] = []
+
+
+def _silence_compile_warning(tap: ForwardTap) -> None:
     """torch warns that a global hook also fires for a compiled wrapper, which is what we want; under `-W error` that
-    warning would end the user's training.
+    warning would end the user's training. One filter serves all taps.
     """
+    _attached.append(tap)
     message = "Using `torch.compile(module)` when there are global hooks"
     warnings.filterwarnings("ignore", message=re.escape(message), category=UserWarning)
-    return warnings.filters[0]
+    _filters[:] = [warnings.filters[0]]
+
+
+def _restore_compile_warning(tap: ForwardTap) -> None:
+    if tap in _attached:
+        _attached.remove(tap)
+    if not _attached:
+        for item in [f for f in _filters if f in warnings.filters]:
+            warnings.filters.remove(item)  # type: ignore[attr-defined]
+        _filters.clear()
 
 
 class ForwardTap:
@@ -46,13 +60,14 @@ class ForwardTap:
 
     def __init__(self, names: ModelNames, sink: ForwardSink, on_error: Callable[[str, Exception], None]) -> None:
         self.names, self.sink, self.on_error = names, sink, on_error
-        self._filter = _silence_compile_warning()
+        self._is_attached = True
+        _silence_compile_warning(self)
         self._handle = register_module_forward_hook(protected(self._seen, on_error, "forward hook"))
 
     def detach(self) -> None:
+        self._is_attached = False
         self._handle.remove()
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        _restore_compile_warning(self)
 
     def _seen(self, module: nn.Module, args: Any, output: Any) -> None:
         place = self.names.place(module)
@@ -67,7 +82,8 @@ class ForwardTap:
             if sink.wants_activations:
                 with quiet():
                     sink.activation(place, suffix, tensor)
-            if sink.wants_activation_grads and tensor.requires_grad:
+            # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is no activation's.
+            if sink.wants_activation_grads and tensor.grad_fn is not None:
                 self._follow_back(place, suffix, tensor)
 
     def _is_training_forward(self) -> bool:
@@ -82,7 +98,7 @@ class ForwardTap:
         """A tensor hook, never a full backward hook: that one breaks models with in-place operations."""
 
         def seen(grad: Tensor) -> None:
-            if type(grad) is Tensor:
+            if self._is_attached and type(grad) is Tensor:
                 with quiet():
                     self.sink.activation_grad(place, suffix, grad)
 

@@ -72,11 +72,22 @@ _CHECKPOINT_FORWARD = _checkpoint_forward()
 
 
 class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
-    """No autograd and no autocast around what we compute: both would change it, or keep the graph alive."""
+    """No autograd and no autocast around what we compute: both would change it, or keep the graph alive.
 
-    __slots__ = ("_autocast", "_grad")
+    The user's modes do not see it either: a counter of operations counts theirs, and a selective checkpoint, which
+    saves what runs under it in order, would hand our results to their recomputation.
+    """
+
+    __slots__ = ("_autocast", "_grad", "_modes")
 
     def __enter__(self) -> None:
+        self._modes: list[Any] = []
+        if torch._C._len_torch_function_stack():
+            self._modes.append(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            self._modes.append(torch._C._DisableTorchDispatch())
+        for mode in self._modes:
+            mode.__enter__()
         self._autocast: Any = torch._C._DisableAutocast()
         self._autocast.__enter__()  # type: ignore[no-untyped-call]
         # Last, because it cannot fail: were there an error behind it, the user would go on without gradients.
@@ -86,3 +97,5 @@ class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
     def __exit__(self, *exc: object) -> None:
         torch._C._set_grad_enabled(self._grad)
         self._autocast.__exit__(*exc)
+        for mode in reversed(self._modes):
+            mode.__exit__(*exc)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from sonde.schema.names import WRAPPER_PARTS, site_name, strip_wrappers, unique_sites
+from sonde.schema.names import site_name, strip_wrappers, unique_sites
 
 
 @dataclass(slots=True, eq=False)
@@ -77,18 +77,25 @@ class ModelNames:
         return named if named is not None and named.ref() is parameter else None
 
 
+def _root_name(model: nn.Module) -> str:
+    """The model itself has no name; it is "model", unless one of its modules is (as in many a language model)."""
+    names = {strip_wrappers(name) for name, _ in model.named_modules()}
+    return next(name for name in ("model", "root", "the model") if name not in names)
+
+
 def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
     """Each module once, under its first name; the other names of a shared module are its aliases."""
     found: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         found.setdefault(id(module), (module, []))[1].append(name)
+    root = _root_name(model)
     taken: set[str] = set()
     for key, (module, names) in found.items():
-        site = prefix + strip_wrappers(names[0]) if names[0] else prefix.rstrip(".")
-        site = site.rstrip(".") or "model"
+        stripped = strip_wrappers(names[0])
+        if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
+            continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called
+        site = (prefix + stripped).rstrip(".") or root
         if site in taken:
-            if names[0].rpartition(".")[2] in WRAPPER_PARTS:
-                continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called
             site = prefix + names[0]
         taken.add(site)
         aliases = tuple(site_name(prefix + alias) for alias in names[1:])
@@ -104,9 +111,10 @@ def _parameters(model: nn.Module, prefix: str) -> Iterator[tuple[int, NamedParam
             entry = found.setdefault(id(parameter), (parameter, [], []))
             entry[1].append(f"{module_name}.{name}" if module_name else name)
             entry[2].append(module)
+    root = _root_name(model)
     sites = unique_sites([names[0] for _, names, _ in found.values()])
     for (key, (parameter, names, owners)), site in zip(found.items(), sites, strict=True):
         aliases = tuple(dict.fromkeys(site_name(prefix + alias) for alias in names[1:]))
         site = site_name(prefix) + site
-        owner = site.rpartition(".")[0] or "model"
+        owner = site.rpartition(".")[0] or root
         yield key, NamedParameter(weakref.ref(parameter), site, owner, type(owners[0]).__name__, aliases)

@@ -58,7 +58,7 @@ class OptimizerTap:
         on_before: Callable[[OptimizerStep], None],
         on_after: Callable[[OptimizerStep], None],
         on_error: Callable[[str, Exception], None],
-        take_clips: Callable[[], dict[int, Any]],
+        take_clips: Callable[[list[Tensor]], dict[int, Any]],
     ) -> None:
         self.names = names
         self.adopts = optimizers is None
@@ -69,6 +69,8 @@ class OptimizerTap:
         self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
         self.take_clips = take_clips
         self._open: dict[int, OptimizerStep] = {}
+        self._strangers: dict[int, frozenset[int]] = {}
+        """Parameters of each optimizer that are not this model's, so that the model is not searched for them again."""
         self._handles = [
             register_optimizer_step_pre_hook(protected(self._pre, on_error, "optimizer pre hook")),
             register_optimizer_step_post_hook(protected(self._post, on_error, "optimizer post hook")),
@@ -81,10 +83,13 @@ class OptimizerTap:
 
     @property
     def num_watched(self) -> int:
-        return len(self.numbers)
+        """An optimizer that is gone is waited for no longer."""
+        return sum(ref() is not None for ref, _ in self.numbers.values())
 
     def _number(self, optimizer: Optimizer) -> int:
-        number = len(self.numbers)
+        self.numbers = {key: known for key, known in self.numbers.items() if known[0]() is not None}
+        taken = {number for _, number in self.numbers.values()}
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
         self.numbers[id(optimizer)] = (weakref.ref(optimizer), number)
         return number
 
@@ -94,11 +99,16 @@ class OptimizerTap:
             return known[1]
         if not self.adopts:
             return None
-        ours = any(self.names.parameter(p) for group in optimizer.param_groups for p in group["params"])
-        if not ours and any(True for group in optimizer.param_groups for _ in group["params"]):
-            self.names.refresh()  # parameters may have been replaced since
-            ours = any(self.names.parameter(p) for group in optimizer.param_groups for p in group["params"])
-        return self._number(optimizer) if ours else None
+        self._look_for_strangers(optimizer)
+        return self._number(optimizer) if any(self.names.parameter(p) for p in _parameters(optimizer)) else None
+
+    def _look_for_strangers(self, optimizer: Optimizer) -> None:
+        """Read the model's names anew if there are parameters not seen before: they may have been replaced since."""
+        strangers = frozenset(id(p) for p in _parameters(optimizer) if self.names.parameter(p) is None)
+        if strangers and strangers != self._strangers.get(id(optimizer)):
+            self.names.refresh()
+            strangers = frozenset(id(p) for p in _parameters(optimizer) if self.names.parameter(p) is None)
+        self._strangers[id(optimizer)] = strangers
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         number = self._find(optimizer)
@@ -115,13 +125,14 @@ class OptimizerTap:
             self.on_after(step)
 
     def _describe(self, optimizer: Optimizer, number: int) -> OptimizerStep:
-        step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips())
+        step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips(_parameters(optimizer)))
         step.grad_scale = getattr(optimizer, "grad_scale", None)
         step.found_inf = getattr(optimizer, "found_inf", None)
         if not self.is_wanted():
             return step
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            named = self.names.parameter(parameter) or self._refreshed(parameter)
+        self._look_for_strangers(optimizer)
+        for parameter in _parameters(optimizer):
+            named = self.names.parameter(parameter)
             if named is None or not named.is_selected:
                 continue
             if not is_plain_tensor(parameter):
@@ -131,9 +142,9 @@ class OptimizerTap:
             step.params.append(parameter)
         return step
 
-    def _refreshed(self, parameter: Tensor) -> NamedParameter | None:
-        self.names.refresh()
-        return self.names.parameter(parameter)
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any, Final
 from torch import Tensor
 from torch.nn import Parameter
 
+from sonde.schema.names import site_name
+
 _PLAIN: Final = (Tensor, Parameter)
 _MAX_DEPTH: Final = 4
 _MAX_TENSORS: Final = 32
@@ -26,10 +28,10 @@ def floating_tensors(output: Any) -> list[tuple[str, Tensor]]:
     ['', ':1.h']
     """
     if type(output) is Tensor:  # nearly always
-        return [("", output)] if _is_floating(output) else []
+        return [("", output)] if _is_floating(output) and not output.is_meta else []
     found: list[tuple[str, Tensor]] = []
     for path, tensor in _walk(output, "", 0):
-        found.append((f":{path}" if found else "", tensor))
+        found.append((f":{site_name(path)}" if found else "", tensor))
         if len(found) >= _MAX_TENSORS:
             break
     return found

@@ -28,9 +28,13 @@ class Schedule:
         return self._function(step)
 
     def __or__(self, other: Schedule) -> Schedule:
+        if not isinstance(other, Schedule):
+            return NotImplemented
         return Schedule(lambda step: self(step) or other(step), f"{self._text} | {other._text}")
 
     def __and__(self, other: Schedule) -> Schedule:
+        if not isinstance(other, Schedule):
+            return NotImplemented
         return Schedule(lambda step: self(step) and other(step), f"({self._text}) & ({other._text})")
 
     def __repr__(self) -> str:
