@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.reduce import plan as plan_module
-from sonde.reduce import torch as torch_module
+from sonde.reduce import optimizer_pass as optimizer_pass_module
 from sonde.reduce.numpy import sketch
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all
@@ -58,7 +57,7 @@ class Stepper:
         keys = list(range(len(params)))
         self.before = [as_float64(p) for p in params]
         self.grads = [None if p.grad is None else as_float64(p.grad) for p in params]
-        self.optimizer_pass.before("all", keys, params, sketch=True, keep=True, histogram=histogram)
+        self.optimizer_pass.before("all", keys, params, sketch=True, keep=True, pairs=with_moments, histogram=histogram)
         self.optimizer.step()
         self.optimizer_pass.after(
             "all",
@@ -81,8 +80,8 @@ class Stepper:
 def large_limit(request, monkeypatch):
     """Both ways: everything packed into one buffer, and every tensor by itself."""
     if request.param == "large":
-        monkeypatch.setattr(torch_module, "LARGE_KEPT", 4)
-        monkeypatch.setattr(torch_module, "LARGE", 4)
+        monkeypatch.setattr(optimizer_pass_module, "LARGE_KEPT", 4)
+        monkeypatch.setattr(optimizer_pass_module, "LARGE", 4)
     return request.param
 
 
@@ -280,8 +279,3 @@ def test_parameters_that_come_and_go_do_not_pile_up_memory():
     held = [value for value in vars(optimizer_pass).values() if isinstance(value, dict)]
     assert sum(len(value) for value in held) <= 2
     assert len(reducer._lists) == 1
-
-
-def test_limit_for_large_is_looked_up_where_the_tests_change_it():
-    # The fixture above works only as long as this holds.
-    assert torch_module.LARGE_KEPT == plan_module.LARGE_KEPT

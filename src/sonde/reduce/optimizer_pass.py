@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.reduce.plan import Held
+from sonde.reduce.plan import LARGE, LARGE_KEPT, Held
 from sonde.reduce.rows import scratch
 from sonde.reduce.torch import Part, Reducer, Table, TensorList, negate_rows
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE
@@ -49,13 +49,15 @@ class OptimizerPass:
         *,
         sketch: bool,
         keep: bool,
-        histogram: bool,
+        pairs: bool = False,
+        histogram: bool = False,
     ) -> None:
-        """Sketch the parameters, and keep a copy of them when the update is wanted."""
+        """Sketch the parameters; `keep` a copy where the update is wanted, for `pairs` laid out as gradients are."""
         if not (sketch or keep):
             return
         ids, params = [id(p) for p in params], _real(params)
-        listed = self.reducer.list_for(("before" if keep else "param", name), keys, params, keep=keep)
+        large = LARGE_KEPT if keep and not pairs else LARGE
+        listed = self.reducer.list_for(("before", name, keep, pairs), keys, params, keep=keep, large=large)
         if keep:
             self._before[name] = listed, ids
         if not sketch:

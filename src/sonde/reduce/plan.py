@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import flat
-from sonde.reduce.rows import CHUNK_ROWS, ROW, Block, Tails, scratch
+from sonde.reduce.rows import CHUNK_ROWS, ROW, Block, Tails, on_device, scratch
 
 LARGE: Final = 1 << 17
 """From this size on a pass per tensor costs less than packing it."""
 LARGE_KEPT: Final = 1 << 22
-"""The same where a copy is made in any case; above it a single allocation would be hard to find memory for."""
+"""The same where a copy is made in any case and nothing has to be read beside it."""
 DEVICE_ROW: Final = 4096
 """Rows are longer on an accelerator: there partials are float64 from the start, and fewer of them travel."""
 
@@ -44,8 +44,8 @@ class Plan:
     def on_device(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Row offsets and element counts on the plan's device, copied there once."""
         if self._on_device is None:
-            offsets = torch.tensor([*self.starts.tolist(), self.num_rows], device=self.device)
-            self._on_device = offsets, torch.tensor(self.numels.tolist(), device=self.device, dtype=dtype)
+            offsets = on_device([*self.starts.tolist(), self.num_rows], self.device)
+            self._on_device = offsets, on_device(self.numels.tolist(), self.device, dtype)
         return self._on_device
 
     def _find_tails(self) -> dict[int, Tails]:
@@ -89,9 +89,9 @@ def row_blocks(
         first = first_row + start // row
         if full:
             whole = piece if full * row == piece.numel() else piece[: full * row]
-            yield Block(first, whole.view(full, row), is_fleeting=is_fleeting)
+            yield Block(first, whole.view(full, row), is_one_tensor=True, is_fleeting=is_fleeting)
         if full * row < piece.numel():
-            yield Block(first + full, piece[full * row :].view(1, -1), is_fleeting=is_fleeting)
+            yield Block(first + full, piece[full * row :].view(1, -1), is_one_tensor=True, is_fleeting=is_fleeting)
 
 
 def _converted(piece: Tensor, dtype: torch.dtype, purpose: str) -> Tensor:

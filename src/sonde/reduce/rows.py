@@ -64,13 +64,19 @@ class _Scratch(threading.local):
 scratch = _Scratch()
 
 
+def on_device(values: list[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers of ours where the tensors are. Only from pinned memory does a copy to a GPU not wait for it."""
+    host = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
 class Tails:
     """Rows of a packed block that are only partly filled; the rest of such a row is zero."""
 
     def __init__(self, rows: list[int], widths: list[int], row_size: int, device: torch.device) -> None:
-        self.rows = torch.tensor(rows, device=device)
+        self.rows = on_device(rows, device)
         self.widths = np.array(widths)
-        self.filled = torch.arange(row_size, device=device) < torch.tensor(widths, device=device)[:, None]
+        self.filled = torch.arange(row_size, device=device) < on_device(widths, device)[:, None]
         self.mask = ~self.filled
 
 
@@ -80,6 +86,8 @@ class Block(NamedTuple):
     first_row: int
     values: Tensor
     tails: Tails | None = None
+    is_one_tensor: bool = False
+    """All rows are of one tensor: its extremes need not be taken row by row."""
     is_fleeting: bool = False
     """The values lie in memory that the next block overwrites."""
 
@@ -131,11 +139,10 @@ class Partials:
         """The fast way, for one block."""
         values = block.values
         columns = self._columns(block.first_row, values.shape[0])
-        torch.amin(values, 1, out=columns[_MIN])
-        torch.amax(values, 1, out=columns[_MAX])
+        lowest = self._extremes(block, columns)
         torch.sum(values, 1, out=columns[_SUM])
         torch.linalg.vector_norm(values, 2, 1, out=columns[_NORM])
-        if self.view[_MIN, block.first_row : block.first_row + len(values)].min() >= 0:
+        if lowest >= 0:
             # Nothing is negative (ReLU, Adam's second moment): magnitudes are the values. NaN compares false.
             columns[_ABS].copy_(columns[_SUM])
             columns[_ABS_MIN].copy_(columns[_MIN])
@@ -146,6 +153,18 @@ class Partials:
             torch.amin(magnitude, 1, out=columns[_ABS_MIN])
         if block.tails is not None:
             self._mend_tails(block, columns)
+
+    def _extremes(self, block: Block, columns: tuple[Tensor, ...]) -> float:
+        """Smallest and largest of each row, or of all of them where that says as much; gives the smallest of all."""
+        if block.is_one_tensor:
+            lowest, highest = (extreme.item() for extreme in torch.aminmax(block.values))
+            if math.isfinite(lowest) and math.isfinite(highest):
+                columns[_MIN].fill_(lowest)
+                columns[_MAX].fill_(highest)
+                return lowest
+        torch.amin(block.values, 1, out=columns[_MIN])
+        torch.amax(block.values, 1, out=columns[_MAX])
+        return float(self.view[_MIN, block.first_row : block.first_row + len(block.values)].min())
 
     def _columns(self, first_row: int, num_rows: int) -> tuple[Tensor, ...]:
         if num_rows == self.num_rows:
@@ -172,7 +191,7 @@ class Partials:
         with_zeros = part[_ABS_MIN] == 0
         # A comparison with NaN is false, so a row with a NaN is not good.
         good = part[_NORM] <= _HUGE[self.dtype]
-        good &= (part[_NORM] >= _TINY[self.dtype]) | (with_zeros & (part[_MIN] == part[_MAX]))
+        good &= (part[_NORM] >= _TINY[self.dtype]) | (part[_ABS] == 0)
         if good.all() and not with_zeros.any():
             return
         for block in blocks:
@@ -185,7 +204,7 @@ class Partials:
     def _count_zeros(self, block: Block, with_zeros: NDArray[np.bool_]) -> None:
         rows = slice(block.first_row, block.first_row + len(block.values))
         width = block.width
-        all_zero = with_zeros & (self.view[_MIN, rows] == 0) & (self.view[_MAX, rows] == 0)
+        all_zero = with_zeros & (self.view[_ABS, rows] == 0)
         zeros = np.where(all_zero, width, 0)
         mixed = np.flatnonzero(with_zeros & ~all_zero)
         if len(mixed):

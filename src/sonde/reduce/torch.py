@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
 from sonde.reduce.device import device_rows
-from sonde.reduce.plan import LARGE, LARGE_KEPT, Held, Plan, row_blocks
+from sonde.reduce.plan import LARGE, Held, Plan, row_blocks
 from sonde.reduce.rows import ROW, Partials, combine
 from sonde.reduce.sample import histograms, sample, stack_samples
 from sonde.schema.sketch import (
@@ -221,7 +221,7 @@ class Reducer:
         return tables
 
     def list_for(
-        self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, keep: bool = False
+        self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, keep: bool = False, large: int = LARGE
     ) -> TensorList:
         """The cached plan for this list; made anew when a shape, dtype or device has changed."""
         # A strided nested tensor has no shape, and asking for it raises.
@@ -231,7 +231,7 @@ class Reducer:
         ]
         cached = self._lists.get(name)
         if cached is None or cached[0] != form:
-            cached = form, TensorList(keys, tensors, self.hist_samples, self.on_unreadable, keep=keep)
+            cached = form, TensorList(keys, tensors, self.hist_samples, self.on_unreadable, keep=keep, large=large)
             self._lists[name] = cached
         return cached[1]
 
@@ -310,6 +310,7 @@ class TensorList:
         on_unreadable: Callable[[int, str], None],
         *,
         keep: bool = False,
+        large: int = LARGE,
     ) -> None:
         self.hist_samples = hist_samples
         self.keys = np.array(keys, np.int32)
@@ -325,7 +326,8 @@ class TensorList:
                 groups.setdefault((tensor.device, work_dtype(tensor)), []).append(index)
         self.on_unreadable = on_unreadable
         self.parts = [
-            Part(indices, [tensors[i] for i in indices], dtype, keep) for (_, dtype), indices in groups.items()
+            Part(indices, [tensors[i] for i in indices], dtype, keep=keep, large=large)
+            for (_, dtype), indices in groups.items()
         ]
 
     def load(self, tensors: Sequence[Tensor]) -> None:
@@ -379,10 +381,11 @@ class TensorList:
 class Part:
     """The tensors of a list that share a device and a work dtype."""
 
-    def __init__(self, indices: list[int], tensors: Sequence[Tensor], dtype: torch.dtype, keep: bool) -> None:
+    def __init__(
+        self, indices: list[int], tensors: Sequence[Tensor], dtype: torch.dtype, *, keep: bool, large: int
+    ) -> None:
         self.indices = indices
         self.keeps = keep
-        large = LARGE_KEPT if keep else LARGE
         self.plan = Plan([t.numel() for t in tensors], dtype, tensors[0].device, large=large)
         self.held = Held(self.plan, [t.shape for t in tensors], keep_large=keep)
         self.paired: dict[str, Held] = {}
