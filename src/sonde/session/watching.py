@@ -151,6 +151,7 @@ class Watching:
                     part.params,
                     sketch=self.wants["param"],
                     keep=self.wants["update"],
+                    pairs=self.wants["optim"],
                     histogram=self.histogram,
                 )
             self._scalars(step)
