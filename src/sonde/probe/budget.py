@@ -28,8 +28,13 @@ class Governor:
     _train_s: float = field(default=0.0, init=False)
     _recorded: int = field(default=0, init=False)
     _steps: int = field(default=0, init=False)
-    overhead: float = 0.0
-    """Share of the last steps' time that was ours, measured on the host."""
+    total_own_s: float = field(default=0.0, init=False)
+    total_s: float = field(default=0.0, init=False)
+
+    @property
+    def overhead(self) -> float:
+        """Share of all time so far that was ours, measured on the host."""
+        return self.total_own_s / self.total_s if self.total_s else 0.0
 
     def allows(self, step: int) -> bool:
         """Whether this step may be recorded."""
@@ -37,6 +42,8 @@ class Governor:
 
     def observe(self, step: int, *, own_s: float, step_s: float, recorded: bool) -> bool:
         """Take one step's times in; True when the stride has changed."""
+        self.total_own_s += own_s
+        self.total_s += max(step_s, own_s)
         self._own_s += own_s
         self._train_s += max(step_s - own_s, 0.0)
         self._recorded += recorded
@@ -47,8 +54,6 @@ class Governor:
 
     def _review(self, step: int) -> bool:
         before = self.stride
-        whole_s = self._own_s + self._train_s
-        self.overhead = self._own_s / whole_s if whole_s else 0.0
         if self.budget is not None and step >= self.free_steps and self._recorded:
             per_recorded = self._own_s / self._recorded
             per_step = self._train_s / self._steps

@@ -91,6 +91,8 @@ def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
     root = _root_name(model)
     taken: set[str] = set()
     for key, (module, names) in found.items():
+        if type(module).forward is nn.Module.forward:
+            continue  # a list or a dict of modules is never called
         stripped = strip_wrappers(names[0])
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
             continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called

@@ -258,6 +258,8 @@ class Session:
         if self.is_finished:
             return
         try:
+            if self._is_step_over:
+                self.end_step()
             for watching in self._watchings:
                 watching.emit(self.step_number)
             self._note_facts()
@@ -353,7 +355,7 @@ class Session:
         self.writer.note(**facts)
 
     def _farewell(self, status: RunStatus) -> str:
-        parts = [f"{status} after {self.step_number + self._is_step_over} steps"]
+        parts = [f"{status} after {self.step_number} steps"]
         if self.governor.overhead:
             parts.append(f"{self.governor.overhead:.1%} of the time was sonde's")
         dropped = sum(self.writer.dropped.values())
