@@ -16,8 +16,6 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 # Wrappers put these in front of, or in the middle of, a name that the user never wrote.
 _INNER_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param")
 _LEADING_WRAPPERS: Final = ("module.", "base_model.model.")
-WRAPPER_PARTS: Final = frozenset({*_INNER_WRAPPERS, "module", "model", "base_model"})
-"""Last parts of a name under which a wrapper keeps what it wraps."""
 # "%" is escaped too, so that two different names never become one; invisible and direction-changing characters, so that
 # a name looks like what it is.
 _UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
