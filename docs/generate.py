@@ -5,6 +5,7 @@ A table stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -89,6 +90,25 @@ def views() -> str:
     return table(["table", "columns"], rows)
 
 
+def overhead() -> str:
+    """The benchmark's main numbers, from the results that are kept beside it."""
+    report = json.loads((DOCS.parent / "benchmarks" / "results" / "overhead.json").read_text(encoding="utf-8"))
+    arms = report["models"]["gpt"]["arms"]
+
+    def added(arm: str) -> str:
+        low, high = (100 * (bound - 1) for bound in arms[arm]["cpu_interval"])
+        return f"{100 * (arms[arm]['cpu_ratio'] - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+
+    rows = [
+        ("weights, gradients and updates at every step", added("sonde w+g+u")),
+        ("the same and activations at every step", added("sonde w+g+u+a")),
+        ("nothing at all: the A/A control", added("base again")),
+        ('`wandb.watch(log="all", log_freq=1)`', added("wandb.watch")),
+        ("TensorBoard histograms of weights and gradients", added("TensorBoard")),
+    ]
+    return table(["recorded of a small GPT, on a CPU", "added to the CPU time of a step"], rows)
+
+
 def catalog() -> str:
     from sonde.schema.layout import CATALOG_SCHEMA
 
@@ -120,7 +140,19 @@ def commands() -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (stats, joined, settings, fields, stats_columns, scalars_columns, views, catalog, errors, commands)
+    for function in (
+        stats,
+        joined,
+        settings,
+        fields,
+        stats_columns,
+        scalars_columns,
+        views,
+        overhead,
+        catalog,
+        errors,
+        commands,
+    )
 }
 
 

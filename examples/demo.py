@@ -100,7 +100,7 @@ def tell(run: sonde.Run, fault_step: int, num_steps: int, terminal: Terminal) ->
     print(f"From step {fault_step} on, the learning rate of {LAYER} was {FACTOR} times what it should be.\n")
 
     loss = run.scalars("loss")["value"].to_numpy()
-    print(f"  the loss hardly tells       {np.median(loss[before]):9.2f}  ->  {np.median(loss[fault_step:]):9.2f}")
+    print(f"  loss                        {np.median(loss[before]):9.2f}  ->  {np.median(loss[fault_step:]):9.2f}")
     old, new = (median(run, "update/*.weight/ratio", steps) for steps in (before, after))
     order = sorted(old, key=lambda site: -new[site] / old[site])
     print("  update/*.weight/ratio, the three that changed most:")
@@ -109,7 +109,7 @@ def tell(run: sonde.Run, fault_step: int, num_steps: int, terminal: Terminal) ->
     old, new = (median(run, "act/*/zero_fraction", steps) for steps in (before, range(after.stop, num_steps)))
     site = max(new, key=lambda site: new[site] - old.get(site, 0.0))
     print("  act/*/zero_fraction, the one that changed most:")
-    print(f"    {site:<26}{old[site]:9.1%}  ->  {new[site]:9.1%}   units that now give zero")
+    print(f"    {site:<26}{old[site]:9.1%}  ->  {new[site]:9.1%}   of its outputs exactly zero")
     print(f"\nThe first jump of update/{order[0]}/ratio is at step {first_jump(run, order[0])}.")
 
 

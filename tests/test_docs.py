@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block that readers see, or one in a comment that sets the stage for it.
+BLOCK = re.compile(r"^(?:```|<!-- )(\w+)\n(.*?)^(?:```|-->)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -113,4 +114,4 @@ def test_readme_fits_on_a_screen_and_says_how_to_start() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for needed in ("pip install", "make demo", "make test", "benchmarks/overhead.py"):
         assert needed in text
-    assert len(text.splitlines()) <= 80
+    assert len(text.splitlines()) <= 75
