@@ -78,13 +78,13 @@ class ForwardTap:
         sink.forward_seen()
         if not place.is_selected or not (sink.wants_activations or sink.wants_activation_grads):
             return
-        for suffix, tensor in floating_tensors(output):
-            if sink.wants_activations:
-                with quiet():
+        with quiet():
+            for suffix, tensor in floating_tensors(output):
+                if sink.wants_activations:
                     sink.activation(place, suffix, tensor)
-            # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is no activation's.
-            if sink.wants_activation_grads and tensor.grad_fn is not None:
-                self._follow_back(place, suffix, tensor)
+                # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is no activation's.
+                if sink.wants_activation_grads and tensor.grad_fn is not None:
+                    self._follow_back(place, suffix, tensor)
 
     def _is_training_forward(self) -> bool:
         if not is_observable():

@@ -91,7 +91,7 @@ def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
     root = _root_name(model)
     taken: set[str] = set()
     for key, (module, names) in found.items():
-        if type(module).forward is nn.Module.forward:
+        if type(module).forward is nn.Module.forward and "forward" not in vars(module):
             continue  # a list or a dict of modules is never called
         stripped = strip_wrappers(names[0])
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
@@ -100,8 +100,12 @@ def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
         if site in taken:
             site = prefix + names[0]
         taken.add(site)
-        aliases = tuple(site_name(prefix + alias) for alias in names[1:])
-        yield key, Place(weakref.ref(module), site_name(site), type(module).__name__, aliases)
+        yield key, Place(weakref.ref(module), site_name(site), type(module).__name__, _aliases(site, prefix, names))
+
+
+def _aliases(site: str, prefix: str, names: list[str]) -> tuple[str, ...]:
+    aliases = dict.fromkeys(site_name(prefix + strip_wrappers(alias)) for alias in names[1:])
+    return tuple(alias for alias in aliases if alias != site)
 
 
 def _parameters(model: nn.Module, prefix: str) -> Iterator[tuple[int, NamedParameter]]:
@@ -116,7 +120,7 @@ def _parameters(model: nn.Module, prefix: str) -> Iterator[tuple[int, NamedParam
     root = _root_name(model)
     sites = unique_sites([names[0] for _, names, _ in found.values()])
     for (key, (parameter, names, owners)), site in zip(found.items(), sites, strict=True):
-        aliases = tuple(dict.fromkeys(site_name(prefix + alias) for alias in names[1:]))
         site = site_name(prefix) + site
+        aliases = _aliases(site, prefix, names)
         owner = site.rpartition(".")[0] or root
         yield key, NamedParameter(weakref.ref(parameter), site, owner, type(owners[0]).__name__, aliases)
