@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     free_steps: int = Field(default=1000, ge=0)
     """The first steps are always recorded as scheduled, whatever the budget."""
     hist_every: int = Field(default=10, ge=1)
-    """A histogram is taken at every n-th recorded step."""
+    """A histogram is taken at every n-th step."""
     hist_samples: int = Field(default=512, ge=1)
     """How many elements of a tensor a histogram looks at."""
     verbose: bool = True
