@@ -115,11 +115,15 @@ def scale_rows(table: Table, factor: Any) -> None:
 
 def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
     """The sum of squares before clipping, from what each gradient was multiplied by."""
+    by_factor: dict[int, tuple[Any, list[int]]] = {}  # clipping by norm multiplies all gradients by one number
     for row, key in enumerate(table.keys.tolist()):
         if key in factors:
-            factor = _beside(table.rows, factors[key])
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
-                table.rows[row, SUMSQ_RAW] = table.rows[row, SUMSQ] / (factor * factor)
+            by_factor.setdefault(id(factors[key]), (factors[key], []))[1].append(row)
+    for factor, rows in by_factor.values():
+        factor = _beside(table.rows, factor)
+        where: Any = slice(None) if len(rows) == len(table.keys) else rows
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
+            table.rows[where, SUMSQ_RAW] = table.rows[where, SUMSQ] / (factor * factor)
 
 
 def _beside(rows: Array | Tensor, factor: Any) -> Any:
