@@ -86,7 +86,7 @@ class ClipTap:
 
 def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = _materialised(parameters)
+        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is read once
         result = original(parameters, max_norm, total_norm, *args, **kwargs)
         for tap in _taps:
             tap.note_norm(parameters, max_norm, total_norm)
@@ -97,7 +97,7 @@ def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = _materialised(parameters)
+        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is read once
         norms: dict[int, list[Any]] = {id(tap): [] for tap in _taps}
         for tap in _taps:
             tap.note_before_value(parameters, norms[id(tap)])
@@ -133,11 +133,6 @@ def _restore_all() -> None:
         if getattr(module, name, None) is ours:
             setattr(module, name, original)
     _replaced.clear()
-
-
-def _materialised(parameters: Any) -> Any:
-    """A generator can be read once, and torch needs it."""
-    return parameters if isinstance(parameters, Tensor) else list(parameters)
 
 
 def _listed(parameters: Any) -> list[Tensor]:
