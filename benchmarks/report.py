@@ -149,4 +149,15 @@ def _explanation(report: dict[str, Any]) -> list[str]:
         "steps ended; wall time ends with the last step. Processes that a tool starts beside the training are not",
         "counted. Bytes per row are those of sealed statistics without and with histograms. `base again` is the same",
         "as `base`: what it differs by is what this machine makes of nothing.",
+        "",
+        "Not in the ratios: what closing a recording took, which for sonde includes sealing what is not sealed yet and,",
+        "once per process, importing pyarrow. In CPU ms per recording: " + _finishes(report) + ".",
     ]
+
+
+def _finishes(report: dict[str, Any]) -> str:
+    parts = []
+    for name, model in report["models"].items():
+        sonde = {arm: result for arm, result in model["arms"].items() if arm.startswith("sonde")}
+        parts += [f"{name}, {arm}: {r['finish_cpu_ms']:.0f} after {r['steps']} steps" for arm, r in sonde.items()]
+    return "; ".join(parts)
