@@ -98,3 +98,12 @@ def test_a_window_without_a_recorded_step_changes_nothing():
     governor = Governor(budget=0.01, free_steps=0, stride=1000)
     assert not any(governor.observe(step, own_s=0.0, step_s=0.1, recorded=False) for step in range(1, 200))
     assert governor.stride == 1000
+
+
+def test_costs_that_waver_do_not_make_the_stride_swing():
+    governor = Governor(budget=0.01, free_steps=0)
+    changes = 0
+    for step in range(2000):
+        own_s = 0.0041 if step // 50 % 2 else 0.0055  # every 5th or every 6th step, in turn
+        changes += governor.observe(step, own_s=own_s, step_s=0.1 + own_s, recorded=True)
+    assert changes <= 2

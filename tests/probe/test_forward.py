@@ -356,9 +356,8 @@ def test_quiet_switches_off_and_restores():
     with torch.no_grad(), quiet():
         pass
     with CountsDispatch() as mode:
-        with pytest.raises(ZeroDivisionError), quiet():
-            torch.ones(1) + 1
-            1 / 0
+        with pytest.raises(RuntimeError), quiet():
+            torch.ones(2) + torch.ones(3)
         assert mode.seen == []
         torch.ones(1)
         assert mode.seen

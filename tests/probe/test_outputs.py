@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,7 +35,9 @@ class CausalOutput(ModelOutput):
                 self[name] = getattr(self, name)
 
 
-Pair = namedtuple("Pair", ["first", "second"])
+class Pair(NamedTuple):
+    first: Any
+    second: Any
 
 
 def t(value: float = 1.0) -> torch.Tensor:

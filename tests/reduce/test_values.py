@@ -45,7 +45,9 @@ def test_any_numbers_by_every_way(check, xs):
     check(xs)
 
 
-@pytest.mark.parametrize("value", [1e-44, 1e-38, 1e-23, 1e-19, 1e-16, 1.7e19, 1.9e19, 1e37, 3.4e38], ids=str)
+@pytest.mark.parametrize(
+    "value", [1e-44, 1e-38, 1e-23, 3e-22, 1e-21, 1e-19, 1e-16, 1.7e19, 1.9e19, 1e37, 3.4e38], ids=str
+)
 @pytest.mark.parametrize("size", [1, 511, 512, 1300])
 def test_one_magnitude_throughout(check, value, size):
     x = torch.full((size,), value)

@@ -88,19 +88,20 @@ def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
     found: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         found.setdefault(id(module), (module, []))[1].append(name)
-    root = _root_name(model)
-    taken: set[str] = set()
+    called: dict[int, str] = {}
     for key, (module, names) in found.items():
         if type(module).forward is nn.Module.forward and "forward" not in vars(module):
             continue  # a list or a dict of modules is never called
         stripped = strip_wrappers(names[0])
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
             continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called
-        site = (prefix + stripped).rstrip(".") or root
-        if site in taken:
-            site = prefix + names[0]
-        taken.add(site)
-        yield key, Place(weakref.ref(module), site_name(site), type(module).__name__, _aliases(site, prefix, names))
+        called[key] = names[0]
+    root = _root_name(model)
+    sites = unique_sites(list(called.values()))
+    for key, site in zip(called, sites, strict=True):
+        module, names = found[key]
+        site = (site_name(prefix) + site).rstrip(".") or root
+        yield key, Place(weakref.ref(module), site, type(module).__name__, _aliases(site, prefix, names))
 
 
 def _aliases(site: str, prefix: str, names: list[str]) -> tuple[str, ...]:
