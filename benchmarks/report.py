@@ -150,8 +150,8 @@ def _explanation(report: dict[str, Any]) -> list[str]:
         "counted. Bytes per row are those of sealed statistics without and with histograms. `base again` is the same",
         "as `base`: what it differs by is what this machine makes of nothing.",
         "",
-        "Not in the ratios: what closing a recording took, which for sonde includes sealing what is not sealed yet and,",
-        "once per process, importing pyarrow. In CPU ms per recording: " + _finishes(report) + ".",
+        "Not in the ratios: what closing a recording took, which for sonde includes sealing what is not sealed yet.",
+        "In CPU ms per recording: " + _finishes(report) + ".",
     ]
 
 
