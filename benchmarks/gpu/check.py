@@ -50,6 +50,7 @@ def train(
         session = begin(settings).watch(model, opt, activations=sonde.every(1), activation_grads=sonde.every(1))
     losses = []
     norms = []
+    hand: dict[str, list[torch.Tensor]] = {"ratios": [], "cosines": [], "lags": []}
     for step in range(steps):
         # The first steps make plans and pinned buffers; after them nothing may wait for the device.
         torch.cuda.set_sync_debug_mode("error" if sync_error and step >= 3 else "default")
@@ -64,8 +65,10 @@ def train(
             norms.append(model.second.up.weight.grad.norm())
         if scaler:
             torch.cuda.set_sync_debug_mode("default")  # GradScaler itself waits for the device
+        before = model.second.up.weight.detach().double()
         scale.step(opt)
         scale.update()
+        by_hand(model.second.up.weight, before, opt, step + 1, hand)
         losses.append(loss.detach())
         if session is not None:
             session.log({"loss": loss})
@@ -81,6 +84,7 @@ def train(
         + digest([x.cpu() for x in losses]),
         "losses": [x.item() for x in losses],
         "norms": [x.item() for x in norms],
+        **{name: [x.item() for x in values] for name, values in hand.items()},
         "errors": session.breaker.num_errors if session else 0,
     }
     if session is not None:
@@ -88,6 +92,15 @@ def train(
         session.finish()
         result["run"] = sonde.open(path)
     return result
+
+
+def by_hand(weight: Any, before: torch.Tensor, opt: Any, taken: int, hand: dict[str, list[torch.Tensor]]) -> None:
+    """What the optimizer step did to one weight, in plain float64."""
+    update, grad = weight.detach().double() - before, weight.grad.double()
+    second = opt.state[weight]["exp_avg_sq"].double() / (1 - 0.999**taken)
+    hand["ratios"].append(update.norm() / before.norm())
+    hand["cosines"].append((grad * update).sum() / grad.norm() / update.norm())
+    hand["lags"].append((grad.square() / second.clamp(min=1e-16)).mean())
 
 
 def fresh(watched: bool, **options: Any) -> dict[str, Any]:
@@ -126,7 +139,13 @@ def check_numbers() -> bool:
     run = result["run"]
     got = run.stats("grad/second.up.weight/norm").column("value").to_pylist()
     logged = run.scalars("loss").column("value").to_pylist()
-    right = check("no synchronisation", result["errors"] == 0, f"errors={result['errors']}")
+    ratio = run.stats("update/second.up.weight/ratio").column("value").to_pylist()
+    cosine = run.stats("update/second.up.weight/grad_cosine").column("value").to_pylist()
+    lag = run.stats("update/second.up.weight/second_moment_lag").column("value").to_pylist()
+    right = check("updates by hand", np.allclose(ratio, result["ratios"], rtol=1e-4), f"{ratio[-1]:.6g}")
+    right &= check("gradient and update", np.allclose(cosine, result["cosines"], rtol=1e-3), f"{cosine[-1]:.6g}")
+    right &= check("second-moment lag", np.allclose(lag, result["lags"], rtol=1e-3), f"{lag[-1]:.6g}")
+    right &= check("no synchronisation", result["errors"] == 0, f"errors={result['errors']}")
     right &= check("gradient norms", np.allclose(got, result["norms"], rtol=1e-6))
     return right & check("logged tensors", np.allclose(logged, result["losses"], rtol=1e-6))
 

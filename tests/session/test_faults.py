@@ -35,7 +35,8 @@ class Injector:
         if event != "call" or not self.armed or not frame.f_code.co_filename.startswith(ROOMS):
             return
         name = (Path(frame.f_code.co_filename).name, frame.f_code.co_name)
-        if name in WRAPPERS or self._is_reporting(frame):
+        # A generator that is thrown away half-read is called once more; what is raised there nobody sees.
+        if name in WRAPPERS or name[1] == "<genexpr>" or self._is_reporting(frame):
             return
         self.count += 1
         if self.count == self.at:
@@ -52,7 +53,7 @@ class Injector:
         return False
 
 
-CASE = Case("reentrant", autocast=True, optimizer="adamw-fused", scaler=True, steps=3)
+CASE = Case("reentrant", autocast=True, optimizer="adamw-fused", scaler=True, steps=2)
 
 
 def train_injected(at: int, begin: Any) -> tuple[dict[str, Any], Injector]:
@@ -89,13 +90,13 @@ def check_sweep(points: Any, begin: Any, capfd: Any) -> int:
 
 
 def test_an_exception_at_some_calls_leaves_training_bit_identical(begin: Any, capfd: Any) -> None:
-    check_sweep(range(1, 4000, 97), begin, capfd)
+    check_sweep(range(1, 4000, 131), begin, capfd)
 
 
 @pytest.mark.fault
 @pytest.mark.timeout(1500)
 def test_an_exception_at_each_call_of_a_step_leaves_training_bit_identical(begin: Any, capfd: Any) -> None:
-    check_sweep([*range(1, 500), *range(500, 100_000, 23)], begin, capfd)
+    check_sweep([*range(1, 400), *range(400, 100_000, 31)], begin, capfd)
 
 
 def test_the_injector_hits_the_hooks(begin: Any) -> None:

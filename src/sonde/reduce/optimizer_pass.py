@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sonde.reduce.plan import LARGE, LARGE_KEPT, Held
 from sonde.reduce.rows import scratch
+from sonde.reduce.sample import sample, stack_samples
 from sonde.reduce.torch import Part, Reducer, Table, TensorList, negate_rows
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE
 
@@ -30,8 +31,8 @@ class Moments:
     exp_avg_sq: Sequence[Tensor]
     correction: Any
     """1 - beta2**t, which undoes the start of the second moment at zero; a number or a tensor on the device."""
-    floor: float
-    """eps**2: a second moment below it has no effect on the step."""
+    floor: Any
+    """eps**2 * correction: a second moment below it has no effect on the step. A number or a tensor, as above."""
 
 
 class OptimizerPass:
@@ -86,12 +87,53 @@ class OptimizerPass:
             moments = replace(moments, exp_avg=_real(moments.exp_avg), exp_avg_sq=_real(moments.exp_avg_sq))
         turn = self.reducer.turn if histogram else None
         for part in listed.parts:
+            table = self._fused(listed, part, keys, params, grads, moments, turn)
+            if table is not None:
+                self.reducer.hold(table)
+                continue
             part.held.subtract([params[i].detach() for i in part.indices])  # before - after: minus the update
             table = listed.table(part, None, turn, np.array(keys, np.int32))
             negate_rows(table)
             if grads is not None:
                 self._pair_matching(part, table, params, grads, moments)
             self.reducer.hold(table)
+
+    def _fused(
+        self,
+        listed: TensorList,
+        part: Part,
+        keys: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor] | None,
+        moments: Moments | None,
+        turn: int | None,
+    ) -> Table | None:
+        """The whole of it in one reading, where the fused kernel can; it needs contiguous tensors of few dtypes."""
+
+        def mine(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
+            return None if tensors is None else [tensors[part.indices[i]].detach() for i in part.plan.order]
+
+        after, before = mine(params), part.in_order(None)
+        gradients = mine(grads)
+        states = None if moments is None or grads is None else (mine(moments.exp_avg), mine(moments.exp_avg_sq))
+        if part.updates is None or after is None or not _is_uniform(after, gradients, *(states or ())):
+            return None
+        floor = moments.floor if moments is not None else 0.0
+        if not isinstance(floor, Tensor):
+            floor = torch.full((), floor, dtype=torch.float32, device=after[0].device)
+        rows = part.updates.rows(before, after, gradients, states, floor)  # type: ignore[arg-type]
+        if states is not None and moments is not None:
+            rows[:, GRAD_SQ_OVER_V] *= moments.correction
+        table = Table(np.array(keys, np.int32)[part.key_order], rows)
+        if turn is not None:
+            size = self.reducer.hist_samples
+            samples = [
+                sample(new, size, turn).to(old.dtype) - sample(old, size, turn)
+                for new, old in zip(after, before, strict=True)
+            ]
+            table.samples = stack_samples(samples, size)
+            table.sampled = np.array([s.numel() for s in samples])
+        return table
 
     def _pair_matching(
         self,
@@ -182,3 +224,13 @@ def _real(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if not any(t.dtype in _COMPLEX for t in tensors):
         return tensors
     return [torch.view_as_real(t.detach().resolve_conj()) if t.dtype in _COMPLEX else t for t in tensors]
+
+
+def _is_uniform(*lists: list[Tensor] | None) -> bool:
+    """Contiguous throughout, and of one ordinary dtype in each list."""
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    return all(
+        tensors is None
+        or (tensors[0].dtype in known and all(t.is_contiguous() and t.dtype == tensors[0].dtype for t in tensors))
+        for tensors in lists
+    )

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
 from sonde.reduce.device import device_rows
+from sonde.reduce.gpu import chunk_list, update_chunks
 from sonde.reduce.plan import LARGE, Held, Plan, row_blocks
 from sonde.reduce.rows import ROW, Partials, combine
 from sonde.reduce.sample import histograms, sample, stack_samples
@@ -38,8 +39,14 @@ from sonde.schema.sketch import (
     merge_groups,
 )
 
+if TYPE_CHECKING:
+    from sonde.reduce.triton import ChunkList
+
 _MAX_PENDING: Final = 4096
 """Single tensors waiting to be combined; a module called more often than this within a step is combined in between."""
+
+
+_MAX_SIZES: Final = 512
 
 
 @dataclass(slots=True)
@@ -175,9 +182,10 @@ class Reducer:
         self._singles: list[_Single] = []
         self._tables: list[Table] = []
         self._lists: dict[Hashable, tuple[Any, TensorList]] = {}
+        self._chunk_lists: dict[Any, ChunkList | None] = {}
         self._free: dict[tuple[int, torch.dtype], list[Partials]] = {}
         self._last: tuple[weakref.ref[Tensor], int, _Single] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Hooks may fire on several threads: held for an append and a swap only, never while computing."""
 
     def add(self, key: int, tensor: Tensor, *, histogram: bool = False) -> None:
@@ -294,10 +302,27 @@ class Reducer:
         return table
 
     def _add_on_device(self, key: int, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
+        if values.numel() and (chunks := self._chunks(values)) is not None:
+            table = Table(np.array([key], np.int32), chunks.rows([values]))
+            if histogram:
+                taken = sample(values, self.hist_samples, self.turn)
+                table.samples, table.sampled = stack_samples([taken], self.hist_samples), np.array([taken.numel()])
+            _add_zeros(table.rows, unstored_zeros)
+            self._tables.append(table)
+            return
         listed = self.list_for(("single", key), [key], [values])
         for table in listed.sketch([values], turn=self.turn if histogram else None):
             _add_zeros(table.rows, unstored_zeros)
             self._tables.append(table)
+
+    def _chunks(self, values: Tensor) -> ChunkList | None:
+        """The fused kernels for one tensor of this size; activations of a size share them."""
+        form = (values.numel(), values.dtype, values.device)
+        if form not in self._chunk_lists:
+            if len(self._chunk_lists) >= _MAX_SIZES:
+                self._chunk_lists.clear()  # sizes that change all the time: nothing piles up
+            self._chunk_lists[form] = chunk_list([values.numel()], values.dtype, values.device)
+        return self._chunk_lists[form]
 
 
 _NO_SAMPLE: Final = torch.empty(0, device="cpu")
@@ -327,11 +352,12 @@ class TensorList:
             elif not tensor.numel():
                 self.empty.append(index)
             else:
-                groups.setdefault((tensor.device, work_dtype(tensor)), []).append(index)
+                # The fused kernels take one dtype at a time; elsewhere what is added up alike goes together.
+                dtype = tensor.dtype if tensor.device.type == "cuda" else work_dtype(tensor)
+                groups.setdefault((tensor.device, dtype), []).append(index)
         self.on_unreadable = on_unreadable
         self.parts = [
-            Part(indices, [tensors[i] for i in indices], dtype, keep=keep, large=large)
-            for (_, dtype), indices in groups.items()
+            Part(indices, [tensors[i] for i in indices], keep=keep, large=large) for indices in groups.values()
         ]
 
     def load(self, tensors: Sequence[Tensor]) -> None:
@@ -344,7 +370,7 @@ class TensorList:
         tables = []
         for part in self.parts:
             mine = [tensors[i].detach() for i in part.indices]
-            part.held.load(mine)
+            part.prepare(mine)
             tables.append(self.table(part, mine if not part.keeps else None, turn))
         return tables + self._odd_tables(tensors, turn)
 
@@ -385,20 +411,29 @@ class TensorList:
 class Part:
     """The tensors of a list that share a device and a work dtype."""
 
-    def __init__(
-        self, indices: list[int], tensors: Sequence[Tensor], dtype: torch.dtype, *, keep: bool, large: int
-    ) -> None:
+    def __init__(self, indices: list[int], tensors: Sequence[Tensor], *, keep: bool, large: int) -> None:
         self.indices = indices
         self.keeps = keep
-        self.plan = Plan([t.numel() for t in tensors], dtype, tensors[0].device, large=large)
+        device, dtype = tensors[0].device, work_dtype(tensors[0])
+        self.plan = Plan([t.numel() for t in tensors], dtype, device, large=large)
+        self.chunks = chunk_list(self.plan.numels.tolist(), dtype if keep else tensors[0].dtype, device)
+        """The fused kernels, where there are some: they read the tensors where they lie."""
         self.held = Held(self.plan, [t.shape for t in tensors], keep_large=keep)
+        self.updates = update_chunks(self.plan.numels.tolist(), device) if keep else None
         self.paired: dict[str, Held] = {}
         """Memory for what is multiplied with these tensors, by purpose."""
         self.key_order = np.array(indices, dtype=np.intp)[self.plan.order]
-        self.partials = Partials(self.plan.num_rows, dtype) if self.plan.device.type == "cpu" else None
+        self.partials = Partials(self.plan.num_rows, dtype) if device.type == "cpu" else None
+
+    def prepare(self, tensors: Sequence[Tensor]) -> None:
+        """Copy what has to be kept, or packed to be read."""
+        if self.keeps or self.chunks is None:
+            self.held.load(tensors)
 
     def rows(self, tensors: Sequence[Tensor] | None) -> Array | Tensor:
         """Sketch rows in the plan's order, on the host or on the device."""
+        if self.chunks is not None:
+            return self.chunks.rows(self.in_order(tensors))
         if self.partials is None:
             return device_rows(self.plan, self.plan.blocks(self.held, tensors))
         self.partials.run(self.plan.blocks(self.held, tensors))

@@ -347,11 +347,12 @@ def _moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
         return None  # factored states, as Adafactor's
     group = optimizer.param_groups[0]
     beta2, taken = group.get("betas", (0.9, 0.999))[1], states[0].get("step", 1)
+    correction = _correction(beta2, taken)
     return Moments(
         [s["exp_avg"] for s in states],
         [s["exp_avg_sq"] for s in states],
-        correction=_correction(beta2, taken),
-        floor=float(group.get("eps", 1e-8)) ** 2,
+        correction=correction,
+        floor=float(group.get("eps", 1e-8)) ** 2 * correction,
     )
 
 
