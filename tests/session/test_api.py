@@ -120,7 +120,7 @@ def test_a_new_session_finishes_the_one_before(begin: Any, tmp_path: Path) -> No
 
 def test_a_null_session_has_every_public_method_of_a_session() -> None:
     public = {name for name, _ in inspect.getmembers(Session, inspect.isfunction) if not name.startswith("_")}
-    internal = "end_step forked forward_seen optimizer_seen optimizer_stepped warn warn_once"
+    internal = "end_step forked forward_seen have_all_stepped optimizer_seen optimizer_stepped warn warn_once"
     assert public - set(internal.split()) <= set(dir(NullSession))
 
 

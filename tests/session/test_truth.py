@@ -209,6 +209,46 @@ def test_two_optimizers_make_one_step(begin: Any, reopen: Any) -> None:
     assert run.scalars("loss").column("step").to_pylist() == [0, 1, 2, 3]
 
 
+def test_two_watched_models_make_one_step_together(begin: Any, reopen: Any) -> None:
+    models = [nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 1))]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    session = begin()
+    for model, optimizer, prefix in zip(models, optimizers, ("g.", "d."), strict=True):
+        session.watch(model, optimizer, prefix=prefix)
+    for step in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            models[1](models[0](torch.randn(2, 3))).sum().backward()
+            optimizer.step()
+        session.log({"loss": float(step)})
+    run = reopen()
+    assert run.last_step == 4
+    assert run.stats("grad/g.0.weight/n").column("step").to_pylist() == [0, 1, 2, 3, 4]
+    assert run.stats("grad/d.0.weight/n").column("step").to_pylist() == [0, 1, 2, 3, 4]
+    assert run.scalars("loss").column("step").to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_an_optimizer_that_stops_stepping_does_not_stop_the_others(begin: Any, reopen: Any) -> None:
+    model = nn.ModuleDict({"g": nn.Linear(3, 3), "d": nn.Linear(3, 1)})
+    optimizers = {name: torch.optim.SGD(model[name].parameters(), lr=0.1) for name in ("g", "d")}
+    begin().watch(model, optimizers)
+    for step in range(12):
+        model["d"](model["g"](torch.randn(2, 3))).sum().backward()
+        for name, optimizer in optimizers.items():
+            if name == "g" or step < 3:
+                optimizer.step()
+    run = reopen()
+    assert run.last_step == 11
+    assert run.stats("grad/g.weight/n").column("step").to_pylist() == list(range(12))
+
+
+def test_a_tapped_tensor_that_cannot_be_read_is_told(begin: Any, capfd: Any) -> None:
+    session = begin()
+    for _ in range(2):
+        session.tap("ghost", torch.empty(3, device="meta"))
+    assert capfd.readouterr().err.count('"ghost" is not recorded') == 1
+
+
 @pytest.mark.parametrize("where", ["before the step", "after the step"])
 def test_a_logged_loss_belongs_to_its_own_step(where: str, begin: Any, reopen: Any) -> None:
     model = nn.Linear(2, 1)

@@ -33,11 +33,18 @@ def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
     from sonde.reduce.torch import Reducer
     from sonde.session.watching import late_record
 
-    reducer = Reducer(hist_samples=session.settings.hist_samples)
+    names: dict[int, str] = {}
+
+    def tell(key: int, why: str) -> None:
+        session.warn_once(f"tap {names[key]}", f'"{names[key]}" is not recorded: no sketch can be taken of {why}.')
+
+    reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=tell)
     with quiet():
         for name, tensor in named:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            reducer.add(_site_id(session, name, tuple(tensor.shape), dtype), tensor, histogram=True)
+            key = _site_id(session, name, tuple(tensor.shape), dtype)
+            names[key] = name
+            reducer.add(key, tensor, histogram=True)
         tables = reducer.take()
     step = session.step_number
     session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)

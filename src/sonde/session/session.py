@@ -216,6 +216,10 @@ class Session:
         if self._is_step_over:
             self.end_step()
 
+    def have_all_stepped(self) -> bool:
+        """Several watched models, such as those of a GAN, make one step together."""
+        return all(watching.has_stepped for watching in self._watchings)
+
     def optimizer_stepped(self) -> None:
         """All watched optimizers have stepped. The step stays open for `log` until the next one shows itself."""
         for watching in self._watchings:

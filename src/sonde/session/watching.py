@@ -101,6 +101,11 @@ class Watching:
         self._stepped.clear()
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether all optimizers of this model have stepped; one without any is not waited for."""
+        return len(self._stepped) >= self.optimizers.num_watched
+
+    @property
     def is_recording(self) -> bool:
         return self.wants_activations or self.wants_activation_grads or any(self.wants.values())
 
@@ -135,7 +140,7 @@ class Watching:
 
     def _before_update(self, step: OptimizerStep) -> None:
         if step.number in self._stepped:
-            self.session.end_step()  # this optimizer steps a second time: a new step has begun
+            self.session.optimizer_stepped()  # this one steps a second time: the others sat this step out
         self.session.optimizer_seen()
         start = time.perf_counter()
         with quiet():
@@ -168,7 +173,7 @@ class Watching:
                 self._states(step)
         self.own_s += time.perf_counter() - start
         self._stepped.add(step.number)
-        if len(self._stepped) >= self.optimizers.num_watched:
+        if self.has_stepped and self.session.have_all_stepped():
             self.session.optimizer_stepped()
 
     def _grads(self, step: OptimizerStep) -> None:
