@@ -165,7 +165,7 @@ def test_a_full_disk_warns_once_and_training_goes_on() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
-    assert done.stderr.count("warning") == 1
+    assert done.stderr.count("sonde: warning") == 1, done.stderr
     assert losses(sonde.open("runs/latest"))[:3] == [0, 1, 2]
 
 

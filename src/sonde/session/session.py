@@ -272,7 +272,8 @@ class Session:
         self.is_finished = True
         self._detach()
         atexit.unregister(self._at_exit)
-        self.writer.close(status, reason=reason, deadline_s=deadline_s or self.settings.finish_deadline_s)
+        patience_s = self.settings.exit_deadline_s if self.writer.degraded else self.settings.finish_deadline_s
+        self.writer.close(status, reason=reason, deadline_s=deadline_s or patience_s)
         self._say(self._farewell(status))
 
     def _detach(self) -> None:
