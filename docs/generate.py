@@ -109,6 +109,24 @@ def overhead() -> str:
     return table(["recorded of a small GPT, on a CPU", "added to the CPU time of a step"], rows)
 
 
+def gpu() -> str:
+    """What recording costs on a GPU, from the results that are kept beside it."""
+    report = json.loads((DOCS.parent / "benchmarks" / "results" / "gpu-speed.json").read_text(encoding="utf-8"))
+    rows = [
+        (arm, f"{report['eager']['ratio'][arm]:.3f}", f"{report['compiled']['ratio'][arm]:.3f}")
+        for arm in report["eager"]["ratio"]
+        if arm != "off"
+    ]
+    kernels = report["kernels"]
+    shares = ", ".join(f"{kernels[kind]['of_the_limit']:.0%} in {kind}" for kind in ("float32", "bfloat16"))
+    words = (
+        f"{report['gpu']}, torch {report['torch']}, {report['date']}. The fused sketch of {kernels['tensors']} tensors "
+        f"runs at this share of the speed at which the same GPU reads memory: {shares}."
+    )
+    heads = ["recorded at every step", "step time, eager", "step time, compiled"]
+    return f"{table(heads, rows)}\n\n{words}"
+
+
 def catalog() -> str:
     from sonde.schema.layout import CATALOG_SCHEMA
 
@@ -149,6 +167,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         scalars_columns,
         views,
         overhead,
+        gpu,
         catalog,
         errors,
         commands,

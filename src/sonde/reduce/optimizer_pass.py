@@ -42,6 +42,10 @@ class OptimizerPass:
         self.reducer = reducer
         self._before: dict[Hashable, tuple[TensorList, list[int]]] = {}
 
+    def forget(self) -> None:
+        """Let go of all memory."""
+        self._before.clear()
+
     def before(
         self,
         name: Hashable,

@@ -260,6 +260,12 @@ class Reducer:
         self.turn += 1
         return tables
 
+    def forget(self) -> None:
+        """Let go of all memory."""
+        with self._lock:
+            self._singles, self._tables, self._last = [], [], None
+        self._lists, self._chunk_lists, self._free = {}, {}, {}
+
     def _partials(self, num_rows: int, dtype: torch.dtype) -> Partials:
         try:
             return self._free[num_rows, dtype].pop()

@@ -84,6 +84,9 @@ class Watching:
         self.forward.detach()
         self.optimizers.detach()
         self.clips.detach()
+        # Not left to the garbage collector: the copies of the parameters are as large as the model.
+        self.reducer.forget()
+        self.optimizer_pass.forget()
 
     # --------------------------------------------------------------------------------------------------- the steps
 
