@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+sys.dont_write_bytecode = True  # Python does not notice that it could write only half a file
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import put_steps
 from sonde.record.writer import Writer, WriterOptions

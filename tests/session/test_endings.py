@@ -153,6 +153,7 @@ def test_a_full_disk_warns_once_and_training_goes_on() -> None:
     done = run_python(
         """
         import resource, signal
+        sys.dont_write_bytecode = True  # Python does not notice that it could write only half a file
         train(3)
         session.flush(30)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

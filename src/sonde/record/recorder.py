@@ -381,7 +381,7 @@ class Recorder:
     def _warm_up(self) -> None:
         """Import what sealing needs while training is still starting."""
         self._is_warm = True
-        with contextlib.suppress(ImportError):  # sealing will say so
+        with contextlib.suppress(Exception):  # a package that is missing or damaged: sealing will say so
             import sonde.record.parquet  # noqa: F401
 
     # ------------------------------------------------------------------------------------------------------- goodbye

@@ -40,6 +40,7 @@ class RunFile:
             raise FormatError(
                 f"{run} has format {content['format']}; this sonde writes {FORMAT_VERSION}. Run:  pip install -U sonde"
             )
+        content.pop("crc32", None)  # of the file as it was; `write` signs what it writes
         return RunFile(run, content)
 
     def fix(self, **facts: Any) -> None:
