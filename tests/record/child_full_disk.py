@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # Python does not notice that it could write only half a file
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import put_steps
 from sonde.record.writer import Writer, WriterOptions
 
+sys.dont_write_bytecode = True  # Python does not notice that it could write only half a file
 run = Path(sys.argv[1])
 told: list[str] = []
 options = WriterOptions(
