@@ -95,10 +95,16 @@ def record(tmp_path: Path) -> Iterator[Callable[..., Recording]]:
     begun: list[Recording] = []
 
     def begin(
-        name: str = "baseline", *, project: str = "gpt", seed: int = 0, diverge_at: int | None = None, **keywords: Any
+        name: str = "baseline",
+        *,
+        project: str = "gpt",
+        seed: int = 0,
+        diverge_at: int | None = None,
+        options: WriterOptions = OPTIONS,
+        **keywords: Any,
     ) -> Recording:
         path = create_run(tmp_path / "runs", project=project, name=name, **keywords)
-        begun.append(Recording(path, Writer(path, OPTIONS), seed, diverge_at))
+        begun.append(Recording(path, Writer(path, options), seed, diverge_at))
         return begun[-1]
 
     yield begin

@@ -9,6 +9,7 @@ from sonde.errors import UnknownNameError, UsageError
 from sonde.read.needs import fields_of
 from sonde.read.raw import ALL_FIELDS
 from sonde.read.segments import SegmentReader
+from sonde.record.writer import WriterOptions
 from sonde.run import Run
 from sonde.schema.joined import JOINED
 from sonde.schema.records import Site, StatsRecord
@@ -187,7 +188,7 @@ def test_fields_that_are_not_needed_do_not_change_a_stat(finished):
 
 def test_one_series_reads_only_its_tiles(record, monkeypatch):
     """A series is in one row group of the many a segment has."""
-    recording = record("wide")
+    recording = record("wide", options=WriterOptions(seal_steps=10_000))  # one segment, however slow the machine
     names = [f"layers.{number}.weight" for number in range(200)]
     ids = np.array([recording.writer.site_id(Site(kind="grad", name=name)) for name in names], np.int32)
     for step in range(600):

@@ -393,7 +393,7 @@ class Recorder:
         while (self._store_error or not self.queue.is_empty) and time.monotonic() < goodbye.end:
             time.sleep(0.02)
             self.turn()
-        num_lost = sum(stream.num_waiting for stream in self.streams.values())
+        num_lost = sum(stream.num_waiting for stream in self.streams.values()) + self.queue.num_items
         if self._store_error:
             self._has_warned = False
             self._tell(
