@@ -139,6 +139,9 @@ def test_the_watch_contract_has_its_fixed_keywords() -> None:
     ]
     parameters = inspect.signature(Session.watch).parameters
     assert [name for name in fixed if name in parameters] == fixed
+    public = dict(inspect.signature(sonde.watch).parameters)
+    own = {name: parameter for name, parameter in parameters.items() if name != "self"}
+    assert {n: p.default for n, p in public.items()} == {n: p.default for n, p in own.items()}
     assert list(inspect.signature(sonde.init).parameters)[:7] == [
         "project",
         "name",

@@ -128,9 +128,11 @@ def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
             by_factor.setdefault(id(factors[key]), (factors[key], []))[1].append(row)
     for factor, rows in by_factor.values():
         factor = _beside(table.rows, factor)
-        where: Any = slice(None) if len(rows) == len(table.keys) else rows
+        # A list as an index would be copied to the device, and waited for: all rows at once, or one by one.
+        places: list[Any] = [slice(None)] if len(rows) == len(table.keys) else rows
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
-            table.rows[where, SUMSQ_RAW] = table.rows[where, SUMSQ] / (factor * factor)
+            for place in places:
+                table.rows[place, SUMSQ_RAW] = table.rows[place, SUMSQ] / (factor * factor)
 
 
 def _beside(rows: Array | Tensor, factor: Any) -> Any:

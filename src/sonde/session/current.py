@@ -9,8 +9,9 @@ from typing import Any
 
 from sonde.config import Settings
 from sonde.errors import RunNotFoundError, SessionError
+from sonde.probe.schedule import ALWAYS
 from sonde.record.folder import create_run, find_resumable
-from sonde.session.session import NullSession, Session
+from sonde.session.session import DEFAULT_ACTIVATIONS, NullSession, Session
 
 _current: Session | NullSession | None = None
 _scripted = False
@@ -79,8 +80,27 @@ def _join(session: Session, config: Mapping[str, Any] | None, tags: Sequence[str
     session.writer.note(script={"config": dict(config or {}), "tags": list(tags), "notes": notes})
 
 
-def watch(model: Any, optimizer: Any = None, **options: Any) -> Session | NullSession:
-    """Record what happens inside a model while it trains; begins a run if there is none. See `Session.watch`.
+def watch(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    params: Any = True,
+    grads: Any = True,
+    updates: Any = True,
+    optim: Any = True,
+    activations: Any = DEFAULT_ACTIVATIONS,
+    activation_grads: Any = False,
+    sites: Any = "*",
+    when: Any = ALWAYS,
+    budget: Any = ...,
+    snapshots: Any = None,
+    prefix: str = "",
+) -> Session | NullSession:
+    """Record what happens inside a model while it trains; begins a run if there is none.
+
+    Each kind takes True, False, a schedule such as `every(10)`, or a function of the step. `sites` is a glob, a list of
+    globs and module types, or a function of name and module. With no optimizer named, any that steps this model's
+    parameters is followed. `budget` is the share of a step's time to spend; left out, it is the setting's.
 
     with sonde.watch(model, optimizer):
         train()
@@ -88,7 +108,21 @@ def watch(model: Any, optimizer: Any = None, **options: Any) -> Session | NullSe
     session = _current
     if session is None or session.is_finished:
         session = init()
-    return session.watch(model, optimizer, **options)
+    return session.watch(
+        model,
+        optimizer,
+        params=params,
+        grads=grads,
+        updates=updates,
+        optim=optim,
+        activations=activations,
+        activation_grads=activation_grads,
+        sites=sites,
+        when=when,
+        budget=budget,
+        snapshots=snapshots,
+        prefix=prefix,
+    )
 
 
 def _active() -> Session | NullSession:
