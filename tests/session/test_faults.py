@@ -128,6 +128,17 @@ def test_too_many_failures_switch_sonde_off_and_are_recorded(
     assert run.stats("grad/weight/n").num_rows < 10
 
 
+def test_a_failure_at_the_start_of_a_batch_is_not_raised(begin: Any, monkeypatch: Any, capfd: Any) -> None:
+    session = begin()
+
+    def broken() -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(session, "forward_seen", broken)
+    session.batch(torch.ones(2))
+    assert capfd.readouterr().err.count("planted") == 1
+
+
 def test_keyboard_interrupt_passes_through_a_hook(begin: Any, monkeypatch: Any) -> None:
     from sonde.reduce.torch import Reducer
 

@@ -322,6 +322,18 @@ def test_coverage_names_what_never_fired(begin: Any, reopen: Any) -> None:
     assert "first.up.weight" not in coverage["parameters_not_in_optimizer"]
 
 
+def test_coverage_does_not_blame_what_was_not_asked_for(begin: Any, reopen: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begin().watch(model, optimizer, sites="1.*", grads=False)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    coverage = reopen().coverage()
+    assert coverage["parameters_not_in_optimizer"] == []
+    assert coverage["parameters_without_gradient"] == []
+
+
 def test_tap_and_batch_are_sketches_of_their_own(begin: Any, reopen: Any) -> None:
     session = begin()
     session.batch(torch.tensor([3.0, 4.0]), np.array([1, 2, 2]))

@@ -159,11 +159,12 @@ class Session:
 
         pending = PendingScalars([tensor for _, tensor in tensors])
 
+        places = [place for place, _ in tensors]  # the tensors themselves are not kept
+
         def resolve() -> ScalarsRecord:
-            values[[index for index, _ in tensors_at]] = pending.resolve()
+            values[places] = pending.resolve()
             return ScalarsRecord(ids, steps, times, values)
 
-        tensors_at = [(index, None) for index, _ in tensors]  # the tensors themselves are not kept
         self.writer.put(resolve, 64 * len(names), step=step, stream="scalars")
 
     def step(self) -> None:
@@ -189,17 +190,17 @@ class Session:
     def batch(self, *inputs: Any, ids: Any = None) -> None:
         """Tell which batch comes next: sketches of its tensors, under `custom/batch.<n>`."""
         del ids
-        if not self.is_finished:
-            self.forward_seen()
-            self._custom([(f"batch.{number}", value) for number, value in enumerate(inputs)])
+        self._custom([(f"batch.{number}", value) for number, value in enumerate(inputs)], begins_step=True)
 
-    def _custom(self, named: list[tuple[str, Any]]) -> None:
+    def _custom(self, named: list[tuple[str, Any]], *, begins_step: bool = False) -> None:
         if self.is_finished:
             self.warn_once("tap after finish", "tap() and batch() after finish() record nothing.")
             return
         try:
             from sonde.session.custom import put_sketches
 
+            if begins_step:
+                self.forward_seen()
             put_sketches(self, named)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("tap", error)

@@ -63,6 +63,7 @@ class Watching:
         self._ids: dict[tuple[str, str], int] = {}
         self._without_grad: set[str] = set()
         self._with_grad: set[str] = set()
+        self._in_optimizer: set[str] = set()
         self._unreadable: dict[str, str] = {}
         self._stepped: set[int] = set()
         on_error = session.breaker
@@ -146,6 +147,8 @@ class Watching:
             self.session.optimizer_stepped()  # this one steps a second time: the others sat this step out
         self.session.optimizer_seen()
         start = time.perf_counter()
+        self._in_optimizer.update(named.name for named in step.names)
+        self._in_optimizer.update(named.name for named, _ in step.unreadable)
         with quiet():
             for named, what in step.unreadable:
                 self._note_unreadable_site(f"param/{named.name}", what)
@@ -212,7 +215,7 @@ class Watching:
         for named, parameter in zip(step.names, step.params, strict=True):
             for state, value in step.optimizer.state.get(parameter, {}).items():
                 if is_plain_tensor(value) and value.numel() > 1:
-                    keys.append(self._id(_site("optim", named, value, f"{named.name}.{state}")))
+                    keys.append(self._param_id("optim", named, value, f".{state}"))
                     tensors.append(value)
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
@@ -240,6 +243,7 @@ class Watching:
 
     def sweep(self) -> None:
         """Parameters and gradients as they are now, for loops whose optimizer is not torch's."""
+        start = time.perf_counter()
         model = self.names.model()
         if model is None:
             return
@@ -255,6 +259,7 @@ class Watching:
                 self._grads(step)
             if self.wants["param"]:
                 self.reducer.add_all("param", self._keys("param", step), step.params, histogram=self.histogram)
+        self.own_s += time.perf_counter() - start
 
     def emit(self, step: int) -> None:
         """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
@@ -269,15 +274,13 @@ class Watching:
         """What was asked for and never seen."""
         is_acting = repr(self.plan.activations) != "never"
         silent = [p.name for p in self.names.places.values() if p.is_selected and not p.has_fired] if is_acting else []
-        known = {named.name for named in self.names.parameters.values()}
+        selected = {named.name for named in self.names.parameters.values() if named.is_selected}
         return {
             "modules": len(self.names.places),
-            "parameters": len(known),
+            "parameters": len(self.names.parameters),
             "modules_never_seen": sorted(silent),
             "parameters_without_gradient": sorted(self._without_grad - self._with_grad),
-            "parameters_not_in_optimizer": sorted(known - self._with_grad - self._without_grad)
-            if self.optimizers.num_watched
-            else [],
+            "parameters_not_in_optimizer": sorted(selected - self._in_optimizer) if self._in_optimizer else [],
             "unreadable": self._unreadable,
         }
 
@@ -303,9 +306,11 @@ class Watching:
             known = self._ids[key] = self.session.writer.site_id(site)
         return known
 
-    def _param_id(self, kind: Kind, named: NamedParameter, tensor: Tensor) -> int:
-        known = self._ids.get((kind, named.name))
-        return self._id(_site(kind, named, tensor, named.name)) if known is None else known
+    def _param_id(self, kind: Kind, named: NamedParameter, tensor: Tensor, suffix: str = "") -> int:
+        """Asked for every tensor in every step: the site is described only the first time."""
+        name = named.name + suffix
+        known = self._ids.get((kind, name))
+        return self._id(_site(kind, named, tensor, name)) if known is None else known
 
     def _keys(self, kind: Kind, part: Any) -> list[int]:
         return [self._param_id(kind, n, p) for n, p in zip(part.names, part.params, strict=True)]
