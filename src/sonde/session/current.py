@@ -11,7 +11,7 @@ from sonde.config import Settings
 from sonde.errors import RunNotFoundError, SessionError
 from sonde.probe.schedule import ALWAYS
 from sonde.record.folder import create_run, find_resumable
-from sonde.session.session import DEFAULT_ACTIVATIONS, NullSession, Session
+from sonde.session.session import DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, NullSession, Session
 
 _current: Session | NullSession | None = None
 _scripted = False
@@ -90,6 +90,7 @@ def watch(
     optim: Any = True,
     activations: Any = DEFAULT_ACTIVATIONS,
     activation_grads: Any = False,
+    inspect: Any = DEFAULT_INSPECT,
     sites: Any = "*",
     when: Any = ALWAYS,
     budget: Any = ...,
@@ -117,6 +118,7 @@ def watch(
         optim=optim,
         activations=activations,
         activation_grads=activation_grads,
+        inspect=inspect,
         sites=sites,
         when=when,
         budget=budget,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sonde.session.watching import Watching
 
 DEFAULT_ACTIVATIONS = first(100) | every(10)
+DEFAULT_INSPECT = first(20) | every(10)
 
 
 class Session:
@@ -73,6 +74,7 @@ class Session:
         optim: Any = True,
         activations: Any = DEFAULT_ACTIVATIONS,
         activation_grads: Any = False,
+        inspect: Any = DEFAULT_INSPECT,
         sites: Any = "*",
         when: Any = ALWAYS,
         budget: float | Any | None = ...,
@@ -98,6 +100,7 @@ class Session:
             optim=schedule(optim, "optim"),
             activations=schedule(activations, "activations", DEFAULT_ACTIVATIONS),
             activation_grads=schedule(activation_grads, "activation_grads", DEFAULT_ACTIVATIONS),
+            inspect=schedule(inspect, "inspect", DEFAULT_INSPECT),
             sites=sites,
             prefix=prefix,
         )

@@ -40,11 +40,13 @@ class Plan:
     optim: Schedule
     activations: Schedule
     activation_grads: Schedule
+    inspect: Schedule
+    """When the numbers that rules look at are taken: kinds unit, attn, rnn, data and model."""
     sites: object
     prefix: str = ""
 
 
-SCHEDULED = ("params", "grads", "updates", "optim", "activations", "activation_grads")
+SCHEDULED = ("params", "grads", "updates", "optim", "activations", "activation_grads", "inspect")
 
 
 class Watching:
@@ -56,7 +58,7 @@ class Watching:
         self._select(model)
         self.reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=self._note_unreadable)
         self.optimizer_pass = OptimizerPass(self.reducer)
-        self.wants_activations = self.wants_activation_grads = False
+        self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
         self.wants: dict[str, bool] = {}
         self.histogram = False
         self.own_s = 0.0
@@ -101,6 +103,7 @@ class Watching:
         self.wants = {kind: allowed and schedule(step) for kind, schedule in schedules.items()}
         self.wants_activations = allowed and plan.activations(step)
         self.wants_activation_grads = allowed and plan.activation_grads(step)
+        self.wants_inspection = allowed and plan.inspect(step)
         self.histogram = step % self.session.settings.hist_every == 0
         self._stepped.clear()
 
