@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError
 from sonde.read.compare import (
     TOLERANCE,
@@ -31,7 +32,9 @@ from sonde.read.stats import read_stats
 from sonde.read.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, site_table, system_table
+from sonde.read.window import read_window
 from sonde.schema.layout import RunStatus
+from sonde.schema.window import Window
 
 
 def open(path: str | os.PathLike[str] = "latest", *, dir: str | os.PathLike[str] | None = None) -> Run:
@@ -222,6 +225,26 @@ class Run:
     ) -> Iterator[Update]:
         """New rows as they are written, from the first on; ends when the run does."""
         return follow(self._state, stats, scalars, poll_s=poll_s)
+
+    def window(self, patterns: Sequence[str] | None = None) -> Window:
+        """The run as rules see it: the series of these patterns (else of all rules), every scalar, what is known."""
+        from sonde.diagnose.check import needs
+
+        structure: Mapping[str, Any] = getattr(self, "structure", dict)()
+        return read_window(self._now, needs() if patterns is None else patterns, structure)
+
+    def findings(self) -> list[Finding]:
+        """What is wrong, where, since when and what to do; the most likely root first.
+
+        Worked out anew from what was recorded, so an old run is judged by today's rules. A rule that fails is named in
+        `warnings` and skipped.
+        """
+        from sonde.diagnose.check import check
+
+        def skipped(name: str, error: Exception) -> None:
+            self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
+
+        return check(self.window(), on_error=skipped)
 
     def verify(self) -> list[str]:
         """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""

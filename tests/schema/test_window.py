@@ -27,9 +27,9 @@ def a_window() -> Window:
     )
 
 
-def test_series_come_by_pattern_in_order_of_sites() -> None:
-    assert [site for site, _, _ in a_window().by_site("grad/*/rms")] == ["0.weight", "1.weight"]
-    assert [site for site, _, _ in a_window().by_site("*/*/rms")] == ["0", "0.weight", "1.weight"]
+def test_series_come_by_pattern_in_the_order_in_which_they_were_first_measured() -> None:
+    assert [site for site, _, _ in a_window().by_site("grad/*/rms")] == ["1.weight", "0.weight"]
+    assert [site for site, _, _ in a_window().by_site("*/*/rms")] == ["1.weight", "0.weight", "0"]
     assert list(a_window().by_site("grad/2.*/rms")) == []
 
 
@@ -52,3 +52,18 @@ def test_last_keeps_the_newest_steps_of_every_series(num_steps: int) -> None:
 def test_a_window_of_nothing_stays_one() -> None:
     assert Window().last(5) == Window()
     assert list(Window().by_site("*")) == []
+
+
+def test_a_grid_sets_sites_side_by_side_with_nan_where_a_step_is_missing() -> None:
+    grid = a_window().grid("grad/*/rms")
+    assert grid.sites == ("1.weight", "0.weight")
+    np.testing.assert_array_equal(grid.steps, STEPS)
+    np.testing.assert_array_equal(grid.row("1.weight"), STEPS * 1.0)
+    np.testing.assert_array_equal(grid.row("0.weight"), np.where(STEPS % 2 == 0, STEPS * 2.0, np.nan))
+    assert len(a_window().grid("grad/none/rms")) == 0
+
+
+def test_one_series_or_scalar_is_found_by_its_full_name() -> None:
+    np.testing.assert_array_equal(a_window().get("grad/0.weight/norm")[1], STEPS * 3.0)
+    np.testing.assert_array_equal(a_window().get("loss")[0], STEPS)
+    assert len(a_window().get("val_loss")[0]) == 0

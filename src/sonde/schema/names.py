@@ -12,6 +12,8 @@ from sonde.errors import UnknownNameError, UsageError
 
 Kind = Literal["param", "grad", "update", "act", "actgrad", "optim", "attn", "custom"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+INSPECTED: Final = ("unit", "attn", "rnn", "data", "model")
+"""Kinds of the numbers that inspections add: stored as scalars, named like series (`unit/layers.3.act/dead`)."""
 
 # Wrappers put these in front of, or in the middle of, a name that the user never wrote.
 _INNER_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param")
@@ -121,6 +123,6 @@ def split_pattern(pattern: str) -> Series:
     if len(parts) > 3 or not all(parts):
         raise UsageError(f'a pattern is "kind/site/stat" with globs, as in "grad/layers.*/norm"; got "{pattern}".')
     kind, site, stat = (*parts, "*", "*")[:3]
-    if not any(matches(kind, known) for known in KINDS):
+    if not any(matches(kind, known) for known in (*KINDS, *INSPECTED)):
         raise UnknownNameError("kind", kind, KINDS)
     return Series(kind, site, stat)

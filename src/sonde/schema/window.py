@@ -12,6 +12,25 @@ from numpy.typing import NDArray
 from sonde.schema.names import Series, matches, split_pattern
 from sonde.schema.sketch import Array
 
+Column = tuple[NDArray[np.int64], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One stat of many sites over common steps; NaN where a site lacks a step."""
+
+    sites: tuple[str, ...]
+    steps: NDArray[np.int64]
+    values: Array
+    """(sites, steps)"""
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def row(self, site: str) -> Array:
+        row: Array = self.values[self.sites.index(site)]
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -23,31 +42,86 @@ class Window:
     ['0.weight']
     """
 
-    series: Mapping[Series, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)
-    scalars: Mapping[str, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)
+    series: Mapping[Series, Column] = field(default_factory=dict)
+    scalars: Mapping[str, Column] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    _index: dict[tuple[str, str], list[Series]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _grids: dict[str, Grid] = field(default_factory=dict, init=False, repr=False, compare=False)
+    notes: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What was worked out of this window once, for all rules."""
+
+    def __post_init__(self) -> None:
+        for name in self.series:
+            self._index.setdefault((name.kind, name.stat), []).append(name)
 
     def by_site(self, pattern: str) -> Iterator[tuple[str, NDArray[np.int64], Array]]:
-        """(site, steps, values) of every series a pattern names, in order of sites."""
-        wanted = split_pattern(pattern)
-        for name in sorted(self.series):
-            if all(matches(glob, part) for glob, part in zip(wanted, name, strict=True)):
-                steps, values = self.series[name]
-                yield name.site, steps, values
+        """(site, steps, values) of every series a pattern names, in the order in which they were first measured."""
+        for name in self.names(pattern):
+            steps, values = self.series[name]
+            yield name.site, steps, values
+
+    def names(self, pattern: str) -> list[Series]:
+        """The series a pattern `kind/site/stat` names."""
+        kind, site, stat = split_pattern(pattern)
+        found = [
+            name
+            for (own_kind, own_stat), names in self._index.items()
+            if matches(kind, own_kind) and matches(stat, own_stat)
+            for name in names
+        ]
+        return found if site == "*" else [name for name in found if matches(site, name.site)]
+
+    def get(self, name: str) -> Column:
+        """One series or scalar by its full name; empty when it was not measured.
+
+        >>> Window(scalars={"loss": (np.arange(2), np.ones(2))}).get("loss")[1].tolist()
+        [1.0, 1.0]
+        """
+        if name in self.scalars:
+            return self.scalars[name]
+        parts = name.split("/")
+        found = self.series.get(Series(*parts)) if len(parts) == 3 else None
+        return found if found is not None else (np.empty(0, np.int64), np.empty(0))
+
+    def grid(self, pattern: str) -> Grid:
+        """The series of a pattern side by side."""
+        known = self._grids.get(pattern)
+        if known is None:
+            known = self._grids[pattern] = _grid([(n.site, *self.series[n]) for n in self.names(pattern)])
+        return known
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of all; -1 when there is none."""
+        columns = [*self.series.values(), *self.scalars.values()]
+        return max((int(steps[-1]) for steps, _ in columns if len(steps)), default=-1)
 
     def last(self, num_steps: int) -> Window:
         """The same window, cut to its last steps."""
-        newest = max(
-            (int(steps[-1]) for steps, _ in [*self.series.values(), *self.scalars.values()] if len(steps)), default=0
-        )
-        first = newest - num_steps + 1
+        return self.between(self.last_step - num_steps + 1, self.last_step)
+
+    def between(self, first: int, last: int) -> Window:
+        """The same window, cut to the steps from `first` to `last`."""
         return Window(
-            {name: _from(first, *column) for name, column in self.series.items()},
-            {name: _from(first, *column) for name, column in self.scalars.items()},
+            {name: _between(first, last, *column) for name, column in self.series.items()},
+            {name: _between(first, last, *column) for name, column in self.scalars.items()},
             self.facts,
         )
 
 
-def _from(first: int, steps: NDArray[np.int64], values: Array) -> tuple[NDArray[np.int64], Array]:
-    start = int(np.searchsorted(steps, first))
-    return steps[start:], values[start:]
+def _between(first: int, last: int, steps: NDArray[np.int64], values: Array) -> Column:
+    inside = slice(int(np.searchsorted(steps, first)), int(np.searchsorted(steps, last, side="right")))
+    return steps[inside], values[inside]
+
+
+def _grid(columns: list[tuple[str, NDArray[np.int64], Array]]) -> Grid:
+    if not columns:
+        return Grid((), np.empty(0, np.int64), np.empty((0, 0)))
+    # Most series share one and the same array of steps: the union is then that array.
+    first = columns[0][1]
+    shared = all(steps is first or np.array_equal(steps, first) for _, steps, _ in columns)
+    steps = first if shared else np.unique(np.concatenate([steps for _, steps, _ in columns]))
+    values = np.full((len(columns), len(steps)), np.nan)
+    for row, (_, own, column) in zip(values, columns, strict=True):
+        row[slice(None) if shared else np.searchsorted(steps, own)] = column
+    return Grid(tuple(site for site, _, _ in columns), steps, values)

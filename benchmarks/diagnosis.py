@@ -1,0 +1,204 @@
+"""How often the diagnosis is right: trains every program of a fault folder under sonde and scores the findings.
+
+    python benchmarks/diagnosis.py FOLDER --seeds 0,1,2            train, diagnose, score
+    python benchmarks/diagnosis.py FOLDER --traces DIR             keep the recorded runs in DIR, and reuse them
+
+FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). Reported: detection,
+diagnosis (a root cause named), false alarms on healthy programs and on fixed twins, precision of labels, how often the
+root comes first, steps to detection, and place named where the program says where its fault sits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+warnings.filterwarnings("ignore")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def observer(folder: Path, base: type) -> Any:
+    """An observer that records into `folder`: what a user writes into a training loop, and no more."""
+    import sonde
+
+    class WithSonde(base):  # type: ignore[misc]
+        def start(self, model: Any, optimizer: Any, loss_fn: Any, total_steps: int, val: Any = None) -> None:
+            self.session = sonde.init(project="faults", name="run", dir=str(folder), verbose=False)
+            self.session.watch(model, optimizer)
+
+        def before_step(self, step: int, batch: Any) -> None:
+            sonde.batch(*batch)
+
+        def after_step(self, step: int, loss: float) -> None:
+            sonde.log({"loss": loss})
+
+        def validation(self, step: int, metrics: dict[str, float]) -> None:
+            sonde.log(metrics)
+
+        def finish(self) -> Path:
+            sonde.finish()
+            return Path(self.session.path)
+
+    return WithSonde()
+
+
+def record(spec: Any, seed: int, fixed: bool, traces: Path, core: Any) -> Path:
+    """The run of one program; trained only if it is not there yet."""
+    folder = traces / f"{spec.id}-{seed}{'-twin' if fixed else ''}"
+    done = folder / "done"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        path = core.train(core.build(spec, seed, fixed), observer(folder, core.Observer))
+        done.write_text(str(path.relative_to(folder.resolve()) if path.is_absolute() else path))
+    return folder / done.read_text()
+
+
+def examine(path: Path, spec: Any, seed: int, fixed: bool) -> dict[str, Any]:
+    import sonde
+
+    run = sonde.open(path)
+    began = time.perf_counter()
+    findings = run.findings()
+    named = [f for f in findings if f.severity >= "warning"]
+    broken = [w for w in run.warnings if w.startswith("the rule ")]
+    return {
+        "id": spec.id,
+        "seed": seed,
+        "twin": fixed,
+        "labels": ["healthy"] if fixed else sorted(spec.labels),
+        "also": [] if fixed else sorted(spec.also_ok),
+        "pred": list(dict.fromkeys(f.rule for f in named)),
+        "steps": {f.rule: f.step for f in reversed(named)},
+        "sites": {f.rule: list(f.sites) for f in reversed(named)},
+        "where": None if fixed else spec.where,
+        "seconds": time.perf_counter() - began,
+        "broken": broken,
+    }
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    faulty = [r for r in rows if r["labels"] != ["healthy"]]
+    healthy = [r for r in rows if r["labels"] == ["healthy"] and not r["twin"]]
+    twins = [r for r in rows if r["twin"]]
+
+    def share(rows: list[dict[str, Any]], is_true: Any) -> float:
+        return sum(bool(is_true(r)) for r in rows) / max(len(rows), 1)
+
+    diagnosis = share(faulty, lambda r: set(r["pred"]) & set(r["labels"]))
+    good = sum(len(set(r["pred"]) & {*r["labels"], *r["also"]}) for r in faulty)
+    bad = sum(len(set(r["pred"]) - {*r["labels"], *r["also"]}) for r in faulty) + sum(len(r["pred"]) for r in healthy)
+    precision = good / max(good + bad, 1)
+    placed = [r for r in faulty if r["where"] and set(r["pred"]) & set(r["labels"])]
+    delays = [
+        min(r["steps"][p] for p in r["pred"] if p in r["labels"]) for r in faulty if set(r["pred"]) & set(r["labels"])
+    ]
+    return {
+        "faulty": len(faulty),
+        "healthy": len(healthy),
+        "twins": len(twins),
+        "detection": share(faulty, lambda r: r["pred"]),
+        "diagnosis": diagnosis,
+        "false_alarms": share(healthy, lambda r: r["pred"]),
+        "twin_alarms": share(twins, lambda r: r["pred"]),
+        "label_precision": precision,
+        "f1": 2 * precision * diagnosis / max(precision + diagnosis, 1e-9),
+        "root_first": share(faulty, lambda r: r["pred"] and r["pred"][0] in r["labels"]),
+        "place_named": share(placed, lambda r: any(r["where"] in s for p in r["pred"] for s in r["sites"].get(p, ()))),
+        "median_first_step": sorted(delays)[len(delays) // 2] if delays else None,
+        "per_label": _per_label(rows),
+    }
+
+
+def _per_label(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Of each label: programs that have it, those where it was named, and wrong mentions."""
+    table: dict[str, dict[str, int]] = defaultdict(lambda: {"programs": 0, "named": 0, "wrong": 0})
+    for row in rows:
+        for label in row["labels"]:
+            if label != "healthy":
+                table[label]["programs"] += 1
+                table[label]["named"] += label in row["pred"]
+        for label in row["pred"]:
+            table[label]["wrong"] += label not in row["labels"] and label not in row["also"]
+    return dict(sorted(table.items()))
+
+
+def as_markdown(summary: dict[str, Any]) -> str:
+    head = [
+        "| | |",
+        "|---|---|",
+        f"| programs | {summary['faulty']} faulty, {summary['healthy']} healthy, {summary['twins']} fixed twins |",
+        *(
+            f"| {key.replace('_', ' ')} | {summary[key]:.3f} |"
+            for key in ("detection", "diagnosis", "false_alarms", "twin_alarms", "label_precision", "f1", "root_first")
+        ),
+        "",
+        "| fault | programs | named | named wrongly |",
+        "|---|---|---|---|",
+    ]
+    rows = [f"| {label} | {c['programs']} | {c['named']} | {c['wrong']} |" for label, c in summary["per_label"].items()]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("ids", nargs="*", help="only programs whose id begins so")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--traces", type=Path, default=None, help="where recorded runs are kept and reused")
+    parser.add_argument("--out", type=Path, default=None, help="write JSON here, and a table beside it")
+    parser.add_argument("-v", "--verbose", action="store_true", help="one line per program")
+    options = parser.parse_args()
+
+    sys.path.insert(0, str(options.folder.resolve()))
+    import core
+    import programs  # noqa: F401 - fills core.REGISTRY
+    import torch
+
+    torch.set_num_threads(1)
+    import tempfile
+
+    traces = options.traces or Path(tempfile.mkdtemp(prefix="sonde-diagnosis-"))
+    rows = []
+    for spec in core.REGISTRY.values():
+        if options.ids and not any(spec.id.startswith(i) for i in options.ids):
+            continue
+        for seed in map(int, options.seeds.split(",")):
+            for fixed in (False, True) if spec.has_twin else (False,):
+                rows.append(row := examine(record(spec, seed, fixed, traces, core), spec, seed, fixed))
+                if options.verbose or row["broken"]:
+                    print(_line(row), flush=True)
+    summary = summarize(rows)
+    print(json.dumps({k: v for k, v in summary.items() if k != "per_label"}, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1))
+        options.out.with_suffix(".md").write_text(as_markdown(summary))
+    if options.traces is None:
+        shutil.rmtree(traces)
+
+
+def _line(row: dict[str, Any]) -> str:
+    named = ",".join(row["pred"]) or "-"
+    return (
+        f"{_mark(row)} {row['id']:32s} {row['seed']} {'twin' if row['twin'] else '    '} {named} {row['broken'] or ''}"
+    )
+
+
+def _mark(row: dict[str, Any]) -> str:
+    if row["labels"] == ["healthy"]:
+        return "ok  " if not row["pred"] else "FALS"
+    if not set(row["pred"]) & set(row["labels"]):
+        return "MISS"
+    return "ok  " if not set(row["pred"]) - {*row["labels"], *row["also"]} else "impr"
+
+
+if __name__ == "__main__":
+    main()

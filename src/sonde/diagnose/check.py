@@ -1,0 +1,74 @@
+"""Run all rules over a window, skip those that fail, and put causes before what they explain."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+
+from sonde.diagnose import rules as rules_package
+from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.rule import RULES, Rule
+from sonde.schema.window import Window
+
+
+@cache
+def all_rules() -> Mapping[str, Rule]:
+    """Every rule, by name. Importing a file of `rules/` is what registers it."""
+    for module in sorted(info.name for info in pkgutil.iter_modules(rules_package.__path__)):
+        importlib.import_module(f"{rules_package.__name__}.{module}")
+    return RULES
+
+
+def needs(rules: Iterable[Rule] | None = None) -> tuple[str, ...]:
+    """The patterns over series that rules look at, each once."""
+    chosen = all_rules().values() if rules is None else rules
+    return tuple(dict.fromkeys(pattern for rule in chosen for pattern in rule.needs))
+
+
+def check(
+    window: Window,
+    rules: Iterable[Rule] | None = None,
+    *,
+    on_error: Callable[[str, Exception], None] | None = None,
+) -> list[Finding]:
+    """What is wrong in this window, the most likely root first. A rule that raises is reported and skipped."""
+    findings: list[Finding] = []
+    for rule in all_rules().values() if rules is None else rules:
+        try:
+            findings.extend(rule(window))
+        except Exception as error:
+            if on_error is None:
+                raise
+            on_error(rule.name, error)
+    return ranked(findings)
+
+
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """Roots first, each with what it explains; symptoms of a root are demoted to remarks and come last."""
+    explained: dict[int, list[Finding]] = {}
+    symptoms: set[int] = set()
+    for cause in findings:
+        own = [other for other in findings if other is not cause and _explains(cause, other)]
+        explained[id(cause)] = own
+        symptoms.update(id(other) for other in own)
+    roots = [f for f in findings if id(f) not in symptoms]
+    roots = [replace(f, cause_of=tuple(_demoted(s) for s in explained[id(f)])) for f in roots]
+    rest = [_demoted(f) for f in findings if id(f) in symptoms]
+    return [*sorted(roots, key=_order), *sorted(rest, key=_order)]
+
+
+def _explains(cause: Finding, other: Finding) -> bool:
+    causes = RULES[cause.rule].causes if cause.rule in RULES else ()
+    return other.rule in causes and cause.severity >= "warning"
+
+
+def _demoted(finding: Finding) -> Finding:
+    return finding if finding.severity == Severity.INFO else finding.demoted()
+
+
+def _order(finding: Finding) -> tuple[float, ...]:
+    """What is sure and grave comes first; of equals, what began first."""
+    return (-finding.severity.rank, -finding.confidence, -len(finding.cause_of), finding.step)

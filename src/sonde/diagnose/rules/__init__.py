@@ -1,0 +1,1 @@
+"""One fault, one file. A file here is found and registered by itself."""
