@@ -2,6 +2,7 @@
 
     python benchmarks/diagnosis.py FOLDER --seeds 0,1,2            train, diagnose, score
     python benchmarks/diagnosis.py FOLDER --traces DIR             keep the recorded runs in DIR, and reuse them
+    python benchmarks/diagnosis.py own                             the programs of sonde.testing.faults
 
 FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). Reported: detection,
 diagnosis (a root cause named), false alarms on healthy programs and on fixed twins, precision of labels, how often the
@@ -57,7 +58,8 @@ def record(spec: Any, seed: int, fixed: bool, traces: Path, core: Any) -> Path:
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        path = core.train(core.build(spec, seed, fixed), observer(folder, core.Observer))
+        job = spec.build(seed, fixed=fixed) if hasattr(spec, "build") else core.build(spec, seed, fixed)
+        path = core.train(job, observer(folder, core.Observer))
         done.write_text(str(path.relative_to(folder.resolve()) if path.is_absolute() else path))
     return folder / done.read_text()
 
@@ -74,7 +76,7 @@ def examine(path: Path, spec: Any, seed: int, fixed: bool) -> dict[str, Any]:
         "id": spec.id,
         "seed": seed,
         "twin": fixed,
-        "labels": ["healthy"] if fixed else sorted(spec.labels),
+        "labels": ["healthy"] if fixed or not spec.labels else sorted(spec.labels),
         "also": [] if fixed else sorted(spec.also_ok),
         "pred": list(dict.fromkeys(f.rule for f in named)),
         "steps": {f.rule: f.step for f in reversed(named)},
@@ -158,9 +160,7 @@ def main() -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="one line per program")
     options = parser.parse_args()
 
-    sys.path.insert(0, str(options.folder.resolve()))
-    import core
-    import programs  # noqa: F401 - fills core.REGISTRY
+    core = _programs(options.folder)
     import torch
 
     torch.set_num_threads(1)
@@ -183,6 +183,20 @@ def main() -> None:
         options.out.with_suffix(".md").write_text(as_markdown(summary))
     if options.traces is None:
         shutil.rmtree(traces)
+
+
+def _programs(folder: Path) -> Any:
+    """The module with REGISTRY, build, train and Observer."""
+    if str(folder) == "own":
+        from sonde.testing.faults import program
+
+        program.programs()
+        return program
+    sys.path.insert(0, str(folder.resolve()))
+    import core
+    import programs  # noqa: F401 - fills core.REGISTRY
+
+    return core
 
 
 def _line(row: dict[str, Any]) -> str:
