@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook
 
 from sonde.probe.guards import is_in_checkpoint, is_observable, protected, quiet
@@ -58,24 +59,40 @@ def _restore_compile_warning(tap: ForwardTap) -> None:
 class ForwardTap:
     """Sees every module call of the watched model, and no other model's."""
 
-    def __init__(self, names: ModelNames, sink: ForwardSink, on_error: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        names: ModelNames,
+        sink: ForwardSink,
+        on_error: Callable[[str, Exception], None],
+        on_root: Callable[[Any, Any, Any], None] | None = None,
+    ) -> None:
         self.names, self.sink, self.on_error = names, sink, on_error
+        self.on_root = on_root
+        """Given (args, kwargs, output) of each training call of the model itself."""
+        model = names.model()
+        self._root = names.place(model) if model is not None else None
         self._is_attached = True
         _silence_compile_warning(self)
-        self._handle = register_module_forward_hook(protected(self._seen, on_error, "forward hook"))
+        # Many models are called with keywords only: without them nothing would be seen of their inputs.
+        hook = protected(self._seen, on_error, "forward hook")
+        self._handle = register_module_forward_hook(hook, with_kwargs=True)
 
     def detach(self) -> None:
         self._is_attached = False
         self._handle.remove()
+        # torch forgets to take this mark away, and goes on as if there were a hook.
+        getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)
         _restore_compile_warning(self)
 
-    def _seen(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         place = self.names.place(module)
         if place is None or not self._is_training_forward():
             return
         place.has_fired = True
         sink = self.sink
         sink.forward_seen()
+        if place is self._root and self.on_root is not None:
+            self.on_root(args, kwargs, output)
         if not place.is_selected or not (sink.wants_activations or sink.wants_activation_grads):
             return
         with quiet():
