@@ -84,6 +84,8 @@ class Settings(BaseSettings):
     """How many elements of a tensor a histogram looks at."""
     verbose: bool = True
     """One line on stderr at the start and one at the end."""
+    finite: bool = True
+    """Look at every output of every module in every step for NaN and infinity."""
     max_errors: int = Field(default=10, ge=1)
     """After this many failures of its own sonde switches itself off and says so."""
     exit_deadline_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)

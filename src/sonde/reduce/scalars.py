@@ -12,13 +12,21 @@ from torch import Tensor
 class PendingScalars:
     """One-element tensors on their way to the host. `resolve()` waits; it is called on the writer's thread."""
 
-    __slots__ = ("_arrived", "_values")
+    __slots__ = ("_arrived", "_columns", "_num")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        # A copy is taken now: the training loop may change the tensor in place right after.
-        self._values = [_start_copy(tensor.detach()) for tensor in tensors]
+        # A copy is taken now: the training loop may change a tensor in place right after. One for all of a kind:
+        # a hundred numbers are one launch and one transfer.
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+        self._num = len(tensors)
+        self._columns = [
+            (places, _start_copy(torch.stack([tensors[place].detach().reshape(()) for place in places])))
+            for places in groups.values()
+        ]
         self._arrived: list[Any] = []
-        for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        for device in {device for device, _ in groups if device.type == "cuda"}:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
             self._arrived.append(event)
@@ -26,11 +34,15 @@ class PendingScalars:
     def resolve(self) -> list[float]:
         for event in self._arrived:
             event.synchronize()
-        return [float(value) for value in self._values]
+        values = [0.0] * self._num
+        for places, column in self._columns:
+            for place, value in zip(places, column.tolist(), strict=True):
+                values[place] = float(value)
+        return values
 
 
-def _start_copy(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cuda":
-        return tensor.clone()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+def _start_copy(column: Tensor) -> Tensor:
+    if column.device.type != "cuda":
+        return column
+    host = torch.empty(column.shape, dtype=column.dtype, device="cpu", pin_memory=True)
+    return host.copy_(column, non_blocking=True)

@@ -25,6 +25,7 @@ from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.schema.records import Event, Site, StatsRecord
+from sonde.session.nonfinite import NonFiniteWatch
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
@@ -68,6 +69,9 @@ class Watching:
         self._in_optimizer: set[str] = set()
         self._unreadable: dict[str, str] = {}
         self._stepped: set[int] = set()
+        self.is_allowed = True
+        root = self.names.place(model)
+        self.nonfinite = NonFiniteWatch(session, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
         self.clips = ClipTap(on_error)
         self.forward = ForwardTap(self.names, self, on_error)
@@ -95,7 +99,7 @@ class Watching:
 
     def begin_step(self, step: int) -> None:
         """Decide once what this step will record."""
-        allowed = self.session.governor.allows(step) and not self.session.breaker.is_open
+        allowed = self.is_allowed = self.session.governor.allows(step) and not self.session.breaker.is_open
         plan = self.plan
         schedules: dict[str, Schedule] = {
             "param": plan.params, "grad": plan.grads, "update": plan.updates, "optim": plan.optim,
@@ -118,6 +122,13 @@ class Watching:
 
     def forward_seen(self) -> None:
         self.session.forward_seen()
+
+    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+        if self.nonfinite is not None and self.is_allowed:
+            start = time.perf_counter()
+            is_leaf = not module._modules
+            self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
+            self.own_s += time.perf_counter() - start
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         self._one("act", place, suffix, tensor)
@@ -271,6 +282,9 @@ class Watching:
             tables = self.reducer.take()
         if tables:
             self.session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
+        if self.nonfinite is not None:
+            with quiet():
+                self.nonfinite.emit(step)
         self.own_s += time.perf_counter() - start
 
     def coverage(self) -> dict[str, Any]:

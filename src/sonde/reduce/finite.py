@@ -1,0 +1,56 @@
+"""Whether tensors are finite, one number each, without waiting: a sum is finite only if all it adds up is.
+
+The cheapest test there is: one reading, one scalar. In float32 a sum of huge but finite numbers may overflow; a tensor
+that near to the end of the range is reported as infinite, which it is about to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from sonde.reduce.scalars import PendingScalars
+
+SAMPLED_FROM: Final = 1 << 20
+"""On a device, tensors with more elements are read in part: one row in ROW_STRIDE, another one each step."""
+ROW_STRIDE: Final = 8
+
+
+def total(tensor: Tensor, step: int) -> Tensor:
+    """A number that is finite if the tensor is."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if is_sampled(tensor):
+        tensor = tensor[step % ROW_STRIDE :: ROW_STRIDE]
+    return tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+
+
+def is_sampled(tensor: Tensor) -> bool:
+    """Whether only some rows of it are looked at. The processor's cache makes a sum on the host cheap enough."""
+    return tensor.device.type != "cpu" and tensor.numel() > SAMPLED_FROM and tensor.shape[0] >= 2 * ROW_STRIDE
+
+
+class FiniteFlags:
+    """Collects one number per tensor until `take`. Keeps no tensor but those numbers."""
+
+    def __init__(self) -> None:
+        self._keys: list[Any] = []
+        self._totals: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: Any, tensor: Tensor, step: int) -> None:
+        if tensor.numel():
+            self._keys.append(key)
+            self._totals.append(total(tensor.detach(), step))
+
+    def take(self) -> tuple[list[Any], PendingScalars] | None:
+        """Keys, and their numbers on the way to the host."""
+        if not self._keys:
+            return None
+        taken = self._keys, PendingScalars(self._totals)
+        self._keys, self._totals = [], []
+        return taken

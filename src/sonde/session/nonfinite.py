@@ -1,0 +1,132 @@
+"""Where a value stopped being finite: every output of every module of every step is looked at, and nothing is stored
+until one is not finite. Then the first places in the order of the forward pass become an event.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+
+from sonde.probe.model import Place
+from sonde.probe.outputs import floating_tensors
+from sonde.reduce.finite import FiniteFlags, is_sampled
+from sonde.schema.records import Event
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+
+MAX_EVENTS: Final = 50
+"""A run that is lost says so often enough."""
+MAX_SITES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One tensor that was looked at: what it is of, in which micro-batch."""
+
+    site: str
+    role: str
+    """"output" or "input" of the module."""
+    micro_batch: int
+    is_leaf: bool
+    is_root: bool
+    is_sampled: bool
+
+
+class NonFiniteWatch:
+    """Looks at what modules take and give. On the training thread it only adds numbers up."""
+
+    def __init__(self, session: Session, root: str) -> None:
+        self.session, self.root = session, root
+        self._flags = FiniteFlags()
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """Tensors already looked at in this forward pass, and their version: an output is the next one's input."""
+        self._micro_batch = 0
+        self._num_events = 0
+
+    def called(self, place: Place, is_leaf: bool, args: Any, output: Any, step: int) -> None:
+        """A module ran in a training forward pass."""
+        is_root = place.name == self.root
+        for _, tensor in floating_tensors(args):
+            self._look(place, "input", tensor, is_leaf, is_root, step)
+        for _, tensor in floating_tensors(output):
+            self._look(place, "output", tensor, is_leaf, is_root, step)
+        if is_root:
+            self._micro_batch += 1
+            self._seen.clear()
+
+    def _look(self, place: Place, role: str, tensor: Tensor, is_leaf: bool, is_root: bool, step: int) -> None:
+        seen = self._seen.get(id(tensor))
+        if seen is not None and seen[0]() is tensor and seen[1] == tensor._version:
+            return
+        self._seen[id(tensor)] = weakref.ref(tensor), tensor._version
+        look = Look(place.name, role, self._micro_batch, is_leaf, is_root, is_sampled(tensor))
+        self._flags.add(look, tensor, step)
+
+    def emit(self, step: int) -> None:
+        """Hand the step's numbers to the writer, which waits for them and says what it finds."""
+        taken = self._flags.take()
+        self._micro_batch = 0
+        self._seen.clear()
+        if taken is None or self._num_events >= MAX_EVENTS:
+            return
+        looks, pending = taken
+        resolve = self._later(looks, pending.resolve, step)
+        self.session.writer.put(resolve, 16 * len(looks), step=step)
+
+    def _later(self, looks: list[Look], resolve: Callable[[], list[float]], step: int) -> Callable[[], Event | None]:
+        now = time.time()
+
+        def say() -> Event | None:
+            found = nonfinite_event(looks, resolve(), step, now)
+            self._num_events += found is not None
+            return found if self._num_events <= MAX_EVENTS else None
+
+        return say
+
+
+def nonfinite_event(looks: list[Look], totals: list[float], step: int, now: float) -> Event | None:
+    """What was not finite, in the order of the forward pass; None when nothing was that matters.
+
+    Infinity alone, inside, is what masks are made of: it matters once a NaN comes of it, or the model gives it out.
+    """
+    bad = [(look, total) for look, total in zip(looks, totals, strict=True) if not math.isfinite(total)]
+    if not bad or not any(math.isnan(total) or look.is_root for look, total in bad):
+        return None
+    has_nan = any(math.isnan(total) for _, total in bad)
+    first, value = bad[0]
+    outputs = list(dict.fromkeys(look.site for look, _ in bad if look.role == "output" and look.is_leaf))
+    details = {
+        "site": first.site,
+        "role": first.role,
+        "came_with_data": first.role == "input" and _is_first(first, looks),
+        "after": _last_finite(first, looks),
+        "micro_batch": first.micro_batch,
+        "value": "nan" if math.isnan(value) else "inf",
+        "sites": outputs[:MAX_SITES],
+        "num_bad": len(bad),
+        "num_seen": len(looks),
+        "is_sampled": first.is_sampled,
+    }
+    what = "NaN" if has_nan else "infinity"
+    where = f"the {first.role} of {first.site}"
+    message = f"{what} at step {step}, first in {where} (micro-batch {first.micro_batch})"
+    return Event(type="nonfinite", message=message, step=step, time=now, severity="critical", details=details)
+
+
+def _last_finite(look: Look, looks: list[Look]) -> str | None:
+    """The module that last gave something finite before."""
+    before = looks[: looks.index(look)]
+    return next((o.site for o in reversed(before) if o.role == "output" and o.micro_batch == look.micro_batch), None)
+
+
+def _is_first(look: Look, looks: list[Look]) -> bool:
+    """Whether no module had run in this micro-batch when it was looked at: then the value came with the data."""
+    before = looks[: looks.index(look)]
+    return not any(other.micro_batch == look.micro_batch and other.role == "output" for other in before)
