@@ -49,6 +49,14 @@ def regression(num: int = 1000, *, features: int = 8, noise: float = 0.1, seed: 
     return _split(x, (y - y.mean()) / y.std())
 
 
+def slopes(num: int = 800, *, features: int = 6, seed: int = 10) -> Split:
+    """A nearly linear function of standardised features, quick to learn; targets (num, 1) standardised."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, features, generator=g)
+    y = x @ torch.randn(features, 1, generator=g) / 2 + 0.3 * torch.sin(3 * x[:, :1])
+    return _split(x, (y - y.mean()) / y.std())
+
+
 @cache
 def _chain(vocabulary: int, choices: int) -> Tensor:
     g = torch.Generator().manual_seed(3)
