@@ -31,7 +31,7 @@ from sonde.read.state import RunState, open_state
 from sonde.read.stats import read_stats
 from sonde.read.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.summary import Summary, as_html, as_rich, summarize
-from sonde.read.tables import event_table, site_table, system_table
+from sonde.read.tables import event_table, health_table, site_table, system_table
 from sonde.read.window import read_window
 from sonde.schema.layout import RunStatus
 from sonde.schema.window import Window
@@ -245,6 +245,16 @@ class Run:
             self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
 
         return check(self.window(), on_error=skipped)
+
+    def health(self) -> pa.Table:
+        """Table (step, site, score): 0 to 100 for each layer, and for the run as a whole under the site "".
+
+        docs/diagnose.md has the formula. Neither the scale of the loss nor the size of the model moves a score.
+        """
+        from sonde.diagnose.health import NEEDS, health
+
+        found = health(self.window(NEEDS), self.findings())
+        return health_table(found.steps, found.sites, found.scores)
 
     def verify(self) -> list[str]:
         """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.read.catalog import read_rows
 from sonde.read.state import RunState
 from sonde.read.stats import find_sites
 from sonde.schema.names import split_pattern
+from sonde.schema.sketch import Array
 
 _SITES = pa.schema(
     [
@@ -87,6 +90,19 @@ def checkpoint_table(run: Path, *, is_live: bool) -> pa.Table:
 
 def finding_table(run: Path, *, is_live: bool) -> pa.Table:
     return _table(read_rows(run, "findings", is_live=is_live), _FINDINGS, "findings")
+
+
+def health_table(steps: NDArray[np.int64], sites: Sequence[str], scores: Array) -> pa.Table:
+    """Scores of sites over steps as one row each; steps before a site was first measured are left out."""
+    site, step = np.nonzero(~np.isnan(scores))
+    codes = pa.array(site.astype(np.int32))
+    return pa.table(
+        {
+            "step": pa.array(steps[step]),
+            "site": pa.DictionaryArray.from_arrays(codes, pa.array(list(sites), pa.string())).dictionary_decode(),
+            "score": pa.array(scores[site, step]),
+        }
+    )
 
 
 def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema, name: str) -> pa.Table:

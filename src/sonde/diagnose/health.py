@@ -1,0 +1,256 @@
+"""A score from 0 to 100 for each layer and for the run, at every step. Pure, and free of scale: see docs/diagnose.md.
+
+A layer's score is 100 times the product of factors between 0 and 1, one for each way of being ill. Every factor is a
+share or a ratio of like to like, so that neither the scale of the loss nor the size of the model moves it. What was
+not measured costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.progress import loss_name
+from sonde.diagnose.structure import structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Grid, Window
+
+RUN: Final = ""
+"""The site of the run as a whole: no layer can have this name."""
+NOBODY: Final = "/"
+"""The owner of what belongs to no layer."""
+NEEDS: Final = (
+    *("grad/*/norm", "param/*/norm", "update/*/norm", "act/*/zero_fraction"),
+    *("grad/*/nonfinite_fraction", "param/*/nonfinite_fraction", "act/*/nan_fraction"),
+)
+
+# Where a reading begins to cost, and where it has cost everything.
+PROFILE_DECADES: Final = (2.0, 5.0)
+"""How far the gradient of a layer, relative to its weight, may lie from the median of all layers."""
+UPDATE_RATIO_DECADES: Final = (-1.0, 1.0)
+"""log10 of update norm / weight norm: a tenth of the weight in one step, and ten times the weight."""
+ZERO_SHARE: Final = (0.9, 1.0)
+DEAD_SHARE: Final = (0.5, 1.0)
+SATURATED_SHARE: Final = (0.5, 1.0)
+NONFINITE_FACTOR: Final = 0.1
+"""What one value that is not finite leaves, before its share is counted."""
+SEVERITY_FACTORS: Final = {Severity.INFO: 1.0, Severity.WARNING: 0.6, Severity.CRITICAL: 0.3}
+"""What a finding of full confidence leaves at the steps it names; symptoms of another finding are remarks, and free."""
+
+Steps = NDArray[np.int64]
+Owner = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Scores of sites over steps; NaN before a site was first measured."""
+
+    steps: Steps
+    sites: tuple[str, ...]
+    """The run as a whole first, then layers in the order in which they were first measured."""
+    scores: Array
+    """(sites, steps)"""
+
+    @property
+    def last(self) -> float:
+        """The run's newest score; NaN when nothing was measured."""
+        return float(self.scores[0, -1]) if self.scores.size else np.nan
+
+
+def health(window: Window, findings: Iterable[Finding] = ()) -> Health:
+    """How healthy each layer and the run were, step by step."""
+    steps = _steps(window)
+    if not len(steps):
+        return Health(steps, (RUN,), np.empty((1, 0)))
+    owner_of = _owners(window)
+    layers: dict[str, Array] = {}
+    for layer, own_steps, factor in _factors(window, owner_of):
+        if layer != NOBODY:
+            aligned = _aligned(steps, own_steps, factor)
+            layers[layer] = _times(layers[layer], aligned) if layer in layers else aligned
+    measured = np.stack(list(layers.values())) if layers else np.ones((1, len(steps)))
+    roots = [f for f in findings if f.severity > Severity.INFO]
+    run = _whole(measured) * _loss_factor(window, steps) * _finding_factor(roots, steps)
+    scores = [run, *(own * _finding_factor(_about(roots, name), steps) for name, own in layers.items())]
+    return Health(steps, (RUN, *layers), 100.0 * np.stack(scores))
+
+
+# ---------------------------------------------------------------------------------------------------------- the factors
+
+
+def _factors(window: Window, owner_of: Owner) -> Iterator[tuple[str, Steps, Array]]:
+    """(layer, steps, factor) for everything that was measured."""
+    for pattern, bounds in (
+        ("act/*/zero_fraction", ZERO_SHARE),
+        ("unit/*/dead", DEAD_SHARE),
+        ("unit/*/saturated", SATURATED_SHARE),
+    ):
+        for site, steps, share in window.by_site(pattern):
+            yield owner_of(site), steps, falling(share, bounds)
+    for pattern in ("grad/*/nonfinite_fraction", "param/*/nonfinite_fraction", "act/*/nan_fraction"):
+        for site, steps, share in window.by_site(pattern):
+            yield owner_of(site), steps, _finite(share)
+    grads, params, updates = (
+        _by_layer(window.grid(f"{kind}/*/norm"), owner_of) for kind in ("grad", "param", "update")
+    )
+    yield from _rows(grads, profile_factor(grads, params))
+    yield from _rows(updates, update_factor(updates, params))
+
+
+def falling(value: Array, bounds: tuple[float, float]) -> Array:
+    """1 up to the first bound, 0 from the second on, a straight line between; NaN stays NaN.
+
+    >>> falling(np.array([0.2, 0.75, 1.0]), (0.5, 1.0)).tolist()
+    [1.0, 0.5, 0.0]
+    """
+    low, high = bounds
+    return 1.0 - np.clip((value - low) / (high - low), 0.0, 1.0)
+
+
+def _finite(share: Array) -> Array:
+    """One value that is not finite spoils the sums it enters, so the first costs most."""
+    return np.where(share > 0, NONFINITE_FACTOR * (1.0 - share), 1.0)
+
+
+def profile_factor(grads: Grid, params: Grid) -> Array:
+    """How well each layer's gradient fits the model's own profile: relative to its weight, against the median layer."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decades = np.log10(grads.values / _grown(params, grads))
+        middle = _median(np.where(np.isfinite(decades), decades, np.nan))
+        return falling(
+            np.abs(decades - middle), PROFILE_DECADES
+        )  # where all are zero there is no median, and no factor
+
+
+def update_factor(updates: Grid, params: Grid) -> Array:
+    """Updates too large for their weight. Small ones are not ill: learning rates decay to zero by design."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return falling(np.log10(updates.values / _grown(params, updates)), UPDATE_RATIO_DECADES)
+
+
+def _grown(params: Grid, like: Grid) -> Array:
+    """Weights; NaN while they grow: one that begins at zero, as an adapter does, rightly takes large steps at first."""
+    weights = _reordered(params, like)
+    return np.where((weights > 0) & (weights >= 0.5 * _median(weights.T)[:, None]), weights, np.nan)
+
+
+def _loss_factor(window: Window, steps: Steps) -> Array:
+    name = loss_name(window)
+    if name is None:
+        return np.ones(len(steps))
+    own_steps, values = window.get(name)
+    factor = _aligned(steps, own_steps, np.where(np.isfinite(values), 1.0, 0.0))
+    return np.where(np.isnan(factor), 1.0, factor)
+
+
+def _finding_factor(findings: Sequence[Finding], steps: Steps) -> Array:
+    """What findings leave at the steps they name: the gravest counts whole, others would count the same cause twice."""
+    factor = np.ones(len(steps))
+    for finding in findings:
+        inside = (steps >= finding.step) & (steps <= finding.last_step)
+        left = 1.0 - finding.confidence * (1.0 - SEVERITY_FACTORS[finding.severity])
+        factor[inside] = np.minimum(factor[inside], left)
+    return factor
+
+
+def _whole(layers: Array) -> Array:
+    """Half the mean of the layers, half the worst: a network is as good as most of it, and as its weakest part."""
+    known = ~np.isnan(layers)
+    num = known.sum(axis=0)
+    mean = np.where(known, layers, 0.0).sum(axis=0) / np.maximum(num, 1)
+    worst = np.where(known, layers, np.inf).min(axis=0)
+    return np.where(num > 0, 0.5 * mean + 0.5 * worst, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------ sites and steps
+
+
+def _owners(window: Window) -> Owner:
+    """Which layer a site belongs to: a parameter to its module, an activation to itself, a container's to nobody."""
+    known = {p.name: p.owner for p in structure(window).parameters}
+    parameters = {name.site for name in window.series if name.kind in ("param", "grad", "update")}
+    sites = {name.site for name in window.series}
+    # A parameter of the root module itself is a layer of its own.
+    owners = {site: known.get(site) or site.rpartition(".")[0] or site for site in parameters}
+    containers = {site[:end] for site in sites for end, sign in enumerate(site) if sign == "."} - {*owners.values()}
+    if "model" not in containers:
+        containers.add("model")  # the output of the whole
+    return lambda site: owners.get(site, NOBODY if site in containers else site)
+
+
+def _by_layer(norms: Grid, owner_of: Owner) -> Grid:
+    """Norms of all parameters of a layer as one, so that a bias whose gradient is rounding noise does not speak."""
+    rows: dict[str, list[int]] = {}
+    for row, site in enumerate(norms.sites):
+        rows.setdefault(owner_of(site), []).append(row)
+    squares = norms.values**2
+    known = ~np.isnan(squares)
+    values = [
+        np.where(known[own].any(axis=0), np.sqrt(np.where(known[own], squares[own], 0.0).sum(axis=0)), np.nan)
+        for own in rows.values()
+    ]
+    return Grid(tuple(rows), norms.steps, np.stack(values) if values else np.empty((0, len(norms.steps))))
+
+
+def _about(findings: Sequence[Finding], layer: str) -> list[Finding]:
+    """Findings that name this layer, its parameters, or a block that it is part of."""
+    return [f for f in findings if any(_touches(site, layer) for site in f.sites)]
+
+
+def _touches(site: str, layer: str) -> bool:
+    return site == layer or site.startswith(f"{layer}.") or layer.startswith(f"{site}.")
+
+
+def _steps(window: Window) -> Steps:
+    """Steps at which gradients, weights or activations were recorded."""
+    columns = [window.grid(pattern).steps for pattern in NEEDS]
+    return np.unique(np.concatenate(columns)) if columns else np.empty(0, np.int64)
+
+
+def _rows(grid: Grid, factors: Array) -> Iterator[tuple[str, Steps, Array]]:
+    for site, row in zip(grid.sites, factors, strict=True):
+        yield site, grid.steps, row
+
+
+def _reordered(source: Grid, like: Grid) -> Array:
+    """Values of `source` at the sites and steps of another grid; NaN where it has none."""
+    values = np.full(like.values.shape, np.nan)
+    row_of = {site: row for row, site in enumerate(source.sites)}
+    _, here, there = np.intersect1d(like.steps, source.steps, assume_unique=True, return_indices=True)
+    for row, site in enumerate(like.sites):
+        if site in row_of:
+            values[row, here] = source.values[row_of[site], there]
+    return values
+
+
+def _aligned(steps: Steps, own_steps: Steps, values: Array) -> Array:
+    """The newest known value at each step; NaN before the first."""
+    known = ~np.isnan(values)
+    own_steps, values = own_steps[known], values[known]
+    if not len(values):
+        return np.full(len(steps), np.nan)
+    place = np.searchsorted(own_steps, steps, side="right") - 1
+    return np.where(place >= 0, values[np.maximum(place, 0)], np.nan)
+
+
+def _times(a: Array, b: Array) -> Array:
+    """The product; what is not known takes nothing away."""
+    product = np.where(np.isnan(a), 1.0, a) * np.where(np.isnan(b), 1.0, b)
+    return np.where(np.isnan(a) & np.isnan(b), np.nan, product)
+
+
+def _median(values: Array) -> Array:
+    """Median of each column, what is not known left out; NaN where nothing is known."""
+    if not values.size:
+        return np.full(values.shape[1], np.nan)
+    count = (~np.isnan(values)).sum(axis=0)
+    ordered = np.sort(values, axis=0)  # NaN comes last
+    columns = np.arange(values.shape[1])
+    low, high = np.maximum(count - 1, 0) // 2, count // 2
+    middle = (ordered[low, columns] + ordered[np.minimum(high, len(values) - 1), columns]) / 2
+    return np.where(count > 0, middle, np.nan)
