@@ -1,0 +1,76 @@
+"""Give a model a batch in whatever form, and get a scalar loss: tensors, tuples, dicts, models with their own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from sonde.errors import UsageError
+
+LossFunction = Callable[..., Any]
+
+
+def forward(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None) -> tuple[Any, Tensor]:
+    """The model's output and the loss. `loss_fn=None`: the model computes its own, given `y` as `labels`."""
+    output = call(model, x, labels=y if loss_fn is None else None)
+    loss = own_loss(output) if loss_fn is None else _loss(loss_fn, output, y)
+    if not isinstance(loss, Tensor):
+        raise UsageError(f"the loss must be a tensor; loss_fn gave {type(loss).__name__}.")
+    if loss.numel() != 1:
+        raise UsageError(f"the loss must be one number; it has shape {tuple(loss.shape)}. Take its mean().")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss has no gradient: nothing in the model requires one, or the graph is cut by detach() or no_grad()."
+        )
+    return output, loss
+
+
+def call(model: nn.Module, x: Any, labels: Any = None) -> Any:
+    """`model(**x)` for a dict, `model(*x)` for a tuple or list, else `model(x)`."""
+    if isinstance(x, Mapping):
+        extra = {"labels": labels} if labels is not None and "labels" not in x else {}
+        return model(**x, **extra)
+    extra = {"labels": labels} if labels is not None else {}
+    return model(*x, **extra) if isinstance(x, tuple | list) else model(x, **extra)
+
+
+def own_loss(output: Any) -> Any:
+    """The loss inside what a model returned."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, Tensor) and output.numel() == 1:
+        return output
+    if loss is None:
+        raise UsageError(
+            "no loss_fn was given and the model returned no loss. Give one:  analyze(x, y, nn.CrossEntropyLoss())"
+        )
+    return loss
+
+
+def _loss(loss_fn: LossFunction, output: Any, y: Any) -> Any:
+    prediction = getattr(output, "logits", output)
+    return loss_fn(prediction) if y is None else loss_fn(prediction, y)
+
+
+def part(value: Any, index: int, num_parts: int) -> Any:
+    """Every `num_parts`-th sample from `index` on, of everything that has a batch dimension."""
+    if num_parts == 1:
+        return value
+    if isinstance(value, Tensor):
+        return value[index::num_parts] if value.ndim and value.shape[0] >= num_parts else value
+    if isinstance(value, Mapping):
+        return {key: part(item, index, num_parts) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(part(item, index, num_parts) for item in value)
+    return value
+
+
+def batch_size(value: Any) -> int:
+    """Samples in a batch; 1 when that cannot be told."""
+    if isinstance(value, Tensor):
+        return value.shape[0] if value.ndim else 1
+    items = (
+        list(value.values()) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple | list) else []
+    )
+    return max((batch_size(item) for item in items), default=1)

@@ -1,0 +1,146 @@
+"""FlowAnalyzer: one batch through a model, every layer judged, the model left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from torch import nn
+
+from sonde.errors import NotAModelError, UsageError
+from sonde.flow.batch import LossFunction, batch_size, part
+from sonde.flow.issue import Issue
+from sonde.flow.judge import RELATIVE, Thresholds, judged
+from sonde.flow.metrics import FlowMetrics, Layer
+from sonde.flow.preserve import preserved
+from sonde.flow.report import FlowReport
+from sonde.flow.trace import Sketch, Stop, Trace, trace
+
+
+class FlowAnalyzer:
+    """Analyses the flow of gradients through a model.
+
+    report = FlowAnalyzer(model).analyze(x, y, nn.CrossEntropyLoss())
+    report.print_summary()
+    """
+
+    def __init__(self, model: nn.Module, *, thresholds: Thresholds = RELATIVE) -> None:
+        if not isinstance(model, nn.Module):
+            raise NotAModelError(f"FlowAnalyzer takes a torch.nn.Module; got {type(model).__name__}.")
+        self.model, self.thresholds = model, thresholds
+
+    def analyze(self, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1) -> FlowReport:
+        """Forward and backward, once, or for `steps` parts of the batch; parameters, buffers, gradients, mode and random
+        numbers are as before afterwards."""
+        traces = self.traces(x, y, loss_fn, steps)
+        return self.report(traces)
+
+    def traces(
+        self, x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1, observers: Sequence[Any] = ()
+    ) -> list[Trace]:
+        """One trace per part of the batch."""
+        if steps < 1:
+            raise UsageError(f"steps is at least 1; got {steps}.")
+        if steps > 1 and batch_size(x) < steps:
+            raise UsageError(f"a batch of {batch_size(x)} cannot be cut into steps={steps} parts.")
+        found = []
+        with preserved(self.model):
+            for index in range(steps):
+                pieces = part(x, index, steps), part(y, index, steps)
+                found.append(trace(self.model, *pieces, loss_fn, observers=tuple(observers)))
+                for parameter in self.model.parameters():
+                    parameter.grad = None
+        return found
+
+    def report(
+        self, traces: list[Trace], issues: Sequence[Issue] = (), details: dict[str, Any] | None = None
+    ) -> FlowReport:
+        """Judge what was seen; `issues` are what an analyzer found beyond single layers."""
+        layers = judged(measured(traces), self.thresholds, issues)
+        return FlowReport(
+            model_name=type(self.model).__name__,
+            loss=fmean(t.loss for t in traces),
+            layers=tuple(layers),
+            model_issues=tuple(issue for issue in issues if issue.layer not in {layer.name for layer in layers}),
+            details=details or {},
+            is_relative=self.thresholds.is_relative,
+        )
+
+
+def measured(traces: list[Trace]) -> list[Layer]:
+    """Every module with its metrics, in the order of the forward pass; of several passes, their mean."""
+    stops = traces[0].in_order()
+    typical = [_typical_flow(t) for t in traces]
+    layers = []
+    for stop in stops:
+        passes = [_metrics(t, stop, flow) for t, flow in zip(traces, typical, strict=True)]
+        layers.append(
+            Layer(
+                name=stop.name,
+                type=stop.type,
+                order=stop.order,
+                metrics=_mean(passes),
+                num_parameters=stop.num_parameters,
+                input_shape=stop.input_shape,
+                output_shape=stop.output_shape,
+                is_leaf=stop.is_leaf,
+            )
+        )
+    return layers
+
+
+def _typical_flow(t: Trace) -> float:
+    """Norm of gradient times norm of activation, in the median over the last third of the leaf modules: gradients come
+    from there, so what is less further forward has vanished on the way, and what is more has exploded."""
+    flows = [flow for stop in t.in_order() if stop.is_leaf and (flow := _flow(t, stop)) > 0]
+    return median(flows[-max(3, len(flows) // 3) :]) if flows else 0.0
+
+
+def _flow(t: Trace, stop: Stop) -> float:
+    act, grad = t.get("act", stop.name), t.get("actgrad", stop.name)
+    return act.norm * grad.norm if act is not None and grad is not None else 0.0
+
+
+def _metrics(t: Trace, stop: Stop, typical: float) -> FlowMetrics:
+    grad, act = t.get("actgrad", stop.name), t.get("act", stop.name)
+    weights = [s for name in stop.parameters if (s := t.get("param", name)) is not None]
+    weight_grads = [s for name in stop.parameters if (s := t.get("grad", name)) is not None]
+    flow = _flow(t, stop)
+    return FlowMetrics(
+        mean_pressure=grad.mean_abs if grad else 0.0,
+        max_pressure=grad.max_abs if grad else 0.0,
+        turbulence=_turbulence(grad),
+        relative_pressure=flow / typical if typical and flow else 1.0 if grad is None else 0.0,
+        grad_norm=grad.norm if grad else 0.0,
+        activation_rms=act.rms if act else 0.0,
+        activation_zero_fraction=act.zero_fraction if act else 0.0,
+        weight_norm=_norm(weights),
+        weight_grad_norm=_norm(weight_grads),
+        nonfinite=sum(s.nonfinite for s in (grad, act, *weight_grads) if s is not None),
+        calls=stop.calls,
+    )
+
+
+def _turbulence(grad: Sketch | None) -> float:
+    if grad is None or not grad.mean_abs:
+        return 0.0
+    variance = max(grad.rms**2 - grad.mean_abs**2, 0.0)
+    return float(variance**0.5 / grad.mean_abs)
+
+
+def _norm(sketches: list[Sketch]) -> float:
+    return float(sum(s.norm**2 for s in sketches) ** 0.5)
+
+
+def _mean(passes: list[FlowMetrics]) -> FlowMetrics:
+    if len(passes) == 1:
+        return passes[0]
+    pressures = [m.mean_pressure for m in passes]
+    changes = [abs(b - a) / a for a, b in pairwise(pressures) if a]
+    values: dict[str, Any] = {
+        name: fmean(getattr(m, name) for m in passes) for name in FlowMetrics.__dataclass_fields__
+    }
+    values |= {"velocity": fmean(changes) if changes else 0.0, "max_pressure": max(m.max_pressure for m in passes)}
+    return FlowMetrics(**{**values, "nonfinite": sum(m.nonfinite for m in passes), "calls": passes[0].calls})

@@ -1,0 +1,53 @@
+"""What can be wrong with the flow of gradients: the kinds of issues, and one issue with what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+IssueType = Literal[
+    "VANISHING", "EXPLODING", "BOTTLENECK", "DECAY", "VANISHING_TEMPORAL", "EXPLODING_TEMPORAL", "SHORT_MEMORY",
+    "ATTN_BOTTLENECK", "FFN_BOTTLENECK", "QKV_IMBALANCE", "RESIDUAL_DECAY", "LAYER_VARIANCE", "DEAD", "SATURATED",
+    "NUMERICAL",
+]  # fmt: skip
+IssueSeverity = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
+
+SEVERITIES: Final[tuple[IssueSeverity, ...]] = ("LOW", "MEDIUM", "HIGH", "CRITICAL")
+MEANINGS: Final[dict[IssueType, str]] = {
+    "VANISHING": "Gradients too small to learn from, compared with the rest of the model.",
+    "EXPLODING": "Gradients far larger than in the rest of the model.",
+    "BOTTLENECK": "A compressing layer that amplifies gradients.",
+    "DECAY": "Gradients shrink layer by layer towards the input.",
+    "VANISHING_TEMPORAL": "Gradients vanish on their way back through time.",
+    "EXPLODING_TEMPORAL": "Gradients explode on their way back through time.",
+    "SHORT_MEMORY": "Only the last few time steps reach the loss.",
+    "ATTN_BOTTLENECK": "Attention passes on far less gradient than its neighbours.",
+    "FFN_BOTTLENECK": "The feed-forward part narrows or amplifies the gradient.",
+    "QKV_IMBALANCE": "Query, key and value get gradients of very different size.",
+    "RESIDUAL_DECAY": "The residual stream loses gradient from block to block.",
+    "LAYER_VARIANCE": "Gradients of similar layers differ widely.",
+    "DEAD": "Units that give zero for every input, or layers without any gradient.",
+    "SATURATED": "Units at the flat ends of their activation.",
+    "NUMERICAL": "NaN or infinity.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issue:
+    """One thing that is wrong, where, and the change that mends it."""
+
+    type: IssueType
+    severity: IssueSeverity
+    layer: str
+    """The module it was found in; "" for the model as a whole."""
+    message: str
+    recommendation: str = ""
+    """What to change, as code for this very layer."""
+    value: float | None = None
+    healthy: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "type": self.type, "severity": self.severity, "layer": self.layer, "message": self.message,
+            "recommendation": self.recommendation, "value": self.value, "healthy": self.healthy,
+        }  # fmt: skip

@@ -1,0 +1,173 @@
+"""One forward and one backward pass, with every module's output and its gradient sketched on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from sonde.flow.batch import LossFunction, forward
+from sonde.probe.forward import ForwardTap
+from sonde.probe.guards import quiet
+from sonde.probe.model import ModelNames, Place
+from sonde.probe.outputs import floating_tensors, is_plain_tensor
+from sonde.reduce.torch import Reducer, resolve_all
+from sonde.schema.sketch import INF, MAX, MIN, NAN, SUMABS, SUMSQ, ZERO, Array, N
+
+
+@dataclass(slots=True)
+class Stop:
+    """One module on the way: its place in the order of the forward pass, and what it took and gave."""
+
+    name: str
+    type: str
+    order: int
+    is_leaf: bool
+    num_parameters: int
+    parameters: tuple[str, ...]
+    input_shape: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """The numbers of one tensor that the analysis needs."""
+
+    n: float
+    mean_abs: float
+    max_abs: float
+    norm: float
+    rms: float
+    zero_fraction: float
+    nonfinite: int
+
+    @staticmethod
+    def of(row: Array) -> Sketch:
+        finite = row[N] - row[NAN] - row[INF]
+        largest = max(abs(row[MIN]), abs(row[MAX])) if finite > 0 else 0.0
+        return Sketch(
+            n=float(row[N]),
+            mean_abs=float(row[SUMABS] / finite) if finite > 0 else 0.0,
+            max_abs=float(largest),
+            norm=float(np.sqrt(row[SUMSQ])),
+            rms=float(np.sqrt(row[SUMSQ] / finite)) if finite > 0 else 0.0,
+            zero_fraction=float(row[ZERO] / row[N]) if row[N] else 0.0,
+            nonfinite=int(row[NAN] + row[INF]),
+        )
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one pass saw. Sketches by kind ("act", "actgrad", "param", "grad") and name."""
+
+    loss: float
+    stops: dict[str, Stop]
+    sketches: dict[tuple[str, str], Sketch]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, kind: str, name: str) -> Sketch | None:
+        return self.sketches.get((kind, name))
+
+    def in_order(self) -> list[Stop]:
+        return sorted(self.stops.values(), key=lambda stop: stop.order)
+
+
+class _Collector:
+    """The sink of the forward tap during one pass."""
+
+    wants_activations = True
+    wants_activation_grads = True
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+        self.stops: dict[str, Stop] = {}
+        self.keys: dict[tuple[str, str], int] = {}
+        self.observers: list[Any] = []
+        """Called with (place, module, args, output) for every module call; see `trace`."""
+
+    def key(self, kind: str, name: str) -> int:
+        return self.keys.setdefault((kind, name), len(self.keys))
+
+    def forward_seen(self) -> None:
+        """Steps are not counted here."""
+
+    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+        stop = self.stops.get(place.name)
+        if stop is None:
+            stop = self.stops[place.name] = _stop(place, module, len(self.stops), args, output)
+        stop.calls += 1
+        for observer in self.observers:
+            observer(place, module, args, output)
+
+    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        if not suffix:
+            self.reducer.add(self.key("act", place.name), tensor, histogram=False)
+
+    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
+        if not suffix:
+            self.reducer.add(self.key("actgrad", place.name), tensor, histogram=False)
+
+
+def _stop(place: Place, module: nn.Module, order: int, args: Any, output: Any) -> Stop:
+    taken, given = floating_tensors(args), floating_tensors(output)
+    own = [(n, p) for n, p in module._parameters.items() if p is not None]
+    return Stop(
+        name=place.name,
+        type=place.module_type,
+        order=order,
+        is_leaf=not module._modules,
+        num_parameters=sum(p.numel() for _, p in own),
+        parameters=tuple(f"{place.name}.{n}" for n, _ in own),
+        input_shape=tuple(taken[0][1].shape) if taken else (),
+        output_shape=tuple(given[0][1].shape) if given else (),
+    )
+
+
+def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Any, ...] = ()) -> Trace:
+    """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
+    names = ModelNames(model)
+    collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None))
+    collector.observers.extend(observers)
+    errors: list[Exception] = []
+    tap = ForwardTap(names, collector, lambda _, error: errors.append(error))
+    try:
+        _, loss = forward(model, x, y, loss_fn)
+        loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        tap.detach()
+    if errors:
+        raise errors[0]
+    with quiet():
+        for kind, items in (("param", _parameters(names, model)), ("grad", _grads(names, model))):
+            keys, tensors = [], []
+            for name, tensor in items:
+                keys.append(collector.key(kind, name))
+                tensors.append(tensor)
+            collector.reducer.add_all(kind, keys, tensors, histogram=False)
+        sketches = _resolve(collector)
+        collector.reducer.forget()
+    return Trace(float(loss.detach()), collector.stops, sketches)
+
+
+def _parameters(names: ModelNames, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for parameter in model.parameters():
+        named = names.parameter(parameter)
+        if named is not None and is_plain_tensor(parameter):
+            yield named.name, parameter
+
+
+def _grads(names: ModelNames, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for parameter in model.parameters():
+        named = names.parameter(parameter)
+        if named is not None and parameter.grad is not None and is_plain_tensor(parameter.grad):
+            yield named.name, parameter.grad
+
+
+def _resolve(collector: _Collector) -> dict[tuple[str, str], Sketch]:
+    keys, rows, _, _ = resolve_all(collector.reducer.take())
+    name_of = {number: name for name, number in collector.keys.items()}
+    return {name_of[int(key)]: Sketch.of(row) for key, row in zip(keys, rows, strict=True)}
