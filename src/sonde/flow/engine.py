@@ -32,8 +32,8 @@ class FlowAnalyzer:
         self.model, self.thresholds = model, thresholds
 
     def analyze(self, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1) -> FlowReport:
-        """Forward and backward, once, or for `steps` parts of the batch; parameters, buffers, gradients, mode and random
-        numbers are as before afterwards."""
+        """Forward and backward, once or for `steps` parts of the batch. Parameters, buffers, gradients, mode and random
+        numbers are afterwards as before."""
         traces = self.traces(x, y, loss_fn, steps)
         return self.report(traces)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from sonde.flow.issue import Issue, IssueSeverity
 from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth, status_of
+from sonde.schema.names import as_code
 
 PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 20.0, "HIGH": 35.0, "CRITICAL": 60.0}
 FREE_DECADES: Final = 1.0
@@ -113,7 +114,7 @@ def _numerical(layer: Layer) -> Issue:
         severity="CRITICAL",
         layer=layer.name,
         message=f"{layer.name}: {layer.metrics.nonfinite} values are NaN or infinite",
-        recommendation=f"torch.autograd.set_detect_anomaly(True)  # then look at what {layer.name} takes: clamp, add an eps",
+        recommendation=f"torch.autograd.set_detect_anomaly(True)  # what does {layer.name} take? clamp it, add an eps",
         value=float(layer.metrics.nonfinite),
         healthy="0",
     )
@@ -123,7 +124,7 @@ def _dead(layer: Layer, how: str) -> Issue:
     if layer.metrics.weight_norm > 0:
         advice = f"# is {layer.name}'s output used in the loss, or cut off by detach()?"
     else:
-        advice = f"model.{layer.name} = nn.LeakyReLU(0.01)  # or a lower learning rate, or a positive bias before it"
+        advice = f"{as_code(layer.name)} = nn.LeakyReLU(0.01)  # or a lower learning rate, or a positive bias before it"
     return Issue(
         type="DEAD",
         severity="HIGH",
@@ -144,7 +145,7 @@ def _vanishing(layer: Layer, level: float, thresholds: Thresholds) -> Issue:
         recommendation=(
             f"# behind {layer.name}: nn.LayerNorm({layer.output_shape[-1] if layer.output_shape else '…'}), "
             "a residual x + f(x), or ReLU/GELU instead of sigmoid/tanh;\n"
-            f"nn.init.kaiming_normal_(model.{layer.name}.weight)"
+            f"nn.init.kaiming_normal_({as_code(layer.name)}.weight)"
         ),
         value=level,
         healthy=f"above {thresholds.vanishing:g}",

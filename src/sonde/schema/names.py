@@ -92,6 +92,15 @@ def unique_sites(names: Sequence[str]) -> list[str]:
     return [site_name(short if counts[short] == 1 else full) for short, full in zip(stripped, names, strict=True)]
 
 
+def as_code(site: str, root: str = "model") -> str:
+    """The expression that reaches a module or parameter in Python.
+
+    >>> as_code("blocks.0.mlp.fc1")
+    'model.blocks[0].mlp.fc1'
+    """
+    return root + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in site.split(".") if part != root)
+
+
 @lru_cache(maxsize=4096)
 def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(pattern))
