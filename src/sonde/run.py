@@ -30,6 +30,7 @@ from sonde.read.sql import DEFAULT_LIMIT, run_query
 from sonde.read.state import RunState, open_state
 from sonde.read.stats import read_stats
 from sonde.read.steps import ALL_STEPS, Steps, parse_steps
+from sonde.read.structure import read_structure
 from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, health_table, site_table, system_table
 from sonde.read.window import read_window
@@ -226,12 +227,15 @@ class Run:
         """New rows as they are written, from the first on; ends when the run does."""
         return follow(self._state, stats, scalars, poll_s=poll_s)
 
+    def structure(self) -> Mapping[str, Any]:
+        """What the model is made of: modules, parameters, optimizers, loss, as in model.json; {} when unknown."""
+        return read_structure(self._now)
+
     def window(self, patterns: Sequence[str] | None = None) -> Window:
         """The run as rules see it: the series of these patterns (else of all rules), every scalar, what is known."""
         from sonde.diagnose.check import needs
 
-        structure: Mapping[str, Any] = getattr(self, "structure", dict)()
-        return read_window(self._now, needs() if patterns is None else patterns, structure)
+        return read_window(self._now, needs() if patterns is None else patterns, self.structure())
 
     def findings(self) -> list[Finding]:
         """What is wrong, where, since when and what to do; the most likely root first.

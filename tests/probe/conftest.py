@@ -36,6 +36,9 @@ class Sink:
     def forward_seen(self) -> None:
         self.num_forwards += 1
 
+    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+        assert not torch.is_grad_enabled()
+
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         assert not torch.is_grad_enabled()
         self.activations.append((place.name + suffix, tensor.detach().clone()))

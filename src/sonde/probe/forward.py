@@ -27,7 +27,7 @@ class ForwardSink(Protocol):
         """A module of the model ran in a training forward pass."""
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
-        """A module of the model ran: what it took and gave."""
+        """A selected module of the model, or the model itself, ran: what it took and gave."""
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         """A tensor a module returned."""
@@ -96,11 +96,11 @@ class ForwardTap:
         sink.forward_seen()
         if place is self._root and self.on_root is not None:
             self.on_root(args, kwargs, output)
-        if not place.is_selected:
+        if not place.is_selected and place is not self._root:
             return
         with quiet():
             sink.module_called(place, module, args, output)
-            if not (sink.wants_activations or sink.wants_activation_grads):
+            if not place.is_selected or not (sink.wants_activations or sink.wants_activation_grads):
                 return
             for suffix, tensor in floating_tensors(output):
                 if sink.wants_activations:

@@ -86,6 +86,12 @@ class OptimizerTap:
         """An optimizer that is gone is waited for no longer."""
         return sum(ref() is not None for ref, _ in self.numbers.values())
 
+    @property
+    def watched(self) -> list[Optimizer]:
+        """Those that are still there, in order of their numbers."""
+        known = sorted(self.numbers.values(), key=lambda item: item[1])
+        return [optimizer for ref, _ in known if (optimizer := ref()) is not None]
+
     def _number(self, optimizer: Optimizer) -> int:
         self.numbers = {key: known for key, known in self.numbers.items() if known[0]() is not None}
         taken = {number for _, number in self.numbers.values()}

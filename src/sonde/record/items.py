@@ -38,6 +38,14 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class Document:
+    """A file of its own beside run.json, replaced whole and signed like it."""
+
+    name: str
+    content: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier:
     """Answered when everything queued before it is acknowledged."""
 

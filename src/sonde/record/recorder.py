@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.record.catalog import Catalog, Row, Segment, event_row, scalar_row, segment_row, site_row, system_rows
-from sonde.record.items import Barrier, Facts, NewScalar, NewSite, check_record, join_scalars
+from sonde.record.durable import write_durably
+from sonde.record.items import Barrier, Document, Facts, NewScalar, NewSite, check_record, join_scalars
 from sonde.record.options import WriterOptions
 from sonde.record.pyramid import Pyramid
 from sonde.record.queue import BoundedQueue
@@ -28,7 +29,7 @@ from sonde.record.stream import StreamWriter
 from sonde.record.system import SystemSampler
 from sonde.record.table import StatsTable
 from sonde.schema.layout import STREAMS, RunStatus, Stream
-from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, to_json
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_document, to_json
 
 _MIB: Final = 1 << 20
 MAX_EVENTS: Final = 10_000
@@ -97,6 +98,7 @@ class Recorder:
         self._scalars: list[ScalarsRecord] = []
         self._num_scalar_rows = 0
         self._barriers: list[Barrier] = []
+        self._documents: dict[str, str] = {}
         self._num_events = 0
         self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self._sampler: SystemSampler | None = None
@@ -179,6 +181,8 @@ class Recorder:
             self._rows.append(scalar_row(item.id, item.name))
         elif isinstance(item, Facts):
             self._learn(item)
+        elif isinstance(item, Document):
+            self._documents[item.name] = sign_document(to_json(item.content))
         elif isinstance(item, Barrier):
             self._barriers.append(item)
         elif item is not None:
@@ -188,6 +192,10 @@ class Recorder:
         if self._rows:
             self.catalog.commit(self._rows)
             self._rows = []
+        while self._documents:
+            name, text = next(iter(self._documents.items()))
+            write_durably(self.run / name, text.encode())
+            del self._documents[name]
         for stream in self.streams.values():
             stream.flush()
         for barrier in self._barriers:
@@ -296,7 +304,7 @@ class Recorder:
             self._remember(self._event("warning_failed", f"the warning could not be shown: {_words(error)}"))
 
     def _refuse(self, item: Any, error: Exception, num_records: int = 1) -> None:
-        if not isinstance(item, Event | NewSite | NewScalar | Facts):
+        if not isinstance(item, Event | NewSite | NewScalar | Facts | Document):
             self.shared.failed["scalars" if isinstance(item, ScalarsRecord) else "stats"] += num_records
         if not self._has_refused:
             self._has_refused = True

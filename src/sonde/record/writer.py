@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sonde.errors import CorruptError, RunError
 from sonde.record.environment import git_state, package_versions
-from sonde.record.items import Barrier, Facts, LateRecord, NewScalar, NewSite, Record
+from sonde.record.items import Barrier, Document, Facts, LateRecord, NewScalar, NewSite, Record
 from sonde.record.lock import RunLock
 from sonde.record.options import WriterOptions
 from sonde.record.queue import BoundedQueue
@@ -127,6 +127,11 @@ class Writer:
         """Facts for run.json; they are there after the next heartbeat."""
         if not self._is_closed:
             self._queue.add(Facts(facts))
+
+    def document(self, name: str, content: dict[str, Any]) -> None:
+        """A file of its own in the run folder: replaced whole, signed like run.json. The name is one of ours."""
+        if not self._is_closed:
+            self._queue.add(Document(name, content))
 
     @property
     def dropped(self) -> dict[str, int]:

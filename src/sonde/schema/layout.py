@@ -8,6 +8,7 @@ from typing import Final, Literal
 FORMAT_VERSION: Final = 1
 
 RUN_FILE: Final = "run.json"
+MODEL_FILE: Final = "model.json"
 CATALOG_FILE: Final = "catalog.sqlite"
 LOCK_FILE: Final = "lock"
 LIVE_LOG: Final = "live.log"

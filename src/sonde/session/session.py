@@ -181,6 +181,7 @@ class Session:
             else:
                 for watching in self._watchings:
                     watching.sweep()
+                self._describe_models()
                 self._is_step_over = True
                 self.end_step()
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
@@ -228,7 +229,15 @@ class Session:
         """All watched optimizers have stepped. The step stays open for `log` until the next one shows itself."""
         for watching in self._watchings:
             watching.emit(self.step_number)
+        self._describe_models()
         self._is_step_over = True
+
+    def _describe_models(self) -> None:
+        """model.json, if what it says has changed."""
+        if self._watchings:
+            from sonde.session.structure import write_structure
+
+            write_structure(self, self._watchings)
 
     def end_step(self) -> None:
         """Count the step and decide what the next one records."""

@@ -25,7 +25,9 @@ from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.schema.records import Event, Site, StatsRecord
+from sonde.session.inspection import Inspection
 from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.structure import StructureDocument
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
@@ -73,6 +75,10 @@ class Watching:
         root = self.names.place(model)
         self.nonfinite = NonFiniteWatch(session, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
+        self.inspection = Inspection(session, self.names, on_error)
+        self.structure = StructureDocument()
+        self.loss_name = ""
+        self._is_inspecting = repr(plan.inspect) != "never"
         self.clips = ClipTap(on_error)
         self.forward = ForwardTap(self.names, self, on_error)
         self.optimizers = OptimizerTap(
@@ -91,6 +97,7 @@ class Watching:
         self.forward.detach()
         self.optimizers.detach()
         self.clips.detach()
+        self.inspection.detach()
         # Not left to the garbage collector: the copies of the parameters are as large as the model.
         self.reducer.forget()
         self.optimizer_pass.forget()
@@ -108,6 +115,7 @@ class Watching:
         self.wants_activations = allowed and plan.activations(step)
         self.wants_activation_grads = allowed and plan.activation_grads(step)
         self.wants_inspection = allowed and plan.inspect(step)
+        self.inspection.begin_step(is_wanted=self.wants_inspection)
         self.histogram = step % self.session.settings.hist_every == 0
         self._stepped.clear()
 
@@ -124,11 +132,13 @@ class Watching:
         self.session.forward_seen()
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
-        if self.nonfinite is not None and self.is_allowed:
-            start = time.perf_counter()
+        start = time.perf_counter()
+        if self.nonfinite is not None and self.is_allowed and place.is_selected:
             is_leaf = not module._modules
             self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
-            self.own_s += time.perf_counter() - start
+        if self.wants_inspection:
+            self.inspection.module_called(place, module, args, output)
+        self.own_s += time.perf_counter() - start
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         self._one("act", place, suffix, tensor)
@@ -179,6 +189,7 @@ class Watching:
                     pairs=self.wants["optim"],
                     histogram=self.histogram,
                 )
+            self.inspection.before_update()
             self._scalars(step)
         self.own_s += time.perf_counter() - start
 
@@ -239,6 +250,8 @@ class Watching:
         norm = self.clips.take_norm()
         if norm is not None:
             values["optim/grad_norm"], values["optim/max_norm"] = norm
+        if self._is_inspecting and not step.has_closure:
+            values.update(self.inspection.gradients(step))
         self.session.log({name: value for name, value in values.items() if value is not None})
         if step.found_inf is not None:
             self._watch_for_skip(step.found_inf)
@@ -271,6 +284,7 @@ class Watching:
         with quiet():
             if self.wants["grad"]:
                 self._grads(step)
+            self.inspection.before_update()
             if self.wants["param"]:
                 self.reducer.add_all("param", self._keys("param", step), step.params, histogram=self.histogram)
         self.own_s += time.perf_counter() - start
@@ -280,6 +294,7 @@ class Watching:
         start = time.perf_counter()
         with quiet():
             tables = self.reducer.take()
+            self.inspection.emit(step)
         if tables:
             self.session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
         if self.nonfinite is not None:

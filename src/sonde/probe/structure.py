@@ -1,0 +1,165 @@
+"""What a model is made of, in plain words and numbers: modules, parameters, optimizers. Reads no tensor's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from sonde.probe.model import ModelNames, NamedParameter, Place
+
+_ACTIVATIONS: Final = tuple(
+    getattr(nn, name)
+    for name in (
+        "ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Tanh",
+        "Sigmoid", "Hardtanh", "Hardswish", "Hardsigmoid", "Softplus", "Softsign", "Tanhshrink", "Softshrink",
+        "Hardshrink", "Threshold", "LogSigmoid", "GLU",
+    )
+)  # fmt: skip
+_NORMS: Final = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+_KINDS: Final[tuple[tuple[str, tuple[type, ...]], ...]] = (
+    ("activation", _ACTIVATIONS),
+    ("norm", _NORMS),
+    ("dropout", (nn.modules.dropout._DropoutNd, nn.FeatureAlphaDropout)),
+    ("conv", (nn.modules.conv._ConvNd,)),
+    ("linear", (nn.Linear, nn.Bilinear)),
+    ("embedding", (nn.Embedding, nn.EmbeddingBag)),
+    ("rnn", (nn.RNNBase, nn.RNNCellBase)),
+    ("attention", (nn.MultiheadAttention,)),
+    ("softmax", (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin)),
+    ("loss", (nn.modules.loss._Loss,)),
+)
+# Models from elsewhere bring layers of their own; their class names follow torch's.
+_ENDINGS: Final = (("norm", "Norm"), ("loss", "Loss"), ("attention", "Attention"), ("linear", "Linear"))
+_GROUP_KEYS: Final = ("lr", "eps", "betas", "weight_decay", "momentum", "nesterov", "amsgrad")
+
+
+def kind_of(module: nn.Module) -> str:
+    """One word for what a module does.
+
+    >>> kind_of(nn.ReLU()), kind_of(nn.Linear(2, 2)), kind_of(nn.Sequential(nn.Linear(2, 2)))
+    ('activation', 'linear', 'container')
+    """
+    for kind, types in _KINDS:
+        if isinstance(module, types):
+            return kind
+    name = type(module).__name__
+    for kind, ending in _ENDINGS:
+        if name.endswith(ending):
+            return kind
+    return "container" if module._modules else "other"
+
+
+def is_mode_dependent(module: nn.Module) -> bool:
+    """Whether `train()` and `eval()` make a difference to it: dropout that drops, batch norm that keeps averages."""
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return module.track_running_stats
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+
+
+def describe(
+    names: ModelNames, optimizers: Iterable[Optimizer], calls: Mapping[str, tuple[int, int]], loss: str
+) -> dict[str, Any]:
+    """The structure document. `calls` is name -> (order of first call, number of calls) in one forward pass."""
+    optimizers = list(optimizers)
+    groups = {
+        id(parameter): number
+        for optimizer in optimizers
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    parameters = [(named, named.ref()) for named in names.parameters.values()]
+    described = [_parameter(named, p, groups.get(id(p))) for named, p in parameters if p is not None]
+    model = names.model()
+    return {
+        "modules": [_module(place, calls) for place in names.places.values() if place.ref() is not None],
+        "parameters": described,
+        "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
+        "loss": loss,
+        "total_parameters": sum(_numel(p) for p in model.parameters()) if model is not None else 0,
+        "trainable_parameters": sum(_numel(p) for p in model.parameters() if p.requires_grad) if model else 0,
+    }
+
+
+def _module(place: Place, calls: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    module = place.ref()
+    assert module is not None
+    order, count = calls.get(place.name, (-1, 0))
+    found = {
+        "name": place.name,
+        "type": place.module_type,
+        "kind": kind_of(module),
+        "order": order,
+        "calls": count,
+        "is_leaf": not module._modules,
+    }
+    for key in ("p", "dim", "inplace"):
+        value = module.__dict__.get(key)
+        if isinstance(value, bool | int | float):
+            found[key] = value
+    return found
+
+
+def _parameter(named: NamedParameter, parameter: nn.Parameter, group: int | None) -> dict[str, Any]:
+    shape = [] if _is_lazy(parameter) else [int(n) for n in parameter.shape]
+    return {
+        "name": named.name,
+        "shape": shape,
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "trainable": bool(parameter.requires_grad),
+        "owner": named.owner,
+        "module_type": named.module_type,
+        "in_optimizer": group is not None,
+        "group": -1 if group is None else group,
+        "fan_in": _fan_in(shape, named.module_type),
+        "aliases": list(named.aliases),
+    }
+
+
+def _fan_in(shape: list[int], module_type: str) -> int:
+    """How many inputs add up to one output; 0 where nothing is added up."""
+    if len(shape) < 2 or "Embedding" in module_type:
+        return 0
+    size = 1
+    # A transposed convolution keeps its inputs in the first dimension, as do Linear layers written `x @ w`.
+    summed = [shape[0], *shape[2:]] if "Transpose" in module_type or module_type == "Conv1D" else shape[1:]
+    for length in summed:
+        size *= length
+    return size
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    return 0 if _is_lazy(parameter) else parameter.numel()
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    return {"type": type(optimizer).__name__, "groups": [_group(group) for group in optimizer.param_groups]}
+
+
+def _group(group: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {key: _number(group[key]) for key in _GROUP_KEYS if key in group}
+    found["num_params"] = len(group["params"])
+    return found
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        # A learning rate that lives on a device is not waited for.
+        return value.item() if value.device.type == "cpu" and value.numel() == 1 else None
+    if isinstance(value, list | tuple):
+        return [_number(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _is_lazy(parameter: Any) -> bool:
+    """It has no shape yet."""
+    return bool(is_lazy(parameter))

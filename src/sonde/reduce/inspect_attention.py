@@ -1,0 +1,107 @@
+"""Attention seen from its probabilities: how spread out, how large the logits, how much on keys after the query.
+
+From the probabilities where they exist, else made again from a sample of queries. Tensors in, 0-d tensors out, on their
+device; nothing waits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MAX_BATCH: Final = 2
+MAX_HEADS: Final = 64
+MAX_QUERIES: Final = 64
+MAX_ELEMENTS: Final = 1 << 21
+# Masks are written as -inf, as the lowest number of a dtype, or as -1e9 or -1e4 added to a logit.
+MASKED_BELOW: Final = -9_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Logits and probabilities (batch, heads, queries, keys) in float32, and which queries they are of."""
+
+    logits: Tensor
+    probabilities: Tensor
+    query_step: int
+    num_queries: int
+
+
+def _steps(batch: int, heads: int, queries: int, keys: int) -> tuple[int, int, int]:
+    """Every how many batch rows, heads and queries to look."""
+    batch_step, head_step = -(-batch // MAX_BATCH), -(-heads // MAX_HEADS)
+    per_query = max(1, -(-batch // batch_step)) * max(1, -(-heads // head_step)) * keys
+    wanted = min(MAX_QUERIES, max(4, MAX_ELEMENTS // max(per_query, 1)))
+    return batch_step, head_step, -(-queries // wanted)
+
+
+def _four_dimensional(tensor: Tensor, num_heads: int) -> Tensor:
+    """(batch, heads, queries, keys): a batch of heads laid out as one dimension is taken apart again."""
+    if tensor.ndim == 3:
+        return tensor.reshape(-1, num_heads, *tensor.shape[1:])
+    return tensor if tensor.ndim == 4 else tensor.flatten(0, tensor.ndim - 4)
+
+
+def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1) -> Sample:
+    """From what a softmax over the last dimension was given and gave."""
+    s, p = (_four_dimensional(tensor.detach(), num_heads) for tensor in (logits, probabilities))
+    batch, heads, queries = _steps(*s.shape)
+    take = (slice(None, None, batch), slice(None, None, heads), slice(None, None, queries))
+    return Sample(s[take].float(), p[take].float(), queries, s.shape[2])
+
+
+def sample_fused(
+    query: Tensor, key: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float | None, num_heads: int = 1
+) -> Sample:
+    """What scaled_dot_product_attention computes and does not show, for some of its queries."""
+    q, k = (_four_dimensional(tensor.detach(), num_heads) for tensor in (query, key))
+    if k.shape[1] != q.shape[1]:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    batch, heads, queries = _steps(q.shape[0], q.shape[1], num_queries, num_keys)
+    take = (slice(None, None, batch), slice(None, None, heads))
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    logits = (q[take][:, :, ::queries].float() @ k[take].float().transpose(-1, -2)) * factor
+    if mask is not None:
+        whole = mask.detach().expand(*query.shape[:-1], num_keys)
+        logits = _masked(logits, _four_dimensional(whole, num_heads)[take][:, :, ::queries])
+    if is_causal:
+        after = _after_query(logits, queries)
+        logits = logits.masked_fill(after, -torch.inf)
+    return Sample(logits, (logits - logits.logsumexp(-1, keepdim=True)).exp(), queries, num_queries)
+
+
+def _masked(logits: Tensor, mask: Tensor) -> Tensor:
+    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.float()
+
+
+def _after_query(like: Tensor, query_step: int) -> Tensor:
+    """(queries, keys) bool: the key comes after the query."""
+    queries = torch.arange(like.shape[-2], device=like.device) * query_step
+    return torch.arange(like.shape[-1], device=like.device) > queries[:, None]
+
+
+def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
+    """entropy, entropy_min, logit_max, future, queries, keys."""
+    s, p = sample.logits, sample.probabilities
+    visible = ~((s <= MASKED_BELOW) & ((p == 0) | p.isnan()))
+    p = torch.where(visible, p, 0.0)
+    num_visible = visible.sum(-1)
+    entropy = -torch.xlogy(p, p).sum(-1) / num_visible.clamp_min(2).float().log()
+    # One visible key leaves no choice: such a row says nothing.
+    counted = (num_visible >= 2).float()
+    per_head = torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2))
+    found: dict[str, Tensor | int] = {
+        "entropy": per_head.mean(),
+        "entropy_min": per_head.amin(),
+        "logit_max": torch.where(visible & s.isfinite(), s.abs(), 0.0).amax(),
+        "queries": sample.num_queries,
+        "keys": s.shape[-1],
+    }
+    if sample.num_queries == s.shape[-1]:
+        found["future"] = torch.where(_after_query(s, sample.query_step), p, 0.0).sum(-1).mean()
+    return found

@@ -1,0 +1,67 @@
+"""Whether successive gradients point the same way, from a small strided sample that stays on its device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MAX_PARAMETERS: Final = 16
+MAX_ELEMENTS: Final = 4096
+
+
+class GradientDirection:
+    """Called at every optimizer step with the same parameters; some thirty microseconds."""
+
+    __slots__ = ("_before", "_chosen", "_grads", "_key", "_square")
+
+    def __init__(self) -> None:
+        self._chosen: list[weakref.ref[Tensor]] = []
+        self._key: tuple[int, ...] = ()
+        self._before: Tensor | None = None
+        self._square: Tensor | None = None
+        self._grads: list[weakref.ref[Tensor]] = []
+
+    def choose(self, parameters: Sequence[Tensor]) -> None:
+        """Settle on at most 16 evenly spaced parameters."""
+        wanted = [p for p in parameters if p.requires_grad]
+        step = -(-len(wanted) // MAX_PARAMETERS) or 1
+        self._chosen = [weakref.ref(p) for p in wanted[::step]]
+        self._before = None
+
+    def compare(self) -> tuple[Tensor | None, bool | None]:
+        """(cosine to the gradient of the step before, whether the gradients are still the same objects)."""
+        grads = [p.grad for ref in self._chosen if (p := ref()) is not None]
+        usable = [g for g in grads if g is not None and type(g) is Tensor and g.layout is torch.strided and g.numel()]
+        if not usable or len({g.device for g in usable}) > 1:
+            self._before, self._grads = None, []
+            return None, None
+        is_same = self._are_kept(usable)
+        self._grads = [weakref.ref(g) for g in usable]
+        share = MAX_ELEMENTS // len(usable)
+        key = tuple(g.numel() for g in usable)
+        now = torch.cat([_sample(g, share) for g in usable]).float()
+        square = now.dot(now)
+        before, square_before = self._before, self._square
+        comparable = before is not None and key == self._key and before.device == now.device
+        self._before, self._square, self._key = now, square, key
+        if not comparable or before is None or square_before is None:
+            return None, is_same
+        # One root per number: the product of two squares would leave float32 for gradients that are merely large.
+        return now.dot(before) / (square.sqrt() * square_before.sqrt()), is_same
+
+    def _are_kept(self, grads: list[Tensor]) -> bool | None:
+        if len(grads) != len(self._grads):
+            return None
+        return all(ref() is grad for ref, grad in zip(self._grads, grads, strict=True))
+
+
+def _sample(grad: Tensor, size: int) -> Tensor:
+    """At most `size` evenly spaced elements in the order of memory; one operation, for it runs at every step."""
+    step = -(-grad.numel() // size)
+    if grad.is_contiguous():
+        return torch.as_strided(grad, (-(-grad.numel() // step),), (step,))
+    return grad.detach().reshape(-1)[::step]

@@ -1,0 +1,65 @@
+"""Kind `model`: mode, graphs that stay alive, memory, and the direction and age of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from sonde.probe.alive import GraphTokens
+from sonde.probe.model import ModelNames
+from sonde.probe.optimizer import OptimizerStep
+from sonde.probe.outputs import floating_tensors
+from sonde.probe.structure import is_mode_dependent
+from sonde.reduce.inspect_grads import GradientDirection
+from sonde.reduce.memory import gpu_mb, resident_mb
+from sonde.session.inspect_units import Values
+
+
+class WholeModelInspection:
+    """Fills `values`; keeps a sample of the last gradient, and tokens by weak reference."""
+
+    def __init__(self, names: ModelNames) -> None:
+        self.names = names
+        self.site = names.prefix.rstrip(".") or "model"
+        self._tokens = GraphTokens()
+        self._directions: dict[int, tuple[int, GradientDirection]] = {}
+
+    def forget(self) -> None:
+        self._tokens.forget()
+        self._directions.clear()
+
+    def root_called(self, values: Values, output: Any, step: int) -> None:
+        modules = [module for place in self.names.places.values() if (module := place.ref()) is not None]
+        modes = [module.training for module in modules if is_mode_dependent(module)]
+        if modes:
+            values[f"model/{self.site}/eval_share"] = 1.0 - sum(modes) / len(modes)
+        for _, tensor in floating_tensors(output)[:1]:
+            self._tokens.mark(step, tensor)
+
+    def finish(self, values: Values, step: int) -> None:
+        alive, num = self._tokens.count(step)
+        if num:
+            values[f"model/{self.site}/alive"], values[f"model/{self.site}/alive_of"] = alive, num
+        values[f"model/{self.site}/rss_mb"] = resident_mb()
+        model = self.names.model()
+        parameter = next(model.parameters(), None) if model is not None else None
+        on_gpu = gpu_mb(parameter.device) if parameter is not None else None
+        if on_gpu is not None:
+            values[f"model/{self.site}/gpu_mb"] = on_gpu
+
+    def gradients(self, step: OptimizerStep) -> Values:
+        """Every step."""
+        parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
+        known, direction = self._directions.get(step.number, (-1, GradientDirection()))
+        if known != len(parameters):
+            direction.choose(parameters)
+            self._directions[step.number] = len(parameters), direction
+        cosine, is_kept = direction.compare()
+        site = f"{self.site}:{step.number}" if step.number else self.site
+        values: Values = {}
+        if isinstance(cosine, Tensor):
+            values[f"model/{site}/grad_cosine"] = cosine
+        if is_kept is not None:
+            values[f"model/{site}/grad_kept"] = float(is_kept)
+        return values

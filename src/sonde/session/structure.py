@@ -1,0 +1,56 @@
+"""When to write model.json: after the first complete step, and again when what it says has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sonde.probe.structure import describe
+from sonde.schema.layout import MODEL_FILE
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+    from sonde.session.watching import Watching
+
+
+class StructureDocument:
+    """What was said last of one watched model."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {}
+        self._signature: object = None
+
+    def refresh(self, watching: Watching) -> bool:
+        """Describe the model anew if something changed; whether it did."""
+        signature = _signature(watching)
+        if signature == self._signature:
+            return False
+        self._signature = signature
+        watching.names.refresh()
+        self.content = describe(
+            watching.names, watching.optimizers.watched, watching.inspection.calls, watching.loss_name
+        )
+        return True
+
+
+def _signature(watching: Watching) -> object:
+    """Cheap, since it is asked at every step: who is optimized, whether calls are known, which loss."""
+    optimizers = [
+        (id(optimizer), tuple(len(group["params"]) for group in optimizer.param_groups))
+        for optimizer in watching.optimizers.watched
+    ]
+    return optimizers, len(watching.inspection.calls), watching.inspection.num_trainable, watching.loss_name
+
+
+def write_structure(session: Session, watchings: list[Watching]) -> None:
+    """One document for all watched models; their modules and parameters stand one after the other."""
+    changed = [watching.structure.refresh(watching) for watching in watchings]
+    if any(changed):
+        session.writer.document(MODEL_FILE, _together([watching.structure.content for watching in watchings]))
+
+
+def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    total = dict(documents[0])
+    for document in documents[1:]:
+        for key, value in document.items():
+            total[key] = (total[key] or value) if isinstance(value, str) else total[key] + value
+    return total
