@@ -44,11 +44,11 @@ def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
         return
     if depth >= _MAX_DEPTH:
         return
-    for key, item in _items(value):
+    for key, item in items_of(value):
         yield from _walk(item, f"{path}.{key}" if path else str(key), depth + 1)
 
 
-def _items(value: Any) -> list[tuple[Any, Any]]:
+def items_of(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):

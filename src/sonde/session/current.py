@@ -143,9 +143,12 @@ def step() -> None:
     _active().step()
 
 
-def batch(*inputs: Any, ids: Any = None) -> None:
-    """Tell which batch comes next: `sonde.batch(x, y)`."""
-    _active().batch(*inputs, ids=ids)
+def batch(inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
+    """Tell which batch comes next: `sonde.batch(x, y)`, or with the names of its samples `sonde.batch(x, y, ids=ids)`.
+
+    Gives the batch an identity, so that one that comes back is known. Nothing is waited for.
+    """
+    _active().batch(inputs, targets, ids=ids)
 
 
 def tap(name: str, tensor: Any) -> None:

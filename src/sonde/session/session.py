@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +27,7 @@ from sonde.schema.records import Event, ScalarsRecord, Severity
 from sonde.session.breaker import Breaker
 
 if TYPE_CHECKING:
+    from sonde.session.inspection_data import DataInspection
     from sonde.session.watching import Watching
 
 DEFAULT_ACTIVATIONS = first(100) | every(10)
@@ -52,6 +53,7 @@ class Session:
         self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
         self.is_finished = False
         self._watchings: list[Watching] = []
+        self.data: DataInspection | None = None
         self._at_finish: list[Any] = []
         self._is_step_over = False
         self._is_optimizer_seen = False
@@ -109,8 +111,16 @@ class Session:
         checked, optimizers = w.check_model(model), w.check_optimizers(optimizer)
         self._unwatch(checked)
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
+        self._inspect_data(self._watchings[-1])
         self.writer.note(watching={"schedules": {name: repr(getattr(plan, name)) for name in w.SCHEDULED}})
         return self
+
+    def _inspect_data(self, watching: Watching) -> None:
+        from sonde.session.inspection_data import DataInspection
+
+        if self.data is None:
+            self.data = DataInspection(self)
+        self.data.follow(watching)
 
     def _unwatch(self, model: Any) -> None:
         """Watching a model again replaces what was asked for before."""
@@ -189,23 +199,22 @@ class Session:
 
     def tap(self, name: str, tensor: Any) -> None:
         """Record the sketch of any tensor, under `custom/<name>`."""
-        self._custom([(name, tensor)])
+        from sonde.session.custom import put_sketches
 
-    def batch(self, *inputs: Any, ids: Any = None) -> None:
-        """Tell which batch comes next: sketches of its tensors, under `custom/batch.<n>`."""
-        del ids
-        self._custom([(f"batch.{number}", value) for number, value in enumerate(inputs)], begins_step=True)
+        self._custom(put_sketches, [(name, tensor)])
 
-    def _custom(self, named: list[tuple[str, Any]], *, begins_step: bool = False) -> None:
+    def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
+        """Tell which batch comes next: its identity, its sketches (`custom/batch.<n>`), and what `data/*` is made of."""
+        from sonde.session.batch import put_batch
+
+        self._custom(put_batch, inputs, targets, ids)
+
+    def _custom(self, put: Callable[..., None], *args: Any) -> None:
         if self.is_finished:
             self.warn_once("tap after finish", "tap() and batch() after finish() record nothing.")
             return
         try:
-            from sonde.session.custom import put_sketches
-
-            if begins_step:
-                self.forward_seen()
-            put_sketches(self, named)
+            put(self, *args)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("tap", error)
 
@@ -227,8 +236,7 @@ class Session:
 
     def optimizer_stepped(self) -> None:
         """All watched optimizers have stepped. The step stays open for `log` until the next one shows itself."""
-        for watching in self._watchings:
-            watching.emit(self.step_number)
+        self._emit()
         self._describe_models()
         self._is_step_over = True
 
@@ -239,15 +247,32 @@ class Session:
 
             write_structure(self, self._watchings)
 
+    @property
+    def is_step_over(self) -> bool:
+        """Whether the optimizers have stepped and the next forward pass has not begun."""
+        return self._is_step_over
+
+    @property
+    def watchings(self) -> list[Watching]:
+        return self._watchings
+
+    def _emit(self) -> None:
+        for watching in self._watchings:
+            watching.emit(self.step_number)
+        if self.data is not None:
+            self.data.emit(self.step_number)
+
     def end_step(self) -> None:
         """Count the step and decide what the next one records."""
         if not self._is_step_over and self._is_optimizer_seen:
             return
         now = time.perf_counter()
         recorded = any(watching.is_recording for watching in self._watchings)
-        for watching in self._watchings:
-            watching.emit(self.step_number)
+        self._emit()
         own_s = sum(watching.own_s for watching in self._watchings)
+        if self.data is not None:
+            own_s += self.data.own_s
+            self.data.own_s = 0.0
         if self.governor.observe(self.step_number, own_s=own_s, step_s=now - self._step_began_s, recorded=recorded):
             self._tell_stride()
         self._step_began_s, self._is_step_over = now, False
@@ -277,8 +302,7 @@ class Session:
         try:
             if self._is_step_over:
                 self.end_step()
-            for watching in self._watchings:
-                watching.emit(self.step_number)
+            self._emit()
             self._note_facts()
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("finish", error)
@@ -293,6 +317,8 @@ class Session:
         for watching in self._watchings:
             watching.detach()
         self._watchings.clear()
+        if self.data is not None:
+            self.data.detach()
         for restore in self._at_finish:
             restore()
         self._at_finish.clear()
@@ -408,7 +434,7 @@ class NullSession:
 
     def tap(self, name: str, tensor: Any) -> None: ...
 
-    def batch(self, *inputs: Any, ids: Any = None) -> None: ...
+    def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None: ...
 
     def event(self, type: str, message: str, **details: Any) -> None: ...
 
