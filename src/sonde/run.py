@@ -35,6 +35,7 @@ from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, health_table, site_table, system_table
 from sonde.read.window import read_window
 from sonde.schema.layout import RunStatus
+from sonde.schema.names import is_inspection
 from sonde.schema.window import Window
 
 
@@ -74,7 +75,8 @@ def compare(
     first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
     scalars, series = [], []
     for run in (first, second):
-        scalars.append(by_series(run.scalars(), ("name",)))
+        logged = by_series(run.scalars(), ("name",))
+        scalars.append({name: column for name, column in logged.items() if not is_inspection(name)})
         series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
     return Comparison(
         a=f"{first.project}/{first.name}",

@@ -12,6 +12,10 @@ from sonde.errors import UnknownNameError, UsageError
 
 Kind = Literal["param", "grad", "update", "act", "actgrad", "optim", "attn", "custom"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+INSPECTION_KINDS: Final = ("unit", "attn", "rnn", "data", "model")
+"""Scalars named kind/site/stat with one of these are what rules look at, not what a user logged."""
+_DATA_SITES: Final = frozenset({"input", "target", "output", "loss", "batch"})
 INSPECTED: Final = ("unit", "attn", "rnn", "data", "model")
 """Kinds of the numbers that inspections add: stored as scalars, named like series (`unit/layers.3.act/dead`)."""
 
@@ -44,6 +48,19 @@ def parse_series(text: str) -> Series:
     if len(parts) != 3 or not all(parts):
         raise UsageError(f'a series is named "kind/site/stat", as in "grad/layers.3.mlp.weight/rms"; got "{text}".')
     return Series(*parts)
+
+
+def is_inspection(name: str) -> bool:
+    """Whether a scalar was recorded for the rules. There are hundreds of them: views that list scalars leave them out.
+
+    >>> is_inspection("data/input/std"), is_inspection("data/loss"), is_inspection("val/loss")
+    (True, False, False)
+    """
+    kind, _, rest = name.partition("/")
+    if kind not in INSPECTION_KINDS or rest.count("/") != 1:
+        return False
+    site = rest.partition("/")[0]
+    return {"data": site in _DATA_SITES, "model": site == "model"}.get(kind, True)
 
 
 def check_kind(kind: str) -> Kind:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.run import Run
+from sonde.schema.names import is_inspection
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -67,9 +68,12 @@ class SeriesSummary:
 
 
 def scalar_series(run: Run, pattern: str = "*", steps: Any = None) -> list[SeriesSummary]:
-    """The logged scalars that a glob names, none of them empty. What is damaged is left out, and in `run.warnings`."""
+    """The scalars that a user logged and a glob names, none of them empty.
+
+    What is damaged is left out, and in `run.warnings`.
+    """
     try:
-        return list(_split(run.scalars(pattern, steps=steps), "name"))
+        return [s for s in _split(run.scalars(pattern, steps=steps), "name") if not is_inspection(s.name)]
     except CorruptError:
         return []
 
