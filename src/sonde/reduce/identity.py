@@ -16,6 +16,7 @@ import numpy as np
 NUM_SAMPLED: Final = 256
 NUM_BITS: Final = 53
 """What a float64 holds exactly."""
+_FEW: Final = 4096
 
 
 def batch_hash(values: Sequence[Any]) -> Any:
@@ -58,13 +59,19 @@ def label_purity(labels: Any, ignore_index: int = -100) -> Any:
         return None
     sampled = _sampled(labels)
     if isinstance(sampled, np.ndarray) and sampled.dtype.kind in "biu":
-        counts = np.unique(sampled[sampled != ignore_index], return_counts=True)[1]
-        return float(counts.max() / counts.sum()) if len(counts) else None
+        valid = sampled[sampled != ignore_index]
+        return _largest_count(valid) / len(valid) if len(valid) else None
     if hasattr(labels, "detach"):
         from sonde.reduce.inspect_data import inspect_target
 
         return inspect_target(labels.detach(), ignore_index).get("top_share")
     return None
+
+
+def _largest_count(numbers: Any) -> int:
+    if int(numbers.min()) >= 0 and int(numbers.max()) < _FEW:
+        return int(np.bincount(numbers).max())
+    return int(np.unique(numbers, return_counts=True)[1].max())
 
 
 def strided(values: Any, num: int) -> Any:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import is_plain, work_dtype
-from sonde.reduce.inspect_data import MAX_ELEMENTS, MAX_ROWS, Values, batch_std, is_integer
+from sonde.reduce.inspect_data import MAX_ELEMENTS, MAX_ROWS, Values, batch_std, is_integer, std_mean
 from sonde.reduce.sample import sample
 
-_MOST: Final = 2**20
+_MOST: Final = 2**18
 """Elements of all sampled rows together: a vocabulary is wide, and one row of it is no sample."""
-_MIN_ROWS: Final = 16
+_MIN_ROWS: Final = 8
 
 
 def inspect_output(
@@ -38,7 +38,7 @@ def inspect_output(
     moved = output.movedim(class_dim, -1) if output.ndim > 1 else output.unsqueeze(-1)
     width = moved.shape[-1]
     values: dict[str, Tensor | float] = {
-        "min": lowest, "max": highest, "std": elements.std(correction=0), "width": float(width),
+        "min": lowest, "max": highest, "std": std_mean(elements)[0], "width": float(width),
         "logit_max": torch.maximum(lowest.abs(), highest.abs()),
     }  # fmt: skip
     if output.shape[0] > 1:
@@ -105,7 +105,8 @@ def _rows(rows: Tensor, tolerance: float) -> Values:
     log_z = rows.logsumexp(1)
     is_log = (log_z.abs() <= tolerance) & (rows.amax(1) <= 0)
     p = torch.where(is_distribution[:, None], rows, (rows - log_z[:, None]).exp())
-    entropy = -torch.special.xlogy(p, p).sum(1).mean() / math.log(width)
+    tiny = torch.finfo(p.dtype).tiny
+    entropy = -(p * p.clamp(min=tiny).log()).sum(1).mean() / math.log(width)
     return values | {
         "is_log_distribution": is_log.to(torch.float32).mean(),
         "entropy": entropy,
@@ -117,7 +118,7 @@ def _columns(output: Tensor) -> Values:
     """Whether a softmax went over the batch: each unit's outputs add up to one over the samples."""
     if output.ndim != 2 or output.shape[0] > MAX_ELEMENTS:
         return {}
-    step = -(-output.shape[1] // max(_MOST // output.shape[0], 1))
+    step = -(-output.shape[1] // max(MAX_ELEMENTS // output.shape[0], 8))
     columns = output[:, ::step].to(work_dtype(output))
     tolerance = 1e-3 if output.dtype.itemsize > 2 else 2e-2
     is_distribution = (columns.amin(0) >= 0) & ((columns.sum(0) - 1).abs() <= tolerance)
