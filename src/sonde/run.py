@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError
 from sonde.read.compare import (
@@ -32,7 +33,7 @@ from sonde.read.stats import read_stats
 from sonde.read.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.structure import read_structure
 from sonde.read.summary import Summary, as_html, as_rich, summarize
-from sonde.read.tables import event_table, health_table, site_table, system_table
+from sonde.read.tables import event_table, finding_table, health_table, site_table, system_table
 from sonde.read.window import read_window
 from sonde.schema.layout import RunStatus
 from sonde.schema.names import is_inspection
@@ -245,22 +246,27 @@ class Run:
         Worked out anew from what was recorded, so an old run is judged by today's rules. A rule that fails is named in
         `warnings` and skipped.
         """
-        from sonde.diagnose.check import check
-
-        def skipped(name: str, error: Exception) -> None:
-            self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
-
-        return check(self.window(), on_error=skipped)
+        return list(self.diagnosis().findings)
 
     def health(self) -> pa.Table:
         """Table (step, site, score): 0 to 100 for each layer, and for the run as a whole under the site "".
 
         docs/diagnose.md has the formula. Neither the scale of the loss nor the size of the model moves a score.
         """
-        from sonde.diagnose.health import NEEDS, health
-
-        found = health(self.window(NEEDS), self.findings())
+        found = self.diagnosis().health
         return health_table(found.steps, found.sites, found.scores)
+
+    def diagnosis(self) -> Diagnosis:
+        """Findings and health of one reading, and what could not be checked because it was not recorded."""
+
+        def skipped(name: str, error: Exception) -> None:
+            self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
+
+        return diagnose(self.window(all_needs()), on_error=skipped)
+
+    def live_findings(self) -> pa.Table:
+        """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of what was found during training."""
+        return finding_table(self.path, is_live=self._now.is_held)
 
     def verify(self) -> list[str]:
         """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""

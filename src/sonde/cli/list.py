@@ -110,7 +110,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         Column(title="steps", right=True),
         Column(title="loss", right=True),
         Column(title=""),
-        *([Column(title="took", right=True)] if is_wide else []),
+        *([Column(title="found"), Column(title="took", right=True)] if is_wide else []),
         Column(title="began", right=True, style="dim"),
         Column(title="", style="yellow"),
     ]
@@ -122,10 +122,25 @@ def _show(rows: list[dict[str, Any]]) -> None:
             count(row["last_step"] + 1),
             number(row["series"].last) if row["series"] else "–",
             sparkline(row["series"].values, 16 if is_wide else 8, ascii=is_ascii(console)) if row["series"] else "",
-            *([duration(row["duration_s"])] if is_wide else []),
+            *([_worst(row["findings"]), duration(row["duration_s"])] if is_wide else []),
             age(now - datetime.fromisoformat(row["created"]).timestamp()),
             "!" if row["warnings"] else "",
         )
         for row in rows
     ]
     console.print(table(columns, cells))
+
+
+def _worst(findings: dict[str, int] | None) -> Any:
+    """The gravest of what was found while it trained."""
+    from rich.text import Text
+
+    from sonde.show.diagnosis import counts_in_words
+    from sonde.show.term.table import SEVERITY_STYLES
+
+    if findings is None:
+        return "–"
+    for severity in ("critical", "warning"):
+        if findings.get(severity):
+            return Text(counts_in_words({severity: findings[severity]}), style=SEVERITY_STYLES[severity])
+    return ""

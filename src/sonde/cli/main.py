@@ -10,8 +10,10 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from sonde.cli.anomalies import anomalies
 from sonde.cli.compare import compare
 from sonde.cli.delete import delete
+from sonde.cli.diagnose import diagnose
 from sonde.cli.doctor import doctor
 from sonde.cli.export import export
 from sonde.cli.info import info
@@ -26,6 +28,8 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "run": run,
     "list": list_runs,
     "show": show,
+    "diagnose": diagnose,
+    "anomalies": anomalies,
     "compare": compare,
     "query": query,
     "export": export,
@@ -61,7 +65,7 @@ def options(
         bool, typer.Option("--version", help="Say which version this is.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """See inside a neural network while it trains: record runs, look at them, compare them."""
+    """See inside a neural network while it trains: record runs, diagnose them, compare them."""
 
 
 for _name, _verb in VERBS.items():

@@ -117,6 +117,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
     rows = [
         ("", facts["reason"]),
         ("steps", f"{count(facts['last_step'] + 1)} in {duration(facts['duration_s'])}, began {began}"),
+        ("findings", _findings(facts)),
         ("command", " ".join(facts["command"])),
         ("git", _git(facts["git"])),
         ("tags", ", ".join(facts["tags"])),
@@ -125,6 +126,16 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
     ]
     columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
     console.print(table(columns, [row for row in rows if row[1]], header=False))
+
+
+def _findings(facts: dict[str, Any]) -> str:
+    """What the rules said while it trained; nothing when they were not asked."""
+    from sonde.show.diagnosis import counts_in_words
+
+    if facts["findings"] is None:
+        return ""
+    health = "" if facts["health"] is None else f", health {facts['health']:.0f} of 100"
+    return f"{counts_in_words(facts['findings']) or 'none'}{health}   sonde diagnose {facts['id']}"
 
 
 def _git(git: Any) -> str:

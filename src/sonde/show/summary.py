@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.schema.names import is_inspection
+from sonde.show.diagnosis import stored_diagnosis
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -149,6 +150,7 @@ def duration_s(run: Run) -> float | None:
 def describe(run: Run) -> dict[str, Any]:
     """What `list` says of a run, ready for JSON."""
     loss = loss_series(run)
+    findings, health = stored_diagnosis(run)
     return {
         "id": run.id,
         "project": run.project,
@@ -160,6 +162,8 @@ def describe(run: Run) -> dict[str, Any]:
         "last_step": run.last_step,
         "duration_s": duration_s(run),
         "loss": None if loss is None else loss.to_dict(),
+        "findings": findings,
+        "health": health,
         "tags": list(run.tags),
         "notes": run.notes,
         "warnings": run.warnings,

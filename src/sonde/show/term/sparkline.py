@@ -13,8 +13,10 @@ ASCII: Final = "_.-~=+*#"
 MISSING: Final = "×"
 
 
-def sparkline(values: ArrayLike, width: int = 16, *, ascii: bool = False) -> str:
-    """The shape of a series in at most `width` characters.
+def sparkline(
+    values: ArrayLike, width: int = 16, *, ascii: bool = False, bounds: tuple[float, float] | None = None
+) -> str:
+    """The shape of a series in at most `width` characters, between its extremes or between given bounds.
 
     >>> sparkline([0, 1, 2, 3])
     '▁▃▆█'
@@ -27,7 +29,7 @@ def sparkline(values: ArrayLike, width: int = 16, *, ascii: bool = False) -> str
     finite = heights[np.isfinite(heights)]
     if not len(finite):
         return missing * len(heights)
-    low, high = float(finite.min()), float(finite.max())
+    low, high = bounds or (float(finite.min()), float(finite.max()))
     if high - low < 1e-12 * max(abs(low), abs(high)):  # a constant whose means differ by rounding is flat
         low = high
     return "".join(missing if not np.isfinite(h) else _block(h, low, high, blocks) for h in heights)

@@ -1,0 +1,80 @@
+"""All that can be said of a window at once: findings, health, and how far the silence of the rules can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from sonde.diagnose.check import all_rules, check, needs
+from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.gaps import Gap, blind, gaps
+from sonde.diagnose.health import NEEDS, Health, health
+from sonde.diagnose.rule import Rule
+from sonde.schema.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, how healthy it was, and what could not be seen."""
+
+    window: Window
+    findings: tuple[Finding, ...]
+    """The most likely root first; symptoms of a root are in its `cause_of` and, as remarks, at the end."""
+    health: Health
+    num_rules: int
+    blind: tuple[str, ...]
+    """Rules that had nothing to look at."""
+    failed: tuple[str, ...]
+    """Rules that raised and were skipped."""
+    gaps: tuple[Gap, ...]
+
+    @property
+    def roots(self) -> list[Finding]:
+        """Findings that no other finding explains, remarks left out."""
+        return [finding for finding in self.findings if finding.severity > Severity.INFO]
+
+    @property
+    def remarks(self) -> list[Finding]:
+        """Remarks that stand under no root."""
+        folded = {(f.rule, f.sites, f.step) for root in self.roots for f in root.cause_of}
+        return [f for f in self.findings if f.severity == Severity.INFO and (f.rule, f.sites, f.step) not in folded]
+
+    @property
+    def is_critical(self) -> bool:
+        return any(finding.severity == Severity.CRITICAL for finding in self.findings)
+
+    def counts(self) -> dict[str, int]:
+        """How many findings of each severity."""
+        return {str(s): sum(f.severity == s for f in self.findings) for s in reversed(Severity)}
+
+
+def all_needs() -> tuple[str, ...]:
+    """The patterns over series that rules and health look at, each once."""
+    return tuple(dict.fromkeys((*needs(), *NEEDS)))
+
+
+def diagnose(
+    window: Window,
+    rules: Iterable[Rule] | None = None,
+    *,
+    on_error: Callable[[str, Exception], None] | None = None,
+) -> Diagnosis:
+    """Run the rules over a window. One that raises is reported and skipped."""
+    chosen = tuple(all_rules().values() if rules is None else rules)
+    failed: list[str] = []
+
+    def skipped(name: str, error: Exception) -> None:
+        failed.append(name)
+        if on_error is not None:
+            on_error(name, error)
+
+    findings = check(window, chosen, on_error=skipped)
+    return Diagnosis(
+        window=window,
+        findings=tuple(findings),
+        health=health(window, findings),
+        num_rules=len(chosen),
+        blind=tuple(blind(window, chosen)),
+        failed=tuple(failed),
+        gaps=tuple(gaps(window)),
+    )
