@@ -67,9 +67,17 @@ def is_mode_dependent(module: nn.Module) -> bool:
 
 
 def describe(
-    names: ModelNames, optimizers: Iterable[Optimizer], calls: Mapping[str, tuple[int, int]], loss: str
+    names: ModelNames,
+    optimizers: Iterable[Optimizer],
+    calls: Mapping[str, tuple[int, int]],
+    loss: str,
+    fed_by: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The structure document. `calls` is name -> (order of first call, number of calls) in one forward pass."""
+    """The structure document. `calls` is name -> (order of first call, number of calls) in one forward pass.
+
+    `fed_by` names, for a linear layer, the one whose output it takes with nothing that bends in between.
+    """
+    fed_by = fed_by or {}
     optimizers = list(optimizers)
     groups = {
         id(parameter): number
@@ -81,7 +89,7 @@ def describe(
     described = [_parameter(named, p, groups.get(id(p))) for named, p in parameters if p is not None]
     model = names.model()
     return {
-        "modules": [_module(place, calls) for place in names.places.values() if place.ref() is not None],
+        "modules": [_module(place, calls, fed_by) for place in names.places.values() if place.ref() is not None],
         "parameters": described,
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
         "loss": loss,
@@ -90,7 +98,7 @@ def describe(
     }
 
 
-def _module(place: Place, calls: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+def _module(place: Place, calls: Mapping[str, tuple[int, int]], fed_by: Mapping[str, str]) -> dict[str, Any]:
     module = place.ref()
     assert module is not None
     order, count = calls.get(place.name, (-1, 0))
@@ -102,6 +110,8 @@ def _module(place: Place, calls: Mapping[str, tuple[int, int]]) -> dict[str, Any
         "calls": count,
         "is_leaf": not module._modules,
     }
+    if place.name in fed_by:
+        found["fed_by"] = fed_by[place.name]
     for key in ("p", "dim", "inplace"):
         value = module.__dict__.get(key)
         if isinstance(value, bool | int | float):

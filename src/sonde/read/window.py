@@ -103,6 +103,7 @@ def _facts(state: RunState, structure: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **manifest.facts,
         "model": structure,
+        "dtypes": {f"{site.kind}/{site.name}": site.dtype for site in state.catalog.require().sites.values()},
         "config": manifest.config,
         "environment": manifest.environment,
         "status": state.status().status,

@@ -115,3 +115,11 @@ def row_spread(weight: Tensor) -> Tensor:
     size = rows.square().mean().sqrt()
     furthest = (rows - rows.mean(0)).abs().amax()
     return torch.where(size > 0, furthest / size, 0.0 * furthest)
+
+
+def carry(given: Tensor, out: Tensor) -> Tensor:
+    """How much of its input a block hands on: <out, in> / <in, in>. 1 with a skip connection, near 0 without."""
+    last = given.ndim - 1
+    num_rows = max(1, MAX_SEEN // max(given.shape[-1], 1))
+    x, y = (as_rows(tensor, last, num_rows).float() for tensor in (given, out))
+    return (x * y).sum() / (x * x).sum()

@@ -16,6 +16,7 @@ from sonde.probe.model import ModelNames, Place
 from sonde.probe.optimizer import OptimizerStep
 from sonde.session.inspect_attention import AttentionInspection
 from sonde.session.inspect_model import WholeModelInspection
+from sonde.session.inspect_paths import PathInspection
 from sonde.session.inspect_recurrence import RecurrenceInspection
 from sonde.session.inspect_units import UnitInspection, Values
 
@@ -41,6 +42,7 @@ class Inspection:
         self._attention = AttentionInspection()
         self._recurrence = RecurrenceInspection(on_error)
         self._model = WholeModelInspection(names)
+        self.paths = PathInspection()
         self._values: Values = {}
         self._num_calls: dict[str, int] = {}
         self._num_functions: dict[tuple[str, str], int] = {}
@@ -61,7 +63,7 @@ class Inspection:
             self._values = {}
             self._num_calls.clear()
             self._num_functions.clear()
-            for part in (self._units, self._attention, self._recurrence):
+            for part in (self._units, self._attention, self._recurrence, self.paths):
                 part.begin()
 
     def detach(self) -> None:
@@ -90,6 +92,8 @@ class Inspection:
         if place.is_selected:
             if is_root or not module._modules:
                 self._units.module_called(self._values, place, module, args, output, call)
+            if not is_root:
+                self.paths.module_called(self._values, place, module, args, output, call)
             if isinstance(module, nn.RNNBase):
                 if self.is_rare and not call:
                     self._recurrence.layer_called(self._values, place, module, args)
@@ -101,6 +105,7 @@ class Inspection:
     def _forward_ended(self, output: Any) -> None:
         self._attention.root_called(self._values, output)
         self._recurrence.forward_ended()
+        self.paths.forward_ended()
         if not self.calls:
             self.calls = {name: (order, calls) for order, (name, calls) in enumerate(self._num_calls.items())}
         self._is_forward_over = True

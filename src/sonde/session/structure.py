@@ -26,8 +26,9 @@ class StructureDocument:
             return False
         self._signature = signature
         watching.names.refresh()
+        inspection = watching.inspection
         self.content = describe(
-            watching.names, watching.optimizers.watched, watching.inspection.calls, watching.loss_name
+            watching.names, watching.optimizers.watched, inspection.calls, watching.loss_name, inspection.paths.fed_by
         )
         return True
 
