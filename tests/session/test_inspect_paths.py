@@ -1,4 +1,4 @@
-"""What a block hands on of its input is measured, and the structure document says which linear layers feed each other."""
+"""What a block hands on of its input is measured; the structure document says which linear layers feed each other."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def test_carry_is_the_strength_of_the_skip_connection_and_linear_layers_in_a_row
             optimizer.step()
             sonde.log({"loss": 1.0})
         path = session.path
+    assert path is not None
     run = sonde.open(path)
     carries = {site: values[0] for site, _, values in run.window().by_site("unit/*/carry")}
     assert set(carries) == {"1", "2"}

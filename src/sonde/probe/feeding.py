@@ -1,6 +1,6 @@
 """Which linear layer feeds which other one with nothing that bends in between: read off autograd's graph.
 
-Two linear layers in a row are one linear layer. Whether there is something between them cannot be told from modules, for
+Two linear layers in a row are one linear layer. Whether there is something between them cannot be told from modules:
 an activation may be a function or arithmetic; the graph knows every operation. Only names of operations are looked at,
 never values. Unknown operations count as bending: what is not surely linear is not reported.
 """
