@@ -13,11 +13,10 @@ from sonde.reduce.inspect_attention import Sample, attention_numbers, sample_exp
 from sonde.session.inspect_units import Values, readable
 
 # What may stand between a product of queries and keys and its softmax: scaling, masks, caps, casts, views.
-_PASSED: Final = (
-    "Div", "Mul", "Add", "Sub", "MaskedFill", "Where", "ToCopy", "UnsafeView", "View", "ReshapeAlias", "Expand",
-    "Clone", "Unsqueeze", "Squeeze", "Tanh", "Clamp", "Transpose", "Permute", "Slice", "Select", "Alias", "AsStrided",
-    "Copy", "Cat", "Neg", "ConstantPad",
-)  # fmt: skip
+_PASSED: Final = frozenset(
+    "Div Mul Add Sub MaskedFill Where ToCopy UnsafeView View ReshapeAlias Expand Clone Unsqueeze Squeeze Tanh Clamp "
+    "Transpose Permute Slice Select Alias AsStrided Copy Cat Neg ConstantPadNd".split()
+)
 _MAX_NODES: Final = 24
 
 
@@ -94,9 +93,9 @@ def _is_product(logits: Tensor) -> bool:
         if not nodes:
             return False
         node = nodes.pop(0)
-        name = type(node).__name__
-        if name.startswith(("Bmm", "Baddbmm")):
+        name = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
+        if name in ("Bmm", "Baddbmm"):
             return True
-        if name.startswith(_PASSED):
+        if name in _PASSED:
             nodes += [above for above, _ in node.next_functions if above is not None]
     return False

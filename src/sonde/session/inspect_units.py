@@ -32,6 +32,7 @@ def readable(tensor: object) -> bool:
         and isinstance(tensor, Tensor)
         and tensor.dtype in _DTYPES
         and tensor.layout is torch.strided
+        and tensor.ndim > 0
         and tensor.numel() > 0
     )
 

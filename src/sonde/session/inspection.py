@@ -73,6 +73,11 @@ class Inspection:
 
     # -------------------------------------------------------------------------------------------- what the taps see
 
+    def forward_begins(self) -> None:
+        """Before the first module runs: `F.relu(self.first(x))` looks `relu` up before it calls `first`."""
+        if not self._is_forward_over and self._is_replacing_safe():
+            self._functions.open()
+
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         """At the end of every module's call, children before parents."""
         is_root = place.ref() is self.names.model()
@@ -83,8 +88,6 @@ class Inspection:
             self._model.root_called(self._values, output, self.session.step_number)
 
     def _first_forward(self, place: Place, module: nn.Module, args: Any, output: Any, is_root: bool) -> None:
-        if not is_root and not self._functions.is_open and self._is_replacing_safe():
-            self._functions.open()
         call = self._num_calls.get(place.name, 0)
         self._num_calls[place.name] = call + 1
         for key in [key for key in self._num_functions if key[0] == place.name]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.probe.clip import ClipTap
+from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, NamedParameter, Place
@@ -80,6 +81,7 @@ class Watching:
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
         self.clips = ClipTap(on_error)
+        self.entry = EntryTap(self.names, self._entered, on_error)
         self.forward = ForwardTap(self.names, self, on_error)
         self.optimizers = OptimizerTap(
             self.names,
@@ -94,6 +96,7 @@ class Watching:
 
     def detach(self) -> None:
         """Leave no trace."""
+        self.entry.detach()
         self.forward.detach()
         self.optimizers.detach()
         self.clips.detach()
@@ -130,6 +133,11 @@ class Watching:
 
     def forward_seen(self) -> None:
         self.session.forward_seen()
+
+    def _entered(self) -> None:
+        self.session.forward_seen()
+        if self.wants_inspection:
+            self.inspection.forward_begins()
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         start = time.perf_counter()

@@ -1,0 +1,35 @@
+"""The moment before the watched model itself runs, through one global hook that lets every other module pass at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from sonde.probe.guards import is_observable, protected
+from sonde.probe.model import ModelNames
+
+
+class EntryTap:
+    """Calls `on_enter` at the beginning of each forward pass that trains."""
+
+    def __init__(
+        self, names: ModelNames, on_enter: Callable[[], None], on_error: Callable[[str, Exception], None]
+    ) -> None:
+        model = names.model
+        enter = protected(on_enter, on_error, "beginning of a forward pass")
+
+        def entered(module: nn.Module, args: Any) -> None:
+            # A compiler sees the first word only, and sees it say no.
+            if torch.compiler.is_compiling() or module is not model():
+                return
+            if torch.is_grad_enabled() and is_observable():
+                enter()
+
+        self._handle = register_module_forward_pre_hook(entered)
+
+    def detach(self) -> None:
+        self._handle.remove()
