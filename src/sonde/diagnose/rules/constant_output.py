@@ -1,0 +1,35 @@
+"""The model answers the same whatever it is given. A remark: some other fault is the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde.diagnose.endpoints import MIN_SEEN, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.progress import onset
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+SAME: Final = 1e-3
+
+
+@rule(severity="info")
+def constant_output(window: Window) -> Iterator[Finding]:
+    """Outputs do not depend on inputs."""
+    spread = seen(window, "data/output/batch_std")
+    if len(spread) < MIN_SEEN or not seen(window, "data/input/size").typical > 1:
+        return
+    is_same = spread.values < SAME
+    if not is_same[-3:].all():
+        return
+    step = onset(spread.steps, is_same)
+    yield found(
+        window,
+        "constant_output",
+        f"the model gives the same output for every sample since step {step}",
+        step=step,
+        confidence=0.6,
+        remedy="look for what cuts the input off: dead units, zero weights, a saturated layer, equal inputs",
+        evidence=(Evidence("data/output/batch_std", spread.late, "above 0.1", step),),
+    )

@@ -1,0 +1,103 @@
+"""The same batches, or the same rows, over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import MIN_SEEN, is_language_model, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.held_out import held_out
+from sonde.diagnose.rule import found, rule
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+MIN_STEPS: Final = 40
+NEAR: Final = 8
+"""A batch that was there this few steps ago is no new epoch."""
+FEW: Final = 32
+OFTEN: Final = 10
+"""Times a batch was seen on average."""
+REMEDY: Final = (
+    "give each worker its share and its seed (worker_init_fn, DistributedSampler), and drop copies: "
+    "torch.unique(x, dim=0), dataset.unique()"
+)
+
+
+@rule(
+    causes=("label_shuffling", "loss_oscillation"),
+    references=("Hernandez et al. 2022, Scaling laws and interpretability of learning from repeated data",),
+)
+def data_duplication(window: Window) -> Iterator[Finding]:
+    """Training sees the same data far more often than it should."""
+    steps, hashes = window.get("data/batch/hash")
+    if len(hashes) >= MIN_STEPS:
+        again = _share_seen_lately(hashes)
+        num = len(np.unique(hashes))
+        if again > 0.4 and num > 2 * NEAR:
+            yield _repeated(window, int(steps[0]), again, num, len(hashes))
+            return
+        if num <= FEW and len(hashes) >= OFTEN * num and _is_harmful(window, num):
+            yield _few(window, int(steps[0]), num, len(hashes))
+            return
+    copies = seen(window, "data/input/duplicates")
+    if len(copies) >= MIN_SEEN and copies.typical > 0.3 and _has_gap(window):
+        yield _rows(window, int(copies.steps[0]), copies.typical)
+
+
+def _share_seen_lately(hashes: Array) -> float:
+    """Share of batches that were there among the few before; in a short cycle, that is nearly all of them."""
+    lately = [hashes[i] in hashes[max(0, i - NEAR) : i] for i in range(1, len(hashes))]
+    return float(np.mean(lately))
+
+
+def _is_harmful(window: Window, num: int) -> bool:
+    """A few batches in turn may be all the data there are; then only what validation says counts.
+
+    A language model never has so few.
+    """
+    return (num > 1 and is_language_model(window)) or _has_gap(window)
+
+
+def _has_gap(window: Window) -> bool:
+    state = held_out(window)
+    return state is not None and state.gap > 3 and state.turn > 1.15
+
+
+def _repeated(window: Window, step: int, again: float, num: int, total: int) -> Finding:
+    return found(
+        window,
+        "data_duplication",
+        f"{again:.0%} of the batches were already there within the last {NEAR} steps: "
+        f"only {num} different batches in {total} steps",
+        step=step,
+        confidence=0.9,
+        remedy=REMEDY,
+        evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="share of different batches"),),
+    )
+
+
+def _few(window: Window, step: int, num: int, total: int) -> Finding:
+    return found(
+        window,
+        "data_duplication",
+        f"the same {num} batches are repeated about {total // num} times each",
+        step=step,
+        confidence=0.85,
+        remedy=REMEDY,
+        evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="share of different batches"),),
+    )
+
+
+def _rows(window: Window, step: int, share: float) -> Finding:
+    return found(
+        window,
+        "data_duplication",
+        f"{share:.0%} of the rows of a batch are there twice, and validation gets worse",
+        step=step,
+        confidence=0.75,
+        remedy=REMEDY,
+        evidence=(Evidence("data/input/duplicates", share, "0"),),
+    )

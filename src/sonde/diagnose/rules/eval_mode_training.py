@@ -1,0 +1,61 @@
+"""Training in eval mode: dropout does nothing, batch norm does not learn its averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.progress import onset
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import Module, structure
+from sonde.schema.window import Window
+
+MIN_INSPECTIONS: Final = 5
+
+
+@rule(
+    severity="critical",
+    causes=("overfitting", "init_scale", "exploding_gradients", "loss_spikes", "underfitting", "nan_inf"),
+    references=("PyTorch documentation: Module.eval", "Jiang et al. 2025, TrainCheck"),
+)
+def eval_mode_training(window: Window) -> Iterator[Finding]:
+    """The model is in eval mode while it is trained."""
+    meant = [m for m in structure(window).modules if m.kind == "norm" and m.type.startswith(("BatchNorm", "SyncBatch"))]
+    drops = [m for m in structure(window).modules if m.kind == "dropout"]
+    for site, steps, share in window.by_site("model/*/eval_share"):
+        is_eval = share > 0.99
+        # The first steps may come before a loop that calls train(); what matters is how it went on.
+        if len(share) < MIN_INSPECTIONS or is_eval.mean() < 0.4 or not is_eval[-3:].all():
+            continue
+        if not drops and meant and all(_is_frozen(window, m) for m in meant):
+            continue
+        step = onset(steps, is_eval)
+        yield found(
+            window,
+            "eval_mode_training",
+            f"the model is in eval mode {'from the start' if step == 0 else f'since step {step}'}: "
+            f"{_effect(meant, drops)}",
+            step=step,
+            confidence=0.95,
+            remedy="model.train() at the start of every epoch, after each validation",
+            sites=tuple(m.name for m in (*meant, *drops)),
+            evidence=(Evidence(f"model/{site}/eval_share", float(np.median(share)), "0", step),),
+        )
+
+
+def _is_frozen(window: Window, norm: Module) -> bool:
+    """A batch norm whose weights are frozen too is kept in eval mode on purpose."""
+    own = [p for p in structure(window).parameters if p.owner == norm.name]
+    return bool(own) and not any(p.trainable for p in own)
+
+
+def _effect(norms: list[Module], drops: list[Module]) -> str:
+    parts = []
+    if drops:
+        parts.append("dropout drops nothing")
+    if norms:
+        parts.append("batch norm uses its old averages and does not renew them")
+    return " and ".join(parts) or "layers behave as in validation"

@@ -1,0 +1,70 @@
+"""Most weights are frozen, the output layer among them: nothing but norms and biases is left to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import Parameter, structure
+from sonde.schema.window import Window
+
+MOST: Final = 0.5
+STALLED: Final = 0.3
+"""Share of the loss left beyond which what is trainable does not do. Tuning only norms can be enough."""
+
+
+@rule(
+    causes=("underfitting", "lr_too_low", "vanishing_gradients", "bottleneck_layer", "rank_collapse"),
+    references=("Jiang et al. 2025, TrainCheck (pytorch-forum-84911)",),
+)
+def frozen_layers(window: Window) -> Iterator[Finding]:
+    """Weights have requires_grad=False where nothing replaces them."""
+    known = structure(window)
+    matrices = [p for p in known.parameters if p.is_matrix]
+    frozen = [p for p in matrices if not p.trainable]
+    state = learned(window)
+    if not frozen or state is None or not (state.has_diverged or state.left > STALLED):
+        return
+    if any(p.is_lora for p in known.parameters) or _has_adapters(matrices) or not _is_head_frozen(window, matrices):
+        return
+    share = sum(map(_size, frozen)) / sum(map(_size, matrices))
+    if share < MOST:
+        return
+    owners = list(dict.fromkeys(p.owner for p in frozen))
+    yield found(
+        window,
+        "frozen_layers",
+        f"{len(frozen)} of {len(matrices)} weight matrices are frozen, the output layer among them, "
+        f"and the loss stays at {state.left:.0%} of where it began",
+        step=0,
+        confidence=0.9,
+        remedy="\n".join(f"model.get_submodule({owner!r}).requires_grad_(True)" for owner in owners[:4]),
+        sites=tuple(p.name for p in frozen),
+        evidence=(
+            Evidence("model.json", share, "0, or all but the head", meaning="share of weights that are frozen"),
+            Evidence(state.name, state.left, f"below {STALLED}", meaning="share of the loss that is left"),
+        ),
+    )
+
+
+def _has_adapters(matrices: list[Parameter]) -> bool:
+    """Narrow trainable pairs beside frozen layers are there to learn in their place."""
+    trainable = [p for p in matrices if p.trainable]
+    return any(min(p.shape[:2]) * 4 <= max(p.shape[:2]) for p in trainable) and len(trainable) >= 2
+
+
+def _is_head_frozen(window: Window, matrices: list[Parameter]) -> bool:
+    """Whether the layer that ran last is frozen; a trained head on a frozen body is transfer learning."""
+    order = {module.name: module.order for module in structure(window).modules}
+    last = max(matrices, key=lambda p: order.get(p.owner, -1))
+    return not last.trainable
+
+
+def _size(parameter: Parameter) -> int:
+    size = 1
+    for length in parameter.shape:
+        size *= length
+    return size

@@ -1,0 +1,57 @@
+"""Labels that do not belong to their inputs: they can be learned by heart, but nothing carries over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import is_classification, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.held_out import HeldOut, held_out
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+NO_BETTER: Final = 0.97
+"""A validation loss that never got below this share of guessing has learned nothing that carries over."""
+LEARNED: Final = 0.93
+"""A training loss below this share of guessing has learned something."""
+
+
+@rule(
+    causes=("overfitting", "underfitting", "lr_too_low", "output_logit_growth", "loss_oscillation"),
+    references=("Zhang et al. 2017, Understanding deep learning requires rethinking generalization",),
+)
+def label_shuffling(window: Window) -> Iterator[Finding]:
+    """Training learns by heart, while validation never gets better than guessing."""
+    state = held_out(window)
+    if state is None or not is_classification(window) or not state.guessing > 0:
+        return
+    if not state.best > NO_BETTER * state.guessing or not _is_at_chance(window, state):
+        return
+    train = state.train / state.guessing
+    if not (train < LEARNED and state.end > 1.02 * state.guessing):
+        return
+    yield found(
+        window,
+        "label_shuffling",
+        f"the training loss falls to {train:.0%} of guessing but validation was never better than guessing "
+        f"({state.best:.3g} against {state.guessing:.3g}): labels do not seem to belong to their inputs",
+        step=int(state.steps[0]),
+        confidence=0.8,
+        remedy="look at some pairs (x, y) as the model gets them; shuffle both with one permutation: "
+        "order = torch.randperm(len(x)); x, y = x[order], y[order]",
+        evidence=(
+            Evidence("data/loss/baseline", state.guessing, f"above {state.best:.3g}", meaning="loss of guessing"),
+            Evidence("val_acc", state.accuracy, "above chance", meaning="best accuracy of validation"),
+        ),
+    )
+
+
+def _is_at_chance(window: Window, state: HeldOut) -> bool:
+    """Not better than the commonest class, as far as an accuracy was logged."""
+    if np.isnan(state.accuracy):
+        return True
+    chance = 1 / max(seen(window, "data/target/num_classes").highest, 2)
+    return state.accuracy < 1.7 * chance

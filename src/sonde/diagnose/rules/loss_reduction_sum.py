@@ -1,0 +1,77 @@
+"""A loss that is summed over the batch: gradients, and with them the steps, are as many times too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+SCALE_FREE: Final = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor")
+MIN_TERMS: Final = 8
+
+
+@rule(
+    causes=(
+        "lr_too_high", "exploding_gradients", "loss_oscillation", "loss_spikes", "dead_relu", "nan_inf", "underfitting",
+        "vanishing_gradients", "output_logit_growth", "clip_too_tight", "saturated_activations", "constant_output",
+        "rank_collapse", "init_scale", "missing_warmup",
+    ),
+    references=("Ben Braiek and Khomh 2022, TheDeepChecker",),
+)  # fmt: skip
+def loss_reduction_sum(window: Window) -> Iterator[Finding]:
+    """The loss is a sum over the batch, so the learning rate counts once for every sample."""
+    reduction, terms = seen(window, "data/loss/reduction"), seen(window, "data/loss/numel")
+    if len(reduction) < 3 or reduction.typical != 1 or not terms.typical >= MIN_TERMS:
+        return
+    state = learned(window)
+    if state is None or not _is_logged_as_summed(window, state):
+        return
+    optimizer = structure(window).optimizer_type
+    is_harmed = _is_harmed(window, state, terms.typical)
+    # Optimizers that divide by the gradient's size do not care.
+    severity = "warning" if is_harmed and optimizer not in SCALE_FREE else "info"
+    rate = structure(window).group_value("lr")
+    remedy = 'reduction="mean"'
+    if isinstance(rate, float | int):
+        remedy += f", or lr={rate / terms.typical:.1g}  # now {rate:g}, times {int(terms.typical)} samples"
+    yield found(
+        window,
+        "loss_reduction_sum",
+        f"the loss is a sum over {int(terms.typical)} terms, not their mean: every step is {int(terms.typical)} times "
+        "as long as the learning rate says",
+        step=int(reduction.steps[0]),
+        confidence=0.95,
+        remedy=remedy,
+        evidence=(
+            Evidence("data/loss/reduction", 1, "0: mean"),
+            Evidence(state.name, state.first, f"{state.first / terms.typical:.3g} per sample", meaning="first loss"),
+        ),
+        severity=severity,
+    )
+
+
+def _is_logged_as_summed(window: Window, state: Learned) -> bool:
+    """Whether the sum is what was logged, and so most likely what was trained on, and not a later quotient."""
+    steps, values = window.get("data/loss/value")
+    _, mine, theirs = np.intersect1d(state.steps, steps, return_indices=True)
+    a, b = state.values[mine], values[theirs]
+    usable = np.isfinite(a) & np.isfinite(b) & (b != 0)
+    return bool(usable.any()) and abs(float(np.median(a[usable] / b[usable])) - 1) < 0.05
+
+
+def _is_harmed(window: Window, state: Learned, num_terms: float) -> bool:
+    """Whether the long steps did damage: it diverged, jumped high, or did not learn."""
+    if state.has_diverged or not np.isfinite(state.values).all():
+        return True
+    baseline = seen(window, "data/loss/baseline")
+    guessing = baseline.values[-1] * num_terms if len(baseline) else state.first
+    unit = min(state.first, guessing)
+    return state.end > 0.5 * unit or state.peak > 3 * max(state.first, guessing)

@@ -1,0 +1,79 @@
+"""Graphs of past steps that stay alive, or memory that grows with every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.progress import onset
+from sonde.diagnose.rule import found, rule
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+KEPT: Final = 0.6
+PARTS: Final = 4
+GROWTH: Final = 0.25
+"""Of the memory at the start of the steady part; less may be caches that fill up."""
+MIN_INSPECTIONS: Final = 20
+REMEDY: Final = (
+    "total += loss.item()  # not loss; and outputs.append(output.detach().cpu()), for the last few steps only"
+)
+
+
+@rule(references=("PyTorch FAQ: My model reports 'out of memory'",))
+def memory_leak(window: Window) -> Iterator[Finding]:
+    """Something holds on to every step."""
+    for site, steps, alive in window.by_site("model/*/alive"):
+        of_steps, of = window.get(f"model/{site}/alive_of")
+        _, mine, theirs = np.intersect1d(steps, of_steps, return_indices=True)
+        share = alive[mine] / np.maximum(of[theirs], 1)
+        is_kept = (share > KEPT) & (of[theirs] >= 3)
+        if len(share) >= 5 and is_kept.sum() >= 3 and is_kept[-3:].all():
+            yield _graphs(window, site, onset(steps[mine], is_kept), float(alive[-1]), float(of[-1]))
+            return
+    for name in ("rss_mb", "gpu_mb"):
+        for site, steps, size in window.by_site(f"model/*/{name}"):
+            if _grows(size):
+                yield _growth(window, f"model/{site}/{name}", steps, size)
+                return
+
+
+def _graphs(window: Window, site: str, step: int, alive: float, of: float) -> Finding:
+    return found(
+        window,
+        "memory_leak",
+        f"the graphs of past steps stay alive ({alive:.0f} of the last {of:.0f} looked at, since step {step}): "
+        "something keeps losses or outputs with their graph",
+        step=step,
+        confidence=0.95,
+        remedy=REMEDY,
+        evidence=(Evidence(f"model/{site}/alive", alive, "0"),),
+    )
+
+
+def _grows(size: Array) -> bool:
+    """Whether memory grew in each quarter of the second two thirds, about evenly and by a lot."""
+    steady = size[len(size) // 3 :]
+    if len(size) < MIN_INSPECTIONS or not np.isfinite(steady).all() or not steady[0] > 0:
+        return False
+    levels = np.array([np.median(part) for part in np.array_split(steady, PARTS)])
+    rises = np.diff(levels)
+    is_even = rises.min() > 0.5 * rises.max() if rises.max() > 0 else False
+    return bool(is_even and levels[-1] - levels[0] > GROWTH * levels[0])
+
+
+def _growth(window: Window, name: str, steps: NDArray[np.int64], size: Array) -> Finding:
+    per_step = float(size[-1] - size[0]) / max(float(steps[-1] - steps[0]), 1.0)
+    return found(
+        window,
+        "memory_leak",
+        f"memory grows steadily, by {per_step:.2g} MB a step: from {size[0]:.0f} to {size[-1]:.0f} MB",
+        step=int(steps[0]),
+        confidence=0.75,
+        remedy=REMEDY,
+        evidence=(Evidence(name, float(size[-1]), f"about {size[0]:.0f}"),),
+    )

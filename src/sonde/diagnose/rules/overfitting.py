@@ -1,0 +1,50 @@
+"""The model learns the training data by heart: validation gets worse while training goes on getting better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.held_out import held_out
+from sonde.diagnose.progress import validation
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+GAP: Final = 3.0
+TURN: Final = 1.15
+MATTERS: Final = 0.1
+"""A validation loss this much below guessing is good, whatever training does."""
+
+
+@rule(references=("Prechelt 1998, Early stopping: but when?", "SageMaker Debugger: Overfit"))
+def overfitting(window: Window) -> Iterator[Finding]:
+    """The validation loss rises from its best while the training loss goes on falling."""
+    state = held_out(window)
+    if state is None or not state.gap > GAP or not state.turn > TURN:
+        return
+    unit = state.guessing if np.isfinite(state.guessing) else float(state.values[0])
+    if not state.end > MATTERS * unit:
+        return
+    name = next(name for name, column in window.scalars.items() if column is validation(window))
+    yield found(
+        window,
+        "overfitting",
+        f"validation is best at step {state.best_step} ({state.best:.3g}) and has risen to {state.end:.3g} since, "
+        f"while the training loss fell to {state.train:.3g}",
+        step=state.best_step,
+        confidence=0.8,
+        remedy=f"stop at step {state.best_step}, or more data, augmentation, weight decay"
+        + ("" if _has_dropout(window) else ", nn.Dropout(0.2)"),
+        evidence=(
+            Evidence(name, state.gap, "below 3 times the training loss", meaning="validation over training loss"),
+            Evidence(name, state.turn, "below 1.15 times its best", state.best_step, "rise from the best"),
+        ),
+    )
+
+
+def _has_dropout(window: Window) -> bool:
+    return any(module.kind == "dropout" for module in structure(window).modules)

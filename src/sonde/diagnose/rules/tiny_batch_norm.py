@@ -1,0 +1,33 @@
+"""Batch norm over a handful of samples: its averages are noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde.diagnose.endpoints import seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+FEW: Final = 4
+
+
+@rule(severity="info", references=("Wu and He 2018, Group normalization",))
+def tiny_batch_norm(window: Window) -> Iterator[Finding]:
+    """Batches are too small for batch norm."""
+    norms = [m for m in structure(window).modules if m.type.startswith("BatchNorm") and m.calls > 0]
+    size = seen(window, "data/input/size")
+    if not norms or not len(size) or not size.typical < FEW:
+        return
+    yield found(
+        window,
+        "tiny_batch_norm",
+        f"batch norm ({norms[0].name}) averages over batches of {size.typical:.0f}",
+        step=int(size.steps[0]),
+        confidence=0.6,
+        remedy="nn.GroupNorm or nn.LayerNorm in its place, or larger batches",
+        sites=tuple(m.name for m in norms),
+        evidence=(Evidence("data/input/size", size.typical, "16 or more"),),
+    )

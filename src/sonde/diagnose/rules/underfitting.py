@@ -1,0 +1,54 @@
+"""Neither training nor validation gets far below guessing, although the updates look healthy. The last resort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import MIN_SEEN, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.held_out import held_out
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+POOR: Final = 0.8
+"""Share of the loss of guessing that is still there. Noise can leave half of it in a healthy run."""
+MIN_STEPS: Final = 60
+
+
+@rule(references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
+def underfitting(window: Window) -> Iterator[Finding]:
+    """After the whole run the model is hardly better than a constant answer."""
+    state = learned(window)
+    if state is None or len(state.values) < MIN_STEPS or len(seen(window, "data/loss/baseline")) < MIN_SEEN:
+        return
+    if state.has_diverged or not np.isfinite(state.guessing) or not state.guessing > 0:
+        return
+    left, best = state.end / state.guessing, state.best / state.guessing
+    held = held_out(window)
+    if not left > POOR or not best > 0.7 * POOR or (held is not None and held.best / held.guessing < 0.7 * POOR):
+        return
+    yield found(
+        window,
+        "underfitting",
+        f"after {len(state.values)} steps the loss is still {left:.0%} of what a constant answer would give",
+        step=int(state.steps[0]),
+        confidence=0.5,
+        remedy="try to fit a single batch: if that works, train longer or with a higher learning rate; if not, the "
+        f"model is too small or too plain ({_size(window)})",
+        evidence=(
+            Evidence(state.name, state.end, f"well below {state.guessing:.3g}"),
+            Evidence("data/loss/baseline", state.guessing, "", meaning="loss of a constant answer"),
+        ),
+    )
+
+
+def _size(window: Window) -> str:
+    matrices = structure(window).matrices
+    return (
+        f"{len(matrices)} weight matrices, the narrowest {min(p.shape[0] for p in matrices)} wide" if matrices else ""
+    )

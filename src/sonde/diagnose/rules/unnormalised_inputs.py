@@ -1,0 +1,99 @@
+"""Inputs on the wrong scale: features in different units, or numbers so large that the first layer explodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import MIN_SEEN, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+LARGE: Final = 20.0
+"""Root mean square of inputs beyond which the first layer is far from what it was initialised for."""
+UNITS: Final = 50.0
+"""Ratio of the largest to the smallest feature that means different units, by deviation and by magnitude."""
+
+
+@rule(
+    needs=("act/*/rms", "param/*/rms"),
+    causes=(
+        "lr_too_high", "exploding_gradients", "dead_relu", "loss_spikes", "loss_oscillation", "saturated_activations",
+        "nan_inf", "underfitting", "vanishing_gradients", "init_scale", "lr_too_low", "output_logit_growth",
+        "rank_collapse", "constant_output", "missing_warmup", "symmetric_init", "bottleneck_layer", "residual_decay",
+    ),
+    references=("LeCun et al. 1998, Efficient BackProp", "Schoop et al. 2021, UMLAUT"),
+)  # fmt: skip
+def unnormalised_inputs(window: Window) -> Iterator[Finding]:
+    """The first layer is given numbers on a scale it was not initialised for."""
+    std, mean = seen(window, "data/input/std"), seen(window, "data/input/mean")
+    if len(std) < MIN_SEEN or seen(window, "data/input/is_token").typical != 0.0 or _is_normalised_inside(window):
+        return
+    rms = float(np.median(np.hypot(std.values, mean.values)))
+    shrunk = _shrinking(window, rms)
+    spread = seen(window, "data/input/feature_std_ratio").typical
+    reach = seen(window, "data/input/feature_abs_max_ratio").typical
+    largest = seen(window, "data/input/abs_max").typical
+    is_large = rms * shrunk > LARGE
+    is_mixed = spread > UNITS and reach > UNITS and largest * shrunk > LARGE
+    if not is_large and not is_mixed:
+        return
+    what = []
+    if is_mixed:
+        what.append(f"features differ in scale by a factor of {_round(spread)}")
+    if is_large:
+        what.append(f"values are {_round(rms)} in the mean (up to {_round(largest)})")
+    state = learned(window)
+    is_fine = state is not None and state.left < 0.1 and not is_mixed
+    yield found(
+        window,
+        "unnormalised_inputs",
+        f"inputs are not normalised: {' and '.join(what)}",
+        step=int(std.steps[0]),
+        confidence=0.85 if not is_fine else 0.6,
+        remedy="x = (x - train_x.mean(0)) / train_x.std(0)  # or a nn.BatchNorm in front of the first layer",
+        sites=_first_layer(window),
+        evidence=(
+            Evidence("data/input/std", rms, "about 1", meaning="root mean square"),
+            Evidence("data/input/feature_std_ratio", spread, "below 10"),
+        ),
+        severity="info" if is_fine else None,
+    )
+
+
+def _is_normalised_inside(window: Window) -> bool:
+    """Whether a norm layer sees the input before any weights do."""
+    for module in structure(window).in_order:
+        if module.kind == "norm":
+            return True
+        if module.kind in ("linear", "conv", "rnn", "attention"):
+            return False
+    return False
+
+
+def _shrinking(window: Window, rms: float) -> float:
+    """How much smaller inputs arrive at the first layer than they came in: some models divide by 255 themselves.
+
+    A layer's output is about its weights' size times its input's, times the root of the number of inputs.
+    """
+    first = next((p for p in structure(window).matrices if p.fan_in), None)
+    if first is None or not rms > 0:
+        return 1.0
+    out, weight = window.get(f"act/{first.owner}/rms")[1], window.get(f"param/{first.name}/rms")[1]
+    if not len(out) or not len(weight) or not weight[0] > 0 or not np.isfinite(out[0]):
+        return 1.0
+    arrived = float(out[0]) / (float(weight[0]) * float(np.sqrt(first.fan_in)))
+    return min(1.0, 4 * arrived / rms)
+
+
+def _first_layer(window: Window) -> tuple[str, ...]:
+    return tuple(p.name for p in structure(window).matrices[:1])
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -1,0 +1,316 @@
+"""Last activation and loss do not fit: softmax twice, a range that leaves targets out, classes taken for numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sonde.diagnose.endpoints import MIN_SEEN, REGRESSIONS, last_module, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+NAME: Final = "wrong_loss_activation_pair"
+BOUNDED: Final = {"Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": (-1.0, 1.0)}
+ALMOST: Final = 0.99
+PRESSING: Final = 0.95
+"""How near to a bound outputs must come before the bound is believed without seeing the module that sets it."""
+REACH: Final = 0.5
+"""Targets lie outside the outputs' range when they reach beyond it by half of their own deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Outputs and targets of a run, as far as this rule looks at them."""
+
+    loss: str
+    last: str
+    low: float
+    high: float
+    width: float
+    rows: float
+    """Share of rows that are probabilities, in the inspection with the fewest."""
+    columns: float
+    logs: float
+    target_low: float
+    target_high: float
+    target_std: float
+    target_mean: float
+    num_classes: float
+    is_class: bool
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    message: str
+    remedy: str
+    evidence: tuple[Evidence, ...]
+    confidence: float
+    severity: str | None = None
+
+
+@rule(
+    severity="critical",
+    causes=(
+        "underfitting", "vanishing_gradients", "saturated_activations", "constant_output", "lr_too_low", "dead_relu",
+        "unnormalised_targets", "frozen_layers", "detached_graph", "symmetric_init", "label_shuffling", "rank_collapse",
+        "output_logit_growth", "bottleneck_layer", "class_imbalance", "adam_epsilon_dominates", "init_scale",
+    ),
+    references=(
+        "Schoop et al. 2021, UMLAUT",
+        "Wardat et al. 2021, DeepLocalize",
+        "Ben Braiek and Khomh 2022, TheDeepChecker",
+    ),
+)  # fmt: skip
+def wrong_loss_activation_pair(window: Window) -> Iterator[Finding]:
+    """What the model puts out is not what its loss expects."""
+    ends = _ends(window)
+    if ends is None:
+        return
+    for judge in (_softmax, _not_logits, _bounded_logits, _out_of_reach, _odd_targets, _classes_as_numbers, _one_hot):
+        verdict = judge(window, ends)
+        if verdict is not None:
+            yield found(
+                window,
+                NAME,
+                verdict.message,
+                step=ends.step,
+                confidence=verdict.confidence,
+                remedy=verdict.remedy,
+                evidence=verdict.evidence,
+                severity=verdict.severity,
+            )
+            return
+
+
+def _ends(window: Window) -> Ends | None:
+    low, high = seen(window, "data/output/min"), seen(window, "data/output/max")
+    if len(low) < MIN_SEEN:
+        return None
+    return Ends(
+        loss=structure(window).loss,
+        last=last_module(window),
+        low=low.lowest,
+        high=high.highest,
+        width=seen(window, "data/output/width").typical,
+        rows=seen(window, "data/output/is_distribution").lowest,
+        columns=seen(window, "data/output/column_distribution").typical,
+        logs=seen(window, "data/output/is_log_distribution").typical,
+        target_low=seen(window, "data/target/min").lowest,
+        target_high=seen(window, "data/target/max").highest,
+        target_std=seen(window, "data/target/std").typical,
+        target_mean=seen(window, "data/target/mean").typical,
+        num_classes=seen(window, "data/target/num_classes").highest,
+        is_class=seen(window, "data/target/is_class").typical == 1.0,
+        step=int(low.steps[0]),
+    )
+
+
+def _softmax(window: Window, ends: Ends) -> Verdict | None:
+    """A softmax over one unit, over the batch, before a loss that has its own, or where labels may come together."""
+    if ends.width == 1 and ends.rows >= ALMOST:
+        return Verdict(
+            "the output is a softmax over a single unit: it is 1 whatever the input, and no gradient passes",
+            "drop the softmax and use nn.BCEWithLogitsLoss(), or nn.Sigmoid() in its place",
+            (Evidence("data/output/min", ends.low, "below 1"), Evidence("data/output/width", 1, "2 or more")),
+            0.95,
+        )
+    if ends.columns >= ALMOST and not ends.rows >= ALMOST and _varies_in_size(window):
+        return Verdict(
+            "the softmax goes over the batch: each column of the output sums to 1, so samples compete with each other",
+            "nn.Softmax(dim=-1), or no softmax at all in front of nn.CrossEntropyLoss()",
+            (Evidence("data/output/column_distribution", ends.columns, "0"),),
+            0.95,
+        )
+    if not ends.rows >= ALMOST or not ends.width > 1:
+        return None
+    if ends.loss in ("cross_entropy", "binary_cross_entropy_with_logits"):
+        return Verdict(
+            f"softmax is applied twice: {ends.loss} is given probabilities, not logits, so its loss cannot get near 0",
+            "give the loss the values before the softmax",
+            (
+                Evidence("data/output/is_distribution", ends.rows, "0"),
+                Evidence("data/output/max", ends.high, "above 1"),
+            ),
+            0.95,
+        )
+    if ends.loss == "nll_loss":
+        return Verdict(
+            "nll_loss is given probabilities; it expects their logarithms",
+            "nn.LogSoftmax(dim=-1) in place of nn.Softmax(), or nn.CrossEntropyLoss() on the logits",
+            (
+                Evidence("data/output/is_distribution", ends.rows, "0"),
+                Evidence("data/output/max", ends.high, "below 0"),
+            ),
+            0.95,
+        )
+    if ends.loss == "binary_cross_entropy" and ends.is_class and not 0.8 < ends.target_mean * ends.width < 1.25:
+        return Verdict(
+            "a softmax makes the outputs share one unit of probability, but several labels of a sample can be true",
+            "nn.BCEWithLogitsLoss() on the values before the softmax",
+            (Evidence("data/target/mean", ends.target_mean, f"{1 / ends.width:.2g} for one label per sample"),),
+            0.85,
+        )
+    return None
+
+
+def _varies_in_size(window: Window) -> bool:
+    """A batch of one is its own column."""
+    size = seen(window, "data/input/size")
+    return not len(size) or size.typical > 1
+
+
+def _not_logits(window: Window, ends: Ends) -> Verdict | None:
+    """Losses of probabilities given logits, or the other way round."""
+    if ends.loss == "binary_cross_entropy_with_logits" and ends.low >= 0 and ends.high <= 1 and ends.high > ends.low:
+        return Verdict(
+            "the outputs lie between 0 and 1 at every step: a sigmoid comes before a loss that applies its own",
+            "give nn.BCEWithLogitsLoss() the values before the sigmoid, or use nn.BCELoss()",
+            (Evidence("data/output/min", ends.low, "negative"), Evidence("data/output/max", ends.high, "above 1")),
+            0.95 if ends.last == "Sigmoid" else 0.9,
+        )
+    value = seen(window, "data/loss/value")
+    if ends.loss == "nll_loss" and ends.logs < 0.5 and value.lowest < 0:
+        return Verdict(
+            "nll_loss is given plain logits: the loss is negative and falls without end as the logits grow",
+            "nn.CrossEntropyLoss() in place of nn.NLLLoss(), or nn.LogSoftmax(dim=-1) as the last layer",
+            (
+                Evidence("data/loss/value", value.lowest, "0 or more"),
+                Evidence("data/output/max", ends.high, "0 or less"),
+            ),
+            0.95,
+        )
+    return None
+
+
+def _bounded_logits(window: Window, ends: Ends) -> Verdict | None:
+    """Logits squeezed by a sigmoid or tanh, or cut off at 0."""
+    if ends.loss != "cross_entropy" or ends.rows >= ALMOST:
+        return None
+    bound = _bound(window, ends)
+    if bound is not None:
+        return Verdict(
+            f"the logits cannot leave {bound[0]:g} to {bound[1]:g}: cross entropy of such values cannot get near 0",
+            "remove the activation behind the last layer",
+            (Evidence("data/output/min", ends.low, "below -1"), Evidence("data/output/max", ends.high, "above 1")),
+            0.9,
+        )
+    lows = seen(window, "data/output/min").values
+    if (lows == 0).mean() >= ALMOST:
+        return Verdict(
+            "the logits are cut off at 0: a ReLU stands behind the last layer, and classes it has zeroed learn nothing",
+            "remove the ReLU behind the last layer",
+            (Evidence("data/output/min", ends.low, "negative"),),
+            0.9,
+        )
+    return None
+
+
+def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
+    """The range that outputs cannot leave: told by the last module, or by outputs that press against it."""
+    if ends.last in BOUNDED:
+        low, high = BOUNDED[ends.last]
+        return (low, high) if low <= ends.low and ends.high <= high else None
+    highs = seen(window, "data/output/max").values
+    is_pressing = float(sorted(highs)[len(highs) // 2]) >= PRESSING and ends.high <= 1
+    if is_pressing and ends.low >= 0:
+        return 0.0, 1.0
+    return (-1.0, 1.0) if is_pressing and ends.low >= -1 else None
+
+
+def _out_of_reach(window: Window, ends: Ends) -> Verdict | None:
+    """Targets of a regression beyond what the last activation can give."""
+    if ends.loss not in REGRESSIONS or not ends.target_std > 0:
+        return None
+    low, high = _bound(window, ends) or _floor(window, ends)
+    below = (low - ends.target_low) / ends.target_std
+    above = (ends.target_high - high) / ends.target_std
+    if not max(below, above) > REACH:
+        return None
+    return Verdict(
+        f"the outputs cannot leave {_range(low, high)}, but the targets go from {ends.target_low:.3g} "
+        f"to {ends.target_high:.3g}",
+        f"remove the activation behind the last layer{f' ({ends.last})' if ends.last in (*BOUNDED, 'ReLU') else ''}"
+        ", or scale the targets into its range",
+        (
+            Evidence("data/output/min", ends.low, f"down to {ends.target_low:.3g}"),
+            Evidence("data/output/max", ends.high, f"up to {ends.target_high:.3g}"),
+        ),
+        0.95 if ends.last in (*BOUNDED, "ReLU", "ReLU6", "Softplus") else 0.85,
+    )
+
+
+def _floor(window: Window, ends: Ends) -> tuple[float, float]:
+    """A ReLU leaves exact zeros and nothing below; a Softplus comes close."""
+    inf = float("inf")
+    if ends.last in ("ReLU", "ReLU6", "Softplus") and ends.low >= 0:
+        return 0.0, 6.0 if ends.last == "ReLU6" else inf
+    lows = seen(window, "data/output/min").values
+    return (0.0, inf) if ends.low == 0 and (lows == 0).mean() > 0.5 else (-inf, inf)
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (a ReLU on the output)"
+
+
+def _odd_targets(window: Window, ends: Ends) -> Verdict | None:
+    """Binary cross entropy of something that is no probability."""
+    if not ends.loss.startswith("binary_cross_entropy"):
+        return None
+    if ends.target_low >= -1e-6 and ends.target_high <= 1 + 1e-6:
+        return None
+    if not (ends.target_low < 0 or ends.target_high > 1):
+        return None
+    return Verdict(
+        f"binary cross entropy is given targets from {ends.target_low:.3g} to {ends.target_high:.3g}; "
+        "it expects 0 to 1, and outside has no minimum",
+        "map the targets to 0 and 1, or use nn.CrossEntropyLoss() for more than two classes",
+        (Evidence("data/target/min", ends.target_low, "0"), Evidence("data/target/max", ends.target_high, "1")),
+        0.95,
+    )
+
+
+def _classes_as_numbers(window: Window, ends: Ends) -> Verdict | None:
+    """A squared error between one output and the number of a class."""
+    if ends.loss not in REGRESSIONS or ends.width != 1 or not ends.num_classes >= 3:
+        return None
+    spread = ends.target_high - ends.target_low
+    is_whole = ends.target_low % 1 == 0 and ends.target_high % 1 == 0 and ends.num_classes <= spread + 1
+    if not is_whole:
+        return None
+    # The loss saw floats; that the batch had integers, only `sonde.batch` can tell.
+    is_integer = len(seen(window, "data/batch/label_purity")) > 0 or ends.is_class
+    is_full = ends.target_low == 0 and ends.num_classes == spread + 1
+    is_even = seen(window, "data/target/top_share").typical < 2.5 / ends.num_classes
+    if not is_full or not (is_integer or is_even):
+        return None
+    count = int(ends.num_classes)
+    return Verdict(
+        f"{ends.loss} measures the distance to the number of a class (0 to {count - 1}): class 1 is not "
+        "nearer to 2 than to 4",
+        f"{count} outputs and nn.CrossEntropyLoss()",
+        (Evidence("data/target/num_classes", ends.num_classes, "continuous targets"),),
+        0.8 if is_integer else 0.65,
+    )
+
+
+def _one_hot(window: Window, ends: Ends) -> Verdict | None:
+    """A squared error on one-hot classes and unbounded outputs: it can work, so only a run that does not is blamed."""
+    if ends.loss != "mse_loss" or not ends.is_class or not ends.width > 2 or ends.rows >= ALMOST:
+        return None
+    if ends.low >= 0 and ends.high <= 1:
+        return None
+    state = learned(window)
+    if state is None or not (state.has_diverged or state.left > 0.7):
+        return None
+    return Verdict(
+        "a squared error on one-hot classes with outputs that nothing bounds, and it does not learn",
+        "nn.CrossEntropyLoss() on the same outputs",
+        (Evidence("data/output/max", ends.high, "0 to 1"),),
+        0.6,
+        "warning",
+    )
