@@ -2,7 +2,8 @@
 
 The function object stays what it is and only its code is exchanged. Replacing the attribute of its module would miss
 those who took it before (`criterion = F.cross_entropy`), would make a model that holds one unpicklable, and would be
-remembered by torch.compile, which knows these functions by identity.
+remembered by torch.compile, which knows these functions by identity. The price: a warning such a function gives its
+caller names our line, not the caller's.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def _distinct(ordered: Tensor) -> tuple[Tensor, Tensor]:
 
 def _of_one_hot(y: Tensor, is_binary: Tensor, num: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """Rows with a single one are classes written out: the class counts, not the zeros."""
-    rows = y[:: _step(y.shape[0], MAX_LABELS)]
-    is_one_hot = is_binary & (rows.sum(1, dtype=work_dtype(y)) == 1).all()
+    rows = y[:: _step(y.shape[0], MAX_ROWS)].to(work_dtype(y))
+    is_one_hot = is_binary & (rows.sum(1) == 1).all()
     num_rows, top_rows = _distinct(rows.argmax(1).sort().values)
     return torch.where(is_one_hot, num_rows, num), torch.where(is_one_hot, top_rows, top)
 
