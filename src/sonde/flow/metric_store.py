@@ -1,0 +1,87 @@
+"""What a monitor collected: values by step and key, joined over micro-batches, saved as HDF5 and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde.errors import MissingPackageError
+
+Aggregation = Callable[[Tensor], Any]
+
+
+class MetricStore:
+    """Tensors pile up during a step and become one number each at its end."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, list[Tensor]] = {}
+        self._aggregations: dict[str, Aggregation] = {}
+        self.steps: dict[int, dict[str, float]] = {}
+
+    def add(self, key: str, value: Any, aggregation: Aggregation | None = None) -> None:
+        """A number or a tensor of numbers; a tensor keeps its place on the device until the step ends."""
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        self._open.setdefault(key, []).append(tensor.reshape(-1).float())
+        if aggregation is not None:
+            self._aggregations[key] = aggregation
+
+    def close(self, step: int, on_error: Callable[[str, Exception], None]) -> dict[str, float]:
+        """Join what the micro-batches gave: the mean, or the metric's own aggregation."""
+        values = self.steps.setdefault(step, {})
+        for key, parts in self._open.items():
+            try:
+                joined = torch.cat([part.to(parts[0].device) for part in parts])
+                values[key] = float(self._aggregations.get(key, torch.mean)(joined))
+            except Exception as error:  # noqa: BLE001 - a user's metric that fails is reported, and the others stay
+                on_error(key, error)
+        self.discard()
+        return values
+
+    def discard(self) -> None:
+        self._open.clear()
+        self._aggregations.clear()
+
+
+def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
+    """One data set per key, with its steps beside it; slashes in keys become groups."""
+    h5py = _h5py()
+    columns: dict[str, tuple[list[int], list[float]]] = {}
+    for step, values in sorted(steps.items()):
+        for key, value in values.items():
+            column = columns.setdefault(key, ([], []))
+            column[0].append(step)
+            column[1].append(value)
+    with h5py.File(path, "w") as file:
+        for key, (numbers, values) in columns.items():
+            group = file.create_group(key.replace(".", "·"))  # "." alone means "here" in an HDF5 path
+            group.create_dataset("step", data=np.array(numbers, np.int64))
+            group.create_dataset("value", data=np.array(values, np.float64))
+    return Path(path)
+
+
+def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
+    """What `save_hdf5` wrote."""
+    h5py = _h5py()
+    steps: dict[int, dict[str, float]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Group) and "step" in item and "value" in item:
+            for step, value in zip(item["step"][()], item["value"][()], strict=True):
+                steps.setdefault(int(step), {})[name.replace("·", ".")] = float(value)
+
+    with h5py.File(path, "r") as file:
+        file.visititems(visit)
+    return steps
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingPackageError("h5py", "h5", "HDF5") from error
+    return h5py
