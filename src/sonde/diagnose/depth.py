@@ -1,0 +1,87 @@
+"""How strongly each weight matrix pulls at the loss, from the input to the output. Knows no rule and no threshold.
+
+The pull of a weight W is |dL/dW| |W| / |L|: by what share the loss would move, to first order, if W changed by its own
+size. It has no unit: multiplying the loss by 1000, or counting it in bits, changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.progress import progress
+from sonde.diagnose.structure import Parameter, structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+NEEDS: Final = ("grad/*/norm_raw", "param/*/norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The weight matrices on the way from input to output, and their pull over time."""
+
+    sites: tuple[str, ...]
+    steps: NDArray[np.int64]
+    pull: Array
+    """(sites, steps); NaN where a gradient or the loss is not finite."""
+    grad: Array
+    """(sites, steps): norms of gradients before clipping."""
+
+    @property
+    def front(self) -> Array:
+        """Pull of the third of the layers nearest to the input, per step: the median of them."""
+        return np.asarray(np.nanmedian(self.pull[: max(1, len(self.sites) // 3)], axis=0))
+
+    @property
+    def back(self) -> Array:
+        """Pull of the strongest of the third of the layers nearest to the output, per step."""
+        return np.asarray(np.nanmax(self.pull[-max(1, len(self.sites) // 3) :], axis=0))
+
+
+def depth(window: Window) -> Depth | None:
+    """The profile over depth; None where fewer than two matrices learn, or no loss is known."""
+    if "depth" not in window.notes:
+        window.notes["depth"] = _depth(window)
+    known: Depth | None = window.notes["depth"]
+    return known
+
+
+def path(window: Window) -> list[Parameter]:
+    """Weights of linear layers and convolutions that learn, from input to output. Adapters stand beside the way."""
+    model = structure(window)
+    called = {module.name: module for module in model.modules if module.order >= 0}
+    return [
+        weight
+        for weight in model.matrices
+        if not weight.is_lora
+        and (weight.owner in called or not called)
+        and not weight.module_type.startswith(("RNN", "LSTM", "GRU"))
+    ]
+
+
+def _depth(window: Window) -> Depth | None:
+    loss = progress(window)
+    sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_raw")[0])]
+    if loss is None or len(sites) < 2:
+        return None
+    steps = np.unique(np.concatenate([window.get(f"grad/{site}/norm_raw")[0] for site in sites]))
+    grad = np.stack([_on(steps, *window.get(f"grad/{site}/norm_raw")) for site in sites])
+    weight = np.stack([_on(steps, *window.get(f"param/{site}/norm")) for site in sites])
+    level = np.abs(_on(steps, loss.steps, loss.values))
+    with np.errstate(all="ignore"):
+        pull = grad * weight / level
+    pull[~np.isfinite(pull)] = np.nan
+    usable = np.isfinite(pull).any(axis=0)
+    return Depth(tuple(sites), steps[usable], pull[:, usable], grad[:, usable]) if usable.any() else None
+
+
+def _on(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Array:
+    """Values at `steps`: the last one known by then. NaN before the first."""
+    if not len(own):
+        return np.full(len(steps), np.nan)
+    place = np.searchsorted(own, steps, side="right") - 1
+    return np.asarray(np.where(place >= 0, values[np.maximum(place, 0)], np.nan))

@@ -1,0 +1,74 @@
+"""Rectifiers that are zero for every input: no gradient passes them, so they do not come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.lasting import Lasting, lasting
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+DEAD: Final = 0.5
+"""Share of a layer's units. 0.48 is the 95 % quantile of healthy runs."""
+STUCK: Final = 0.5
+"""Share of the loss that is left; a net with units to spare loses nothing."""
+GONE: Final = 0.98
+"""A layer without any live unit cuts everything before it off."""
+
+
+@rule(
+    severity="warning",
+    causes=("vanishing_gradients", "underfitting", "rank_collapse", "bottleneck_layer", "lr_too_low"),
+    references=("Lu et al. 2019, Dying ReLU", "Sokar et al. 2023, dormant neurons"),
+)
+def dead_relu(window: Window) -> Iterator[Finding]:
+    """More than half of the units of a layer have been zero for every input."""
+    loss = learned(window)
+    if loss is None:
+        return
+    dead = lasting(window, "unit/*/dead", DEAD) or _behind_functions(window)
+    if not dead:
+        return
+    is_stuck = loss.left > STUCK or loss.has_diverged
+    worst = max(dead, key=lambda layer: layer.level)
+    is_fault = is_stuck or (worst.level > GONE and loss.left > 0.1)
+    yield _finding(window, dead, worst, None if is_fault else "info")
+
+
+def _behind_functions(window: Window) -> list[Lasting]:
+    """Where no activation was seen: inputs of a layer that are always zero are units of the activation before it."""
+    return lasting(window, "unit/*/input_dead", DEAD)
+
+
+def _finding(window: Window, dead: list[Lasting], worst: Lasting, severity: str | None) -> Finding:
+    first = min(dead, key=lambda layer: layer.since)
+    module = structure(window).module(worst.site)
+    kind = f" ({module.type})" if module is not None and module.type else ""
+    since = f"since step {first.since}" if first.since else "from the start"
+    others = f", and most of those of {len(dead) - 1} more layers" if len(dead) > 1 else ""
+    what = "units" if f"unit/{worst.site}/dead" in {str(name) for name in window.names("unit/*/dead")} else "inputs"
+    return found(
+        window,
+        "dead_relu",
+        f"{worst.level:.0%} of the {what} of {worst.site}{kind} have been zero for every input {since}{others}",
+        step=first.since,
+        confidence=0.85 if worst.level > 0.9 else 0.75,
+        sites=[layer.site for layer in sorted(dead, key=lambda layer: -layer.level)],
+        evidence=[Evidence(f"unit/{worst.site}/dead", worst.level, "0 to 0.48", first.since, "share of dead units")],
+        remedy=_remedy(window, first.since),
+        severity=severity,
+    )
+
+
+def _remedy(window: Window, since: int) -> str:
+    rate = structure(window).group_value("lr")
+    if since == 0:
+        return (
+            "Initialise biases with zeros and weights with nn.init.kaiming_normal_, or use nn.LeakyReLU() or nn.GELU()."
+        )
+    lower = f"lr={rate / 10:g}  # now {rate:g}" if isinstance(rate, int | float) and rate else "a lower learning rate"
+    return f"{lower}; or nn.LeakyReLU(0.01) or nn.GELU() in place of nn.ReLU(), which cannot die."

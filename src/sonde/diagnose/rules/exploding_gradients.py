@@ -1,0 +1,138 @@
+"""Gradients grow without bound: over time against their own beginning, or over depth from the output to the input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.depth import path
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+GROWN: Final = 1e3
+"""Gradient norm over that of the first steps; healthy runs reach about 30."""
+STEEP: Final = 1e3
+"""Gradient of the first layer over that of the last, both against their weights; healthy up to 3.3."""
+LASTING: Final = 3
+"""Steps; a single bad batch is not an explosion."""
+
+
+@rule(
+    severity="warning",
+    needs=("grad/*/norm_raw", "grad/*/nonfinite_fraction", "param/*/norm"),
+    causes=("nan_inf", "loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),
+    references=("Pascanu et al. 2013", "AUTOTRAINER, Zhang et al. 2021"),
+)
+def exploding_gradients(window: Window) -> Iterator[Finding]:
+    """Gradients grow until steps are useless or values overflow."""
+    sites = [weight.name for weight in path(window)] or sorted({name.site for name in window.names("grad/*/norm_raw")})
+    steps, norms = _matrix(window, sites)
+    if norms.shape[1] < 5:
+        return
+    total = np.sqrt((norms**2).sum(axis=0))
+    step = _grown_at(steps, total)
+    if step is not None:
+        yield _over_time(window, sites, steps, total, norms, step)
+    elif (where := _steep_at(window, sites, norms)) is not None:
+        yield _over_depth(window, sites, steps, where)
+
+
+def _matrix(window: Window, sites: list[str]) -> tuple[NDArray[np.int64], Array]:
+    """(steps, norms) with inf where a gradient is not finite."""
+    columns = [(site, *window.get(f"grad/{site}/norm_raw")) for site in sites]
+    columns = [column for column in columns if len(column[1])]
+    if not columns:
+        return np.empty(0, np.int64), np.empty((0, 0))
+    steps = columns[0][1]
+    rows = []
+    for site, own, values in columns:
+        if not np.array_equal(own, steps):
+            continue
+        bad = window.get(f"grad/{site}/nonfinite_fraction")[1]
+        rows.append(np.where(bad > 0, np.inf, values) if len(bad) == len(values) else values)
+    norms = np.stack(rows)
+    norms[np.isnan(norms)] = np.inf
+    return steps, norms
+
+
+def _grown_at(steps: NDArray[np.int64], total: Array) -> int | None:
+    """The step from which on gradients stayed a thousand times larger than at the start, or stopped being finite."""
+    start = total[: min(5, len(total))]
+    level = float(np.median(start[np.isfinite(start)])) if np.isfinite(start).any() else np.nan
+    if not level > 0:
+        return None
+    high = (total > GROWN * level) & np.isfinite(total)
+    ended = not np.isfinite(total[-1])
+    # Grown for a while, or grown on the way to the first value that is not finite.
+    runs = np.convolve(high, np.ones(LASTING, int), "valid") >= LASTING if len(high) >= LASTING else np.zeros(0, bool)
+    is_lasting = runs.any() and bool(high[-max(5, len(high) // 10) :].mean() > 0.5 or ended)
+    rising = ended and np.isfinite(total).sum() >= 3 and float(total[np.isfinite(total)].max()) > GROWN * level
+    if not is_lasting and not rising:
+        return None
+    return int(steps[np.flatnonzero(high)[0]])
+
+
+def _steep_at(window: Window, sites: list[str], norms: Array) -> tuple[str, float] | None:
+    """The layer whose gradient, against its weight, is a thousand times that of the last layer at the start."""
+    if len(norms) < 3 or len(norms) != len(sites):
+        return None
+    early = norms[:, : min(10, norms.shape[1])]
+    weights = [window.get(f"param/{site}/norm")[1] for site in sites]
+    if not all(len(weight) and weight[0] > 0 for weight in weights):
+        return None
+    relative = np.median(early, axis=1) / np.asarray([weight[0] for weight in weights])
+    front, back = relative[: len(relative) // 2], relative[-1]
+    if not np.isfinite(relative).all() or not back > 0 or front.max() < STEEP * back:
+        return None
+    return sites[int(front.argmax())], float(front.max() / back)
+
+
+def _over_time(
+    window: Window, sites: list[str], steps: NDArray[np.int64], total: Array, norms: Array, step: int
+) -> Finding:
+    finite = total[np.isfinite(total)]
+    level, top = float(np.median(finite[:5])), float(finite.max())
+    at = int(np.searchsorted(steps, step))
+    worst = [sites[i] for i in np.argsort(-norms[:, at])[:3]]
+    end = "" if np.isfinite(total[-1]) else ", and are no numbers any more at the end"
+    return found(
+        window,
+        "exploding_gradients",
+        f"gradients have exploded since step {step}: {top / level:.0e} times their norm at the start, "
+        f"most in {worst[0]}{end}",
+        step=step,
+        confidence=0.75,
+        sites=worst,
+        evidence=[Evidence(f"grad/{worst[0]}/norm_raw", top / level, "below 30", step, "norm over that at the start")],
+        remedy=_remedy(window),
+    )
+
+
+def _over_depth(window: Window, sites: list[str], steps: NDArray[np.int64], where: tuple[str, float]) -> Finding:
+    site, ratio = where
+    return found(
+        window,
+        "exploding_gradients",
+        f"gradients grow on their way back from step {int(steps[0])} on: against its weights, that of {site} is "
+        f"{ratio:.0e} times that of {sites[-1]}",
+        step=int(steps[0]),
+        confidence=0.7,
+        sites=[site],
+        evidence=[Evidence(f"grad/{site}/norm_raw", ratio, "0.2 to 3.3", int(steps[0]), "first over last layer")],
+        remedy=_remedy(window),
+    )
+
+
+def _remedy(window: Window) -> str:
+    rate = structure(window).group_value("lr")
+    lower = f", and lr={rate / 10:.0e} in place of {rate:g}" if isinstance(rate, int | float) and rate else ""
+    return (
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step()"
+        f"{lower}; initialise with nn.init.kaiming_normal_ and use no activation that outgrows its input."
+    )

@@ -1,0 +1,52 @@
+"""Gradients in float16 that are rounded to zero or lose their digits: the loss is not scaled up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+LOST: Final = 0.5
+"""Share of a gradient's non-zero elements below 2**-14, where float16 loses digits."""
+SCALED: Final = 0.02
+"""Share of elements below 2**-24, which float16 does not have: gradients were scaled and scaled back."""
+MIN_SEEN: Final = 5
+
+
+@rule(
+    severity="warning",
+    needs=("grad/*/below_fp16_normal", "grad/*/below_fp16", "grad/*/zero_fraction"),
+    causes=("vanishing_gradients", "underfitting", "lr_too_low", "frozen_layers"),
+    references=("Micikevicius et al. 2018, Mixed Precision Training",),
+)
+def low_precision_underflow(window: Window) -> Iterator[Finding]:
+    """Gradients are too small for float16."""
+    dtypes: Any = window.facts.get("dtypes") or {}
+    lost: dict[str, float] = {}
+    first = 0
+    for site, steps, values in window.by_site("grad/*/below_fp16_normal"):
+        known = values[np.isfinite(values)]
+        beyond = window.get(f"grad/{site}/below_fp16")[1]
+        if dtypes.get(f"grad/{site}") != "float16" or len(known) < MIN_SEEN:
+            continue
+        if np.median(known) > LOST and not np.nanmedian(beyond) > SCALED:
+            lost[site], first = float(np.median(known)), int(steps[0])
+    if len(lost) < 2:
+        return
+    worst = max(lost, key=lambda site: lost[site])
+    yield found(
+        window,
+        "low_precision_underflow",
+        f"gradients are too small for float16: {lost[worst]:.0%} of those of {worst} (and of {len(lost) - 1} more "
+        f"parameters) lie where digits are lost or values become zero, since step {first}",
+        step=first,
+        confidence=0.8,
+        sites=sorted(lost, key=lambda site: -lost[site])[:12],
+        evidence=[Evidence(f"grad/{worst}/below_fp16_normal", lost[worst], "below 0.1", first)],
+        remedy="Scale the loss: scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); or train in bfloat16.",
+    )

@@ -1,0 +1,70 @@
+"""Two linear layers with nothing between them that bends: together they are one linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import Parameter, Structure, structure
+from sonde.schema.window import Window
+
+
+@rule(
+    severity="warning",
+    causes=("underfitting", "bottleneck_layer"),
+    references=("UMLAUT, Schoop et al. 2021", "NeuraLint, Nikanjam et al. 2021"),
+)
+def missing_nonlinearity(window: Window) -> Iterator[Finding]:
+    """Linear layers follow each other without an activation."""
+    model, loss = structure(window), learned(window)
+    pairs = [pair for pair in _pairs(model) if _is_pointless(*pair)]
+    if not pairs or loss is None:
+        return
+    names = [weight.owner for pair in pairs for weight in pair]
+    first, second = pairs[0]
+    more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
+    yield found(
+        window,
+        "missing_nonlinearity",
+        f"{first.owner} feeds {second.owner} with no activation between them{more}: "
+        "two linear layers in a row compute no more than one",
+        step=int(loss.steps[0]),
+        confidence=0.9,
+        sites=list(dict.fromkeys(names)),
+        evidence=[
+            Evidence("model", float(len(pairs)), "0", meaning="pairs of linear layers with nothing between them")
+        ],
+        remedy=f"Put nn.ReLU() or nn.GELU() after {first.owner}, or make one layer of the two.",
+        # Whoever learns the task with it has no problem to solve.
+        severity="info" if loss.left < 0.05 else None,
+    )
+
+
+def _pairs(model: Structure) -> list[tuple[Parameter, Parameter]]:
+    """Weights of layers that feed each other with nothing that bends in between."""
+    weights = {weight.owner: weight for weight in model.parameters if weight.name.endswith("weight")}
+    return [
+        (weights[source], weights[module.name])
+        for module in model.in_order
+        if isinstance(source := module.detail.get("fed_by"), str) and source in weights and module.name in weights
+    ]
+
+
+def _is_pointless(first: Parameter, second: Parameter) -> bool:
+    """Pairs that save parameters are made on purpose: low rank, depthwise and pointwise, 1xn and nx1, adapters."""
+    if first.is_lora or second.is_lora or not (first.trainable and second.trainable):
+        return False
+    middle = first.shape[0]
+    if middle < min(_inputs(first), second.shape[0]):
+        return False
+    kernels = [weight.shape[2:] for weight in (first, second)]
+    if any(len(set(kernel)) > 1 for kernel in kernels):
+        return False
+    is_pointwise = [bool(kernel) and set(kernel) == {1} for kernel in kernels]
+    return not (any(is_pointwise) and all(kernels))
+
+
+def _inputs(weight: Parameter) -> int:
+    return weight.fan_in or (weight.shape[1] if len(weight.shape) > 1 else 1)

@@ -1,0 +1,65 @@
+"""Hidden layers that give nearly the same output whatever the input, though inputs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.lasting import Lasting
+from sonde.diagnose.learned import learned
+from sonde.diagnose.progress import onset
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+SAME: Final = 0.01
+"""Deviation over the batch, in units of the output: 0.3 to 1 in healthy layers."""
+STUCK: Final = 0.85
+
+
+@rule(
+    severity="warning",
+    causes=("underfitting", "bottleneck_layer", "lr_too_low"),
+    references=("Dong et al. 2021, Attention is not all you need", "Noci et al. 2022", "Schoenholz et al. 2017"),
+)
+def rank_collapse(window: Window) -> Iterator[Finding]:
+    """What a hidden layer puts out no longer depends on the input."""
+    loss = learned(window)
+    if loss is None or not loss.left > STUCK or loss.has_diverged:
+        return
+    if seen(window, "data/input/is_token").typical == 0.0 and not seen(window, "data/input/sample_std").typical > 0.1:
+        return
+    collapsed = _collapsed(window)
+    if not collapsed:
+        return
+    first = collapsed[0]
+    # What came later has a cause of its own (units that died, weights that decayed): then it is a remark.
+    is_by_design = first.since <= window.get(f"unit/{first.site}/batch_std")[0][0] + 2
+    yield found(
+        window,
+        "rank_collapse",
+        f"from {first.site} on, outputs are nearly the same for every input "
+        f"({first.level:.1g} of their size is what differs), since step {first.since}",
+        step=first.since,
+        confidence=0.6,
+        sites=[layer.site for layer in collapsed],
+        evidence=[Evidence(f"unit/{first.site}/batch_std", first.level, "0.3 to 1", first.since)],
+        remedy="Give the blocks skip connections and norm layers, and initialise so that signals keep their size.",
+        severity=None if is_by_design else "info",
+    )
+
+
+def _collapsed(window: Window) -> list[Lasting]:
+    found = []
+    for module in structure(window).in_order[:-1]:
+        if module.kind not in ("linear", "conv", "activation", "norm"):
+            continue
+        steps, values = window.get(f"unit/{module.name}/batch_std")
+        late = values[len(values) // 2 :]
+        if len(values) >= 8 and np.isfinite(late).all() and 0 < np.median(late) < SAME and values[-1] < SAME:
+            found.append(Lasting(module.name, float(np.median(late)), onset(steps, values < SAME), float(values[-1])))
+    return found

@@ -1,0 +1,101 @@
+"""Blocks that hand on only a part of their input: after a few of them nothing of it is left, nor of the gradient."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import Module, structure
+from sonde.schema.window import Window
+
+MIN_BLOCKS: Final = 3
+LEFT: Final = 0.15
+"""What remains of the stream after all blocks; 1 with intact skip connections."""
+WHOLE: Final = 0.85
+"""A block that hands on this much is a residual block as published."""
+EARLY: Final = 10
+
+
+@rule(
+    severity="warning",
+    causes=("vanishing_gradients", "underfitting", "rank_collapse", "lr_too_low", "missing_warmup", "bottleneck_layer"),
+    references=("He et al. 2016, Identity Mappings", "Takase et al. 2023, Spike No More", "Dong et al. 2021"),
+)
+def residual_decay(window: Window) -> Iterator[Finding]:
+    """Residual blocks lose their input: the skip connection is scaled down or missing."""
+    for blocks in _stacks(window):
+        carries = np.asarray([_early(window, block) for block in blocks])
+        if len(blocks) < MIN_BLOCKS or not np.isfinite(carries).all() or _ends_in_norm(window, blocks[-1]):
+            continue
+        typical = float(np.median(carries))
+        left = float(np.prod(np.clip(carries, 0.0, 1.0)))
+        is_scaled = 0.05 < typical < WHOLE and _is_even(carries) and left < LEFT
+        is_missing = abs(typical) <= 0.3 and _has_attention(window, blocks[0])
+        if is_scaled or is_missing:
+            yield _finding(window, blocks, typical, left, is_missing=is_missing and not is_scaled)
+            return
+
+
+def _stacks(window: Window) -> list[list[Module]]:
+    """Blocks of one type in the order in which they run."""
+    stacks: dict[tuple[str, str], list[Module]] = defaultdict(list)
+    for module in structure(window).in_order:
+        if len(window.get(f"unit/{module.name}/carry")[0]):
+            stacks[module.type, module.name.rpartition(".")[0]].append(module)
+    return list(stacks.values())
+
+
+def _early(window: Window, block: Module) -> float:
+    steps, values = window.get(f"unit/{block.name}/carry")
+    early = values[(steps <= steps[0] + EARLY) & np.isfinite(values)]
+    return float(np.median(early)) if len(early) else float("nan")
+
+
+def _is_even(carries: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
+    """A scale is the same in every block; chance is not."""
+    return bool(carries.std() < 0.3 * abs(np.median(carries)))
+
+
+def _children(window: Window, block: Module) -> list[Module]:
+    return [module for module in structure(window).in_order if module.name.startswith(f"{block.name}.")]
+
+
+def _ends_in_norm(window: Window, block: Module) -> bool:
+    """Post-norm: the norm takes a share of the stream away, as published."""
+    leaves = [module for module in _children(window, block) if module.is_leaf and module.kind != "dropout"]
+    return bool(leaves) and leaves[-1].kind == "norm"
+
+
+def _has_attention(window: Window, block: Module) -> bool:
+    inside = _children(window, block)
+    return any(module.kind == "attention" for module in inside) or any(
+        name.site == block.name or name.site.startswith(f"{block.name}.") for name in window.names("attn/*/entropy")
+    )
+
+
+def _finding(window: Window, blocks: list[Module], typical: float, left: float, *, is_missing: bool) -> Finding:
+    first, last = blocks[0].name, blocks[-1].name
+    message = (
+        f"the {len(blocks)} blocks from {first} to {last} hand on nothing of their input: there is no skip connection"
+        if is_missing
+        else f"each of the {len(blocks)} blocks from {first} to {last} hands on {typical:.2f} of its input, so that "
+        f"{max(left, 0.0):.1g} of it reaches the end"
+    )
+    return found(
+        window,
+        "residual_decay",
+        message + ", from the start",
+        step=int(window.get(f"unit/{first}/carry")[0][0]),
+        confidence=0.9,
+        sites=[block.name for block in blocks],
+        evidence=[
+            Evidence(f"unit/{first}/carry", typical, "0.9 to 1.1", meaning="share of its input a block hands on"),
+            Evidence(f"unit/{last}/carry", left, "above 0.5", meaning="what is left after all blocks"),
+        ],
+        remedy=f"In {blocks[0].type}.forward: return x + branch(norm(x))  # skip connection with weight 1",
+    )

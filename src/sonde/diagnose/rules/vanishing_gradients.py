@@ -1,0 +1,100 @@
+"""The layers near the input get next to no gradient, compared with those near the output or with the loss itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.depth import NEEDS, Depth, depth
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.progress import onset
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.signal import fading
+from sonde.diagnose.structure import structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+FADED: Final = 1e-3
+"""Pull of the front over that of the back: 0.2 to 3 in healthy runs (5 % and 95 %), below 1e-3 in none."""
+WEAK: Final = 1e-3
+"""And a front that could move the loss by less than this share."""
+STUCK: Final = 0.7
+"""Share of the loss that is left; a net that learns all the same has no fault."""
+MIN_STEPS: Final = 20
+
+
+@rule(
+    severity="warning",
+    needs=(*NEEDS, "act/*/rms"),
+    causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer"),
+    references=("Hochreiter 1991", "Glorot & Bengio 2010", "AUTOTRAINER, Zhang et al. 2021"),
+)
+def vanishing_gradients(window: Window) -> Iterator[Finding]:
+    """Layers near the input get next to no gradient and do not learn."""
+    profile, loss = depth(window), learned(window)
+    if profile is None or loss is None or len(profile.sites) < 3 or len(profile.steps) < MIN_STEPS:
+        return
+    if not loss.left > STUCK or loss.has_diverged:
+        return
+    with np.errstate(all="ignore"):
+        ratio = profile.front / profile.back
+    faded = (ratio < FADED) & (profile.front < WEAK) & (_is_true_decay(profile))
+    gone = (np.nanmax(profile.pull, axis=0) < WEAK) & (profile.grad > 0).any(axis=0) & (fading(window) < FADED)
+    bad = faded | gone
+    # What comes late has another cause: weights that decayed, units that died.
+    if bad.mean() < 0.7 or onset(profile.steps, bad) > 0.3 * window.last_step:
+        return
+    yield _finding(window, profile, bad, ratio, is_everywhere=bool(gone.mean() > faded.mean()))
+
+
+def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
+    """Exact zeros come from dead or unconnected layers; where gradients fade, those further on are tiny, too."""
+    positive = np.where(profile.pull > 0, profile.pull, np.nan)
+    with np.errstate(all="ignore"):
+        weakest = np.nanmin(positive, axis=0, initial=np.inf)
+        return np.asarray((profile.front > 0) | (weakest < 0.1 * FADED * profile.back))
+
+
+def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Finding:
+    step = onset(profile.steps, bad.astype(bool))
+    front = float(np.nanmedian(profile.front))
+    share = float(np.nanmedian(ratio))
+    weak = [site for site, pull in zip(profile.sites, np.nanmedian(profile.pull, axis=1), strict=True) if pull < WEAK]
+    first, last = profile.sites[0], profile.sites[-1]
+    if is_everywhere:
+        message = (
+            f"no weight of the {len(profile.sites)} layers from {first} to {last} has had a gradient to speak of "
+            f"since step {step}: the signal dies on its way through them"
+        )
+    else:
+        message = (
+            f"gradients vanish on their way back: since step {step} {first} pulls at the loss {share:.0e} times as "
+            f"strongly as {last}, and {len(weak)} of {len(profile.sites)} layers hardly learn"
+        )
+    return found(
+        window,
+        "vanishing_gradients",
+        message,
+        step=step,
+        confidence=0.85,
+        sites=weak[:12] or [first],
+        evidence=[
+            Evidence(f"grad/{first}/norm_raw", share, "0.2 to 3", step, "pull of the first layers over the last"),
+            Evidence(f"grad/{first}/norm_raw", front, "0.01 to 100", step, "|gradient| |weight| / loss, first layers"),
+        ],
+        remedy=_remedy(window),
+    )
+
+
+def _remedy(window: Window) -> str:
+    types = {module.type for module in structure(window).modules if module.kind == "activation"}
+    bounded = sorted(types & {"Sigmoid", "Tanh", "Softsign", "Hardsigmoid", "LogSigmoid"})
+    start = (
+        f"Use nn.ReLU() or nn.GELU() in place of nn.{bounded[0]}()" if bounded else "Give the layers skip connections"
+    )
+    gain = "nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')"
+    return f"{start}, initialise with {gain}, and put a norm layer or a skip connection into each block."
