@@ -114,6 +114,11 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    return tensor.is_contiguous() or _is_permuted_dense(tensor)
+
+
 def _is_permuted_dense(tensor: Tensor) -> bool:
     expected = 1
     for stride, size in sorted(

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from sonde.reduce.triton import ChunkList, UpdateChunks
+    from sonde.reduce.triton import ChunkList
+    from sonde.reduce.triton_single import Bank
+    from sonde.reduce.triton_step import StepChunks
+    from sonde.reduce.triton_update import UpdateChunks
 
 _log = logging.getLogger("sonde")
 _works: dict[torch.device, bool] = {}
@@ -24,13 +27,31 @@ def chunk_list(numels: Sequence[int], dtype: torch.dtype, device: torch.device) 
     return triton.ChunkList(numels, dtype, device) if triton.reads(dtype, device) else None
 
 
+def new_bank(device: torch.device, size: int) -> Bank | None:
+    """Memory for tensors that are read one by one on a device, or None."""
+    if device.type != "cuda" or not _works_on(device):
+        return None
+    from sonde.reduce.triton_single import Bank
+
+    return Bank(device, size)
+
+
 def update_chunks(numels: Sequence[int], device: torch.device) -> UpdateChunks | None:
     """The fused kernel for what an optimizer step did to parameters of these sizes, or None."""
     if device.type != "cuda" or not _works_on(device):
         return None
-    from sonde.reduce import triton
+    from sonde.reduce.triton_update import UpdateChunks
 
-    return triton.UpdateChunks(numels, device)
+    return UpdateChunks(numels, device)
+
+
+def step_chunks(numels: Sequence[int], device: torch.device, *, size: int) -> StepChunks | None:
+    """The fused kernels that know an optimizer's formula, for parameters of these sizes, or None."""
+    if device.type != "cuda" or not _works_on(device):
+        return None
+    from sonde.reduce.triton_step import StepChunks
+
+    return StepChunks(numels, device, size=size)
 
 
 def _works_on(device: torch.device) -> bool:

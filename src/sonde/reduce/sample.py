@@ -13,7 +13,7 @@ from torch import Tensor
 from sonde.reduce.dense import flat
 from sonde.schema.sketch import INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, Array, N
 
-_PRIME: Final = 2_654_435_761
+PRIME: Final = 2_654_435_761
 """Shares no factor with any number of possible starts, so that every start has its turn."""
 
 
@@ -25,12 +25,18 @@ def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
     values = flat(tensor)
     if values.numel() <= size:
         return values
-    stride = values.numel() // size
-    while math.gcd(stride, values.numel()) > 1:
-        stride -= 1
+    stride = stride_of(values.numel(), size)
     span = (size - 1) * stride + 1
-    start = (turn * _PRIME) % (values.numel() - span + 1)
+    start = (turn * PRIME) % (values.numel() - span + 1)
     return values[start : start + span : stride]
+
+
+def stride_of(numel: int, size: int) -> int:
+    """How far apart the sampled elements are."""
+    stride = max(numel // size, 1)
+    while math.gcd(stride, numel) > 1:
+        stride -= 1
+    return stride
 
 
 def histograms(samples: NDArray[np.floating], rows: Array) -> Array:

@@ -3,46 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from sonde.reduce.handover import Parcel
 
 
 class PendingScalars:
     """One-element tensors on their way to the host. `resolve()` waits; it is called on the writer's thread."""
 
-    __slots__ = ("_arrived", "_columns", "_num")
+    __slots__ = ("_parcels", "_places", "_values")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        # A copy is taken now: the training loop may change a tensor in place right after. One for all of a kind:
-        # a hundred numbers are one launch and one transfer.
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        # A copy is taken now: the training loop may change the tensor in place right after.
+        self._values: list[Tensor | None] = []
+        by_device: dict[torch.device, list[int]] = {}
         for place, tensor in enumerate(tensors):
-            groups.setdefault((tensor.device, tensor.dtype), []).append(place)
-        self._num = len(tensors)
-        self._columns = [
-            (places, _start_copy(torch.stack([tensors[place].detach().reshape(()) for place in places])))
-            for places in groups.values()
-        ]
-        self._arrived: list[Any] = []
-        for device in {device for device, _ in groups if device.type == "cuda"}:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(device))
-            self._arrived.append(event)
+            is_far = tensor.device.type == "cuda"
+            self._values.append(None if is_far else tensor.detach().clone())
+            if is_far:
+                by_device.setdefault(tensor.device, []).append(place)
+        self._places = list(by_device.values())
+        self._parcels = [Parcel([tensors[place].detach() for place in places]) for places in self._places]
 
     def resolve(self) -> list[float]:
-        for event in self._arrived:
-            event.synchronize()
-        values = [0.0] * self._num
-        for places, column in self._columns:
-            for place, value in zip(places, column.tolist(), strict=True):
-                values[place] = float(value)
-        return values
-
-
-def _start_copy(column: Tensor) -> Tensor:
-    if column.device.type != "cuda":
-        return column
-    host = torch.empty(column.shape, dtype=column.dtype, device="cpu", pin_memory=True)
-    return host.copy_(column, non_blocking=True)
+        found = [0.0 if value is None else float(value) for value in self._values]
+        for places, parcel in zip(self._places, self._parcels, strict=True):
+            for place, numbers in zip(places, parcel.open(), strict=True):
+                found[place] = float(numbers[0])
+        return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,145 +19,22 @@ from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
 from sonde.reduce.device import device_rows
-from sonde.reduce.gpu import chunk_list, update_chunks
+from sonde.reduce.gpu import chunk_list, new_bank, update_chunks
 from sonde.reduce.plan import LARGE, Held, Plan, row_blocks
 from sonde.reduce.rows import ROW, Partials, combine
-from sonde.reduce.sample import histograms, sample, stack_samples
-from sonde.schema.sketch import (
-    HIST_N,
-    MAX,
-    MIN,
-    SUM,
-    SUMABS,
-    SUMSQ,
-    SUMSQ_RAW,
-    ZERO,
-    Array,
-    N,
-    empty_hist,
-    empty_rows,
-    merge_groups,
-)
+from sonde.reduce.sample import sample, stack_samples
+from sonde.reduce.table import Table, add_zeros, negate_rows, resolve_all, scale_rows, send, set_raw
+from sonde.schema.sketch import Array, empty_rows
 
 if TYPE_CHECKING:
-    from sonde.reduce.triton import ChunkList
+    from sonde.reduce.triton_single import Bank, Read
+
+__all__ = [
+    "Part", "Reducer", "Table", "TensorList", "current_stream", "negate_rows", "resolve_all", "scale_rows", "set_raw",
+]  # fmt: skip
 
 _MAX_PENDING: Final = 4096
 """Single tensors waiting to be combined; a module called more often than this within a step is combined in between."""
-
-
-_MAX_SIZES: Final = 512
-
-
-@dataclass(slots=True)
-class Table:
-    """Sketches of one step. `rows` and `samples` may still be on their way from a device."""
-
-    keys: NDArray[np.int32]
-    rows: Any
-    """float64 (T, NUM_FIELDS): an array on the host, or a tensor on a device."""
-    samples: Tensor | None = None
-    sampled: NDArray[np.int64] | None = None
-    """How many elements of each row were sampled; 0 = none."""
-    arrived: Any = None
-    """An event that says the copies are done."""
-
-    @property
-    def num_bytes(self) -> int:
-        return 8 * int(self.rows.shape[0]) * int(self.rows.shape[1]) + (
-            4 * self.samples.numel() if self.samples is not None else 0
-        )
-
-    def resolve(self) -> tuple[NDArray[np.int32], Array, Array | None]:
-        """Keys, rows and histograms. Waits for the device, so not for the training thread."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        rows = self.rows if isinstance(self.rows, np.ndarray) else self.rows.cpu().numpy().astype(np.float64)
-        hist = None
-        if self.samples is not None and self.sampled is not None:
-            rows[:, HIST_N] = self.sampled
-            hist = histograms(self.samples.cpu().numpy(), rows)
-        return self.keys, rows, hist
-
-
-def resolve_all(tables: Sequence[Table]) -> tuple[NDArray[np.int32], Array, NDArray[np.int32], Array]:
-    """Keys and rows of all tables, one row per key, and the histograms of the rows that have one, with their index."""
-    if not tables:
-        return np.empty(0, np.int32), empty_rows(0), np.empty(0, np.int32), empty_hist(0)
-    parts = [table.resolve() for table in tables]
-    keys = np.concatenate([keys for keys, _, _ in parts])
-    rows = np.concatenate([rows for _, rows, _ in parts])
-    hist = None
-    if any(hist is not None for _, _, hist in parts):
-        hist = np.concatenate([empty_hist(len(keys)) if hist is None else hist for keys, _, hist in parts])
-    keys, rows, hist = _merge_repeated(keys, rows, hist)
-    if hist is None:
-        return keys, rows, np.empty(0, np.int32), empty_hist(0)
-    index = np.flatnonzero(rows[:, HIST_N] > 0).astype(np.int32)
-    return keys, rows, index, hist[index]
-
-
-def _merge_repeated(
-    keys: NDArray[np.int32], rows: Array, hist: Array | None
-) -> tuple[NDArray[np.int32], Array, Array | None]:
-    """A module called several times, or seen in several micro-batches, is one site."""
-    unique, counts = np.unique(keys, return_counts=True)
-    if len(unique) == len(keys):
-        return keys, rows, hist
-    order = np.argsort(keys, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
-    merged = merge_groups(rows[order], starts)
-    return unique, merged, None if hist is None else np.add.reduceat(hist[order], starts, axis=0)
-
-
-def scale_rows(table: Table, factor: Any) -> None:
-    """Make it the sketches of `factor * x`, factor > 0; the factor may be on the host or on a device."""
-    rows, factor = table.rows, _beside(table.rows, factor)
-    for column in (SUM, SUMABS, MIN, MAX):
-        rows[:, column] *= factor
-    rows[:, SUMSQ] *= factor * factor
-    if table.samples is not None:
-        table.samples *= factor if isinstance(factor, float) else factor.to(table.samples.dtype)
-
-
-def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
-    """The sum of squares before clipping, from what each gradient was multiplied by."""
-    by_factor: dict[int, tuple[Any, list[int]]] = {}  # clipping by norm multiplies all gradients by one number
-    for row, key in enumerate(table.keys.tolist()):
-        if key in factors:
-            by_factor.setdefault(id(factors[key]), (factors[key], []))[1].append(row)
-    for factor, rows in by_factor.values():
-        factor = _beside(table.rows, factor)
-        # A list as an index would be copied to the device, and waited for: all rows at once, or one by one.
-        places: list[Any] = [slice(None)] if len(rows) == len(table.keys) else rows
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
-            for place in places:
-                table.rows[place, SUMSQ_RAW] = table.rows[place, SUMSQ] / (factor * factor)
-
-
-def _beside(rows: Array | Tensor, factor: Any) -> Any:
-    """The factor where the rows are. On the CPU that is a number; on a device it stays a tensor, and nothing waits."""
-    if isinstance(rows, np.ndarray):
-        return float(factor)
-    return factor.to(rows.device, rows.dtype, non_blocking=True) if isinstance(factor, Tensor) else factor
-
-
-def _add_zeros(rows: Any, num_zeros: int) -> None:
-    """Count the zeros that a sparse layout does not store; they are elements like any other."""
-    if num_zeros:
-        rows[..., N] += num_zeros
-        rows[..., ZERO] += num_zeros
-        rows[..., MIN] = rows[..., MIN].clip(max=0.0)
-        rows[..., MAX] = rows[..., MAX].clip(min=0.0)
-
-
-def negate_rows(table: Table) -> None:
-    """Make it the sketches of `-x`."""
-    rows = table.rows
-    rows[:, SUM] *= -1
-    lowest = -rows[:, MAX]
-    rows[:, MAX] = -rows[:, MIN]
-    rows[:, MIN] = lowest
 
 
 @dataclass(slots=True)
@@ -184,9 +61,10 @@ class Reducer:
         self._singles: list[_Single] = []
         self._tables: list[Table] = []
         self._lists: dict[Hashable, tuple[Any, TensorList]] = {}
-        self._chunk_lists: dict[Any, ChunkList | None] = {}
+        self._banks: dict[tuple[torch.device, int], tuple[Any, Bank]] = {}
+        """What was read one by one on a GPU, by its stream."""
         self._free: dict[tuple[int, torch.dtype], list[Partials]] = {}
-        self._last: tuple[weakref.ref[Tensor], int, _Single] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, _Single | tuple[Bank, Read]] | None = None
         self._lock = threading.RLock()
         """Hooks may fire on several threads: held for an append and a swap only, never while computing."""
 
@@ -200,7 +78,7 @@ class Reducer:
             self.on_unreadable(key, str(why))
             return
         if values.device.type != "cpu":
-            self._add_on_device(key, values, unstored_zeros, histogram)
+            self._add_on_device(key, tensor, values, unstored_zeros, histogram)
             return
         dtype = work_dtype(values)
         numel = values.numel()
@@ -211,8 +89,7 @@ class Reducer:
         single = _Single(key, partials, numel, unstored_zeros, taken)
         with self._lock:
             self._singles.append(single)
-            if is_plain(tensor) and not tensor.is_inference():  # which counts no versions
-                self._last = weakref.ref(tensor), tensor._version, single
+            self._remember(tensor, single)
         if len(self._singles) >= _MAX_PENDING:
             self._combine_singles()
 
@@ -223,8 +100,15 @@ class Reducer:
             if last is None or last[0]() is not tensor or last[1] != tensor._version:
                 return False
             same = last[2]
+            if isinstance(same, tuple):
+                same[0].again(key, same[1])
+                return True
             self._singles.append(_Single(key, same.partials, same.numel, same.unstored_zeros, same.sample))
             return True
+
+    def _remember(self, tensor: Tensor, what: _Single | tuple[Bank, Read]) -> None:
+        if is_plain(tensor) and not tensor.is_inference():  # which counts no versions
+            self._last = weakref.ref(tensor), tensor._version, what
 
     def add_all(
         self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, histogram: bool = False
@@ -256,9 +140,9 @@ class Reducer:
     def take(self) -> list[Table]:
         """The tables of the step, and start anew."""
         self._combine_singles()
+        self._combine_banks()
         tables, self._tables = self._tables, []
-        for table in tables:
-            send(table)
+        send(tables)
         self.turn += 1
         return tables
 
@@ -266,7 +150,7 @@ class Reducer:
         """Let go of all memory."""
         with self._lock:
             self._singles, self._tables, self._last = [], [], None
-        self._lists, self._chunk_lists, self._free = {}, {}, {}
+        self._lists, self._banks, self._free = {}, {}, {}
 
     def _partials(self, num_rows: int, dtype: torch.dtype) -> Partials:
         try:
@@ -301,7 +185,7 @@ class Reducer:
         if full:
             rows[full] = combine([singles[i].partials for i in full], starts, numel)
         for row, single in zip(rows, singles, strict=True):
-            _add_zeros(row, single.unstored_zeros)
+            add_zeros(row, single.unstored_zeros)
         table = Table(np.array([s.key for s in singles], np.int32), rows)
         samples = [s.sample if s.sample is not None else _NO_SAMPLE for s in singles]
         if any(s.sample is not None for s in singles):
@@ -309,28 +193,57 @@ class Reducer:
             table.sampled = np.array([s.numel() for s in samples])
         return table
 
-    def _add_on_device(self, key: int, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
-        if values.numel() and (chunks := self._chunks(values)) is not None:
-            table = Table(np.array([key], np.int32), chunks.rows([values]))
-            if histogram:
-                taken = sample(values, self.hist_samples, self.turn)
-                table.samples, table.sampled = stack_samples([taken], self.hist_samples), np.array([taken.numel()])
-            _add_zeros(table.rows, unstored_zeros)
-            self._tables.append(table)
+    def _add_on_device(self, key: int, tensor: Tensor, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
+        turn = self.turn if histogram else None
+        if values.numel() and (bank := self._bank(values)) is not None:
+            if not bank.has_room(values.numel()):
+                self._combine_banks()
+            read = bank.read(key, values, unstored_zeros=unstored_zeros, turn=turn)
+            with self._lock:
+                self._remember(tensor, (bank, read))
             return
         listed = self.list_for(("single", key), [key], [values])
-        for table in listed.sketch([values], turn=self.turn if histogram else None):
-            _add_zeros(table.rows, unstored_zeros)
+        for table in listed.sketch([values], turn=turn):
+            add_zeros(table.rows, unstored_zeros)
             self._tables.append(table)
 
-    def _chunks(self, values: Tensor) -> ChunkList | None:
-        """The fused kernels for one tensor of this size; activations of a size share them."""
-        form = (values.numel(), values.dtype, values.device)
-        if form not in self._chunk_lists:
-            if len(self._chunk_lists) >= _MAX_SIZES:
-                self._chunk_lists.clear()  # sizes that change all the time: nothing piles up
-            self._chunk_lists[form] = chunk_list([values.numel()], values.dtype, values.device)
-        return self._chunk_lists[form]
+    def _bank(self, values: Tensor) -> Bank | None:
+        """Memory for what is read on the stream that is current now; None where the fused kernels cannot read it."""
+        stream = current_stream(values.device)
+        if stream is None:
+            return None
+        place = (values.device, stream.cuda_stream)
+        if place not in self._banks:
+            bank = new_bank(values.device, self.hist_samples)
+            if bank is None:
+                return None
+            self._banks[place] = stream, bank
+        bank = self._banks[place][1]
+        return bank if bank.reads_dtype(values.dtype) else None
+
+    def _combine_banks(self) -> None:
+        with self._lock:
+            self._last = None
+        for stream, bank in self._banks.values():
+            if bank.reads:
+                with torch.cuda.stream(stream):
+                    self._tables.append(_bank_table(bank, stream))
+
+
+def _bank_table(bank: Bank, stream: Any) -> Table:
+    reads, rows, samples = bank.rows()
+    table = Table(np.array([read.key for read in reads], np.int32), rows, stream=stream)
+    for row, read in enumerate(reads):
+        add_zeros(rows[row], read.unstored_zeros)
+    if samples is not None:
+        table.samples, table.sampled = samples, np.array([read.sampled for read in reads])
+        table.sample_rows = np.array([read.sample_row for read in reads])
+    return table
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream on which what is launched now will run; None on devices without."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 _NO_SAMPLE: Final = torch.empty(0, device="cpu")
@@ -390,8 +303,12 @@ class TensorList:
         keys: NDArray[np.int32] | None = None,
     ) -> Table:
         """The table of one part: of the tensors given, or of what it keeps; under its own keys, or under others."""
-        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors))
-        if turn is not None:
+        stream = current_stream(part.plan.device)
+        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors), stream=stream)
+        if turn is not None and part.chunks is not None:
+            table.samples = part.chunks.samples(self.hist_samples, turn)
+            table.sampled = np.minimum(part.plan.numels, self.hist_samples)
+        elif turn is not None:
             sources = part.in_order(tensors)
             samples = [sample(t, self.hist_samples, turn) for t in sources]
             table.samples = stack_samples(samples, self.hist_samples)
@@ -409,7 +326,7 @@ class TensorList:
                 continue
             one = TensorList([int(self.keys[index])], [values], self.hist_samples, self.on_unreadable)
             for table in one.sketch([values], turn=turn):
-                _add_zeros(table.rows, unstored_zeros)
+                add_zeros(table.rows, unstored_zeros)
                 tables.append(table)
         if self.empty:
             tables.append(Table(self.keys[self.empty], empty_rows(len(self.empty))))
@@ -451,18 +368,3 @@ class Part:
         if tensors is None:
             return [*self.held.slots, *self.held.large]
         return [tensors[i] for i in self.plan.order]
-
-
-def send(table: Table) -> None:
-    """Start the copies to the host; nothing waits. Other accelerators than CUDA are copied when resolved."""
-    if isinstance(table.rows, Tensor) and table.rows.device.type == "cuda":
-        table.rows = _pinned(table.rows)
-        if table.samples is not None:
-            table.samples = _pinned(table.samples)
-        table.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        table.arrived.record()
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.schema.records import Event, Site, StatsRecord
+from sonde.session.foresight import Foresight
 from sonde.session.inspection import Inspection
 from sonde.session.nonfinite import NonFiniteWatch
 from sonde.session.structure import StructureDocument
@@ -62,6 +63,7 @@ class Watching:
         self._select(model)
         self.reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=self._note_unreadable)
         self.optimizer_pass = OptimizerPass(self.reducer)
+        self.foresight = Foresight(self)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
         self.wants: dict[str, bool] = {}
         self.histogram = False
@@ -104,6 +106,7 @@ class Watching:
         # Not left to the garbage collector: the copies of the parameters are as large as the model.
         self.reducer.forget()
         self.optimizer_pass.forget()
+        self.foresight.step_pass.forget()
 
     # --------------------------------------------------------------------------------------------------- the steps
 
@@ -184,10 +187,14 @@ class Watching:
         with quiet():
             for named, what in step.unreadable:
                 self._note_unreadable_site(f"param/{named.name}", what)
-            if self.wants["grad"] and not step.has_closure:
-                self._grads(step)
             step.parts = _by_grad(step)
             for part in step.parts:
+                self._foresee(step, part)
+            if self.wants["grad"] and not step.has_closure:
+                self._grads(step)
+            for part in step.parts:
+                if part.is_foreseen:
+                    continue
                 self.optimizer_pass.before(
                     (step.number, part.name),
                     self._keys("param", part),
@@ -215,10 +222,22 @@ class Watching:
         if self.has_stepped and self.session.have_all_stepped():
             self.session.optimizer_stepped()
 
+    def _foresee(self, step: OptimizerStep, part: _ByGrad) -> None:
+        tables = self.foresight.before(step, part.name, part.names, part.params)
+        if tables is None:
+            return
+        part.is_foreseen = True
+        factors = {self._param_id("grad", n, p): step.clips[id(p)] for n, p in part if id(p) in step.clips}
+        for table in tables:
+            if factors:
+                set_raw(table, factors)
+
     def _grads(self, step: OptimizerStep) -> None:
         having = [(n, p) for n, p in zip(step.names, step.params, strict=True) if p.grad is not None]
         self._with_grad.update(n.name for n, _ in having)
         self._without_grad.update(n.name for n, p in zip(step.names, step.params, strict=True) if p.grad is None)
+        read = {id(p) for part in step.parts if part.is_foreseen for p in part.params}
+        having = [(n, p) for n, p in having if id(p) not in read]
         readable = [(n, p, p.grad) for n, p in having if p.grad is not None and is_plain_tensor(p.grad)]
         keys = [self._param_id("grad", n, p) for n, p, _ in readable]
         tables = self.reducer.add_all(
@@ -233,6 +252,9 @@ class Watching:
 
     def _updates(self, step: OptimizerStep) -> None:
         for part in step.parts:
+            if part.is_foreseen:
+                self.foresight.after(step, part.name)
+                continue
             self.optimizer_pass.after(
                 (step.number, part.name),
                 self._keys("update", part),
@@ -245,7 +267,8 @@ class Watching:
 
     def _states(self, step: OptimizerStep) -> None:
         keys, tensors = [], []
-        for named, parameter in zip(step.names, step.params, strict=True):
+        left = [pair for part in step.parts if not part.is_foreseen for pair in part]
+        for named, parameter in left:
             for state, value in step.optimizer.state.get(parameter, {}).items():
                 if is_plain_tensor(value) and value.numel() > 1:
                     keys.append(self._param_id("optim", named, value, f".{state}"))
@@ -300,6 +323,7 @@ class Watching:
     def emit(self, step: int) -> None:
         """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
         start = time.perf_counter()
+        self.foresight.tell()
         with quiet():
             tables = self.reducer.take()
             self.inspection.emit(step)
@@ -353,7 +377,11 @@ class Watching:
         return self._id(_site(kind, named, tensor, name)) if known is None else known
 
     def _keys(self, kind: Kind, part: Any) -> list[int]:
-        return [self._param_id(kind, n, p) for n, p in zip(part.names, part.params, strict=True)]
+        return self.keys(kind, part.names, part.params)
+
+    def keys(self, kind: Kind, names: list[NamedParameter], params: list[Tensor], suffix: str = "") -> list[int]:
+        """The site of each parameter, or of something of it."""
+        return [self._param_id(kind, n, p, suffix) for n, p in zip(names, params, strict=True)]
 
     def _note_unreadable(self, key: int, why: str) -> None:
         site = next(("/".join(name) for name, known in self._ids.items() if known == key), str(key))
@@ -372,6 +400,11 @@ class _ByGrad:
     name: str
     names: list[NamedParameter]
     params: list[Tensor]
+    is_foreseen: bool = False
+    """All of it was read before the step."""
+
+    def __iter__(self) -> Iterator[tuple[NamedParameter, Tensor]]:
+        return zip(self.names, self.params, strict=True)
 
     @property
     def grads(self) -> list[Tensor] | None:

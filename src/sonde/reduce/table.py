@@ -1,0 +1,222 @@
+"""Sketches of one step as a table, on the host or on its way there; what may be done to it, and how it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.reduce.handover import Parcel
+from sonde.reduce.sample import histograms
+from sonde.schema.sketch import (
+    HIST_N,
+    MAX,
+    MIN,
+    SUM,
+    SUMABS,
+    SUMSQ,
+    SUMSQ_RAW,
+    ZERO,
+    Array,
+    N,
+    empty_hist,
+    empty_rows,
+    merge_groups,
+)
+
+
+@dataclass(slots=True)
+class Check:
+    """A comparison with the truth, made on the device: (T, 2), squared errors and what of them is allowed."""
+
+    errors: Tensor
+    on_wrong: Callable[[list[int], float], None]
+    """Told the keys of the rows that were wrong, and by how many times more than allowed the worst was."""
+
+    def good_rows(self, errors: Array, keys: NDArray[np.int32]) -> NDArray[np.bool_]:
+        wrong: NDArray[np.bool_] = errors[:, 0] > errors[:, 1]
+        if wrong.any():
+            with np.errstate(divide="ignore"):
+                worst = float(np.sqrt((errors[wrong, 0] / errors[wrong, 1]).max()))
+            self.on_wrong(keys[wrong].tolist(), worst)
+        return ~wrong
+
+
+@dataclass(slots=True)
+class Table:
+    """Sketches of one step. `rows` and `samples` may still be on their way from a device."""
+
+    keys: NDArray[np.int32]
+    rows: Any
+    """float64 (T, NUM_FIELDS): an array on the host, or a tensor on a device."""
+    samples: Tensor | None = None
+    sampled: NDArray[np.int64] | None = None
+    """How many elements of each row were sampled; 0 = none."""
+    sample_rows: NDArray[np.int64] | None = None
+    """Which row of `samples` belongs to each key, where they are not in order; -1 = none."""
+    stream: Any = None
+    """The stream on which it was made, where it was made on a GPU."""
+    check: Check | None = None
+    """Whether the rows can be believed."""
+    parcel: tuple[Parcel, int] | None = None
+    """Where rows, samples and check are travelling, and from which piece on."""
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * int(self.rows.shape[0]) * int(self.rows.shape[1]) + (
+            4 * self.samples.numel() if self.samples is not None else 0
+        )
+
+    def resolve(self) -> tuple[NDArray[np.int32], Array, Array | None]:
+        """Keys, rows and histograms. Waits for the device, so not for the training thread."""
+        pieces = self._arrived()
+        rows = next(pieces)
+        hist = None
+        if self.samples is not None and self.sampled is not None:
+            rows[:, HIST_N] = self.sampled
+            samples = next(pieces)
+            if self.sample_rows is not None:
+                samples = np.where((self.sample_rows >= 0)[:, None], samples[self.sample_rows], 0.0)
+            hist = histograms(samples, rows)
+        if self.check is not None:
+            good = self.check.good_rows(next(pieces), self.keys)
+            return self.keys[good], rows[good], None if hist is None else hist[good]
+        return self.keys, rows, hist
+
+    def pieces(self) -> list[Tensor]:
+        """What has to travel to the host."""
+        return [t for t in (self.rows, self.samples, self.check and self.check.errors) if isinstance(t, Tensor)]
+
+    def _arrived(self) -> Iterator[Array]:
+        if self.parcel is not None:
+            parcel, first = self.parcel
+            for piece, numbers in zip(self.pieces(), parcel.open()[first:], strict=False):
+                yield numbers.reshape(piece.shape)
+        else:
+            if not isinstance(self.rows, Tensor):
+                yield self.rows
+            for piece in self.pieces():
+                yield piece.cpu().numpy().astype(np.float64)
+
+
+def resolve_all(tables: Sequence[Table]) -> tuple[NDArray[np.int32], Array, NDArray[np.int32], Array]:
+    """Keys and rows of all tables, one row per key, and the histograms of the rows that have one, with their index."""
+    if not tables:
+        return np.empty(0, np.int32), empty_rows(0), np.empty(0, np.int32), empty_hist(0)
+    parts = [table.resolve() for table in tables]
+    keys = np.concatenate([keys for keys, _, _ in parts])
+    rows = np.concatenate([rows for _, rows, _ in parts])
+    hist = None
+    if any(hist is not None for _, _, hist in parts):
+        hist = np.concatenate([empty_hist(len(keys)) if hist is None else hist for keys, _, hist in parts])
+    keys, rows, hist = _merge_repeated(keys, rows, hist)
+    if hist is None:
+        return keys, rows, np.empty(0, np.int32), empty_hist(0)
+    index = np.flatnonzero(rows[:, HIST_N] > 0).astype(np.int32)
+    return keys, rows, index, hist[index]
+
+
+def _merge_repeated(
+    keys: NDArray[np.int32], rows: Array, hist: Array | None
+) -> tuple[NDArray[np.int32], Array, Array | None]:
+    """A module called several times, or seen in several micro-batches, is one site."""
+    unique, counts = np.unique(keys, return_counts=True)
+    if len(unique) == len(keys):
+        return keys, rows, hist
+    order = np.argsort(keys, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
+    merged = merge_groups(rows[order], starts)
+    return unique, merged, None if hist is None else np.add.reduceat(hist[order], starts, axis=0)
+
+
+def scale_rows(table: Table, factor: Any) -> None:
+    """Make it the sketches of `factor * x`, factor > 0; the factor may be on the host or on a device."""
+    rows, factor = table.rows, _beside(table.rows, factor)
+    for column in (SUM, SUMABS, MIN, MAX):
+        rows[:, column] *= factor
+    rows[:, SUMSQ] *= factor * factor
+    if table.samples is not None:
+        table.samples *= factor if isinstance(factor, float) else factor.to(table.samples.dtype)
+
+
+def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
+    """The sum of squares before clipping, from what each gradient was multiplied by."""
+    by_factor: dict[int, tuple[Any, list[int]]] = {}  # clipping by norm multiplies all gradients by one number
+    for row, key in enumerate(table.keys.tolist()):
+        if key in factors:
+            by_factor.setdefault(id(factors[key]), (factors[key], []))[1].append(row)
+    for factor, rows in by_factor.values():
+        factor = _beside(table.rows, factor)
+        # A list as an index would be copied to the device, and waited for: all rows at once, or one by one.
+        places: list[Any] = [slice(None)] if len(rows) == len(table.keys) else rows
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
+            for place in places:
+                table.rows[place, SUMSQ_RAW] = table.rows[place, SUMSQ] / (factor * factor)
+
+
+def _beside(rows: Array | Tensor, factor: Any) -> Any:
+    """The factor where the rows are. On the CPU that is a number; on a device it stays a tensor, and nothing waits."""
+    if isinstance(rows, np.ndarray):
+        return float(factor)
+    return factor.to(rows.device, rows.dtype, non_blocking=True) if isinstance(factor, Tensor) else factor
+
+
+def add_zeros(rows: Any, num_zeros: int) -> None:
+    """Count the zeros that a sparse layout does not store; they are elements like any other."""
+    if num_zeros:
+        rows[..., N] += num_zeros
+        rows[..., ZERO] += num_zeros
+        rows[..., MIN] = rows[..., MIN].clip(max=0.0)
+        rows[..., MAX] = rows[..., MAX].clip(min=0.0)
+
+
+def negate_rows(table: Table) -> None:
+    """Make it the sketches of `-x`."""
+    rows = table.rows
+    rows[:, SUM] *= -1
+    lowest = -rows[:, MAX]
+    rows[:, MAX] = -rows[:, MIN]
+    rows[:, MIN] = lowest
+
+
+def send(tables: Sequence[Table]) -> None:
+    """Start the copies to the host, one for each stream; nothing waits. Where there is no CUDA, `resolve` copies."""
+    far = [t for t in tables if isinstance(t.rows, Tensor) and t.rows.device.type == "cuda"]
+    groups: dict[tuple[torch.device, int], list[Table]] = {}
+    for table in far:
+        groups.setdefault((table.rows.device, 0 if table.stream is None else table.stream.cuda_stream), []).append(
+            table
+        )
+    for group in groups.values():
+        made_on = group[0].stream
+        if made_on is None or made_on == torch.cuda.current_stream(group[0].rows.device):
+            _send(group)
+        else:
+            with torch.cuda.stream(made_on):
+                _send(group)
+
+
+def _send(tables: Sequence[Table]) -> None:
+    pieces: list[Tensor] = []
+    firsts = []
+    for table in tables:
+        firsts.append(len(pieces))
+        pieces += table.pieces()
+    parcel = Parcel(pieces)
+    for table, first in zip(tables, firsts, strict=True):
+        table.parcel = parcel, first
+        # Only their shapes are asked for from now on.
+        table.rows = _shape_of(table.rows)
+        table.samples = None if table.samples is None else _shape_of(table.samples)
+        if table.check is not None:
+            table.check.errors = _shape_of(table.check.errors)
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A stand-in without memory, so that the device's can be used again."""
+    return torch.empty(tensor.shape, device="meta")

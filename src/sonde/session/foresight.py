@@ -1,0 +1,62 @@
+"""Updates without a copy of the parameters: where the optimizer's formula is known, one reading before the step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sonde.probe.model import NamedParameter
+from sonde.probe.optimizer import OptimizerStep
+from sonde.probe.outputs import is_plain_tensor
+from sonde.reduce.step_pass import StepPass, Stream
+from sonde.reduce.torch import Table
+from sonde.session.formula import rule_of
+
+if TYPE_CHECKING:
+    from sonde.session.watching import Watching
+
+
+class Foresight:
+    """Tries to know a step before it is made; what it cannot know is left to a copy."""
+
+    def __init__(self, watching: Watching) -> None:
+        self.watching = watching
+        self.step_pass = StepPass(watching.reducer)
+
+    def before(
+        self, step: OptimizerStep, name: str, names: list[NamedParameter], params: list[Tensor]
+    ) -> list[Table] | None:
+        """The gradients' tables if everything of these parameters was read, else None and nothing was."""
+        wants = self.watching.wants
+        if not wants["update"] or step.has_closure or not params or params[0].device.type != "cuda":
+            return None
+        grads = [p.grad for p in params if p.grad is not None and is_plain_tensor(p.grad)]
+        if len(grads) < len(params):
+            return None
+        rule = rule_of(step.optimizer, params, grad_scale=step.grad_scale, found_inf=step.found_inf)
+        if rule is None:
+            return None
+        keys: dict[Stream, list[int]] = {"update": self.watching.keys("update", names, params)}
+        if wants["param"]:
+            keys["param"] = self.watching.keys("param", names, params)
+        if wants["grad"]:
+            keys["grad"] = self.watching.keys("grad", names, params)
+        if wants["optim"]:
+            which: tuple[Stream, ...] = ("first", "second")
+            for stream, state in zip(which, rule.states, strict=False):
+                keys[stream] = self.watching.keys("optim", names, params, f".{state}")
+        return self.step_pass.before((step.number, name), keys, params, grads, rule, histogram=self.watching.histogram)
+
+    def after(self, step: OptimizerStep, name: str) -> None:
+        self.step_pass.after((step.number, name))
+
+    def tell(self) -> None:
+        """Say once that a step was not what the formula says; from then on a copy is kept."""
+        for num, worst in self.step_pass.take_wrong().values():
+            details: dict[str, Any] = {"parameters": num, "times_allowed": worst}
+            message = (
+                f"the optimizer moved {num} parameters otherwise than its formula says; those updates are left out, "
+                "and from now on updates are taken from a copy of the parameters"
+            )
+            self.watching.session.event("update_formula", message, severity="warning", details=details)

@@ -1,0 +1,162 @@
+"""The GPU kernels, interpreted on the CPU: with Triton and TRITON_INTERPRET=1 any machine can check their numbers."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from sonde.reduce.numpy import sketch
+from sonde.reduce.sample import sample
+from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, MAX, MIN, SUM, SUMABS, SUMSQ, ZERO
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),  # the interpreter's numpy
+]
+CPU = torch.device("cpu")
+SHAPES = [(33_000,), (7,), (32_768,), (130, 31)]
+
+
+def make(dtype: torch.dtype = torch.float32, scale: float = 1.0, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(shape, generator=generator) * scale).to(dtype) for shape in SHAPES]
+
+
+def check_row(ways, row: torch.Tensor, tensor: torch.Tensor, note: object = "") -> None:
+    ways.assert_same(row.numpy(), sketch(ways.as_numpy(tensor), histogram=False).rows, note)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64], ids=str)
+def test_single_tensors(ways, dtype):
+    from sonde.reduce.triton_single import Bank
+
+    xs = make(dtype, 3.0)
+    if dtype.is_floating_point:
+        xs[0][5], xs[0][9], xs[3][0, 0] = float("nan"), -float("inf"), 0.0
+    bank = Bank(CPU, 64)
+    for _ in range(2):
+        for key, x in enumerate(xs):
+            first = bank.read(key, x, turn=3)
+        bank.again(9, first)
+        reads, rows, samples = bank.rows()
+        assert [read.key for read in reads] == [0, 1, 2, 3, 9]
+        for row, x, read in zip(rows, [*xs, xs[-1]], reads, strict=True):
+            check_row(ways, row, x, read.key)
+            wanted = sample(x, 64, 3).double()
+            torch.testing.assert_close(samples[read.sample_row][: len(wanted)], wanted, equal_nan=True)
+            assert read.sampled == len(wanted)
+
+
+def test_samples_of_a_list():
+    from sonde.reduce.triton import ChunkList
+
+    xs = make()
+    chunks = ChunkList([x.numel() for x in xs], torch.float32, CPU)
+    chunks.rows(xs)
+    for turn in (0, 1, 12345):
+        for got, x in zip(chunks.samples(100, turn), xs, strict=True):
+            wanted = sample(x, 100, turn)
+            assert torch.equal(got[: len(wanted)], wanted)
+            assert not got[len(wanted) :].any()
+
+
+OPTIMIZERS = {
+    "adam": lambda ps: torch.optim.Adam(ps, lr=1e-2, weight_decay=0.1),
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-2, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-6),
+    "adamw fused": lambda ps: torch.optim.AdamW(ps, lr=1e-2, fused=True, maximize=True),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, weight_decay=0.1),
+    "momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1),
+    "nesterov": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_update_is_known_before_the_step(ways, name):
+    from sonde.reduce.triton_step import StepChunks
+    from sonde.session.formula import rule_of
+
+    params = [torch.nn.Parameter(x) for x in make()]
+    optimizer = OPTIMIZERS[name](params)
+    steps = StepChunks([p.numel() for p in params], CPU, size=128)
+    for turn in range(2):
+        for p, g in zip(params, make(scale=10.0 ** -(2 + 2 * turn), seed=turn + 1), strict=True):
+            p.grad = g
+        rule = rule_of(optimizer, params)
+        before = [p.detach().clone() for p in params]
+        grads = [p.grad for p in params]
+        rows, samples = steps.rows(params, grads, rule, turn)
+        rows = rows.clone()
+        optimizer.step()
+        checked = steps.verify(params, samples, turn)
+        assert (checked[:, 0] <= checked[:, 1]).all(), checked
+        for t, p in enumerate(params):
+            check_row(ways, rows[0, t], before[t])
+            check_row(ways, rows[1, t], grads[t])
+            update = (p.detach() - before[t]).double().numpy()
+            for field in (SUMSQ, SUMABS):
+                wanted = sketch(update, histogram=False).rows[field]
+                assert abs(rows[4, t, field] - wanted) <= 1e-3 * wanted + 1e-12, (name, turn, t)
+            assert (
+                abs(rows[4, t, GRAD_UPDATE] - (grads[t].numpy() * update).sum())
+                <= 1e-3 * np.abs(grads[t].numpy() * update).sum()
+            )
+            for stream, state in zip((2, 3), rule.states, strict=False):
+                value = optimizer.state[p][state].double().numpy()
+                wanted = sketch(value, histogram=False).rows
+                for field in (SUM, SUMSQ, SUMABS, MIN, MAX, ZERO):
+                    assert abs(rows[stream, t, field] - wanted[field]) <= 1e-5 * max(abs(wanted[field]), 1e-9), field
+            if "adam" in name:
+                state = optimizer.state[p]
+                beta2, eps = optimizer.param_groups[0]["betas"][1], optimizer.param_groups[0]["eps"]
+                correction = 1 - beta2 ** (turn + 1)
+                lag = (grads[t].double() ** 2 / state["exp_avg_sq"].clamp(min=eps**2 * correction) * correction).sum()
+                assert rows[4, t, GRAD_SQ_OVER_V].item() == pytest.approx(lag.item(), rel=1e-3)
+                moment = (grads[t] * state["exp_avg"]).double().sum().item()
+                assert abs(rows[4, t, GRAD_MOMENT] - moment) <= 1e-4 * (grads[t] * state["exp_avg"]).abs().sum()
+
+
+def test_step_with_nan_and_a_skipped_step(ways):
+    from sonde.reduce.triton_step import StepChunks
+    from sonde.session.formula import rule_of
+
+    params = [torch.nn.Parameter(x) for x in make()]
+    optimizer = torch.optim.AdamW(params, lr=1e-2)
+    for p, g in zip(params, make(seed=1), strict=True):
+        p.grad = g
+    optimizer.step()
+    params[0].grad[3], params[2].grad[4] = float("nan"), float("inf")
+    steps = StepChunks([p.numel() for p in params], CPU, size=128)
+    grads = [p.grad for p in params]
+    rule = rule_of(optimizer, params)
+    rows, _ = steps.rows(params, grads, rule, 0)
+    for t in range(len(params)):
+        check_row(ways, rows[1, t], grads[t])
+    assert rows[4, 0, 1] == 1  # one weight becomes NaN
+    rule.found_inf, rule.grad_scale = torch.tensor(1.0), torch.tensor(4.0)
+    rows, samples = steps.rows(params, grads, rule, 0)
+    checked = steps.verify(params, samples, 0)
+    assert (checked[:, 0] == 0).all()
+    for t, p in enumerate(params):
+        check_row(ways, rows[1, t], grads[t] / 4)
+        check_row(ways, rows[2, t], optimizer.state[p]["exp_avg"])
+        check_row(ways, rows[4, t], torch.zeros_like(p))
+
+
+def test_a_wrong_formula_is_found_out():
+    from sonde.reduce.triton_step import StepChunks
+    from sonde.session.formula import rule_of
+
+    params = [torch.nn.Parameter(x) for x in make()]
+    optimizer = torch.optim.AdamW(params, lr=1e-2)
+    for p, g in zip(params, make(seed=1), strict=True):
+        p.grad = g
+    steps = StepChunks([p.numel() for p in params], CPU, size=128)
+    _, samples = steps.rows(params, [p.grad for p in params], rule_of(optimizer, params), 0)
+    optimizer.param_groups[0]["lr"] = 1.02e-2
+    optimizer.step()
+    checked = steps.verify(params, samples, 0)
+    assert (checked[:, 0] > checked[:, 1]).all()
