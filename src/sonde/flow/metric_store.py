@@ -57,10 +57,10 @@ def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
             column[0].append(step)
             column[1].append(value)
     with h5py.File(path, "w") as file:
-        for key, (numbers, values) in columns.items():
+        for key, (numbers, column_values) in columns.items():
             group = file.create_group(key.replace(".", "·"))  # "." alone means "here" in an HDF5 path
             group.create_dataset("step", data=np.array(numbers, np.int64))
-            group.create_dataset("value", data=np.array(values, np.float64))
+            group.create_dataset("value", data=np.array(column_values, np.float64))
     return Path(path)
 
 

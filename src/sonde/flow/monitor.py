@@ -304,7 +304,7 @@ class ModuleMonitor:
 
     def _attach(self) -> None:
         if self._handle is None:
-            self._handle = register_module_forward_hook(self._seen, with_kwargs=True)  # type: ignore[arg-type]
+            self._handle = register_module_forward_hook(self._seen, with_kwargs=True)
 
     def detach(self) -> None:
         """Take the hook away."""
