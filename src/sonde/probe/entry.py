@@ -1,4 +1,4 @@
-"""The moment before the watched model itself runs, through one global hook that lets every other module pass at once."""
+"""The moment before the watched model itself runs, through one global hook that lets all other modules pass."""
 
 from __future__ import annotations
 

@@ -13,10 +13,11 @@ from sonde.reduce.inspect_attention import Sample, attention_numbers, sample_exp
 from sonde.session.inspect_units import Values, readable
 
 # What may stand between a product of queries and keys and its softmax: scaling, masks, caps, casts, views.
-_PASSED: Final = frozenset(
-    "Div Mul Add Sub MaskedFill Where ToCopy UnsafeView View ReshapeAlias Expand Clone Unsqueeze Squeeze Tanh Clamp "
-    "Transpose Permute Slice Select Alias AsStrided Copy Cat Neg ConstantPadNd".split()
-)
+_PASSED: Final = frozenset({
+    "Div", "Mul", "Add", "Sub", "MaskedFill", "Where", "ToCopy", "UnsafeView", "View", "ReshapeAlias", "Expand",
+    "Clone", "Unsqueeze", "Squeeze", "Tanh", "Clamp", "Transpose", "Permute", "Slice", "Select", "Alias", "AsStrided",
+    "Copy", "Cat", "Neg", "ConstantPadNd",
+})  # fmt: skip
 _MAX_NODES: Final = 24
 
 
