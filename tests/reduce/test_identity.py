@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.reduce.bits import device_hash, sampled_bits
+from sonde.reduce.bits import device_hash, device_purity, sampled_bits
 from sonde.reduce.identity import batch_hash, ids_hash, label_purity
 
 
@@ -92,6 +92,7 @@ def test_purity_is_the_share_of_the_commonest_label():
     assert label_purity(torch.tensor([5, 5, 5, 2, -100])) == 0.75
     assert label_purity(np.array([70_000, 70_000, -1])) == pytest.approx(2 / 3)
     assert label_purity(torch.tensor([True, False])) == 0.5
+    assert float(device_purity(torch.tensor([5, 5, 5, 2, -100]), -100)) == 0.75
     assert label_purity(torch.ones(3)) is None
     assert label_purity(np.ones(3)) is None
     assert label_purity(torch.tensor([-100])) is None

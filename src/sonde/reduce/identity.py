@@ -61,11 +61,11 @@ def label_purity(labels: Any, ignore_index: int = -100) -> Any:
     if isinstance(sampled, np.ndarray) and sampled.dtype.kind in "biu":
         valid = sampled[sampled != ignore_index]
         return _largest_count(valid) / len(valid) if len(valid) else None
-    if hasattr(labels, "detach"):
-        from sonde.reduce.inspect_data import inspect_target
+    if sampled is None or isinstance(sampled, np.ndarray):
+        return None
+    from sonde.reduce.bits import device_purity
 
-        return inspect_target(labels.detach(), ignore_index).get("top_share")
-    return None
+    return device_purity(sampled, ignore_index) if sampled.numel() else None
 
 
 def _largest_count(numbers: Any) -> int:
