@@ -6,8 +6,9 @@ size. It has no unit: multiplying the loss by 1000, or counting it in bits, chan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +35,21 @@ class Depth:
     @property
     def front(self) -> Array:
         """Pull of the third of the layers nearest to the input, per step: the median of them."""
-        return np.asarray(np.nanmedian(self.pull[: max(1, len(self.sites) // 3)], axis=0))
+        return over_sites(np.nanmedian, self.pull[: max(1, len(self.sites) // 3)])
 
     @property
     def back(self) -> Array:
         """Pull of the strongest of the third of the layers nearest to the output, per step."""
-        return np.asarray(np.nanmax(self.pull[-max(1, len(self.sites) // 3) :], axis=0))
+        return over_sites(np.nanmax, self.pull[-max(1, len(self.sites) // 3) :])
+
+
+def over_sites(function: Callable[..., Any], values: Array) -> Array:
+    """A statistic over the first dimension; NaN, and no warning, where nothing is known."""
+    result = np.full(values.shape[1], np.nan)
+    known = ~np.isnan(values).all(axis=0)
+    if known.any():
+        result[known] = function(values[:, known], axis=0)
+    return result
 
 
 def depth(window: Window) -> Depth | None:

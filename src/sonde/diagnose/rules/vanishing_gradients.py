@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.depth import NEEDS, Depth, depth
+from sonde.diagnose.depth import NEEDS, Depth, depth, over_sites
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.learned import learned
 from sonde.diagnose.progress import onset
@@ -61,9 +61,10 @@ def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
 
 def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Finding:
     step = onset(profile.steps, bad.astype(bool))
-    front = float(np.nanmedian(profile.front))
-    share = float(np.nanmedian(ratio))
-    weak = [site for site, pull in zip(profile.sites, np.nanmedian(profile.pull, axis=1), strict=True) if pull < WEAK]
+    front, share = over_sites(np.nanmedian, np.stack([profile.front, ratio], axis=1))
+    weak = [
+        site for site, pull in zip(profile.sites, over_sites(np.nanmedian, profile.pull.T), strict=True) if pull < WEAK
+    ]
     first, last = profile.sites[0], profile.sites[-1]
     if is_everywhere:
         message = (

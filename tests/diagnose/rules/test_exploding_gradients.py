@@ -1,0 +1,56 @@
+"""Growth against the run's own start is named, whatever the scale; a single bad batch and a large loss are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sonde.diagnose.rules.exploding_gradients import exploding_gradients
+from sonde.schema.window import Window
+from sonde.testing.windows import stack, stuck, window
+
+MODEL = stack("Linear 8 8", "ReLU", "Linear 8 8", "ReLU", "Linear 8 3")
+SITES = ("0.weight", "2.weight", "4.weight")
+
+
+def seen(total: object, **other: object) -> Window:
+    series: dict[str, object] = {f"grad/{site}/norm_raw": total for site in SITES}
+    series |= {f"param/{site}/norm": 3.0 for site in SITES}
+    return window(MODEL, stuck(50), series | {key.replace("__", "/"): value for key, value in other.items()})
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_gradients_that_grow_and_stay_large_have_exploded(scale: float) -> None:
+    (finding,) = exploding_gradients(seen(scale * np.geomspace(1, 1e8, 50)))
+    assert 0 < finding.step < 40
+
+
+def test_growing_until_values_are_no_numbers_is_an_explosion() -> None:
+    norms = np.concatenate([np.geomspace(1, 1e5, 10), np.full(40, np.nan)])
+    (finding,) = exploding_gradients(seen(norms))
+    assert "no numbers" in finding.message
+
+
+def test_a_single_bad_batch_is_no_explosion() -> None:
+    norms = np.ones(50)
+    norms[20] = 1e6
+    assert not list(exploding_gradients(seen(norms)))
+
+
+def test_large_gradients_of_a_large_loss_are_none() -> None:
+    assert not list(exploding_gradients(seen(1e6)))
+
+
+def test_a_first_layer_far_steeper_than_the_last_is_named() -> None:
+    series: dict[str, object] = {
+        "grad/0.weight/norm_raw": 1e5,
+        "grad/2.weight/norm_raw": 1e2,
+        "grad/4.weight/norm_raw": 1,
+    }
+    steep = window(MODEL, stuck(50), series | {f"param/{site}/norm": 3.0 for site in SITES})
+    (finding,) = exploding_gradients(steep)
+    assert finding.sites == ("0.weight",)
+
+
+def test_an_empty_window_says_nothing() -> None:
+    assert not list(exploding_gradients(Window()))

@@ -1,0 +1,35 @@
+"""Units that stay the same are named; heads and branches that start at zero and part are not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde.diagnose.rules.symmetric_init import symmetric_init
+from sonde.schema.window import Window
+from sonde.testing.windows import stack, stuck, window
+
+MODEL = stack("Linear 8 16", "Tanh", "Linear 16 16", "Tanh", "Linear 16 3")
+
+
+def test_units_that_never_part_are_named() -> None:
+    (finding,) = symmetric_init(window(MODEL, stuck(60), {"unit/0.weight/row_spread": 0.0, "param/0.weight/norm": 0.0}))
+    assert finding.sites == ("0.weight",)
+    assert "zeros" in finding.message
+
+
+def test_units_that_part_with_the_first_step_are_fine() -> None:
+    spread = np.where(np.arange(60) == 0, 0.0, 2.0)
+    assert not list(symmetric_init(window(MODEL, stuck(60), {"unit/2.weight/row_spread": spread})))
+
+
+def test_a_head_of_zeros_is_fine() -> None:
+    assert not list(symmetric_init(window(MODEL, stuck(60), {"unit/4.weight/row_spread": 0.0})))
+
+
+def test_frozen_weights_are_nobodys_business() -> None:
+    frozen = {**MODEL, "parameters": [{**p, "trainable": False} for p in MODEL["parameters"]]}
+    assert not list(symmetric_init(window(frozen, stuck(60), {"unit/0.weight/row_spread": 0.0})))
+
+
+def test_an_empty_window_says_nothing() -> None:
+    assert not list(symmetric_init(Window()))
