@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.schema.names import is_inspection
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def values(run: Any, name: str) -> dict[int, float]:
@@ -262,6 +266,24 @@ def test_a_model_that_gives_and_takes_structures(begin, reopen):
     run = reopen()
     assert values(run, "data/input/size") == {0: 3}
     assert values(run, "data/output/width") == {0: 2}
+
+
+def test_the_documentation_names_every_series(begin, reopen):
+    documented = set(re.findall(r"`(data/[a-z]+/[a-z_]+)`", (DOCS / "inspections.md").read_text("utf-8")))
+    model, text = net(), Language()
+    session = begin().watch(model)
+    train(model, batches(2), tell=lambda x, y: sonde.batch(x, y, ids=[1]))
+    session._unwatch(model)
+    session.watch(text)
+    ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(0))
+    train_text(text, ids)
+    assert set(reopen().scalars("data/*")["name"].to_pylist()) == documented
+
+
+def train_text(model: nn.Module, ids: Tensor) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
 
 
 def test_watching_again_goes_on_inspecting(begin, reopen):
