@@ -204,8 +204,8 @@ class Session:
         self._custom(put_sketches, [(name, tensor)])
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
-        """Tell which batch comes next: its identity, its sketches (`custom/batch.<n>`), and what `data/*` is made of."""
-        from sonde.session.batch import put_batch
+        """Tell which batch comes next: gives it an identity, and sketches of its tensors as `custom/batch.<n>`."""
+        from sonde.session.told import put_batch
 
         self._custom(put_batch, inputs, targets, ids)
 
