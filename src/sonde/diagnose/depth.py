@@ -34,8 +34,8 @@ class Depth:
 
     @property
     def front(self) -> Array:
-        """Pull of the third of the layers nearest to the input, per step: the median of them."""
-        return over_sites(np.nanmedian, self.pull[: max(1, len(self.sites) // 3)])
+        """Pull of the weakest of the third of the layers nearest to the input, per step."""
+        return over_sites(np.nanmin, self.pull[: max(1, len(self.sites) // 3)])
 
     @property
     def back(self) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.lasting import Lasting, lasting
 from sonde.diagnose.learned import learned
@@ -16,6 +17,8 @@ DEAD: Final = 0.5
 """Share of a layer's units. 0.48 is the 95 % quantile of healthy runs."""
 STUCK: Final = 0.5
 """Share of the loss that is left; a net with units to spare loses nothing."""
+SAME_INPUT: Final = 1e-4
+"""Spread of the inputs over the batch: where all are the same, a silent unit says nothing."""
 GONE: Final = 0.98
 """A layer without any live unit cuts everything before it off."""
 
@@ -28,7 +31,7 @@ GONE: Final = 0.98
 def dead_relu(window: Window) -> Iterator[Finding]:
     """More than half of the units of a layer have been zero for every input."""
     loss = learned(window)
-    if loss is None:
+    if loss is None or seen(window, "data/input/sample_std").typical < SAME_INPUT:
         return
     dead = lasting(window, "unit/*/dead", DEAD) or _behind_functions(window)
     if not dead:
@@ -40,8 +43,17 @@ def dead_relu(window: Window) -> Iterator[Finding]:
 
 
 def _behind_functions(window: Window) -> list[Lasting]:
-    """Where no activation was seen: inputs of a layer that are always zero are units of the activation before it."""
-    return lasting(window, "unit/*/input_dead", DEAD)
+    """Where no rectifier was seen at all: inputs of a layer that are always zero are units of the one before it."""
+    if window.names("unit/*/dead"):
+        return []
+    model = structure(window)
+    modules = {module.name: module for module in model.modules}
+    return [
+        layer
+        for layer in lasting(window, "unit/*/input_dead", DEAD)
+        # What a linear layer gives is not a rectifier's: its weights are zero (an adapter at its start).
+        if layer.site not in modules or "fed_by" not in modules[layer.site].detail
+    ]
 
 
 def _finding(window: Window, dead: list[Lasting], worst: Lasting, severity: str | None) -> Finding:

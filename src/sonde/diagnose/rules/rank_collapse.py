@@ -54,12 +54,17 @@ def rank_collapse(window: Window) -> Iterator[Finding]:
 
 
 def _collapsed(window: Window) -> list[Lasting]:
-    found = []
-    for module in structure(window).in_order[:-1]:
-        if module.kind not in ("linear", "conv", "activation", "norm"):
+    """Layers from the first that is the same for every input, if none after it tells inputs apart again."""
+    found: list[Lasting] = []
+    for module in structure(window).in_order:
+        if module.kind not in ("linear", "conv", "norm"):
             continue
         steps, values = window.get(f"unit/{module.name}/batch_std")
+        if len(values) < 8:
+            continue
         late = values[len(values) // 2 :]
-        if len(values) >= 8 and np.isfinite(late).all() and 0 < np.median(late) < SAME and values[-1] < SAME:
+        if np.isfinite(late).all() and np.median(late) < SAME and values[-1] < SAME:
             found.append(Lasting(module.name, float(np.median(late)), onset(steps, values < SAME), float(values[-1])))
+        else:
+            found.clear()
     return found

@@ -61,7 +61,7 @@ def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
 
 def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Finding:
     step = onset(profile.steps, bad.astype(bool))
-    front, share = over_sites(np.nanmedian, np.stack([profile.front, ratio], axis=1))
+    front, share = map(float, over_sites(np.nanmedian, np.stack([profile.front, ratio], axis=1)))
     weak = [
         site for site, pull in zip(profile.sites, over_sites(np.nanmedian, profile.pull.T), strict=True) if pull < WEAK
     ]
