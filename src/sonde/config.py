@@ -82,8 +82,10 @@ class Settings(BaseSettings):
     """A histogram is taken at every n-th step."""
     hist_samples: int = Field(default=512, ge=1)
     """How many elements of a tensor a histogram looks at."""
+    diagnose: bool = True
+    """Whether rules look at the run while it goes on, on the writer thread and for at most 0.3 % of the time."""
     verbose: bool = True
-    """One line on stderr at the start and one at the end."""
+    """One line on stderr at the start, one at the end, and one for each kind of fault that the rules find."""
     finite: bool = True
     """Look at every output of every module in every step for NaN and infinity."""
     max_errors: int = Field(default=10, ge=1)

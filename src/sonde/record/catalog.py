@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import CorruptError
+from sonde.record.items import FindingRow
 from sonde.record.storable import storable_site, storable_text
 from sonde.schema.layout import CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text
 from sonde.schema.records import Event, Site, SystemSample, to_json
@@ -28,6 +29,7 @@ _SITE: Final = "insert or replace into sites values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SCALAR: Final = "insert or replace into scalar_names values (?, ?, ?)"
 _SEGMENT: Final = "insert into segments values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _EVENT: Final = "insert into events (time, step, type, severity, message, details) values (?, ?, ?, ?, ?, ?)"
+_FINDING: Final = "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?)"
 
 
@@ -81,6 +83,12 @@ class Catalog:
         """Every sealed file, in order of sealing."""
         names = Segment.__dataclass_fields__
         return [Segment(**dict(zip(names, row, strict=True))) for row in self._checked("segments")]
+
+    def next_finding(self) -> int:
+        """The first number that no earlier session has given to a finding."""
+        connection = self._connection or self._connect()
+        (number,) = connection.execute("select coalesce(max(id), 0) + 1 from findings").fetchone()
+        return int(number)
 
     def commit(self, rows: Iterable[Row]) -> None:
         """All of the rows or none; they are durable when this returns."""
@@ -169,6 +177,22 @@ def event_row(event: Event) -> Row:
         event.severity,
         storable_text(event.message),
         details,
+    )
+
+
+def finding_row(id: int, found: FindingRow) -> Row:
+    return _FINDING, (
+        id,
+        float(found.time),
+        storable_text(found.rule),
+        found.severity,
+        float(found.confidence),
+        int(found.step),
+        int(found.last_step),
+        to_json(found.sites),
+        storable_text(found.message),
+        to_json(found.evidence),
+        storable_text(found.remedy),
     )
 
 

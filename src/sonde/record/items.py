@@ -45,6 +45,24 @@ class Document:
     content: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """What a rule found, for the catalog. One with a number that is known replaces the earlier one."""
+
+    number: int
+    """Counted from 0 in each session."""
+    time: float
+    rule: str
+    severity: str
+    confidence: float
+    step: int
+    last_step: int
+    sites: list[str]
+    message: str
+    evidence: list[dict[str, Any]]
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Answered when everything queued before it is acknowledged."""

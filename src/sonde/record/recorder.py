@@ -13,14 +13,25 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.record.catalog import Catalog, Row, Segment, event_row, scalar_row, segment_row, site_row, system_rows
+from sonde.record.catalog import (
+    Catalog,
+    Row,
+    Segment,
+    event_row,
+    finding_row,
+    scalar_row,
+    segment_row,
+    site_row,
+    system_rows,
+)
 from sonde.record.durable import write_durably
-from sonde.record.items import Barrier, Document, Facts, NewScalar, NewSite, check_record, join_scalars
+from sonde.record.items import Barrier, Document, Facts, FindingRow, NewScalar, NewSite, check_record, join_scalars
+from sonde.record.observer import GuardedObserver, Observer, Said
 from sonde.record.options import WriterOptions
 from sonde.record.pyramid import Pyramid
 from sonde.record.queue import BoundedQueue
@@ -82,6 +93,7 @@ class Recorder:
         warn: Callable[[str], None],
         *,
         resume: bool,
+        observer: Observer | None = None,
     ) -> None:
         self.run, self.options, self.queue, self.shared, self._warn = run, options, queue, shared, warn
         self.file = RunFile.load(run)
@@ -110,7 +122,10 @@ class Recorder:
         self._backoff_s = self._seal_backoff_s = _FIRST_BACKOFF_S
         self._next_try = self._next_seal = self._next_beat = self._next_sample = 0.0
         self._is_warm = False
+        self._observer = GuardedObserver(observer, self._lose_observer)
+        self._first_finding = self.catalog.next_finding()
         self._greet(resume)
+        self._observer.begin(self.sites, self.scalars, self.file.content)
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -138,6 +153,7 @@ class Recorder:
                 if num_left <= 0:
                     break
             self._beat(now)
+            self._listen(self._observer.look(now))
         except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
             self._suffer(error)
             return
@@ -187,6 +203,8 @@ class Recorder:
             self._barriers.append(item)
         elif item is not None:
             raise TypeError(f"a record was expected, not {type(item).__name__}")
+        if item is not None and not isinstance(item, Barrier):
+            self._observer.saw(item)
 
     def _store(self) -> None:
         if self._rows:
@@ -201,6 +219,27 @@ class Recorder:
         for barrier in self._barriers:
             barrier.reply.put(True)
         self._barriers = []
+
+    # -------------------------------------------------------------------------------------------------- the observer
+
+    def _listen(self, said: Iterable[Said]) -> None:
+        """Keep what the observer has to say."""
+        rows = [self._row_of(item) for item in said]
+        if rows:
+            self._rows.extend(row for row in rows if row is not None)
+            self._store()
+
+    def _row_of(self, item: Said) -> Row | None:
+        if isinstance(item, FindingRow):
+            return finding_row(self._first_finding + item.number, item)
+        if isinstance(item, Event):
+            self._remember(item)
+        else:
+            self._learn(item)
+        return None
+
+    def _lose_observer(self, error: Exception) -> None:
+        self._remember(self._event("observer_failed", f"live findings are switched off: {_words(error)}"))
 
     # ------------------------------------------------------------------------------------------------------- sealing
 
@@ -332,7 +371,9 @@ class Recorder:
         if interval > 0 and now >= self._next_sample:
             self._next_sample = now + interval
             self._sampler = self._sampler or SystemSampler(self.run)
-            self._rows.extend(system_rows(self._sampler.sample(self.shared.step)))
+            sample = self._sampler.sample(self.shared.step)
+            self._rows.extend(system_rows(sample))
+            self._observer.saw(sample)
         if now >= self._next_beat:
             self._next_beat = now + self.options.heartbeat_s
             self._report_drops()
@@ -412,6 +453,9 @@ class Recorder:
             self._report_drops()
             self._store()
             self._say_goodbye(goodbye)
+            # Behind the goodbye: if time runs out here, the run has ended truthfully all the same.
+            self._listen(self._observer.last_look(goodbye.status))
+            self.file.write(facts=self._facts)
         except Exception as error:  # noqa: BLE001  as above
             self._suffer(error)
         self._seal_due(time.monotonic(), force=True)

@@ -20,6 +20,7 @@ from sonde.errors import CorruptError, RunError
 from sonde.record.environment import git_state, package_versions
 from sonde.record.items import Barrier, Document, Facts, LateRecord, NewScalar, NewSite, Record
 from sonde.record.lock import RunLock
+from sonde.record.observer import Observer
 from sonde.record.options import WriterOptions
 from sonde.record.queue import BoundedQueue
 from sonde.record.recorder import MAX_EVENTS, Goodbye, Recorder, Shared, be_nice
@@ -55,6 +56,7 @@ class Writer:
         *,
         resume: bool = False,
         on_warning: Callable[[str], None] = _warn,
+        observer: Observer | None = None,
     ) -> None:
         self.run, self.options = Path(run), options
         self._lock = RunLock(self.run)
@@ -70,7 +72,7 @@ class Writer:
         self._recorder: Recorder | None = None
         answer: SimpleQueue[Recorder | BaseException] = SimpleQueue()
         self._thread = threading.Thread(
-            target=self._main, args=(answer, resume, on_warning), name="sonde-writer", daemon=True
+            target=self._main, args=(answer, resume, on_warning, observer), name="sonde-writer", daemon=True
         )
         try:
             self._thread.start()
@@ -180,11 +182,17 @@ class Writer:
     # --------------------------------------------------------------------------------------------- the writer thread
 
     def _main(
-        self, answer: SimpleQueue[Recorder | BaseException], resume: bool, on_warning: Callable[[str], None]
+        self,
+        answer: SimpleQueue[Recorder | BaseException],
+        resume: bool,
+        on_warning: Callable[[str], None],
+        observer: Observer | None,
     ) -> None:
         be_nice()
         try:
-            recorder = Recorder(self.run, self.options, self._queue, self._shared, on_warning, resume=resume)
+            recorder = Recorder(
+                self.run, self.options, self._queue, self._shared, on_warning, resume=resume, observer=observer
+            )
         except BaseException as error:  # noqa: BLE001  raised where somebody can hear it
             answer.put(error)
             return

@@ -25,8 +25,10 @@ from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, ScalarsRecord, Severity
 from sonde.session.breaker import Breaker
+from sonde.session.live import LiveRules
 
 if TYPE_CHECKING:
+    from sonde.diagnose.finding import Finding
     from sonde.session.inspection_data import DataInspection
     from sonde.session.watching import Watching
 
@@ -47,7 +49,9 @@ class Session:
         options = WriterOptions(
             **{**settings.writer.model_dump(), **({} if settings.system else {"system_interval_s": 0.0})}
         )
-        self.writer = Writer(run, options, resume=resume, on_warning=self.warn)
+        self._num_faults = 0
+        observer = LiveRules(self._say_finding) if settings.diagnose else None
+        self.writer = Writer(run, options, resume=resume, on_warning=self.warn, observer=observer)
         self.step_number = self.writer.next_step
         self.governor = Governor(settings.budget, settings.free_steps)
         self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
@@ -390,6 +394,12 @@ class Session:
         if self.settings.verbose:
             _print(f"sonde: {message}")
 
+    def _say_finding(self, finding: Finding) -> None:
+        """Called on the writer thread, once for each kind of fault."""
+        self._num_faults += 1
+        message = "".join(c if c.isprintable() else "?" for c in finding.message)  # names may come from anywhere
+        self._say(f"{finding.severity} since step {finding.step}: {message}   [{finding.rule}]")
+
     def _note_facts(self) -> None:
         facts: dict[str, Any] = {"overhead": {"host_fraction": self.governor.overhead, "stride": self.governor.stride}}
         if self._watchings:
@@ -407,7 +417,8 @@ class Session:
             parts.append(f"{dropped} records dropped")
         if self.writer.degraded:
             parts.append(f"not everything could be written: {self.writer.degraded}")
-        return f"{', '.join(parts)}.   sonde show {self.path}"
+        verb = "diagnose" if self._num_faults else "show"
+        return f"{', '.join(parts)}.   sonde {verb} {self.path}"
 
     def __reduce__(self) -> tuple[type[NullSession], tuple[()]]:
         """A copy in another process does nothing: the run has one writer."""

@@ -1,0 +1,217 @@
+"""Rules while training goes on: on the writer thread, in bounded memory, for a bounded share of the time.
+
+Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. After one
+that took t seconds of this thread's time the next is no sooner than t / SHARE seconds later, so that however slow the
+rules are they cost no more than that share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sonde.record.items import Document, Facts, FindingRow, NewScalar, NewSite
+from sonde.record.observer import Said, Shown
+from sonde.schema.layout import MODEL_FILE, RunStatus
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, SystemSample
+
+if TYPE_CHECKING:
+    from sonde.diagnose.diagnosis import Diagnosis
+    from sonde.diagnose.finding import Finding
+    from sonde.diagnose.rolling import Rolling
+
+SHARE: Final = 0.003
+FIRST_LOOK_S: Final = 2.0
+SHORTEST_PAUSE_S: Final = 2.0
+MAX_WAITING_BYTES: Final = 16 << 20
+"""Records wait for the next look; beyond this they are made into columns at once."""
+MAX_EVENTS: Final = 1000
+_EARLY_RECORDS: Final = 512
+
+
+class LiveRules:
+    """An `Observer`: shown every record, asked now and then what is wrong."""
+
+    def __init__(self, say: Callable[[Finding], None]) -> None:
+        self._say = say
+        self._rolling: Rolling | None = None
+        self._sites: dict[int, Site] = {}
+        self._scalar_names: dict[int, str] = {}
+        self._content: Mapping[str, Any] = {}
+        self._facts: dict[str, Any] = {}
+        self._structure: dict[str, Any] = {}
+        self._events: list[dict[str, Any]] = []
+        self._waiting: list[StatsRecord | ScalarsRecord | SystemSample] = []
+        self._waiting_bytes = self._num_records = 0
+        self._stride = 1
+        self._said_rules: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._began = time.monotonic()
+        self._next_look = self._began + FIRST_LOOK_S
+        self.spent_s = 0.0
+        """Of this thread's own time, on columns and rules; what was spent on importing them is not in it."""
+        self.num_looks = 0
+
+    # ---------------------------------------------------------------------------------------------------- being shown
+
+    def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
+        self._sites.update(sites)
+        self._scalar_names.update(scalars)
+        self._content = content  # the writer's own; what is added to it later is seen here
+        self._facts.update(content.get("facts") or {})
+
+    def saw(self, item: Shown) -> None:
+        if isinstance(item, StatsRecord | ScalarsRecord | SystemSample):
+            self._keep(item)
+        elif isinstance(item, NewSite):
+            self._sites[item.id] = item.site
+        elif isinstance(item, NewScalar):
+            self._scalar_names[item.id] = item.name
+        elif isinstance(item, Document):
+            if item.name == MODEL_FILE:
+                self._structure = item.content
+        elif isinstance(item, Facts):
+            self._facts.update({} if item.is_top else item.facts)
+        elif len(self._events) < MAX_EVENTS:
+            self._events.append({name: getattr(item, name) for name in Event.__dataclass_fields__})
+
+    def _keep(self, record: StatsRecord | ScalarsRecord | SystemSample) -> None:
+        if isinstance(record, StatsRecord):
+            self._num_records += 1
+            if self._num_records > _EARLY_RECORDS and self._num_records % self._stride:
+                return
+            self._waiting_bytes += record.rows.nbytes + record.hist.nbytes
+        elif isinstance(record, ScalarsRecord):
+            self._waiting_bytes += 4 * record.values.nbytes
+        self._waiting.append(record)
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            self._measured(self._take_in)
+
+    # --------------------------------------------------------------------------------------------------------- looking
+
+    def look(self, now: float) -> Iterator[Said]:
+        if now < self._next_look:
+            return
+        took_s = -self.spent_s
+        yield from self._look("running")
+        took_s += self.spent_s
+        self._next_look = time.monotonic() + max(SHORTEST_PAUSE_S, took_s / SHARE)
+
+    def last_look(self, status: RunStatus) -> Iterator[Said]:
+        yield from self._look(status, is_last=True)
+
+    def _look(self, status: RunStatus, *, is_last: bool = False) -> Iterator[Said]:
+        if self._rolling is None and not self._waiting:
+            return
+        self._import()
+        said = self._measured(lambda: list(self._diagnosed(status, is_last=is_last)))
+        self.num_looks += 1
+        yield from said
+
+    def _diagnosed(self, status: RunStatus, *, is_last: bool) -> Iterator[Said]:
+        from sonde.diagnose.check import all_rules
+        from sonde.diagnose.diagnosis import diagnose
+
+        rolling = self._take_in()
+        rules = [rule for name, rule in all_rules().items() if name not in self._failed]
+        failed: list[tuple[str, Exception]] = []
+        found = diagnose(
+            rolling.window(self._known(status)), rules, on_error=lambda name, error: failed.append((name, error))
+        )
+        for name, error in failed:
+            self._failed[name] = repr(error)
+            yield self._event(found, "rule_failed", f"the rule {name} failed and is skipped: {error!r}", "warning")
+        yield from self._changes(found, is_last=is_last)
+        yield Facts({"diagnosis": self._summary(found)})
+
+    def _changes(self, found: Diagnosis, *, is_last: bool) -> Iterator[Said]:
+        changes = self._tracker.look(found.findings, is_last=is_last)
+        for tracked in changes.begun:
+            finding = tracked.finding
+            self._announce(finding)
+            details = {"rule": finding.rule, "sites": list(finding.sites), "confidence": finding.confidence}
+            yield self._event(found, "finding", finding.message, str(finding.severity), **details)
+        for tracked in (*changes.begun, *changes.updated):
+            yield _row(tracked.number, tracked.finding)
+        for tracked in changes.ended:
+            finding = tracked.finding
+            message = f"{finding.rule} was last seen at step {finding.last_step}"
+            yield self._event(found, "finding_ended", message, "info", rule=finding.rule, sites=list(finding.sites))
+
+    def _announce(self, finding: Finding) -> None:
+        if finding.severity > "info" and finding.rule not in self._said_rules:
+            self._said_rules.add(finding.rule)
+            self._say(finding)
+
+    def _summary(self, found: Diagnosis) -> dict[str, Any]:
+        health = found.health.last
+        open = self._tracker.open
+        counts = {severity: sum(f.severity == severity for f in open) for severity in ("critical", "warning", "info")}
+        return {
+            **counts,
+            "health": None if health != health else round(health, 1),
+            "step": found.window.last_step,
+            "num_rules": found.num_rules,
+            "spent_s": round(self.spent_s, 4),
+        }
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _import(self) -> None:
+        """On the first look, and not when training starts."""
+        if self._rolling is None:
+            from sonde.diagnose.diagnosis import all_needs
+            from sonde.diagnose.rolling import Rolling
+            from sonde.diagnose.tracker import Tracker
+
+            self._rolling, self._tracker = Rolling(all_needs()), Tracker()
+            self._rolling.sites, self._rolling.scalar_names = self._sites, self._scalar_names
+
+    def _take_in(self) -> Rolling:
+        self._import()
+        assert self._rolling is not None
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        before = time.thread_time()
+        self._rolling.add(waiting)
+        self._thin(time.thread_time() - before, len(waiting))
+        return self._rolling
+
+    def _thin(self, took_s: float, num_records: int) -> None:
+        """Take in every second, fourth, … record where taking in alone would use up half of the share."""
+        elapsed_s = max(time.monotonic() - self._began, 1.0)
+        rate = self._num_records / elapsed_s / self._stride
+        cost = rate * took_s / max(num_records, 1)
+        if cost > SHARE / 2 and self._num_records > _EARLY_RECORDS:
+            self._stride *= 2
+        elif cost < SHARE / 8 and self._stride > 1:
+            self._stride //= 2
+
+    def _measured(self, work: Callable[[], Any]) -> Any:
+        before = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.spent_s += time.thread_time() - before
+
+    def _known(self, status: RunStatus) -> dict[str, Any]:
+        """What is known of the run besides numbers, as in a window that is read from disk."""
+        return {
+            **self._facts,
+            "model": self._structure,
+            "dtypes": {f"{site.kind}/{site.name}": site.dtype for site in self._sites.values()},
+            "config": self._content.get("config") or {},
+            "environment": self._content.get("environment") or {},
+            "status": status,
+            "events": self._events,
+        }
+
+    def _event(self, found: Diagnosis, type: str, message: str, severity: Any, **details: Any) -> Event:
+        step = found.window.last_step
+        return Event(type=type, message=message, severity=severity, step=step, time=time.time(), details=details)
+
+
+def _row(number: int, finding: Finding) -> FindingRow:
+    values = finding.as_dict()
+    kept = ("rule", "severity", "confidence", "step", "last_step", "sites", "message", "evidence", "remedy")
+    return FindingRow(number=number, time=time.time(), **{name: values[name] for name in kept})
