@@ -1,0 +1,80 @@
+"""Adam's eps is larger than the gradients it is added to: the step is plain descent with a tiny learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import Parameter, structure
+from sonde.schema.window import Window
+
+SMALL: Final = 1.0
+"""Root of the mean second moment over eps."""
+MOST: Final = 0.5
+UNLEARNED: Final = 0.5
+
+
+@rule(
+    severity="warning",
+    needs=("optim/*.exp_avg_sq/abs_mean",),
+    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output"),
+    references=(
+        "Wortsman et al. 2023, Small-scale proxies for large-scale transformer training instabilities",
+        "OLMo et al. 2024, 2 OLMo 2 Furious: eps 1e-5 to 1e-8",
+    ),
+)
+def adam_epsilon_dominates(window: Window) -> Iterator[Finding]:
+    """Adam's eps outweighs the root of the second moment, so that updates shrink with the gradients."""
+    known = structure(window)
+    loss = learned(window)
+    ratios = {
+        p.name: ratio
+        for p in known.parameters
+        if p.trainable and (ratio := _ratio(window, known.optimizers, p)) is not None
+    }
+    if loss is None or not ratios:
+        return
+    small = [name for name, ratio in ratios.items() if ratio < SMALL]
+    if len(small) < MOST * len(ratios):
+        return
+    typical = float(np.median(list(ratios.values())))
+    eps = known.group_value("eps", 0.0)
+    is_harmful = loss.left > UNLEARNED
+    yield found(
+        window,
+        "adam_epsilon_dominates",
+        f"eps={eps:g} outweighs the gradients of {len(small)} of {len(ratios)} parameters: the root of Adam's second "
+        f"moment is {typical:.1e} of it" + (f", and {loss.left:.0%} of the loss is left" if is_harmful else ""),
+        step=int(loss.steps[0]),
+        confidence=0.9 if is_harmful else 0.5,
+        severity="warning" if is_harmful else "info",
+        sites=small[:3],
+        evidence=[
+            Evidence(f"optim/{small[0]}.exp_avg_sq/abs_mean", typical, "above 10", None, "sqrt(v) over eps, median"),
+            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+        ],
+        remedy=f"{known.optimizer_type}(..., eps={min(1e-8, typical * eps / 1000):.0e})  # now {eps:g}",
+    )
+
+
+def _ratio(window: Window, optimizers: tuple[Any, ...], parameter: Parameter) -> float | None:
+    """Median over the first half of the run of sqrt(mean(v) / (1 - beta2**t)) / eps."""
+    steps, mean = window.get(f"optim/{parameter.name}.exp_avg_sq/abs_mean")
+    group = _group(optimizers, parameter.group)
+    eps, betas = group.get("eps"), group.get("betas") or (0.9, 0.999)
+    if len(mean) < 10 or not eps or not np.nanmax(mean) > 0:
+        return None
+    # Late in a run gradients may be small because all is learned.
+    half = slice(0, max(5, len(mean) // 2))
+    corrected = mean[half] / (1.0 - float(betas[1]) ** (steps[half] - steps[0] + 1.0))
+    return float(np.nanmedian(np.sqrt(corrected)) / eps)
+
+
+def _group(optimizers: tuple[Any, ...], number: int) -> dict[str, Any]:
+    groups = optimizers[0].get("groups", ()) if optimizers else ()
+    return dict(groups[number]) if 0 <= number < len(groups) else dict(groups[0]) if groups else {}

@@ -1,0 +1,55 @@
+"""Weight decay is applied to norms and biases, where it helps nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import Parameter, structure
+from sonde.schema.window import Window
+
+NOTABLE: Final = 0.05
+"""Weight decay below this hardly moves a norm's gain."""
+
+
+@rule(
+    severity="info",
+    references=(
+        "Loshchilov and Hutter 2019, AdamW",
+        "Karpathy, nanoGPT: no decay for tensors with fewer than 2 dimensions",
+    ),
+)
+def decay_on_norms(window: Window) -> Iterator[Finding]:
+    """Weight decay pulls the gains of norms and the biases towards zero too."""
+    known = structure(window)
+    if not known.optimizers:
+        return
+    groups = known.optimizers[0].get("groups", ())
+    hit = [p for p in known.parameters if p.trainable and _is_gain_or_bias(p) and _decay(groups, p) >= NOTABLE]
+    if not hit or not any(p.is_norm for p in hit):
+        return
+    decay = _decay(groups, hit[0])
+    yield found(
+        window,
+        "decay_on_norms",
+        f"a weight decay of {decay:g} is also applied to {len(hit)} norms and biases, such as {hit[0].name}",
+        step=max(window.last_step, 0),
+        confidence=0.6,
+        sites=[p.name for p in hit[:3]],
+        evidence=[Evidence("weight_decay", decay, "0 for norms and biases")],
+        remedy="decay = [p for p in model.parameters() if p.ndim >= 2]; "
+        "rest = [p for p in model.parameters() if p.ndim < 2]; "
+        f"{known.optimizer_type}([{{'params': decay}}, {{'params': rest, 'weight_decay': 0.0}}], ...)",
+    )
+
+
+def _is_gain_or_bias(parameter: Parameter) -> bool:
+    return parameter.is_norm or len(parameter.shape) < 2
+
+
+def _decay(groups: Any, parameter: Parameter) -> float:
+    if not 0 <= parameter.group < len(groups) or not parameter.in_optimizer:
+        return 0.0
+    return float(groups[parameter.group].get("weight_decay") or 0.0)

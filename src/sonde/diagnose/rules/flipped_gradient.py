@@ -1,0 +1,94 @@
+"""Steps go uphill: the update has the sign of the gradient, or the gradient itself has the wrong sign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.motion import NEEDS as MOTION
+from sonde.diagnose.motion import motion
+from sonde.diagnose.progress import smoothed
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+UPHILL: Final = 0.3
+"""Cosine of update and gradient; plain descent has -1."""
+SMALL_STEPS: Final = 0.2
+"""Above it a rising loss is explained by steps that are too large."""
+ROSE: Final = 1.5
+CHUNKS: Final = 12
+
+
+@rule(
+    severity="warning",
+    needs=(*MOTION, "update/*/grad_cosine", "update/*/grad_update_dot"),
+    causes=(
+        *("loss_divergence", "exploding_gradients", "nan_inf", "lr_too_high", "underfitting", "output_logit_growth"),
+        *("saturated_activations", "dead_relu", "loss_spikes", "attention_logit_growth", "constant_output"),
+        *("attention_entropy_collapse", "overfitting", "label_shuffling", "init_scale", "low_precision_overflow"),
+    ),
+    references=("Ben Braiek and Khomh 2022, TheDeepChecker: flipped sign of the gradient",),
+)
+def flipped_gradient(window: Window) -> Iterator[Finding]:
+    """Training climbs: the loss rises steadily because the sign of the step, or of the gradient, is wrong."""
+    loss = learned(window)
+    if loss is None or not loss.end > ROSE * loss.first > 0:
+        return
+    cosines = window.grid("update/*/grad_cosine")
+    typical = float(np.nanmedian(cosines.values)) if cosines.values.size else np.nan
+    if typical > UPHILL:
+        yield _finding(window, loss, typical, "updates point along the gradient, not against it", 0.95)
+    elif _rises_as_it_should_fall(window, loss):
+        yield _finding(window, loss, typical, "the loss rises by what it should have fallen", 0.8)
+
+
+def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:
+    """Small steps, each promising a fall, and a loss that climbs without turning: the gradient has the wrong sign."""
+    moved = motion(window)
+    if moved is None or moved.at_first > SMALL_STEPS or len(structure(window).optimizers) > 1:
+        return False
+    return _is_steady_climb(loss) and _promise_is_broken(window, loss)
+
+
+def _is_steady_climb(loss: Learned) -> bool:
+    values = loss.values[np.isfinite(loss.values)]
+    values = values[: max(int(np.argmax(values)) + 1, len(values) // 2)]
+    levels = [float(np.median(chunk)) for chunk in np.array_split(values, CHUNKS) if len(chunk)]
+    rises = np.diff(np.log(np.maximum(levels, 1e-30)))
+    return bool((rises > 0).mean() >= 0.9 and smoothed(values, 5).min() > 0.8 * loss.first)
+
+
+def _promise_is_broken(window: Window, loss: Learned) -> bool:
+    """Over the early steps, <gradient, update> promises a fall; the loss rose by about as much, or more."""
+    dots = window.grid("update/*/grad_update_dot")
+    if not dots.values.size:
+        return False
+    early = max(5, len(loss.values) // 5)
+    promised = np.cumsum(np.nansum(dots.values[:, :early], axis=0))
+    happened = loss.values[1 : early + 1] - loss.first
+    num = min(len(promised), len(happened))
+    if not num or not np.isfinite(happened[:num]).all():
+        return False
+    return bool(promised[num - 1] < 0 and happened[num - 1] > -0.3 * promised[num - 1])
+
+
+def _finding(window: Window, loss: Learned, cosine: float, why: str, confidence: float) -> Finding:
+    first, last = int(loss.steps[0]), int(loss.steps[-1])
+    return found(
+        window,
+        "flipped_gradient",
+        f"training climbs: the loss has risen {loss.end / loss.first:.1f} times since step {first}, and {why}",
+        step=first,
+        confidence=confidence,
+        evidence=[
+            Evidence(loss.name, loss.end / loss.first, "below 1", last, "loss at the end over loss at the start"),
+            Evidence("update/*/grad_cosine", cosine, "-1 to 0", None, "median cosine of update and gradient"),
+        ],
+        remedy="look for a minus: optimizer(maximize=True), loss = -loss, a gradient hook that negates, "
+        "p.data += lr * p.grad in place of -=.",
+    )

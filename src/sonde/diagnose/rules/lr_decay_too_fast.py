@@ -1,0 +1,55 @@
+"""The learning rate dies away long before the training is over, and the loss stays where it was left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rate import RATE, rate
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+GONE: Final = 0.05
+"""Share of its highest value at which a learning rate counts as gone."""
+EARLY: Final = 0.5
+"""Share of the run before which it is too soon for that."""
+UNLEARNED: Final = 0.5
+
+
+@rule(
+    severity="warning",
+    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output"),
+    references=("PyTorch, torch.optim: a scheduler is stepped once per epoch unless its arguments count batches",),
+)
+def lr_decay_too_fast(window: Window) -> Iterator[Finding]:
+    """The learning rate has decayed to nothing while there was still much to learn."""
+    steps, values = rate(window)
+    loss = learned(window)
+    if loss is None or len(values) < 20 or not np.nanmax(values) > 0:
+        return
+    peak = int(np.nanargmax(values))
+    low = values < GONE * values[peak]
+    after = np.flatnonzero(low & (np.arange(len(values)) > peak))
+    if not len(after) or after[0] > EARLY * len(values) or low[after[0] :].mean() < 0.9 or not loss.left > UNLEARNED:
+        return
+    gone = int(steps[after[0]])
+    yield found(
+        window,
+        "lr_decay_too_fast",
+        f"the learning rate fell from {values[peak]:g} to less than {GONE:.0%} of that by step {gone} of "
+        f"{loss.steps[-1]}, with {loss.left:.0%} of the loss still left",
+        step=gone,
+        confidence=0.85,
+        evidence=[
+            Evidence(
+                RATE, float(values[-1] / values[peak]), "above 0.05 for most of the run", int(steps[-1]), "of its peak"
+            ),
+            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+        ],
+        remedy="call scheduler.step() once per epoch, not per batch; or give the schedule its length in batches: "
+        f"CosineAnnealingLR(optimizer, T_max={int(loss.steps[-1]) + 1}).",
+    )

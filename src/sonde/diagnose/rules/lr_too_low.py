@@ -1,0 +1,73 @@
+"""The learning rate is too low: every step is tiny beside the weights, and next to nothing has been learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.motion import NEEDS, Motion, motion
+from sonde.diagnose.rate import is_at_full_rate, is_still_rising, write_rate
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+SMALL: Final = 1.5e-4
+"""Median share of its own size that a weight matrix moves in a step. Healthy runs: 7e-4 to 2e-2."""
+SMALL_FOR_ALL: Final = 4e-4
+"""The same of the matrix that moves most: with vanishing gradients the last one still moves."""
+VERY_SMALL: Final = 3e-5
+SHORT: Final = 0.08
+"""All steps laid end to end, beside the size of the weights: a long run may take small steps and arrive."""
+UNLEARNED: Final = 0.6
+
+
+@rule(
+    severity="warning",
+    needs=NEEDS,
+    causes=("underfitting", "loss_plateau", "constant_output"),
+    references=(
+        "Ben Braiek and Khomh 2022, TheDeepChecker: log10 of the ratio of updates to weights below -4",
+        "Wardat et al. 2022, DeepDiagnosis",
+    ),
+)
+def lr_too_low(window: Window) -> Iterator[Finding]:
+    """The learning rate is too low: updates are tiny beside the weights and the loss has hardly fallen."""
+    moved, loss = motion(window), learned(window)
+    if moved is None or loss is None or is_still_rising(window):
+        return
+    per_site = _typical(window, moved)
+    if not len(per_site) or not 0 < np.median(per_site) < SMALL or per_site.max() > SMALL_FOR_ALL:
+        return
+    size = float(np.median(per_site))
+    is_known = np.isfinite(loss.guessing)
+    unlearned = loss.end / loss.guessing if is_known else loss.left
+    if not unlearned > UNLEARNED or not loss.left > UNLEARNED or (not is_known and size > VERY_SMALL):
+        return
+    if size * len(loss.values) > SHORT or np.nanmax(moved.largest_of_step) > 0.02:
+        return
+    yield found(
+        window,
+        "lr_too_low",
+        f"the learning rate is too low: a step moves the weights by {size:.1e} of their size, and after "
+        f"{len(loss.values)} steps {loss.left:.0%} of the loss is left",
+        step=int(moved.steps[0]),
+        confidence=0.8 if is_known else 0.7,
+        sites=moved.sites[:3],
+        evidence=[
+            Evidence(
+                f"update/{moved.sites[0]}/ratio", size, "7e-4 to 2e-2", None, "norm of the update over the weight"
+            ),
+            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+        ],
+        remedy=write_rate(window, min(1e4, max(10.0, 2e-3 / size))),
+    )
+
+
+def _typical(window: Window, moved: Motion) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Of each matrix, its median step while the learning rate was at its height."""
+    rows = moved.ratios[:, is_at_full_rate(window, moved.steps)]
+    known = [row[np.isfinite(row)] for row in rows]
+    return np.array([float(np.median(row)) for row in known if len(row)])

@@ -1,0 +1,61 @@
+"""Gradients are never cleared: each step follows the sum of all gradients so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.total_gradient import NEEDS, total_norm
+from sonde.schema.window import Window
+
+MIN_STEPS: Final = 20
+ALIKE: Final = 0.9
+"""Median cosine of successive gradients. Healthy mini-batches: below 0.5; full batches come near 1 too."""
+GROWTH: Final = 2.5
+"""Norm of the gradient over the first steps against its first: a sum grows with every step, fresh ones do not."""
+GROWING_STEPS: Final = 12
+
+
+@rule(
+    severity="warning",
+    needs=NEEDS,
+    causes=(
+        *("lr_too_high", "exploding_gradients", "loss_oscillation", "loss_spikes", "loss_divergence", "nan_inf"),
+        *("dead_relu", "underfitting", "saturated_activations", "output_logit_growth", "flipped_gradient"),
+        *("clip_too_tight", "loss_plateau", "adam_second_moment_underestimate", "constant_output"),
+    ),
+    references=("Jiang et al. 2025, TrainCheck: zero_grad precedes backward (stackoverflow 60335387)",),
+)
+def missing_zero_grad(window: Window) -> Iterator[Finding]:
+    """Gradients of earlier steps are still in those of the next: zero_grad is missing."""
+    cosines = window.get("model/model/grad_cosine")[1]
+    kept_steps, kept = window.get("model/model/grad_kept")
+    steps, norms = total_norm(window)
+    if min(len(cosines), len(kept), len(norms)) < MIN_STEPS // 2 or len(norms) < MIN_STEPS:
+        return
+    # An accumulating loop clears its gradients at every optimizer step, and so does one that sets them to None.
+    if np.nanmean(kept) < 0.9 or not np.nanmedian(cosines) > ALIKE:
+        return
+    early = norms[:GROWING_STEPS]
+    growth = float(np.nanmax(early) / norms[0]) if norms[0] > 0 else np.nan
+    if not growth > GROWTH:
+        return
+    yield found(
+        window,
+        "missing_zero_grad",
+        f"gradients are never cleared: the same gradient buffers are added to from step {kept_steps[0]} on, successive "
+        f"gradients point the same way (cosine {np.nanmedian(cosines):.2f}) and their norm grew {growth:.1f} times "
+        f"within {len(early)} steps",
+        step=int(steps[0]),
+        confidence=0.9,
+        evidence=[
+            Evidence("model/model/grad_cosine", float(np.nanmedian(cosines)), "-0.3 to 0.9", None, "median"),
+            Evidence("model/model/grad_kept", float(np.nanmean(kept)), "0", None, "share of steps on old gradients"),
+            Evidence("grad/*/norm_raw", growth, "below 2", int(steps[0]), "growth over the first steps"),
+        ],
+        remedy="optimizer.zero_grad(set_to_none=True)  # before every loss.backward()",
+    )

@@ -1,0 +1,85 @@
+"""Weight decay wins: the weights shrink to nothing and nothing is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Grid, Window
+
+SHRUNK: Final = 0.5
+"""What is left of the weight matrices, as a median; healthy training makes them grow, or halves them at most."""
+UNLEARNED: Final = 0.6
+
+
+@rule(
+    severity="warning",
+    needs=("param/*/norm", "param/*/n"),
+    causes=(
+        *("underfitting", "vanishing_gradients", "loss_plateau", "constant_output", "lr_too_low", "rank_collapse"),
+        *("dead_relu", "residual_decay", "bottleneck_layer"),
+    ),
+    references=(
+        "Ben Braiek and Khomh 2022, TheDeepChecker: over-regularisation",
+        "Humbatova et al. 2021, DeepCrime: add_weights_regularisation",
+    ),
+)
+def over_regularisation(window: Window) -> Iterator[Finding]:
+    """The penalty on the weights outweighs the data: weights decay towards zero and the model learns nothing."""
+    loss = learned(window)
+    shrink = _shrinking(window)
+    if loss is None or not shrink:
+        return
+    left = float(np.median([share for share, _ in shrink.values()]))
+    if not left < SHRUNK or not loss.left > UNLEARNED or loss.has_diverged:
+        return
+    if sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
+        return
+    decay = structure(window).group_value("weight_decay", 0.0) or 0.0
+    worst = sorted(shrink, key=lambda site: shrink[site][0])[:3]
+    yield found(
+        window,
+        "over_regularisation",
+        f"weight decay outweighs the data: the weight matrices have shrunk to {left:.1%} of their size "
+        f"({worst[0]} to {shrink[worst[0]][0]:.1%}), and {loss.left:.0%} of the loss is left",
+        step=int(loss.steps[0]),
+        confidence=0.85 if decay > 0 else 0.75,
+        sites=worst,
+        evidence=[
+            Evidence(f"param/{worst[0]}/norm", shrink[worst[0]][0], "0.7 to 3", None, "norm at the end over the start"),
+            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+        ],
+        remedy=(
+            f"{structure(window).optimizer_type}(..., weight_decay={decay / 1000:.0e})  # now {decay:g}"
+            if decay > 0
+            else "make the penalty in the loss a thousand times smaller."
+        ),
+    )
+
+
+def _shrinking(window: Window) -> dict[str, tuple[float, bool]]:
+    """Of each weight matrix: what is left of its norm, and whether it shrank all the way, not in one jump."""
+    norms: Grid = window.grid("param/*/norm")
+    known = {p.name for p in structure(window).matrices}
+    found = {}
+    for site in norms.sites:
+        size = window.get(f"param/{site}/n")[1]
+        row = norms.row(site)
+        row = row[np.isfinite(row)]
+        is_matrix = site in known if known else bool(len(size)) and size[0] >= 64
+        if is_matrix and len(row) > 10 and row[0] > 0:
+            found[site] = (float(np.median(row[-5:]) / row[0]), _is_steady(row))
+    return found
+
+
+def _is_steady(row: Array) -> bool:
+    """Falls in most steps until it is small."""
+    falling = row[: max(10, int(np.argmax(row < 0.3 * row[0]))) or None] if (row < 0.3 * row[0]).any() else row
+    return bool((np.diff(falling) < 0).mean() > 0.8)
