@@ -7,6 +7,9 @@ FlowAnalyzer(model).analyze(x, y, loss_fn).print_summary()
 
 from __future__ import annotations
 
+from sonde.flow.attention import AttentionAnalyzer
+from sonde.flow.automatic import analyze
+from sonde.flow.comparative import ComparativeAnalyzer
 from sonde.flow.coordinate import CoordinateReport, RefinedCoordinateCheck, coordinate_check, refined_coordinate_check
 from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
@@ -14,8 +17,12 @@ from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth
 from sonde.flow.monitor import ModuleMonitor, MonitorMixin
 from sonde.flow.report import FlowReport
 from sonde.flow.scale import GradientScale, gradient_scale
+from sonde.flow.standard import StandardAnalyzer
+from sonde.flow.temporal import TemporalAnalyzer
 
 __all__ = [
+    "AttentionAnalyzer",
+    "ComparativeAnalyzer",
     "CoordinateReport",
     "FlowAnalyzer",
     "FlowMetrics",
@@ -27,6 +34,9 @@ __all__ = [
     "ModuleMonitor",
     "MonitorMixin",
     "RefinedCoordinateCheck",
+    "StandardAnalyzer",
+    "TemporalAnalyzer",
+    "analyze",
     "coordinate_check",
     "gradient_scale",
     "refined_coordinate_check",
