@@ -30,8 +30,8 @@ def batch_hash(values: Sequence[Any]) -> Any:
         return None
     on_host = [part.tobytes() for part in parts if isinstance(part, np.ndarray)]
     on_device = [part for part in parts if not isinstance(part, np.ndarray)]
-    shapes = ";".join(f"{tuple(value.shape)}{value.dtype}" for value in values if hasattr(value, "shape"))
-    seed = _digest([shapes.encode(), *on_host])
+    shapes = [_shape(value.shape, value.dtype) for value in values if hasattr(value, "shape")]
+    seed = _digest([*shapes, *on_host])
     if not on_device:
         return seed
     from sonde.reduce.bits import device_hash
@@ -78,6 +78,11 @@ def strided(values: Any, num: int) -> Any:
     """A sample of a flat array or tensor. The stride shares no factor with its length: every column has its turn."""
     stride, size = _stride(num)
     return values[: (size - 1) * stride + 1 : stride] if stride > 1 else values
+
+
+@lru_cache(maxsize=1024)
+def _shape(shape: Any, dtype: Any) -> bytes:
+    return f"{tuple(shape)}{dtype};".encode()
 
 
 @lru_cache(maxsize=1024)

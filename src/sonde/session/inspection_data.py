@@ -18,6 +18,7 @@ from torch import Tensor
 from sonde.probe.guards import protected, quiet
 from sonde.probe.inputs import INPUT_NAMES, all_tensors, main_input, main_of, main_output
 from sonde.probe.loss import LossCall, LossTap
+from sonde.probe.schedule import NEVER
 from sonde.reduce.baseline import Baseline
 from sonde.reduce.identity import batch_hash
 from sonde.reduce.inspect_data import Values, inspect_input, inspect_target, is_integer, shift
@@ -79,7 +80,7 @@ class DataInspection:
 
     def _root_called(self, ref: weakref.ref[Watching], args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         watching = ref()
-        if watching is None or watching is not self.watching or repr(watching.plan.inspect) == "never":
+        if watching is None or watching is not self.watching or watching.plan.inspect is NEVER:
             return
         start = time.perf_counter()
         with quiet():
