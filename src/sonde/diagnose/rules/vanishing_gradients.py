@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.depth import NEEDS, Depth, depth, over_sites
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.progress import onset
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.signal import fading
@@ -23,7 +23,9 @@ FADED: Final = 1e-3
 WEAK: Final = 1e-3
 """And a front that could move the loss by less than this share."""
 STUCK: Final = 0.7
-"""Share of the loss that is left; a net that learns all the same has no fault."""
+"""Share of the loss that was left meanwhile; a net that learns all the same has no fault."""
+LASTING: Final = 0.5
+"""Share of the run. Some nets get going in the end."""
 MIN_STEPS: Final = 20
 
 
@@ -38,17 +40,24 @@ def vanishing_gradients(window: Window) -> Iterator[Finding]:
     profile, loss = depth(window), learned(window)
     if profile is None or loss is None or len(profile.sites) < 3 or len(profile.steps) < MIN_STEPS:
         return
-    if not loss.left > STUCK or loss.has_diverged:
-        return
     with np.errstate(all="ignore"):
         ratio = profile.front / profile.back
     faded = (ratio < FADED) & (profile.front < WEAK) & (_is_true_decay(profile))
     gone = (np.nanmax(profile.pull, axis=0) < WEAK) & (profile.grad > 0).any(axis=0) & (fading(window) < FADED)
     bad = faded | gone
     # What comes late has another cause: weights that decayed, units that died.
-    if bad.mean() < 0.7 or onset(profile.steps, bad) > 0.3 * window.last_step:
+    if bad.mean() < LASTING or onset(profile.steps, bad) > 0.3 * window.last_step:
+        return
+    if not _level(loss, profile.steps[bad]) > STUCK:
         return
     yield _finding(window, profile, bad, ratio, is_everywhere=bool(gone.mean() > faded.mean()))
+
+
+def _level(loss: Learned, steps: NDArray[np.int64]) -> float:
+    """Share of the loss that was left at these steps."""
+    values = loss.values[np.isin(loss.steps, steps)]
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) / loss.unit if len(values) else float("nan")
 
 
 def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
