@@ -16,7 +16,15 @@ from sonde.testing.awkward import Case, train
 SOURCE = str(Path(sonde.__file__).parent)
 ROOMS = tuple(f"{SOURCE}/{room}/" for room in ("probe", "reduce", "session", "record", "schema"))
 # The wrappers themselves, up to their `try`: nothing of ours runs there.
-WRAPPERS = {("guards.py", "run"), ("clip.py", "clip"), ("session.py", "log"), ("guards.py", "__exit__")}
+WRAPPERS = {
+    ("guards.py", "run"),
+    ("guards.py", "__exit__"),
+    ("clip.py", "clip"),
+    ("functions.py", "cross_entropy"),
+    ("functions.py", "call"),
+    ("entry.py", "entered"),
+    ("session.py", "log"),
+}
 KEYS = ("losses", "model", "optimizer", "rng", "scale")
 
 

@@ -20,14 +20,18 @@ class EntryTap:
         self, names: ModelNames, on_enter: Callable[[], None], on_error: Callable[[str, Exception], None]
     ) -> None:
         model = names.model
-        enter = protected(on_enter, on_error, "beginning of a forward pass")
+
+        def begin() -> None:
+            if torch.is_grad_enabled() and is_observable():
+                on_enter()
+
+        enter = protected(begin, on_error, "beginning of a forward pass")
 
         def entered(module: nn.Module, args: Any) -> None:
             # A compiler sees the first word only, and sees it say no.
             if torch.compiler.is_compiling() or module is not model():
                 return
-            if torch.is_grad_enabled() and is_observable():
-                enter()
+            enter()
 
         self._handle = register_module_forward_pre_hook(entered)
 
