@@ -15,7 +15,7 @@ from torch import Tensor
 
 MAX_RANK_ROWS: Final = 128
 MAX_RANK_UNITS: Final = 512
-MAX_SEEN: Final = 1 << 18
+MAX_SEEN: Final = 1 << 16
 """Elements of a layer that are looked at for dead and saturated units."""
 MAX_WEIGHT: Final = 1 << 14
 SATURATED_AT: Final = 5.0
@@ -51,7 +51,7 @@ def as_rows(tensor: Tensor, channel_dim: int, max_rows: int) -> Tensor:
 
 def is_silent(tensor: Tensor, channel_dim: int) -> Tensor:
     """(units,) bool: whether a unit was exactly zero in every sample. Not a number is not zero."""
-    rows = as_rows(tensor, channel_dim, max(256, MAX_SEEN // max(tensor.shape[channel_dim], 1)))
+    rows = as_rows(tensor, channel_dim, max(128, MAX_SEEN // max(tensor.shape[channel_dim], 1)))
     return (rows.amax(0) == 0) & (rows.amin(0) == 0)
 
 
@@ -97,12 +97,12 @@ def effective_rank(rows: Tensor) -> Tensor:
 def rank_rows(tensor: Tensor, channel_dim: int) -> Tensor:
     """The (samples, units) sample the rank is taken of, at most 128 x 512, in float32."""
     rows = as_rows(tensor, channel_dim, MAX_RANK_ROWS)
-    return strided(rows, 1, MAX_RANK_UNITS).float()
+    return strided(rows, 1, MAX_RANK_UNITS).float().contiguous()
 
 
 def batch_std(tensor: Tensor) -> Tensor:
     """Standard deviation over the batch, averaged over units, over the root mean square; 0: all outputs are equal."""
-    flat = strided(strided(tensor.detach(), 0, 64).flatten(1), 1, 4096).float()
+    flat = strided(strided(tensor.detach(), 0, 64).flatten(1), 1, 1024).float().contiguous()
     spread = (flat - flat.mean(0)).square().mean(0).sqrt().mean()
     size = flat.square().mean().sqrt()
     return torch.where(size > 0, spread / size, 0.0 * spread)
@@ -111,15 +111,19 @@ def batch_std(tensor: Tensor) -> Tensor:
 def row_spread(weight: Tensor) -> Tensor:
     """max |w - mean over rows| / rms(w): 0 when all units are the same. A unit is a row of the weight."""
     rows = strided(weight.detach().flatten(1), 0, 512)
-    rows = strided(rows, 1, max(1, MAX_WEIGHT // len(rows))).float()
+    rows = strided(rows, 1, max(1, MAX_WEIGHT // len(rows))).float().contiguous()
     size = rows.square().mean().sqrt()
     furthest = (rows - rows.mean(0)).abs().amax()
     return torch.where(size > 0, furthest / size, 0.0 * furthest)
 
 
 def carry(given: Tensor, out: Tensor) -> Tensor:
-    """How much of its input a block hands on: <out, in> / <in, in>. 1 with a skip connection, near 0 without."""
+    """How much of its input a block hands on: <out, in> / <in, in>. 1 with a skip connection, near 0 without.
+
+    Of deviations from each unit's mean: what is positive on both sides of a rectified block would look alike otherwise.
+    """
     last = given.ndim - 1
     num_rows = max(1, MAX_SEEN // max(given.shape[-1], 1))
     x, y = (as_rows(tensor, last, num_rows).float() for tensor in (given, out))
+    x, y = x - x.mean(0), y - y.mean(0)
     return (x * y).sum() / (x * x).sum()

@@ -16,8 +16,10 @@ from sonde.schema.window import Window
 MIN_BLOCKS: Final = 3
 LEFT: Final = 0.15
 """What remains of the stream after all blocks; 1 with intact skip connections."""
-WHOLE: Final = 0.85
-"""A block that hands on this much is a residual block as published."""
+WHOLE: Final = 0.65
+"""Blocks that hand on this much, or about, are residual blocks with a rectifier or a strong branch."""
+NEARLY: Final = 0.9
+"""Up to here it must be the very same share in every block: chosen, not come about."""
 EARLY: Final = 10
 
 
@@ -30,12 +32,17 @@ def residual_decay(window: Window) -> Iterator[Finding]:
     """Residual blocks lose their input: the skip connection is scaled down or missing."""
     for blocks in _stacks(window):
         carries = np.asarray([_early(window, block) for block in blocks])
-        if len(blocks) < MIN_BLOCKS or not np.isfinite(carries).all() or _ends_in_norm(window, blocks[-1]):
+        if len(blocks) < 2 or not np.isfinite(carries).all() or _ends_in_norm(window, blocks[-1]):
             continue
         typical = float(np.median(carries))
         left = float(np.prod(np.clip(carries, 0.0, 1.0)))
-        is_scaled = 0.05 < typical < WHOLE and _is_even(carries) and left < LEFT
-        is_missing = abs(typical) <= 0.3 and _has_attention(window, blocks[0])
+        spread = float(carries.std() / max(abs(typical), 1e-9))
+        is_scaled = (
+            0.05 < typical
+            and left < LEFT
+            and ((typical < WHOLE and spread < 0.3) or (typical < NEARLY and spread < 0.03))
+        )
+        is_missing = abs(typical) <= 0.3 and len(blocks) >= MIN_BLOCKS and _is_transformer(window, blocks[0])
         if is_scaled or is_missing:
             yield _finding(window, blocks, typical, left, is_missing=is_missing and not is_scaled)
             return
@@ -56,11 +63,6 @@ def _early(window: Window, block: Module) -> float:
     return float(np.median(early)) if len(early) else float("nan")
 
 
-def _is_even(carries: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> bool:
-    """A scale is the same in every block; chance is not."""
-    return bool(carries.std() < 0.3 * abs(np.median(carries)))
-
-
 def _children(window: Window, block: Module) -> list[Module]:
     return [module for module in structure(window).in_order if module.name.startswith(f"{block.name}.")]
 
@@ -71,11 +73,17 @@ def _ends_in_norm(window: Window, block: Module) -> bool:
     return bool(leaves) and leaves[-1].kind == "norm"
 
 
-def _has_attention(window: Window, block: Module) -> bool:
+def _is_transformer(window: Window, block: Module) -> bool:
+    """Attention and, outside it, linear layers: a whole block. Skip connections round its parts would be within it."""
     inside = _children(window, block)
-    return any(module.kind == "attention" for module in inside) or any(
-        name.site == block.name or name.site.startswith(f"{block.name}.") for name in window.names("attn/*/entropy")
-    )
+    attention = {module.name for module in inside if module.kind == "attention"}
+    attention |= {name.site for name in window.names("attn/*/entropy") if name.site.startswith(f"{block.name}.")}
+    outside = [
+        module
+        for module in inside
+        if module.kind == "linear" and not any(module.name.startswith(f"{name}.") for name in attention)
+    ]
+    return bool(attention and outside) and block.kind != "attention"
 
 
 def _finding(window: Window, blocks: list[Module], typical: float, left: float, *, is_missing: bool) -> Finding:
