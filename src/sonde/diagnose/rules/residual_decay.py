@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.rule import found, rule
@@ -36,12 +37,7 @@ def residual_decay(window: Window) -> Iterator[Finding]:
             continue
         typical = float(np.median(carries))
         left = float(np.prod(np.clip(carries, 0.0, 1.0)))
-        spread = float(carries.std() / max(abs(typical), 1e-9))
-        is_scaled = (
-            0.05 < typical
-            and left < LEFT
-            and ((typical < WHOLE and spread < 0.3) or (typical < NEARLY and spread < 0.03))
-        )
+        is_scaled = left < LEFT and _is_chosen(carries)
         is_missing = abs(typical) <= 0.3 and len(blocks) >= MIN_BLOCKS and _is_transformer(window, blocks[0])
         if is_scaled or is_missing:
             yield _finding(window, blocks, typical, left, is_missing=is_missing and not is_scaled)
@@ -61,6 +57,15 @@ def _early(window: Window, block: Module) -> float:
     steps, values = window.get(f"unit/{block.name}/carry")
     early = values[(steps <= steps[0] + EARLY) & np.isfinite(values)]
     return float(np.median(early)) if len(early) else float("nan")
+
+
+def _is_chosen(carries: NDArray[np.float64]) -> bool:
+    """Whether blocks hand on one and the same share: a scale is the same in every block, chance is not."""
+    typical = float(np.median(carries))
+    spread = float(carries.std()) / max(abs(typical), 1e-9)
+    if len(carries) < MIN_BLOCKS:
+        return 0.15 < typical < WHOLE and spread < 0.1
+    return (0.1 < typical < WHOLE and spread < 0.2) or (WHOLE <= typical < NEARLY and spread < 0.03)
 
 
 def _children(window: Window, block: Module) -> list[Module]:
