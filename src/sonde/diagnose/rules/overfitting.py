@@ -16,8 +16,13 @@ from sonde.schema.window import Window
 
 GAP: Final = 3.0
 TURN: Final = 1.15
-MATTERS: Final = 0.1
-"""A validation loss this much below guessing is good, whatever training does."""
+MATTERS: Final = 0.5
+"""A validation loss well below guessing is good, whatever training does ..."""
+BY_HEART: Final = 100.0
+"""... unless the training loss is next to nothing beside it, and it is not that good."""
+LEARNED: Final = 0.5
+MIN_LATER: Final = 2
+"""Points of validation after the best one."""
 
 
 @rule(references=("Prechelt 1998, Early stopping: but when?", "SageMaker Debugger: Overfit"))
@@ -27,7 +32,10 @@ def overfitting(window: Window) -> Iterator[Finding]:
     if state is None or not state.gap > GAP or not state.turn > TURN:
         return
     unit = state.guessing if np.isfinite(state.guessing) else float(state.values[0])
-    if not state.end > MATTERS * unit:
+    enough = MATTERS if state.gap < BY_HEART else MATTERS / 2
+    if not state.end > enough * unit or not state.train < LEARNED * unit:
+        return
+    if (state.steps > state.best_step).sum() < MIN_LATER:
         return
     name = next(name for name, column in window.scalars.items() if column is validation(window))
     yield found(

@@ -15,8 +15,10 @@ from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
-POOR: Final = 0.8
+POOR: Final = 0.75
 """Share of the loss of guessing that is still there. Noise can leave half of it in a healthy run."""
+POOR_AND_SMALL: Final = 0.6
+"""The same where the model is visibly small: no hidden layer, or one narrower than the classes are many."""
 MIN_STEPS: Final = 60
 
 
@@ -30,7 +32,8 @@ def underfitting(window: Window) -> Iterator[Finding]:
         return
     left, best = state.end / state.guessing, state.best / state.guessing
     held = held_out(window)
-    if not left > POOR or not best > 0.7 * POOR or (held is not None and held.best / held.guessing < 0.7 * POOR):
+    enough = POOR_AND_SMALL if _is_small(window) else POOR
+    if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
     yield found(
         window,
@@ -45,6 +48,12 @@ def underfitting(window: Window) -> Iterator[Finding]:
             Evidence("data/loss/baseline", state.guessing, "", meaning="loss of a constant answer"),
         ),
     )
+
+
+def _is_small(window: Window) -> bool:
+    matrices = structure(window).matrices
+    num_classes = seen(window, "data/output/width").typical
+    return len(matrices) == 1 or any(p.shape[0] < num_classes - 1 for p in matrices[:-1])
 
 
 def _size(window: Window) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from sonde.diagnose.endpoints import MIN_SEEN, REGRESSIONS, last_module, seen
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.learned import learned
@@ -89,7 +91,8 @@ def wrong_loss_activation_pair(window: Window) -> Iterator[Finding]:
 
 def _ends(window: Window) -> Ends | None:
     low, high = seen(window, "data/output/min"), seen(window, "data/output/max")
-    if len(low) < MIN_SEEN:
+    # Non-finite outputs were seen too: a run that diverges at once has few others.
+    if len(window.get("data/output/min")[1]) < MIN_SEEN or not len(low):
         return None
     return Ends(
         loss=structure(window).loss,
@@ -166,7 +169,7 @@ def _varies_in_size(window: Window) -> bool:
 
 def _not_logits(window: Window, ends: Ends) -> Verdict | None:
     """Losses of probabilities given logits, or the other way round."""
-    if ends.loss == "binary_cross_entropy_with_logits" and ends.low >= 0 and ends.high <= 1 and ends.high > ends.low:
+    if ends.loss == "binary_cross_entropy_with_logits" and _bound(window, ends) == (0.0, 1.0):
         return Verdict(
             "the outputs lie between 0 and 1 at every step: a sigmoid comes before a loss that applies its own",
             "give nn.BCEWithLogitsLoss() the values before the sigmoid, or use nn.BCELoss()",
@@ -216,9 +219,9 @@ def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
         low, high = BOUNDED[ends.last]
         return (low, high) if low <= ends.low and ends.high <= high else None
     highs = seen(window, "data/output/max").values
-    is_pressing = float(sorted(highs)[len(highs) // 2]) >= PRESSING and ends.high <= 1
+    is_pressing = float(np.median(highs)) >= PRESSING and ends.high <= 1
     if is_pressing and ends.low >= 0:
-        return 0.0, 1.0
+        return (0.0, 1.0) if ends.low < 1 - PRESSING else None
     return (-1.0, 1.0) if is_pressing and ends.low >= -1 else None
 
 

@@ -317,7 +317,7 @@ _ORDER = ("loss_oscillation", "loss_spikes", "underfitting", "overfitting", "dat
 
 @program("order_sorted_by_class", "data_not_shuffled", also_ok=_ORDER, source="ImageFolder without shuffle=True")
 def _by_class(seed: int, fixed: bool) -> Job:
-    (x, y), val = data.clusters(spread=3.0) if fixed else _sorted(data.clusters(spread=3.0))
+    (x, y), val = data.clusters(spread=1.8) if fixed else _sorted(data.clusters(spread=1.8))
     model = fill(mlp([20, 48, 5]), he)
     batches = endless(x, y, 32, seed, shuffle=fixed)
     optimizer = SGD(model.parameters(), 0.05, momentum=0.9)
