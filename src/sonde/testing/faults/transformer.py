@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import clusters, copying, images, language
+from sonde.testing.faults.data import copying, images, language
 from sonde.testing.faults.gpt import GPT, Encoder, Patches
 from sonde.testing.faults.program import Batch, Job, endless, program
 from sonde.testing.faults.recurrent import per_token
@@ -128,71 +127,6 @@ def _(seed: int, fixed: bool) -> Job:
 @program("h_copy_heads", source="control: a head that copies is rightly sharp")
 def _(seed: int, fixed: bool) -> Job:
     return _job(_copier(), copying(seed), lr=4e-3, steps=320)
-
-
-# ---------------------------------------------------------------------------------------------------- output logits
-
-
-class Scaled(nn.Module):
-    """A cosine classifier with a learnt temperature, as in CLIP."""
-
-    def __init__(self, rate: float, limit: float | None) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32))
-        self.classes = nn.Parameter(torch.randn(5, 32) / math.sqrt(32))
-        self.log_scale = nn.Parameter(torch.tensor(math.log(10.0) / rate))
-        self.rate, self.limit = rate, limit
-
-    def forward(self, x: Tensor) -> Any:
-        scale = self.log_scale * self.rate
-        if self.limit is not None:
-            scale = scale.clamp(max=math.log(self.limit))
-        return scale.exp() * functional.normalize(self.body(x), dim=-1) @ functional.normalize(self.classes, dim=-1).t()
-
-
-@program("temperature_runs_away", "output_logit_growth", also_ok=(*WILD, "overfitting"), source="CLIP clamps it at 100")
-def _(seed: int, fixed: bool) -> Job:
-    (x, y), val = clusters(spread=1.5)
-    model = Scaled(1.0 if fixed else 40.0, 30.0 if fixed else None)
-    batches = endless(x, y, 64, seed)
-    return Job(
-        model,
-        torch.optim.Adam(model.parameters(), 3e-3),
-        functional.cross_entropy,
-        batches,
-        300,
-        val=val,
-        val_every=50,
-        is_accuracy=True,
-    )
-
-
-@program(
-    "head_drifts", "output_logit_growth", also_ok=WILD, source="Wortsman 2023: output logits diverge without z-loss"
-)
-def _(seed: int, fixed: bool) -> Job:
-    model = GPT()
-    rest = [p for name, p in model.named_parameters() if not name.startswith("head")]
-    groups: list[dict[str, Any]] = [{"params": rest}, {"params": model.head.parameters(), "lr": 2e-3 if fixed else 1.0}]
-    optimizer = AdamW(groups, 2e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    return Job(model, optimizer, per_token, language(seed), 160, clip=1.0)
-
-
-@program("h_separable", source="control: logits grow as far as the data allow")
-def _(seed: int, fixed: bool) -> Job:
-    (x, y), val = clusters(spread=0.3)
-    model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 5))
-    batches = endless(x, y, 64, seed)
-    return Job(
-        model,
-        torch.optim.Adam(model.parameters(), 5e-3),
-        functional.cross_entropy,
-        batches,
-        400,
-        val=val,
-        val_every=50,
-        is_accuracy=True,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- q, k, v

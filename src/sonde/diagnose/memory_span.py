@@ -1,0 +1,48 @@
+"""How far back recurrent layers can be traced: the gradient at the first input beside that at the last, at both ends
+of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sonde.schema.window import Window
+
+MIN_LENGTH: Final = 8
+"""Sequences shorter than this need no memory to speak of."""
+AT_START: Final = 4
+"""Inspections that count as the start: the weights are still much as they were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One recurrent layer."""
+
+    site: str
+    length: int
+    first_step: int
+    start: float
+    """Reach at the start: norm of d out_last / d x_first over that of d out_last / d x_last."""
+    end: float
+    """The same over the last half."""
+
+    def per_step(self, reach: float) -> float:
+        """What a gradient is multiplied by on one step back in time."""
+        return float(np.exp(np.log(max(reach, 1e-300)) / self.length))
+
+
+def memory_spans(window: Window) -> list[Span]:
+    """Every recurrent layer that was traced often enough."""
+    found = []
+    for site, steps, values in window.by_site("rnn/*/reach"):
+        known = np.isfinite(values)
+        lengths = window.get(f"rnn/{site}/length")[1]
+        if known.sum() < 2 or not len(lengths) or np.median(lengths) < MIN_LENGTH:
+            continue
+        reach = values[known]
+        late = reach[len(reach) // 2 :]
+        start = float(np.median(reach[:AT_START]))
+        found.append(Span(site, int(np.median(lengths)), int(steps[known][0]), start, float(np.median(late))))
+    return found

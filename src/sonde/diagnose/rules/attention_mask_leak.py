@@ -1,0 +1,53 @@
+"""A language model whose attention sees the tokens it is asked to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import is_language_model
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+LEAK: Final = 1e-3
+"""Mean probability on keys after the query. With a causal mask it is exactly zero."""
+MIN_SEEN: Final = 2
+
+
+@rule(
+    severity="critical",
+    causes=("overfitting", "data_duplication"),
+    references=("Vaswani et al. 2017", "DEForm, mask operators"),
+)
+def attention_mask_leak(window: Window) -> Iterator[Finding]:
+    """The model reads its own answer: no causal mask, though targets are the next tokens."""
+    if not is_language_model(window):
+        return
+    leaks = {}
+    for site, steps, values in window.by_site("attn/*/future"):
+        known = values[np.isfinite(values)]
+        if len(known) >= MIN_SEEN and np.median(known) > LEAK:
+            leaks[site] = float(np.median(known)), int(steps[0])
+    if not leaks:
+        return
+    site, (share, step) = max(leaks.items(), key=lambda item: item[1][0])
+    where = site if len(leaks) == 1 else f"{site} and {len(leaks) - 1} more"
+    yield found(
+        window,
+        "attention_mask_leak",
+        f"from step {step} on, {where} gives {share:.0%} of its attention to tokens after the query, and those are "
+        "the targets: the loss says nothing about predicting",
+        step=step,
+        confidence=0.95,
+        sites=list(leaks),
+        evidence=[
+            Evidence(f"attn/{site}/future", share, "0 in a language model", step, "share of attention on later keys"),
+            Evidence("data/target/shift", 1.0, meaning="targets are the inputs, one step on"),
+        ],
+        remedy="F.scaled_dot_product_attention(q, k, v, is_causal=True); written out: "
+        "scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -inf); nn.TransformerEncoder: "
+        "mask=nn.Transformer.generate_square_subsequent_mask(T)",
+    )

@@ -1,0 +1,79 @@
+"""Output logits that drift far beyond what the loss needs: cross entropy does not mind a common shift or scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.endpoints import is_classification, seen
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.levels import Levels, levels
+from sonde.diagnose.progress import validation
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+GROWTH: Final = 5.0
+"""What began large is a matter of the inputs' or the weights' scale, not of growth."""
+FITTED: Final = 0.05
+"""Share of the loss that is left below which logits may grow as they like: they have to, to fit the data further."""
+BEYOND: Final = 4.0
+"""log Z over the logarithm of the number of classes, where the data are not fitted; healthy up to 2."""
+AT_LEAST: Final = 15.0
+"""log Z below this is no drift, however few the classes."""
+LARGE: Final = 100.0
+"""A logit that large is only called a fault when held-out data suffer from it."""
+SUFFERS: Final = 2.0
+"""Held-out loss over its best."""
+
+
+@rule(
+    severity="warning",
+    causes=("loss_spikes",),
+    references=(
+        "Chowdhery et al. 2022, PaLM: z-loss 1e-4",
+        "Wortsman et al. 2023, small-scale proxies",
+        "Radford et al. 2021, CLIP: the temperature is clamped at 100",
+    ),
+)
+def output_logit_growth(window: Window) -> Iterator[Finding]:
+    """Output logits grow without need."""
+    logit, normaliser = levels(window, "data/output/logit_max"), levels(window, "data/output/log_z")
+    if logit is None or not is_classification(window) or not logit.growth > GROWTH:
+        return
+    if not _is_beyond_need(window, normaliser) and not (logit.end > LARGE and _does_harm(window)):
+        return
+    evidence = [Evidence("data/output/logit_max", logit.end, "5 to 30", logit.since, "largest output")]
+    if normaliser is not None:
+        evidence.append(
+            Evidence("data/output/log_z", normaliser.end, "below 20", meaning="mean |log Z| of the softmax")
+        )
+    yield found(
+        window,
+        "output_logit_growth",
+        f"output logits have grown from {logit.start:.2g} to {logit.end:.3g}, most of it by step {logit.since}",
+        step=logit.since,
+        confidence=0.7,
+        evidence=evidence,
+        remedy="add loss = loss + 1e-4 * torch.logsumexp(logits, -1).square().mean() (z-loss), clamp a learnt "
+        "temperature (log_scale.clamp(max=4.6)), and give the output layer the learning rate of the others",
+    )
+
+
+def _is_beyond_need(window: Window, normaliser: Levels | None) -> bool:
+    """Whether log Z is far above what the classes call for, although the data are not fitted."""
+    state, width = learned(window), seen(window, "data/output/width").typical
+    if state is None or normaliser is None or not width > 1:
+        return False
+    is_fitted = not state.has_diverged and 0 <= state.left < FITTED
+    return not is_fitted and normaliser.end > max(AT_LEAST, BEYOND * math.log(width))
+
+
+def _does_harm(window: Window) -> bool:
+    """Whether the held-out loss has come up again since its best."""
+    values = validation(window)[1]
+    values = values[np.isfinite(values)]
+    return len(values) >= 3 and bool(np.median(values[-2:]) > SUFFERS * values.min())

@@ -1,0 +1,112 @@
+"""Queries, keys and values of one attention layer that do not learn together: one rests, or runs away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.projections import Projections, projections
+from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
+from sonde.schema.window import Window
+
+TWINS_APART: Final = 30.0
+"""Queries and keys are each other's mirror, in gradients and updates: a healthy ratio is between 1 and 3."""
+GRADIENTS_APART: Final = 2000.0
+"""Small weights at the start leave the values' gradient up to 100 times that of the queries."""
+MOVES_APART: Final = 100.0
+"""Update over weight, largest over smallest, under an optimizer of Adam's kind: healthy up to 4."""
+MOVES_APART_PLAIN: Final = 2000.0
+"""The same under plain descent, where updates are as far apart as gradients."""
+NEVER: Final = np.inf
+EARLY: Final = slice(1, 11)
+MIN_STEPS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The widest gap of one layer."""
+
+    layer: Projections
+    series: str
+    high: str
+    low: str
+    ratio: float
+    excess: float
+    """Ratio over what is tolerated."""
+    step: int
+
+
+@rule(
+    severity="warning",
+    needs=("grad/*/rms", "update/*/ratio"),
+    causes=("underfitting",),
+    references=("DEForm, operators QZQ, QZK, QZV", "Noci et al. 2022, signal propagation in transformers"),
+)
+def qkv_imbalance(window: Window) -> Iterator[Finding]:
+    """Query, key and value projections train at widely different rates."""
+    layers = projections(window)
+    widest = [apart for layer in layers if (apart := _widest(window, layer)) is not None]
+    if not widest or 2 * len(widest) < len(layers):
+        return
+    worst = max(widest, key=lambda apart: apart.excess)
+    what = "gradient" if worst.series == "grad/*/rms" else "update, against its weights,"
+    times = f"{worst.ratio:.0f} times that" if worst.ratio < 1e12 else "not zero, unlike that"
+    is_slow = worst.series != "grad/*/rms"
+    yield found(
+        window,
+        "qkv_imbalance",
+        f"the {what} of {worst.high} is {times} of {worst.low} from step {worst.step} on",
+        step=worst.step,
+        confidence=0.75,
+        sites=[worst.high, worst.low],
+        evidence=[
+            Evidence(
+                worst.series.replace("*", worst.high), worst.ratio, "below 10", worst.step, f"over that of {worst.low}"
+            )
+        ],
+        remedy=("put them into one parameter group with one learning rate" if is_slow else "initialise them alike")
+        + f": nn.init.normal_(w, 0, 0.02) for {', '.join(worst.layer.names)}, none frozen, none with a rate of its own",
+    )
+
+
+def _widest(window: Window, layer: Projections) -> Apart | None:
+    is_adaptive = "SGD" not in structure(window).optimizer_type
+    moves = MOVES_APART if is_adaptive else MOVES_APART_PLAIN
+    twins = (layer.query, layer.key)
+    found = [
+        *_gaps(window, layer, "grad/*/rms", twins, TWINS_APART, TWINS_APART),
+        # Late in a run that goes wrong elsewhere the values' gradient may be all that is left; never so at the start.
+        *_gaps(window, layer, "grad/*/rms", layer.names, GRADIENTS_APART, NEVER),
+        *_gaps(window, layer, "update/*/ratio", twins, TWINS_APART, TWINS_APART),
+        *_gaps(window, layer, "update/*/ratio", layer.names, moves, moves),
+    ]
+    return max(found, key=lambda apart: apart.excess, default=None)
+
+
+def _gaps(
+    window: Window, layer: Projections, series: str, names: tuple[str, ...], early: float, late: float
+) -> Iterator[Apart]:
+    """Early and late, where the largest is beyond a limit above the smallest; a gradient of zero is beyond any."""
+    columns = {name: window.get(series.replace("*", name)) for name in names}
+    columns = {name: column for name, column in columns.items() if len(column[0]) >= MIN_STEPS}
+    if len(columns) < 2:
+        return
+    half = max(10, min(len(steps) for steps, _ in columns.values()) // 2)
+    for part, limit in ((EARLY, early), (slice(-half, None), late)):
+        level = {name: _median(values[part]) for name, (_, values) in columns.items()}
+        high, low = max(level, key=lambda n: level[n]), min(level, key=lambda n: level[n])
+        if not np.isfinite(level[high]) or not level[high] > 0:
+            continue
+        ratio = level[high] / level[low] if level[low] > 0 else 1e12
+        if ratio > limit or level[low] == 0:
+            yield Apart(layer, series, high, low, ratio, ratio / min(limit, 1e6), int(columns[high][0][part][0]))
+
+
+def _median(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else np.nan
