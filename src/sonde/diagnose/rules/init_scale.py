@@ -75,7 +75,7 @@ def _wide(window: Window, wide: list[str], gains: dict[str, float], loss: Learne
         f"weights start too wide: those of {worst} are {gains[worst] / 2**0.5:.1f} times as large as He initialisation "
         f"makes them, and the first loss is {far:.3g} times that of guessing",
         step=int(loss.steps[0]),
-        confidence=0.85,
+        confidence=0.92 if far > 10 else 0.85,  # the first loss was there before any update
         sites=sorted(wide, key=lambda name: -gains[name]),
         evidence=[
             Evidence(f"param/{worst}/rms", gains[worst], "0.5 to 2", meaning="root mean square times root of fan-in"),

@@ -31,7 +31,7 @@ def missing_nonlinearity(window: Window) -> Iterator[Finding]:
         f"{first.owner} feeds {second.owner} with no activation between them{more}: "
         "two linear layers in a row compute no more than one",
         step=int(loss.steps[0]),
-        confidence=0.9,
+        confidence=0.95,
         sites=list(dict.fromkeys(names)),
         evidence=[
             Evidence("model", float(len(pairs)), "0", meaning="pairs of linear layers with nothing between them")
