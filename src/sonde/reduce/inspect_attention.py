@@ -15,8 +15,9 @@ from torch import Tensor
 
 MAX_BATCH: Final = 2
 MAX_HEADS: Final = 64
-MAX_QUERIES: Final = 64
+MAX_QUERIES: Final = 32
 MAX_ELEMENTS: Final = 1 << 21
+MAX_ELEMENTS_ON_HOST: Final = 1 << 15
 # Masks are written as -inf, as the lowest number of a dtype, or as -1e9 or -1e4 added to a logit.
 MASKED_BELOW: Final = -9_000.0
 
@@ -31,11 +32,12 @@ class Sample:
     num_queries: int
 
 
-def _steps(batch: int, heads: int, queries: int, keys: int) -> tuple[int, int, int]:
+def _steps(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> tuple[int, int, int]:
     """Every how many batch rows, heads and queries to look."""
     batch_step, head_step = -(-batch // MAX_BATCH), -(-heads // MAX_HEADS)
     per_query = max(1, -(-batch // batch_step)) * max(1, -(-heads // head_step)) * keys
-    wanted = min(MAX_QUERIES, max(4, MAX_ELEMENTS // max(per_query, 1)))
+    budget = MAX_ELEMENTS_ON_HOST if device.type == "cpu" else MAX_ELEMENTS
+    wanted = min(MAX_QUERIES, max(4, budget // max(per_query, 1)))
     return batch_step, head_step, -(-queries // wanted)
 
 
@@ -49,7 +51,7 @@ def _four_dimensional(tensor: Tensor, num_heads: int) -> Tensor:
 def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1) -> Sample:
     """From what a softmax over the last dimension was given and gave."""
     s, p = (_four_dimensional(tensor.detach(), num_heads) for tensor in (logits, probabilities))
-    batch, heads, queries = _steps(*s.shape)
+    batch, heads, queries = _steps(*s.shape, s.device)
     take = (slice(None, None, batch), slice(None, None, heads), slice(None, None, queries))
     return Sample(s[take].float(), p[take].float(), queries, s.shape[2])
 
@@ -62,7 +64,7 @@ def sample_fused(
     if k.shape[1] != q.shape[1]:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     num_queries, num_keys = q.shape[2], k.shape[2]
-    batch, heads, queries = _steps(q.shape[0], q.shape[1], num_queries, num_keys)
+    batch, heads, queries = _steps(q.shape[0], q.shape[1], num_queries, num_keys, q.device)
     take = (slice(None, None, batch), slice(None, None, heads))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     logits = (q[take][:, :, ::queries].float() @ k[take].float().transpose(-1, -2)) * factor
@@ -89,16 +91,18 @@ def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
     """entropy, entropy_min, logit_max, future, queries, keys."""
     s, p = sample.logits, sample.probabilities
     visible = ~((s <= MASKED_BELOW) & ((p == 0) | p.isnan()))
-    p = torch.where(visible, p, 0.0)
+    p, s = torch.where(visible, p, 0.0), torch.where(visible & s.isfinite(), s, 0.0)
     num_visible = visible.sum(-1)
-    entropy = -torch.xlogy(p, p).sum(-1) / num_visible.clamp_min(2).float().log()
+    # -sum p log p, with log p = s - log sum exp s: a product where there would be a logarithm for every key.
+    normaliser = torch.where(visible, sample.logits, -torch.inf).logsumexp(-1)
+    entropy = (normaliser - (p * s).sum(-1)).clamp_min(0.0) / num_visible.clamp_min(2).float().log()
     # One visible key leaves no choice: such a row says nothing.
     counted = (num_visible >= 2).float()
     per_head = torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2))
     found: dict[str, Tensor | int] = {
         "entropy": per_head.mean(),
         "entropy_min": per_head.amin(),
-        "logit_max": torch.where(visible & s.isfinite(), s.abs(), 0.0).amax(),
+        "logit_max": s.abs().amax(),
         "queries": sample.num_queries,
         "keys": s.shape[-1],
     }

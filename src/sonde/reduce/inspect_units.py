@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MAX_RANK_ROWS: Final = 128
-MAX_RANK_UNITS: Final = 512
+MAX_RANK_UNITS: Final = 256
 MAX_SEEN: Final = 1 << 16
 """Elements of a layer that are looked at for dead and saturated units."""
 MAX_WEIGHT: Final = 1 << 14
@@ -95,7 +95,7 @@ def effective_rank(rows: Tensor) -> Tensor:
 
 
 def rank_rows(tensor: Tensor, channel_dim: int) -> Tensor:
-    """The (samples, units) sample the rank is taken of, at most 128 x 512, in float32."""
+    """The (samples, units) sample the rank is taken of, at most 128 x 256, in float32."""
     rows = as_rows(tensor, channel_dim, MAX_RANK_ROWS)
     return strided(rows, 1, MAX_RANK_UNITS).float().contiguous()
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_STEPS: Final = 16
+_STEPS: Final = 10
 
 
 def start_vector(size: int, like: Tensor) -> Tensor:

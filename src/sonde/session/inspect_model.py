@@ -50,11 +50,12 @@ class WholeModelInspection:
 
     def gradients(self, step: OptimizerStep) -> Values:
         """Every step."""
-        parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
-        known, direction = self._directions.get(step.number, (-1, GradientDirection()))
-        if known != len(parameters):
-            direction.choose(parameters)
-            self._directions[step.number] = len(parameters), direction
+        groups = step.optimizer.param_groups
+        num = sum(len(group["params"]) for group in groups)
+        known, direction = self._directions.get(step.number) or (-1, GradientDirection())
+        if known != num:
+            direction.choose([p for group in groups for p in group["params"]])
+            self._directions[step.number] = num, direction
         cosine, is_kept = direction.compare()
         site = f"{self.site}:{step.number}" if step.number else self.site
         values: Values = {}

@@ -19,7 +19,9 @@ Values = dict[str, Tensor | float | int]
 
 _RELU_LIKE: Final = (nn.ReLU, nn.ReLU6, nn.Threshold)
 _BOUNDED: Final = (nn.Tanh, nn.Sigmoid)
-_RANKED: Final = frozenset({"activation", "norm", "linear", "conv", "embedding", "rnn"})
+# Norms are left out: what they do not change, the layer before them shows.
+_RANKED: Final = frozenset({"activation", "linear", "conv", "embedding", "rnn"})
+_NEVER_ZERO: Final = ("NativeLayerNorm", "FusedRmsNorm", "Gelu", "Tanh", "Sigmoid", "Silu", "Elu")
 _DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_CALLS: Final = 4
 """Calls of one module in one forward pass whose dead units are told apart."""
@@ -60,7 +62,7 @@ class UnitInspection:
         out = outputs[0][1] if outputs and readable(outputs[0][1]) else None
         if kind in ("linear", "conv"):
             self._is_channels_first = kind == "conv"
-            if call < _MAX_CALLS and isinstance(first, Tensor) and readable(first) and first.grad_fn is not None:
+            if call < _MAX_CALLS and isinstance(first, Tensor) and readable(first) and _may_be_dead(first):
                 self._dead(values, place.name, "input_dead", call, first, _channel_dim(module, kind, first, False))
         elif isinstance(module, nn.modules.batchnorm._NormBase):
             self._is_channels_first = True
@@ -138,6 +140,12 @@ class UnitInspection:
                 values[f"unit/{named.name}/row_rank"] = stable_rank(weight)
         for adapter in adapters:
             _adapter(values, adapter)
+
+
+def _may_be_dead(tensor: Tensor) -> bool:
+    """It comes from a layer (data does not), and not from one that hardly ever gives an exact zero."""
+    made_by = tensor.grad_fn
+    return made_by is not None and not type(made_by).__name__.startswith(_NEVER_ZERO)
 
 
 def _adapter(values: Values, adapter: Adapter) -> None:
