@@ -16,9 +16,10 @@ from sonde.schema.window import Window
 
 KEPT: Final = 0.6
 PARTS: Final = 4
-GROWTH: Final = 0.25
-"""Of the memory at the start of the steady part; less may be caches that fill up."""
-MIN_INSPECTIONS: Final = 20
+GROWTH: Final = 0.03
+"""Of the memory at the start of the steady part, and MIN_MB at least; less may be caches that fill up."""
+MIN_MB: Final = 10.0
+MIN_INSPECTIONS: Final = 16
 REMEDY: Final = (
     "total += loss.item()  # not loss; and outputs.append(output.detach().cpu()), for the last few steps only"
 )
@@ -37,7 +38,7 @@ def memory_leak(window: Window) -> Iterator[Finding]:
             return
     for name in ("rss_mb", "gpu_mb"):
         for site, steps, size in window.by_site(f"model/*/{name}"):
-            if _grows(size):
+            if _grows(steps, size):
                 yield _growth(window, f"model/{site}/{name}", steps, size)
                 return
 
@@ -55,15 +56,18 @@ def _graphs(window: Window, site: str, step: int, alive: float, of: float) -> Fi
     )
 
 
-def _grows(size: Array) -> bool:
-    """Whether memory grew in each quarter of the second two thirds, about evenly and by a lot."""
-    steady = size[len(size) // 3 :]
-    if len(size) < MIN_INSPECTIONS or not np.isfinite(steady).all() or not steady[0] > 0:
+def _grows(steps: NDArray[np.int64], size: Array) -> bool:
+    """Whether memory grew in each part of the last three quarters of the run, evenly and by more than caches do."""
+    steady = (steps >= steps[-1] // 4) & np.isfinite(size) if len(steps) else np.empty(0, bool)
+    if steady.sum() < MIN_INSPECTIONS:
         return False
-    levels = np.array([np.median(part) for part in np.array_split(steady, PARTS)])
+    x, y = steps[steady].astype(float), size[steady]
+    edges = np.linspace(x[0], x[-1], PARTS + 1)[1:-1]
+    levels = np.array([np.median(part) if len(part) else np.nan for part in np.split(y, np.searchsorted(x, edges))])
     rises = np.diff(levels)
-    is_even = rises.min() > 0.5 * rises.max() if rises.max() > 0 else False
-    return bool(is_even and levels[-1] - levels[0] > GROWTH * levels[0])
+    # Memory that is taken in a few large pieces grows in jumps: only an even growth is one of every step.
+    is_even = rises.min() > 0.4 * rises.max() if (rises > 0).all() else False
+    return bool(is_even and levels[-1] - levels[0] > max(GROWTH * levels[0], MIN_MB))
 
 
 def _growth(window: Window, name: str, steps: NDArray[np.int64], size: Array) -> Finding:

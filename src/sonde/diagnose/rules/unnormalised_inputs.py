@@ -16,6 +16,7 @@ from sonde.schema.window import Window
 
 LARGE: Final = 20.0
 """Root mean square of inputs beyond which the first layer is far from what it was initialised for."""
+TINY: Final = 0.01
 UNITS: Final = 50.0
 """Ratio of the largest to the smallest feature that means different units, by deviation and by magnitude."""
 
@@ -39,30 +40,33 @@ def unnormalised_inputs(window: Window) -> Iterator[Finding]:
     spread = seen(window, "data/input/feature_std_ratio").typical
     reach = seen(window, "data/input/feature_abs_max_ratio").typical
     largest = seen(window, "data/input/abs_max").typical
+    state = learned(window)
+    is_stuck = state is None or state.has_diverged or state.left > 0.5
     is_large = rms * shrunk > LARGE
-    is_mixed = spread > UNITS and reach > UNITS and largest * shrunk > LARGE
-    if not is_large and not is_mixed:
-        return
+    is_tiny = 0 < rms < TINY and is_stuck
+    is_mixed = spread > UNITS and reach > UNITS and (largest * shrunk > LARGE or is_stuck)
     what = []
     if is_mixed:
         what.append(f"features differ in scale by a factor of {_round(spread)}")
-    if is_large:
+    if is_large or is_tiny:
         what.append(f"values are {_round(rms)} in the mean (up to {_round(largest)})")
-    state = learned(window)
-    is_fine = state is not None and state.left < 0.1 and not is_mixed
+    if not what:
+        return
+    # An optimizer may cope; then it is worth a remark only.
+    is_learned = state is not None and state.left < 0.15
     yield found(
         window,
         "unnormalised_inputs",
         f"inputs are not normalised: {' and '.join(what)}",
         step=int(std.steps[0]),
-        confidence=0.85 if not is_fine else 0.6,
+        confidence=0.85 if is_large else 0.75,
         remedy="x = (x - train_x.mean(0)) / train_x.std(0)  # or a nn.BatchNorm in front of the first layer",
         sites=_first_layer(window),
         evidence=(
             Evidence("data/input/std", rms, "about 1", meaning="root mean square"),
             Evidence("data/input/feature_std_ratio", spread, "below 10"),
         ),
-        severity="info" if is_fine else None,
+        severity="info" if is_learned else None,
     )
 
 

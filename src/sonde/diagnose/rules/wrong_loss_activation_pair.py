@@ -122,11 +122,18 @@ def _softmax(window: Window, ends: Ends) -> Verdict | None:
             (Evidence("data/output/min", ends.low, "below 1"), Evidence("data/output/width", 1, "2 or more")),
             0.95,
         )
-    if ends.columns >= ALMOST and not ends.rows >= ALMOST and _varies_in_size(window):
+    if ends.width == 1 and ends.loss == "cross_entropy":
         return Verdict(
-            "the softmax goes over the batch: each column of the output sums to 1, so samples compete with each other",
+            "cross entropy over a single output is 0 whatever the output: there is no other class to compare with",
+            "nn.BCEWithLogitsLoss(), or one output per class",
+            (Evidence("data/output/width", 1, "2 or more"),),
+            0.95,
+        )
+    if (ends.columns >= ALMOST or _is_last_over_batch(window)) and not ends.rows >= ALMOST and _has_batches(window):
+        return Verdict(
+            "the softmax goes over the batch: each column of the output sums to 1, and samples compete with each other",
             "nn.Softmax(dim=-1), or no softmax at all in front of nn.CrossEntropyLoss()",
-            (Evidence("data/output/column_distribution", ends.columns, "0"),),
+            (Evidence("data/output/is_distribution", ends.rows, "1", meaning="rows that sum to 1"),),
             0.95,
         )
     if not ends.rows >= ALMOST or not ends.width > 1:
@@ -161,7 +168,13 @@ def _softmax(window: Window, ends: Ends) -> Verdict | None:
     return None
 
 
-def _varies_in_size(window: Window) -> bool:
+def _is_last_over_batch(window: Window) -> bool:
+    """Whether the module that runs last is a softmax over dimension 0; the loss may have been given its logarithm."""
+    leaves = [m for m in structure(window).in_order if m.is_leaf and m.kind not in ("loss", "dropout")]
+    return bool(leaves) and leaves[-1].kind == "softmax" and leaves[-1].detail.get("dim") == 0
+
+
+def _has_batches(window: Window) -> bool:
     """A batch of one is its own column."""
     size = seen(window, "data/input/size")
     return not len(size) or size.typical > 1
@@ -221,7 +234,7 @@ def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
     highs = seen(window, "data/output/max").values
     is_pressing = float(np.median(highs)) >= PRESSING and ends.high <= 1
     if is_pressing and ends.low >= 0:
-        return (0.0, 1.0) if ends.low < 1 - PRESSING else None
+        return 0.0, 1.0
     return (-1.0, 1.0) if is_pressing and ends.low >= -1 else None
 
 
