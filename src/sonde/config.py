@@ -78,6 +78,10 @@ class Settings(BaseSettings):
     """The share of a step's time sonde may take once the free steps are over; none: no limit."""
     free_steps: int = Field(default=1000, ge=0)
     """The first steps are always recorded as scheduled, whatever the budget."""
+    memory_high: float = Field(default=0.95, gt=0, le=1)
+    """The share of the host's or the GPU's memory in use from which recording is thinned out."""
+    memory_critical: float = Field(default=0.98, gt=0, le=1)
+    """The share of memory in use from which nothing but gradients is recorded."""
     hist_every: int = Field(default=10, ge=1)
     """A histogram is taken at every n-th step."""
     hist_samples: int = Field(default=512, ge=1)

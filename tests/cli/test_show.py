@@ -23,7 +23,7 @@ def test_shows_everything_there_is_to_know_first(sonde: Any, make_run: Any) -> N
     shown = sonde("show", run).stdout
     for text in (
         "gpt/baseline", "crashed", "ValueError: boom", "20 in", "night", "with warmup", "lr", "model.width", "loss",
-        "█", "2.weight", "0.4743", "skipped a step", "1.23 % of the time, at every 4th step",
+        "█", "2.weight", "0.4743", "skipped a step", "1.23 % of the time, at one step in 4",
         "1 module never fired: head", "sonde query",
     ):  # fmt: skip
         assert text in shown

@@ -1,68 +1,264 @@
-"""How often to record so that the cost stays within a budget. Pure arithmetic on measured times."""
+"""How often to record what, so that the cost stays within a budget. Pure arithmetic on measured times.
+
+Two measurements are taken together. What our work takes by itself (host clock, GPU events) is known for each kind, but
+says little about what a step loses by it: work may hide behind the model's, or wait for it. So steps that record
+different things are compared: how much longer a step is, for each second of ours in it, is `scale`, known with an
+uncertainty. Where every step would record the same, now and then one records nothing, so that there is a difference.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
+KINDS: Final = ("grads", "optimizer", "activations", "inspect", "finite")
+"""Parameters, updates and optimizer states are read together, and thinned together, as "optimizer"."""
+MAX_GRADS_STRIDE: Final = 4
+"""Gradients of every layer at least this often, whatever they cost."""
+MAX_STRIDE: Final = 1000
 _REVIEW_STEPS: Final = 50
-_MAX_STRIDE: Final = 1000
+_FIRST_REVIEW: Final = 10
+_SHADOW_EVERY: Final = 20
+_GRADS_SHARE: Final = 0.8
+"""The part of the budget that gradients may use alone before they are thinned too."""
+_KEPT: Final = 48
+_MIN_PAIRS: Final = 8
+_MARGIN: Final = 0.15
+"""A stride changes when it is wrong by more than this; measured times always waver a little."""
+
+
+@dataclass(slots=True)
+class Scale:
+    """Seconds that a step is longer for each second of ours in it, from differences of neighbouring steps."""
+
+    num: int = 0
+    _xx: float = 0.0
+    _xy: float = 0.0
+    _yy: float = 0.0
+
+    def add(self, pairs: list[tuple[float, float]]) -> None:
+        """(difference of our time, difference of step time) of some neighbours; outliers are left out."""
+        usable = [(x, y) for x, y in pairs if x]
+        if len(usable) < 2:
+            return
+        typical = statistics.median(abs(y) for _, y in usable)
+        for x, y in usable:
+            if abs(y) <= 6 * typical:
+                self.num += 1
+                self._xx, self._xy, self._yy = self._xx + x * x, self._xy + x * y, self._yy + y * y
+
+    @property
+    def value(self) -> float:
+        return self._xy / self._xx if self._xx else 1.0
+
+    @property
+    def error(self) -> float | None:
+        """Its standard error; None as long as there is too little to tell."""
+        if self.num < _MIN_PAIRS or not self._xx:
+            return None
+        left_over = max(self._yy - self.value * self._xy, 0.0)
+        return math.sqrt(left_over / (self.num - 1) / self._xx)
+
+    @property
+    def trusted(self) -> float:
+        """The value as far as it is known: the less certain, the nearer to one."""
+        if self.error is None:
+            return 1.0
+        weight = 1.0 / (1.0 + (self.error / 0.3) ** 2)
+        return min(max(1.0 + weight * (self.value - 1.0), 0.25), 4.0)
+
+
+@dataclass(slots=True)
+class Change:
+    """What a review has changed, and why."""
+
+    strides: dict[str, float]
+    reason: str
 
 
 @dataclass(slots=True)
 class Governor:
-    """Records every `stride`-th step; the first `free_steps` steps are never thinned.
+    """Says at each step which kinds may be recorded; the first `free_steps` steps are never thinned.
 
     >>> governor = Governor(budget=0.01, free_steps=0)
-    >>> for step in range(101):
-    ...     changed = governor.observe(step, own_s=0.004, step_s=0.116, recorded=True)
-    >>> governor.stride
+    >>> for step in range(200):
+    ...     cost = 0.004 if governor.allows(step, "optimizer") else 0.0
+    ...     change = governor.observe(step, {"optimizer": cost} if cost else {}, step_s=0.1 + cost)
+    >>> round(governor.stride("optimizer"))
     4
     """
 
     budget: float | None
     free_steps: int
-    stride: int = 1
+    strides: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))
+    scale: Scale = field(default_factory=Scale)
+    pressure: float = 1.0
+    """How much more than the budget alone asks is thinned, because memory is short; infinite: only gradients."""
+    _step: int = field(default=-1, init=False)
+    _decided: dict[str, bool] = field(default_factory=dict, init=False)
+    _phase: dict[str, float] = field(default_factory=dict, init=False)
+    _costs: dict[str, deque[float]] = field(default_factory=dict, init=False)
+    _wanted: dict[str, int] = field(default_factory=dict, init=False)
+    _window: list[tuple[float, float]] = field(default_factory=list, init=False)
+    _num_steps: int = field(default=0, init=False)
     _own_s: float = field(default=0.0, init=False)
-    _train_s: float = field(default=0.0, init=False)
-    _recorded: int = field(default=0, init=False)
-    _steps: int = field(default=0, init=False)
-    total_own_s: float = field(default=0.0, init=False)
-    total_s: float = field(default=0.0, init=False)
+    _host_s: float = field(default=0.0, init=False)
+    _gpu_s: float = field(default=0.0, init=False)
+    _total_s: float = field(default=0.0, init=False)
+    _has_reviewed: bool = field(default=False, init=False)
+    _is_paired: bool = field(default=False, init=False)
+    _base_s: float = field(default=0.0, init=False)
+    _shares: dict[str, float] = field(default_factory=dict, init=False)
+
+    # ------------------------------------------------------------------------------------------------ what is recorded
+
+    def stride(self, kind: str) -> float:
+        return self.strides.get(kind, 1.0)
+
+    def allows(self, step: int, kind: str, *, scheduled: bool = True) -> bool:
+        """Whether this kind may be recorded at this step. Asked again for the same step, it says the same."""
+        if not scheduled:
+            return False
+        if step != self._step:
+            self._step = step
+            self._decided = {}
+        if kind not in self._decided:
+            self._decided[kind] = self._decide(step, kind)
+        return self._decided[kind]
+
+    def _decide(self, step: int, kind: str) -> bool:
+        self._wanted[kind] = self._wanted.get(kind, 0) + 1
+        if kind != "grads" and math.isinf(self.pressure):
+            return False
+        if self.budget is None or step < self.free_steps:
+            return True
+        if self.is_shadow(step):
+            return False
+        self._phase[kind] = self._phase.get(kind, self.stride(kind)) + 1.0
+        if self._phase[kind] < self.stride(kind):
+            return False
+        self._phase[kind] -= self.stride(kind)
+        self._phase[kind] = min(self._phase[kind], 1.0)
+        return True
+
+    def is_shadow(self, step: int) -> bool:
+        """Whether this step records nothing, to be compared with the others: where gradients are in every one."""
+        return (
+            self.budget is not None
+            and step >= self.free_steps
+            and self.stride("grads") <= 1.0
+            and step % _SHADOW_EVERY == _SHADOW_EVERY - 1
+        )
+
+    # ------------------------------------------------------------------------------------------------ what it took
+
+    def observe(
+        self,
+        step: int,
+        costs: Mapping[str, float],
+        *,
+        step_s: float,
+        host_s: float | None = None,
+        gpu_s: float = 0.0,
+    ) -> Change | None:
+        """Take one step's times in: what each kind took that was recorded. A change of strides, when there is one."""
+        own_s = sum(costs.values())
+        self._own_s += min(own_s, step_s)
+        self._host_s += own_s if host_s is None else host_s
+        self._gpu_s += gpu_s
+        self._total_s += step_s
+        for kind, cost in costs.items():
+            self._costs.setdefault(kind, deque(maxlen=_KEPT)).append(cost)
+        if "optimizer" in costs:
+            self._is_paired = "grads" not in costs
+        self._window.append((own_s, step_s))
+        self._num_steps += 1
+        due = _REVIEW_STEPS if self._has_reviewed else _FIRST_REVIEW
+        return self._review(step) if len(self._window) >= due else None
+
+    def press(self, pressure: float) -> Change | None:
+        """Memory is short, or no longer so."""
+        if pressure == self.pressure:
+            return None
+        self.pressure = pressure
+        return self._set_strides("memory is short" if pressure > 1 else "memory is no longer short")
 
     @property
     def overhead(self) -> float:
-        """Share of all time so far that was ours, measured on the host."""
-        return self.total_own_s / self.total_s if self.total_s else 0.0
+        """Share of all time so far that a step was longer by, as far as is known."""
+        if not self._total_s:
+            return 0.0
+        return min(max(self._own_s * self.scale.trusted / self._total_s, 0.0), 1.0)
 
-    def allows(self, step: int) -> bool:
-        """Whether this step may be recorded."""
-        return self.budget is None or step < self.free_steps or step % self.stride == 0
+    @property
+    def uncertainty(self) -> float | None:
+        """Of the overhead, twice its standard error; None where no steps could be compared."""
+        error = self.scale.error
+        return None if error is None or not self._total_s else 2 * error * self._own_s / self._total_s
 
-    def observe(self, step: int, *, own_s: float, step_s: float, recorded: bool) -> bool:
-        """Take one step's times in; True when the stride has changed."""
-        self.total_own_s += own_s
-        self.total_s += max(step_s, own_s)
-        self._own_s += own_s
-        self._train_s += max(step_s - own_s, 0.0)
-        self._recorded += recorded
-        self._steps += 1
-        if self._steps < _REVIEW_STEPS:
-            return False
-        return self._review(step)
+    def facts(self) -> dict[str, object]:
+        """What the run's document says about its cost."""
+        total_s = self._total_s or 1.0
+        return {
+            "fraction": self.overhead,
+            "uncertainty": self.uncertainty,
+            "host_fraction": min(self._host_s / total_s, 1.0),
+            "gpu_fraction": min(self._gpu_s / total_s, 1.0),
+            "stride": {kind: round(stride, 2) for kind, stride in self.strides.items()},
+        }
 
-    def _review(self, step: int) -> bool:
-        before = self.stride
-        if self.budget is not None and step >= self.free_steps and self._recorded:
-            per_recorded = self._own_s / self._recorded
-            per_step = self._train_s / self._steps
-            allowed_s = self.budget * per_step
-            # Steps that take no time at all are a clock too coarse to tell.
-            wanted = math.ceil(min(per_recorded / allowed_s, _MAX_STRIDE)) if allowed_s else 1
-            # Going back takes a clear margin, or the stride would swing to and fro.
-            if wanted > self.stride or wanted < 0.7 * self.stride:
-                self.stride = min(max(wanted, 1), _MAX_STRIDE)
-        self._own_s = self._train_s = 0.0
-        self._recorded = self._steps = 0
-        return self.stride != before
+    # ------------------------------------------------------------------------------------------------ what follows
+
+    def _review(self, step: int) -> Change | None:
+        window, self._window = self._window, []
+        self._has_reviewed = True
+        self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
+        self._base_s = statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window)
+        self._shares = {kind: num / len(window) for kind, num in self._wanted.items()}
+        self._wanted = {}
+        if self.budget is None or step < self.free_steps:
+            return None
+        return self._set_strides(f"to keep within the budget of {self.budget:.1%}")
+
+    def _set_strides(self, reason: str) -> Change | None:
+        wanted = self._wanted_strides()
+        is_new = any(
+            max(new, self.strides[kind]) > (1 + _MARGIN) * min(new, self.strides[kind]) for kind, new in wanted.items()
+        )
+        if not is_new:
+            return None
+        self.strides.update(wanted)
+        return Change(dict(self.strides), reason)
+
+    def _wanted_strides(self) -> dict[str, float]:
+        """Gradients as often as they fit; the others, alike, with what is left."""
+        if self.budget is None or not self._base_s:
+            return {kind: min(self.pressure, float(MAX_STRIDE)) if kind != "grads" else 1.0 for kind in self.strides}
+        allowed_s = self.budget * self._base_s
+        cost = {kind: self.scale.trusted * self._cost(kind) * min(self._shares.get(kind, 0.0), 1.0) for kind in KINDS}
+        grads = 1.0
+        while cost["grads"] / grads > _GRADS_SHARE * allowed_s and grads < MAX_GRADS_STRIDE:
+            grads *= 2
+        if sum(cost.values()) <= allowed_s:
+            grads = 1.0
+        others_s = sum(cost.values()) - cost["grads"]
+        left_s = allowed_s - cost["grads"] / grads
+        others = others_s / left_s if left_s > 0 else float(MAX_STRIDE)
+        others = min(max(others, 1.0) * self.pressure, float(MAX_STRIDE))
+        return {kind: grads if kind == "grads" else others for kind in self.strides}
+
+    def _cost(self, kind: str) -> float:
+        """What recording this kind once adds to a step."""
+        known = self._costs.get(kind)
+        if not known:
+            return 0.0
+        cost = statistics.median(known)
+        if kind == "optimizer" and self._is_paired and self._costs.get("grads"):
+            # They are read together, so that gradients come with it: only the rest is added.
+            cost = max(cost - statistics.median(self._costs["grads"]), 0.0)
+        return cost

@@ -198,6 +198,7 @@ class Reducer:
         if values.numel() and (bank := self._bank(values)) is not None:
             if not bank.has_room(values.numel()):
                 self._combine_banks()
+                bank.grow()
             read = bank.read(key, values, unstored_zeros=unstored_zeros, turn=turn)
             with self._lock:
                 self._remember(tensor, (bank, read))

@@ -34,7 +34,8 @@ _BLOCK: Final = 1024
 _CAREFUL_BLOCK: Final = 256
 _NUM_WARPS: Final = 8
 _MIN_CHUNKS: Final = 1 << 14
-"""Half a billion elements; more make the memory grow."""
+_MAX_CHUNKS: Final = 1 << 18
+"""From half a billion elements, as many as come, to eight billion; beyond, rows are made in between."""
 
 
 @triton.jit(do_not_specialize=["place", "numel"])  # type: ignore[untyped-decorator]
@@ -174,8 +175,8 @@ class Bank:
         return reads(dtype, self.device)
 
     def has_room(self, numel: int) -> bool:
-        """Whether this tensor's chunks still fit; else `rows` is to be called first, which makes room."""
-        return self._used + -(-numel // CHUNK) <= max(self._num_places, _MIN_CHUNKS) or not self.reads
+        """Whether this tensor's chunks still fit; else `rows` is to be called first, which makes room for more."""
+        return not self.reads or self._used + -(-numel // CHUNK) <= self._num_places
 
     def read(self, key: int, tensor: Tensor, *, unstored_zeros: int = 0, turn: int | None = None) -> Read:
         """Read a tensor now; it may change or be freed afterwards."""
@@ -217,6 +218,12 @@ class Bank:
         self._used, self._num_samples, self._samples = 0, 0, None
         return reads, rows, samples
 
+    def grow(self) -> None:
+        """A step did not fit: make more room from the next tensor on."""
+        assert not self.reads
+        self._num_places = min(4 * self._num_places, _MAX_CHUNKS)
+        self._partial = None
+
     def _place(self, reads: Sequence[Read]) -> tuple[Tensor, Tensor]:
         """Where each tensor's chunks are, on the device; mostly as in the step before."""
         layout = [(read.first, read.end, read.numel) for read in reads]
@@ -229,7 +236,7 @@ class Bank:
     def _make_room(self, num_chunks: int) -> None:
         if self._partial is None or self._used + num_chunks > self._num_places:
             assert not self.reads, "rows() comes first"
-            self._num_places = max(_MIN_CHUNKS, power_of_two(num_chunks))
+            self._num_places = max(_MIN_CHUNKS, self._num_places, power_of_two(num_chunks))
             self._partial = torch.empty(8 * self._num_places, dtype=torch.float64, device=self.device)
 
     def _pick(self, read: Read, bits: Tensor, dtype: torch.dtype, turn: int) -> None:

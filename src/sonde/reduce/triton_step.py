@@ -23,9 +23,10 @@ from sonde.schema.sketch import GRAD_UPDATE, NUM_FIELDS
 STREAMS: Final = ("param", "grad", "first", "second", "update")
 _NUM_STREAMS: Final = 5
 _NUM_COLUMNS: Final = 8 * _NUM_STREAMS + 3
-_BLOCK: Final = 1024
+_BLOCK: Final = 512
+_VEC: Final = 4
 _CAREFUL_BLOCK: Final = 256
-_NUM_WARPS: Final = 8
+_NUM_WARPS: Final = 4
 _CHECKED: Final = 8
 V_SCALE: Final = tl.constexpr(2.0**32)
 """Squares of second moments leave float32's range downwards; scaled by a power of two they stay, and lose nothing."""
@@ -152,7 +153,7 @@ def _step_partials(  # type: ignore[no-untyped-def]
     v_sum, v_sq, v_min, v_max = none, none, top, -top
     u_sum, u_sq, u_abs, u_min, u_max = none, none, none, top, -top
     with_update, with_moment, over_v = none, none, none
-    # Five counters of at most CHUNK / BLOCK * VEC < 64 * 4 in two words.
+    # Five counters in two words; each lane counts to CHUNK / BLOCK * VEC at most, 256, so ten bits.
     zeros_a = tl.zeros([BLOCK // VEC], tl.int32)
     zeros_b = tl.zeros([BLOCK // VEC], tl.int32)
     if left >= CHUNK:
@@ -172,7 +173,7 @@ def _step_partials(  # type: ignore[no-untyped-def]
             g_sum, g_sq, g_abs, g_min, g_max = _fold(g, g_sum, g_sq, g_abs, g_min, g_max)
             m_sum, m_sq, m_abs, m_min, m_max = _fold(m, m_sum, m_sq, m_abs, m_min, m_max)
             u_sum, u_sq, u_abs, u_min, u_max = _fold(u, u_sum, u_sq, u_abs, u_min, u_max)
-            zeros_a += tl.sum((p == 0).to(tl.int32) + (g == 0).to(tl.int32) * 256 + (m == 0).to(tl.int32) * 65536, 1)
+            zeros_a += tl.sum((p == 0).to(tl.int32) + (g == 0).to(tl.int32) * 1024 + (m == 0).to(tl.int32) * 1048576, 1)
             with_update += tl.sum(g * u, 1)
             with_moment += tl.sum(g * m, 1)
             if ADAM:
@@ -186,9 +187,9 @@ def _step_partials(  # type: ignore[no-untyped-def]
             else:
                 zeros_b += tl.sum((u == 0).to(tl.int32), 1)
     out += chunk
-    _put(out, num_chunks, 0, tl.sum(zeros_a & 255), p_sum, p_sq, p_abs, p_min, p_max, 1.0)
-    _put(out, num_chunks, 1, tl.sum((zeros_a >> 8) & 255), g_sum, g_sq, g_abs, g_min, g_max, 1.0)
-    _put(out, num_chunks, 2, tl.sum((zeros_a >> 16) & 255), m_sum, m_sq, m_abs, m_min, m_max, 1.0)
+    _put(out, num_chunks, 0, tl.sum(zeros_a & 1023), p_sum, p_sq, p_abs, p_min, p_max, 1.0)
+    _put(out, num_chunks, 1, tl.sum((zeros_a >> 10) & 1023), g_sum, g_sq, g_abs, g_min, g_max, 1.0)
+    _put(out, num_chunks, 2, tl.sum(zeros_a >> 20), m_sum, m_sq, m_abs, m_min, m_max, 1.0)
     _put(out, num_chunks, 3, tl.sum(zeros_b >> 16), v_sum, v_sq, v_sum, v_min, v_max, V_SCALE)
     _put(out, num_chunks, 4, tl.sum(zeros_b & 65535), u_sum, u_sq, u_abs, u_min, u_max, 1.0)
     tl.store(out + 40 * num_chunks, tl.sum(with_update).to(tl.float64))
@@ -427,11 +428,11 @@ class StepChunks:
             _step_partials[(chunks.num_chunks,)](
                 *tensors, chunks.owner, chunks.offset, chunks.numel, self.partial, chunks.num_chunks, **kinds,
                 ALIGNED=all(t.data_ptr() % 16 == 0 for t in given), CHUNK=CHUNK, BLOCK=_BLOCK,
-                VEC=16 // params[0].dtype.itemsize, num_warps=_NUM_WARPS,
+                VEC=_VEC, num_warps=_NUM_WARPS,
             )  # fmt: skip
             _step_repair[(-(-chunks.num_chunks // _CHECKED),)](
                 *tensors, chunks.owner, chunks.offset, chunks.numel, self.partial, chunks.num_chunks, **kinds,
-                CHUNK=CHUNK, BLOCK=_CAREFUL_BLOCK, CHECKED=_CHECKED, num_warps=_NUM_WARPS,
+                CHUNK=CHUNK, BLOCK=_CAREFUL_BLOCK, CHECKED=_CHECKED, num_warps=8,
             )  # fmt: skip
             combine(self.partial, chunks, rows, num_streams=_NUM_STREAMS)
             num_sums = 3 if rule.family == "adam" else 2 if rule.states else 1

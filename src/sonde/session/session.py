@@ -19,12 +19,12 @@ import numpy as np
 
 from sonde.config import Settings
 from sonde.errors import SessionError
-from sonde.probe.budget import Governor
 from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
 from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, ScalarsRecord, Severity
 from sonde.session.breaker import Breaker
+from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Session:
         observer = LiveRules(self._say_finding) if settings.diagnose else None
         self.writer = Writer(run, options, resume=resume, on_warning=self.warn, observer=observer)
         self.step_number = self.writer.next_step
-        self.governor = Governor(settings.budget, settings.free_steps)
+        self.governing = Governing(self)
         self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
         self.is_finished = False
         self._watchings: list[Watching] = []
@@ -111,7 +111,7 @@ class Session:
             prefix=prefix,
         )
         if budget is not ...:
-            self.governor.budget = Settings.load(budget=budget).budget
+            self.governing.governor.budget = Settings.load(budget=budget).budget
         checked, optimizers = w.check_model(model), w.check_optimizers(optimizer)
         self._unwatch(checked)
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
@@ -271,27 +271,18 @@ class Session:
         if not self._is_step_over and self._is_optimizer_seen:
             return
         now = time.perf_counter()
-        recorded = any(watching.is_recording for watching in self._watchings)
         self._emit()
-        own_s = sum(watching.own_s for watching in self._watchings)
         if self.data is not None:
-            own_s += self.data.own_s
+            self.governing.meter.add("inspect", self.data.own_s)
             self.data.own_s = 0.0
-        if self.governor.observe(self.step_number, own_s=own_s, step_s=now - self._step_began_s, recorded=recorded):
-            self._tell_stride()
+        self.governing.end_step(self.step_number, now - self._step_began_s)
         self._step_began_s, self._is_step_over = now, False
         self.step_number += 1
         self.writer.set_step(self.step_number)
         for watching in self._watchings:
-            watching.own_s = 0.0
             watching.begin_step(self.step_number)
         if self.step_number % 100 == 1:
             self._note_facts()
-
-    def _tell_stride(self) -> None:
-        stride = self.governor.stride
-        message = f"recording every {stride} steps now, to keep within the budget of {self.governor.budget:.1%}"
-        self.event("cadence", message, details={"stride": stride, "overhead": self.governor.overhead})
 
     # ------------------------------------------------------------------------------------------------- how it ends
 
@@ -401,7 +392,7 @@ class Session:
         self._say(f"{finding.severity} since step {finding.step}: {message}   [{finding.rule}]")
 
     def _note_facts(self) -> None:
-        facts: dict[str, Any] = {"overhead": {"host_fraction": self.governor.overhead, "stride": self.governor.stride}}
+        facts: dict[str, Any] = {"overhead": self.governing.facts()}
         if self._watchings:
             facts["coverage"] = _together([watching.coverage() for watching in self._watchings])
         if self.breaker.num_errors:
@@ -410,8 +401,8 @@ class Session:
 
     def _farewell(self, status: RunStatus) -> str:
         parts = [f"{status} after {self.step_number} steps"]
-        if self.governor.overhead:
-            parts.append(f"{self.governor.overhead:.1%} of the time was sonde's")
+        if self.governing.overhead:
+            parts.append(f"{self.governing.overhead:.1%} of the time was sonde's")
         dropped = sum(self.writer.dropped.values())
         if dropped:
             parts.append(f"{dropped} records dropped")

@@ -19,7 +19,7 @@ from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, NamedParameter, Place
 from sonde.probe.optimizer import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
-from sonde.probe.schedule import Schedule
+from sonde.probe.schedule import ALWAYS, Schedule
 from sonde.probe.select import chooser
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.scalars import PendingScalars
@@ -67,7 +67,9 @@ class Watching:
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
         self.wants: dict[str, bool] = {}
         self.histogram = False
-        self.own_s = 0.0
+        self.meter = session.governing.meter
+        self._kind = ""
+        """What most of this step's cost is for."""
         self._ids: dict[tuple[str, str], int] = {}
         self._without_grad: set[str] = set()
         self._with_grad: set[str] = set()
@@ -112,18 +114,30 @@ class Watching:
 
     def begin_step(self, step: int) -> None:
         """Decide once what this step will record."""
-        allowed = self.is_allowed = self.session.governor.allows(step) and not self.session.breaker.is_open
+        self.is_allowed = not self.session.breaker.is_open
         plan = self.plan
         schedules: dict[str, Schedule] = {
             "param": plan.params, "grad": plan.grads, "update": plan.updates, "optim": plan.optim,
         }  # fmt: skip
-        self.wants = {kind: allowed and schedule(step) for kind, schedule in schedules.items()}
-        self.wants_activations = allowed and plan.activations(step)
-        self.wants_activation_grads = allowed and plan.activation_grads(step)
-        self.wants_inspection = allowed and plan.inspect(step)
+        self.wants = {kind: self._may(kind, step, schedule) for kind, schedule in schedules.items()}
+        self.wants_activations = self._may("activations", step, plan.activations)
+        self.wants_activation_grads = self._may("activation_grads", step, plan.activation_grads)
+        self.wants_inspection = self._may("inspect", step, plan.inspect)
+        self.wants_finite = self.nonfinite is not None and self._may("finite", step, ALWAYS)
+        self._kind = self._main_kind()
         self.inspection.begin_step(is_wanted=self.wants_inspection)
         self.histogram = step % self.session.settings.hist_every == 0
         self._stepped.clear()
+
+    def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
+        return self.is_allowed and self.session.governing.allows(step, kind, scheduled=schedule(step))
+
+    def _main_kind(self) -> str:
+        if any(self.wants[kind] for kind in ("param", "update", "optim")):
+            return "optimizer"
+        if self.wants["grad"]:
+            return "grads"
+        return "activations" if self.wants_activations or self.wants_activation_grads else ""
 
     @property
     def has_stepped(self) -> bool:
@@ -143,13 +157,13 @@ class Watching:
             self.inspection.forward_begins()
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
-        start = time.perf_counter()
-        if self.nonfinite is not None and self.is_allowed and place.is_selected:
-            is_leaf = not module._modules
-            self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
+        if self.nonfinite is not None and self.wants_finite and place.is_selected:
+            with self.meter.span("finite"):
+                is_leaf = not module._modules
+                self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
         if self.wants_inspection:
-            self.inspection.module_called(place, module, args, output)
-        self.own_s += time.perf_counter() - start
+            with self.meter.span("inspect"):
+                self.inspection.module_called(place, module, args, output)
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         self._one("act", place, suffix, tensor)
@@ -158,7 +172,11 @@ class Watching:
         self._one("actgrad", place, suffix, tensor)
 
     def _one(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> None:
-        start = time.perf_counter()
+        self.meter.see(tensor)
+        with self.meter.span("activations"):
+            self.reducer.add(self._place_id(kind, place, suffix, tensor), tensor, histogram=self.histogram)
+
+    def _place_id(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> int:
         key = place.keys.get((kind, suffix))
         if key is None:
             key = place.keys[kind, suffix] = self._id(
@@ -172,8 +190,7 @@ class Watching:
                     aliases=place.aliases,
                 )
             )
-        self.reducer.add(key, tensor, histogram=self.histogram)
-        self.own_s += time.perf_counter() - start
+        return key
 
     # ------------------------------------------------------------------------------------------- the optimizer step
 
@@ -181,20 +198,30 @@ class Watching:
         if step.number in self._stepped:
             self.session.optimizer_stepped()  # this one steps a second time: the others sat this step out
         self.session.optimizer_seen()
-        start = time.perf_counter()
         self._in_optimizer.update(named.name for named in step.names)
         self._in_optimizer.update(named.name for named, _ in step.unreadable)
+        if step.params:
+            self.meter.see(step.params[0])
         with quiet():
-            for named, what in step.unreadable:
-                self._note_unreadable_site(f"param/{named.name}", what)
-            step.parts = _by_grad(step)
-            for part in step.parts:
-                self._foresee(step, part)
+            with self.meter.span(self._kind):
+                for named, what in step.unreadable:
+                    self._note_unreadable_site(f"param/{named.name}", what)
+                step.parts = _by_grad(step)
+                for part in step.parts:
+                    self._foresee(step, part)
             if self.wants["grad"] and not step.has_closure:
-                self._grads(step)
-            for part in step.parts:
-                if part.is_foreseen:
-                    continue
+                is_read = all(part.is_foreseen for part in step.parts)
+                with self.meter.span(self._kind if is_read else "grads"):
+                    self._grads(step)
+            with self.meter.span(self._kind):
+                self._keep(step)
+                self.inspection.before_update()
+                self._scalars(step)
+
+    def _keep(self, step: OptimizerStep) -> None:
+        """Sketch and copy the parameters, where the step is not known before it is made."""
+        for part in step.parts:
+            if not part.is_foreseen:
                 self.optimizer_pass.before(
                     (step.number, part.name),
                     self._keys("param", part),
@@ -204,20 +231,15 @@ class Watching:
                     pairs=self.wants["optim"],
                     histogram=self.histogram,
                 )
-            self.inspection.before_update()
-            self._scalars(step)
-        self.own_s += time.perf_counter() - start
 
     def _after_update(self, step: OptimizerStep) -> None:
-        start = time.perf_counter()
-        with quiet():
+        with quiet(), self.meter.span(self._kind):
             if self.wants["grad"] and step.has_closure:
                 self._grads(step)
             if self.wants["update"]:
                 self._updates(step)
             if self.wants["optim"]:
                 self._states(step)
-        self.own_s += time.perf_counter() - start
         self._stepped.add(step.number)
         if self.has_stepped and self.session.have_all_stepped():
             self.session.optimizer_stepped()
@@ -301,7 +323,6 @@ class Watching:
 
     def sweep(self) -> None:
         """Parameters and gradients as they are now, for loops whose optimizer is not torch's."""
-        start = time.perf_counter()
         model = self.names.model()
         if model is None:
             return
@@ -312,27 +333,26 @@ class Watching:
             if named is not None and named.is_selected and is_plain_tensor(parameter):
                 step.names.append(named)
                 step.params.append(parameter)
-        with quiet():
+        if step.params:
+            self.meter.see(step.params[0])
+        with quiet(), self.meter.span(self._kind):
             if self.wants["grad"]:
                 self._grads(step)
             self.inspection.before_update()
             if self.wants["param"]:
                 self.reducer.add_all("param", self._keys("param", step), step.params, histogram=self.histogram)
-        self.own_s += time.perf_counter() - start
 
     def emit(self, step: int) -> None:
         """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
-        start = time.perf_counter()
         self.foresight.tell()
-        with quiet():
+        with quiet(), self.meter.span(self._kind):
             tables = self.reducer.take()
             self.inspection.emit(step)
         if tables:
             self.session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
         if self.nonfinite is not None:
-            with quiet():
+            with quiet(), self.meter.span("finite" if self.wants_finite else ""):
                 self.nonfinite.emit(step)
-        self.own_s += time.perf_counter() - start
 
     def coverage(self) -> dict[str, Any]:
         """What was asked for and never seen."""

@@ -37,14 +37,28 @@ def _sentence(names: list[Any], noun: str, what: str) -> str:
 
 
 def overhead_sentence(overhead: Any) -> str:
-    """What recording took of the step's time.
+    """What recording took of the time, how sure that is, and what was thinned out for it.
 
-    >>> overhead_sentence({"host_fraction": 0.0123, "stride": 4})
-    'recording took 1.23 % of the time, at every 4th step'
+    >>> overhead_sentence({"fraction": 0.0103, "uncertainty": 0.002, "stride": {"grads": 1, "optimizer": 11.2}})
+    'recording took 1.03 % of the time (give or take 0.2 %), optimizer at one step in 11'
     """
-    share = overhead.get("host_fraction") if isinstance(overhead, Mapping) else None
+    if not isinstance(overhead, Mapping):
+        return ""
+    share = overhead.get("fraction", overhead.get("host_fraction"))
     if not isinstance(share, int | float) or isinstance(share, bool):
         return ""
-    stride = overhead.get("stride", 1)
-    thinned = f", at every {stride}th step" if isinstance(stride, int) and stride > 1 else ""
-    return f"recording took {percent(float(share))} of the time{thinned}"
+    error = overhead.get("uncertainty")
+    known = f" (give or take {percent(float(error))})" if isinstance(error, int | float) else ""
+    return f"recording took {percent(float(share))} of the time{known}{_thinned(overhead.get('stride'))}"
+
+
+def _thinned(strides: Any) -> str:
+    if isinstance(strides, int) and strides > 1:
+        return f", at one step in {strides}"
+    if not isinstance(strides, Mapping):
+        return ""
+    rare: dict[int, list[str]] = {}
+    for kind, stride in strides.items():
+        if isinstance(stride, int | float) and stride >= 1.5:
+            rare.setdefault(round(stride), []).append(str(kind))
+    return "".join(f", {' and '.join(kinds)} at one step in {stride}" for stride, kinds in rare.items())

@@ -1,0 +1,205 @@
+"""A training step with and without a recorder: the arms take turns in short blocks, in one process."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from gpt import GPT, make_step
+from hooks import OwnHooks
+
+import sonde
+from sonde.config import Settings
+from sonde.session import begin
+
+MODELS: dict[str, dict[str, Any]] = {
+    "0.9 B": {"layers": 16, "width": 2048, "heads": 16},
+    "124 M": {"layers": 12, "width": 768, "heads": 12},
+}
+OPTIMIZER_SIDE: dict[str, Any] = {"activations": False, "inspect": False}
+SONDE_ARMS: dict[str, dict[str, Any]] = {
+    "gradients": {**OPTIMIZER_SIDE, "params": False, "updates": False, "optim": False},
+    "gradients, parameters, moments": {**OPTIMIZER_SIDE, "updates": False},
+    "all optimizer-side": OPTIMIZER_SIDE,
+    "all optimizer-side + activations": {"activations": sonde.every(1), "inspect": False},
+}
+FINITE_ARM = "finite=True, nothing else"
+
+
+class Nothing:
+    """The step alone."""
+
+    def after_step(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Recorded:
+    """Sonde, with some keywords."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, folder: str, **options: Any) -> None:
+        settings = options.pop("settings", {})
+        self.session: Any = begin(
+            Settings.load(project="speed", dir=folder, verbose=False, system=False, **{"finite": False, **settings})
+        )
+        self.session.watch(model, optimizer, **options)
+
+    def after_step(self) -> None: ...
+
+    def stop(self) -> None:
+        assert self.session.breaker.num_errors == 0, "sonde failed: see above"
+        self.session.finish()
+
+
+class NaiveLoop:
+    """Nine numbers of every weight and gradient, one `.item()` each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def after_step(self) -> None:
+        for p in self.model.parameters():
+            for x in (p.detach(), p.grad):
+                if x is not None:
+                    self.nine(x)
+
+    @staticmethod
+    def nine(x: Tensor) -> None:
+        for number in (x.mean(), x.std(), x.norm(), x.abs().mean(), x.min(), x.max()):
+            number.item()
+        (x == 0).float().mean().item()
+        torch.isnan(x).sum().item()
+        torch.isinf(x).sum().item()
+
+    def stop(self) -> None: ...
+
+
+class WandbAlgorithm(NaiveLoop):
+    """What `wandb.watch(log="all", log_freq=1)` computes for each tensor: a histogram between its extremes."""
+
+    @staticmethod
+    def nine(x: Tensor) -> None:
+        x = x.reshape(-1)
+        if (~torch.isfinite(x)).all().item() or not torch.isfinite(x).all().item():
+            return
+        low, high = x.min().item(), x.max().item()
+        x.histc(bins=64, min=low, max=high).cpu()
+        torch.linspace(low, high, steps=65)
+
+
+class TensorBoardAlgorithm(NaiveLoop):
+    """What `add_histogram` computes for each tensor: on the host, with numpy."""
+
+    @staticmethod
+    def nine(x: Tensor) -> None:
+        from tensorboard_bins import default_bins
+
+        import numpy as np
+
+        values = x.detach().cpu().numpy().reshape(-1).astype(float)
+        np.histogram(values, bins=default_bins())
+        values.dot(values)
+
+
+@dataclass(slots=True)
+class Lane:
+    """One arm: its recorder, its hooks, its times."""
+
+    name: str
+    recorder: Any
+    hooks: OwnHooks
+    times: list[float] = field(default_factory=list)
+    peak_gib: float = 0.0
+
+
+def trained(name: str, compiled: bool | str) -> tuple[nn.Module, Any, Callable[[], Tensor]]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = GPT(**MODELS[name]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    called: Any = model
+    if compiled:
+        called = torch.compile(model, mode=compiled if isinstance(compiled, str) else None)
+    step: Any = make_step(called, optimizer)
+    for _ in range(4):
+        step()
+    return model, optimizer, step
+
+
+def end_to_end(name: str, compiled: bool, rounds: int, block: int, arms: list[str]) -> dict[str, Any]:
+    model, optimizer, step = trained(name, compiled)
+    folder = tempfile.mkdtemp(prefix="sonde-gpu-")
+    lanes = []
+    for arm in ["off", "off again", *arms]:
+        hooks = OwnHooks()
+        with hooks.in_place():
+            lanes.append(Lane(arm, _recorder(arm, model, optimizer, folder), hooks))
+    for lane in lanes:
+        _run(lane, step, 3)
+    for number in range(rounds):
+        order = list(lanes)
+        random.Random(number).shuffle(order)
+        for lane in order:
+            _run(lane, step, 1)  # what the lane before it left in the caches and in the queue
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            _run(lane, step, block)
+            torch.cuda.synchronize()
+            lane.times.append((time.perf_counter() - start) / block)
+            lane.peak_gib = torch.cuda.max_memory_allocated() / 2**30
+    for lane in lanes:
+        with lane.hooks.in_place():
+            lane.recorder.stop()
+    base = lanes[0]
+    result: dict[str, Any] = {"step_ms": statistics.median(base.times) * 1e3, "arms": {}}
+    for lane in lanes:
+        ratios = [t / b for t, b in zip(lane.times, base.times, strict=True)]
+        result["arms"][lane.name] = {
+            "ratio": statistics.median(ratios),
+            "from": min(ratios),
+            "to": max(ratios),
+            "peak_gib": lane.peak_gib,
+            "peak_growth": lane.peak_gib / base.peak_gib - 1,
+        }
+    return result
+
+
+def _recorder(arm: str, model: nn.Module, optimizer: Any, folder: str) -> Any:
+    if arm in SONDE_ARMS:
+        return Recorded(model, optimizer, folder, budget=None, **SONDE_ARMS[arm])
+    if arm == FINITE_ARM:
+        options = {**SONDE_ARMS["gradients"], "grads": False, "settings": {"finite": True}}
+        return Recorded(model, optimizer, folder, budget=None, **options)
+    others = {"naive loop": NaiveLoop, "wandb.watch's algorithm": WandbAlgorithm}
+    return others[arm](model) if arm in others else Nothing()
+
+
+def _run(lane: Lane, step: Callable[[], Tensor], num: int) -> None:
+    with lane.hooks.in_place():
+        for _ in range(num):
+            step()
+            lane.recorder.after_step()
+
+
+def print_table(title: str, result: dict[str, Any]) -> None:
+    print(f"{title}: {result['step_ms']:.1f} ms per step")
+    for arm, row in result["arms"].items():
+        spread = f"({row['from']:.3f} to {row['to']:.3f})"
+        print(f"  {arm:40s} {row['ratio']:.4f} {spread}  peak {row['peak_growth']:+.2%}", flush=True)
+
+
+if __name__ == "__main__":
+    compiled = "--compiled" in sys.argv
+    some = end_to_end("0.9 B", compiled, 5, 5, list(SONDE_ARMS))
+    print_table("0.9 B", some)

@@ -1,0 +1,101 @@
+"""Keeping to the budget: what the meter has measured goes to the governor, and what it changes becomes an event."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from sonde.probe.budget import KINDS, Change, Governor
+from sonde.reduce.meter import Meter, StepTimes
+from sonde.reduce.pressure import memory_shares
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+
+_LOOK_EVERY: Final = 50
+"""Every how many steps memory is looked at."""
+_EASE: Final = 0.05
+"""Memory must be freer than the threshold by this much before recording goes back to what it was."""
+OF_KIND: Final = {
+    "grad": "grads",
+    "param": "optimizer",
+    "update": "optimizer",
+    "optim": "optimizer",
+    "activations": "activations",
+    "activation_grads": "activations",
+    "inspect": "inspect",
+    "finite": "finite",
+}
+
+
+class Governing:
+    """One per session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.meter = session, Meter()
+        self.governor = Governor(session.settings.budget, session.settings.free_steps)
+        self._gpu_s: dict[str, float] = {}
+
+    def allows(self, step: int, kind: str, *, scheduled: bool = True) -> bool:
+        return self.governor.allows(step, OF_KIND[kind], scheduled=scheduled)
+
+    def end_step(self, step: int, wall_s: float) -> None:
+        """Close the step, and take in those that the device has finished since."""
+        self.meter.end_step(step, wall_s)
+        for times in self.meter.done():
+            self._take(times)
+        if step % _LOOK_EVERY == _LOOK_EVERY - 1:
+            self._look_at_memory()
+
+    def facts(self) -> dict[str, Any]:
+        return dict(self.governor.facts())
+
+    @property
+    def overhead(self) -> float:
+        return self.governor.overhead
+
+    def _take(self, times: StepTimes) -> None:
+        for kind, seconds in (times.gpu_s or {}).items():
+            self._gpu_s[kind] = seconds
+        costs = {kind: self._cost(kind, times) for kind in times.host_s if kind in KINDS}
+        change = self.governor.observe(
+            times.step,
+            costs,
+            step_s=times.step_s,
+            host_s=sum(times.host_s.values()),
+            gpu_s=sum(self._gpu_s.get(kind, 0.0) for kind in costs) if self.meter.device is not None else 0.0,
+        )
+        if change is not None:
+            self._tell(change)
+
+    def _cost(self, kind: str, times: StepTimes) -> float:
+        """Host time hides behind the GPU's work as long as the GPU has some."""
+        host_s = times.host_s[kind]
+        if self.meter.device is None:
+            return host_s
+        gpu_s = self._gpu_s.get(kind, 0.0)
+        return max(gpu_s, host_s) if times.is_host_bound else gpu_s
+
+    def _look_at_memory(self) -> None:
+        settings = self.session.settings
+        share = max(memory_shares(self.meter.device), default=0.0)
+        ease = _EASE if self.governor.pressure > 1 else 0.0
+        if share >= settings.memory_critical - (ease if math.isinf(self.governor.pressure) else 0.0):
+            pressure = math.inf
+        else:
+            pressure = 4.0 if share >= settings.memory_high - ease else 1.0
+        change = self.governor.press(pressure)
+        if change is not None:
+            self._tell(change, memory_share=share)
+
+    def _tell(self, change: Change, **details: Any) -> None:
+        often = ", ".join(f"{kind} {_often(change.strides[kind])}" for kind in KINDS)
+        if math.isinf(self.governor.pressure):
+            often = "gradients only"
+        message = f"recording changes, {change.reason}: {often}"
+        shown = {kind: round(stride, 2) for kind, stride in change.strides.items()}
+        self.session.event("cadence", message, details={"stride": shown, **self.facts(), **details})
+
+
+def _often(stride: float) -> str:
+    return "at every step" if stride < 1.05 else f"at one in {stride:.3g}"
