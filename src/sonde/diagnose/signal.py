@@ -51,14 +51,15 @@ def _signal(window: Window) -> Signal:
     for module in structure(window).in_order:
         if module.kind not in ("linear", "conv"):
             continue
-        share = _early(window, f"unit/{module.name}/batch_std")
-        rms = _early(window, f"act/{module.name}/rms")
+        share = early(window, f"unit/{module.name}/batch_std")
+        rms = early(window, f"act/{module.name}/rms")
         if np.isfinite(rms) and np.isfinite(share):
             found.append((module.name, share * rms, rms))
     return Signal(*(tuple(column) for column in zip(*found, strict=True))) if found else Signal((), (), ())
 
 
-def _early(window: Window, name: str) -> float:
+def early(window: Window, name: str) -> float:
+    """Median over the first steps; NaN when there is none."""
     steps, values = window.get(name)
     early = values[(steps < EARLY) & np.isfinite(values)]
     return float(np.median(early)) if len(early) else float("nan")

@@ -10,6 +10,7 @@ from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.lasting import Lasting, lasting
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
+from sonde.diagnose.signal import early
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
@@ -19,13 +20,22 @@ STUCK: Final = 0.5
 """Share of the loss that is left; a net with units to spare loses nothing."""
 SAME_INPUT: Final = 1e-4
 """Spread of the inputs over the batch: where all are the same, a silent unit says nothing."""
+CONSTANT: Final = 0.05
+"""Deviation over the batch, in units of the output, below which a layer tells nothing of its input."""
 GONE: Final = 0.98
 """A layer without any live unit cuts everything before it off."""
 
 
 @rule(
     severity="warning",
-    causes=("vanishing_gradients", "underfitting", "rank_collapse", "bottleneck_layer", "lr_too_low"),
+    causes=(
+        "vanishing_gradients",
+        "underfitting",
+        "rank_collapse",
+        "bottleneck_layer",
+        "lr_too_low",
+        "adam_epsilon_dominates",
+    ),
     references=("Lu et al. 2019, Dying ReLU", "Sokar et al. 2023, dormant neurons"),
 )
 def dead_relu(window: Window) -> Iterator[Finding]:
@@ -34,12 +44,24 @@ def dead_relu(window: Window) -> Iterator[Finding]:
     if loss is None or seen(window, "data/input/sample_std").typical < SAME_INPUT:
         return
     dead = lasting(window, "unit/*/dead", DEAD) or _behind_functions(window)
+    dead = [layer for layer in dead if layer.level > GONE or not _is_constant(window, layer.site)]
     if not dead:
         return
     is_stuck = loss.left > STUCK or loss.has_diverged
     worst = max(dead, key=lambda layer: layer.level)
     is_fault = is_stuck or (worst.level > GONE and loss.left > 0.1)
     yield _finding(window, dead, worst, None if is_fault else "info")
+
+
+def _is_constant(window: Window, site: str) -> bool:
+    """Where a layer is given the same for every input from the start, half of its units are silent by chance."""
+    model = structure(window)
+    own = model.module(site)
+    before = [module for module in model.in_order if own is not None and module.order < own.order]
+    for module in reversed(before):
+        if module.kind in ("linear", "conv"):
+            return early(window, f"unit/{module.name}/batch_std") < CONSTANT
+    return False
 
 
 def _behind_functions(window: Window) -> list[Lasting]:

@@ -29,7 +29,8 @@ HARMED: Final = 0.3
     severity="warning",
     needs=("param/*/rms", "act/*/rms"),
     causes=(
-        "exploding_gradients", "vanishing_gradients", "saturated_activations", "nan_inf", "loss_spikes", "dead_relu",
+        # Gradients that vanish and units that saturate are the same fault seen from the other side: they stay named.
+        "nan_inf", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
         "output_logit_growth", "underfitting", "rank_collapse", "attention_logit_growth", "attention_entropy_collapse",
         "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation",
     ),

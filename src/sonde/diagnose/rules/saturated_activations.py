@@ -20,7 +20,14 @@ STUCK: Final = 0.15
 
 @rule(
     severity="warning",
-    causes=("vanishing_gradients", "underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer"),
+    causes=(
+        "vanishing_gradients",
+        "underfitting",
+        "lr_too_low",
+        "rank_collapse",
+        "bottleneck_layer",
+        "adam_epsilon_dominates",
+    ),
     references=("Glorot & Bengio 2010", "DeepDiagnosis, Wardat et al. 2022"),
 )
 def saturated_activations(window: Window) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ PARTED_BY: Final = 10
     causes=(
         "vanishing_gradients", "underfitting", "dead_relu", "init_scale", "lr_too_low", "rank_collapse",
         "bottleneck_layer", "saturated_activations", "frozen_layers", "detached_graph", "constant_output",
+        "adam_epsilon_dominates",
     ),
     references=("Goodfellow et al. 2016, Deep Learning, 8.4", "NeuraLint, Nikanjam et al. 2021"),
 )  # fmt: skip

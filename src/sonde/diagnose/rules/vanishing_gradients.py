@@ -32,7 +32,7 @@ MIN_STEPS: Final = 20
 @rule(
     severity="warning",
     needs=(*NEEDS, "act/*/rms"),
-    causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer"),
+    causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer", "adam_epsilon_dominates"),
     references=("Hochreiter 1991", "Glorot & Bengio 2010", "AUTOTRAINER, Zhang et al. 2021"),
 )
 def vanishing_gradients(window: Window) -> Iterator[Finding]:
