@@ -14,6 +14,7 @@ from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
+GROWN: Final = 1e9
 INPUTS: Final = {"batch.0": "the inputs", "batch.1": "the targets"}
 TYPICAL: Final = (
     "Typical makers: log or sqrt of 0 or less (add an epsilon inside), division by a sum that can be 0 (clamp_min), "
@@ -35,7 +36,7 @@ class Origin:
 @rule(
     severity="critical",
     needs=NEEDS,
-    causes=("loss_spikes", "detached_graph", "dead_relu", "underfitting", "throughput_regression", "constant_output"),
+    causes=("loss_spikes", "dead_relu", "underfitting", "throughput_regression", "constant_output"),
     references=("IEEE 754", "Micikevicius et al. 2018, Mixed Precision Training", "torch.autograd.set_detect_anomaly"),
 )
 def nan_inf(window: Window) -> Iterator[Finding]:
@@ -70,7 +71,7 @@ def _origin(window: Window, moment: Moment) -> Origin:
     if moment.updates and not moment.grads:
         return _from_update(window, moment)
     if moment.is_forward_seen and moment.loss:
-        return _from_loss(window)
+        return _from_loss(window, moment)
     if moment.is_forward_seen and moment.grads:
         return _from_backward(window, moment)
     return _from_gradients(window, moment)
@@ -114,15 +115,17 @@ def _from_forward(window: Window, moment: Moment) -> Origin:
         text = f"{site}{kind} gave {what} although what went into it was finite{_micro(moment)}"
     others = len(moment.forward.get("sites", ())) - 1
     text += f"; {others} later module{'s' if others > 1 else ''} took it over" if others > 0 else ""
+    text += _grown(window, str(moment.forward.get("after")), moment.step)
     is_sure = bool(moment.forward) and not moment.forward.get("is_sampled")
     return Origin(text, (site,), 0.95 if is_sure else 0.8, f"look at {site}{kind}. {TYPICAL}")
 
 
-def _from_loss(window: Window) -> Origin:
-    name = structure(window).loss
+def _from_loss(window: Window, moment: Moment) -> Origin:
+    name, called = structure(window).loss, structure(window).in_order
+    grown = _grown(window, called[-1].name, moment.step) if called else ""
     return Origin(
         f"the loss{f' ({name})' if name else ''} was not finite although all outputs of the model were: it was made by "
-        "the loss function, or came with the targets",
+        f"the loss function, or came with the targets{grown}",
         (),
         0.9,
         "check the targets, and use the stable form of the loss: cross_entropy on logits, binary_cross_entropy_with_"
@@ -188,13 +191,23 @@ def _evidence(window: Window, moment: Moment) -> list[Evidence]:
             steps, values = window.get(series)
             share = float(values[steps == moment.step][0])
             found.append(Evidence(series, share, "0", moment.step, "share that is not finite"))
-    # What went in: a number near the end of the range says that it had been growing before.
-    steps, values = window.get(f"act/{moment.forward.get('after')}/max_abs")
-    known = values[(steps <= moment.step) & np.isfinite(values)]
-    if len(known):
-        series = f"act/{moment.forward.get('after')}/max_abs"
-        found.append(Evidence(series, float(known[-1]), "below 1e4", meaning="largest value that went in"))
+    came = moment.forward.get("after")
+    if came and np.isfinite(size := _size(window, came, moment.step)):
+        found.append(Evidence(f"act/{came}/max_abs", size, "below 1e4", meaning="largest value that went in"))
     return found[:3]
+
+
+def _size(window: Window, site: str, step: int) -> float:
+    """The largest value a module last gave out, up to a step; NaN when it was not recorded."""
+    steps, values = window.get(f"act/{site}/max_abs")
+    known = values[(steps <= step) & np.isfinite(values)]
+    return float(known[-1]) if len(known) else np.nan
+
+
+def _grown(window: Window, site: str, step: int) -> str:
+    """Near the end of the range nothing but growth is to blame, and it began before."""
+    size = _size(window, site, step)
+    return f"; values had grown before, to {size:.0e} in {site}" if size > GROWN else ""
 
 
 def _micro(moment: Moment) -> str:

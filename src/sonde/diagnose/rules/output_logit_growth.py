@@ -17,8 +17,9 @@ from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 
 GROWTH: Final = 5.0
-"""What began large is a matter of the inputs' or the weights' scale, not of growth."""
-FITTED: Final = 0.05
+MODEST: Final = 30.0
+"""What began larger is a matter of the inputs' or the weights' scale, not of growth."""
+FITTED: Final = 0.3
 """Share of the loss that is left below which logits may grow as they like: they have to, to fit the data further."""
 BEYOND: Final = 4.0
 """log Z over the logarithm of the number of classes, where the data are not fitted; healthy up to 2."""
@@ -42,7 +43,7 @@ SUFFERS: Final = 2.0
 def output_logit_growth(window: Window) -> Iterator[Finding]:
     """Output logits grow without need."""
     logit, normaliser = levels(window, "data/output/logit_max"), levels(window, "data/output/log_z")
-    if logit is None or not is_classification(window) or not logit.growth > GROWTH:
+    if logit is None or not is_classification(window) or not (logit.growth > GROWTH and logit.start < MODEST):
         return
     if not _is_beyond_need(window, normaliser) and not (logit.end > LARGE and _does_harm(window)):
         return
@@ -66,9 +67,10 @@ def output_logit_growth(window: Window) -> Iterator[Finding]:
 def _is_beyond_need(window: Window, normaliser: Levels | None) -> bool:
     """Whether log Z is far above what the classes call for, although the data are not fitted."""
     state, width = learned(window), seen(window, "data/output/width").typical
-    if state is None or normaliser is None or not width > 1:
+    # A run that ended in NaN has a graver fault than this one.
+    if state is None or normaliser is None or not width > 1 or state.has_diverged:
         return False
-    is_fitted = not state.has_diverged and 0 <= state.left < FITTED
+    is_fitted = 0 <= state.left < FITTED
     return not is_fitted and normaliser.end > max(AT_LEAST, BEYOND * math.log(width))
 
 
@@ -76,4 +78,7 @@ def _does_harm(window: Window) -> bool:
     """Whether the held-out loss has come up again since its best."""
     values = validation(window)[1]
     values = values[np.isfinite(values)]
-    return len(values) >= 3 and bool(np.median(values[-2:]) > SUFFERS * values.min())
+    if len(values) < 3:
+        return False
+    end = float(np.median(values[-2:]))
+    return end > SUFFERS * float(values.min()) and end > FITTED * float(values[0])

@@ -21,7 +21,9 @@ WILD = (
 )  # fmt: skip
 
 
-@program("head_drifts", "output_logit_growth", also_ok=WILD, source="Wortsman 2023: output logits diverge")
+@program(
+    "head_drifts", ("output_logit_growth", "lr_too_high"), also_ok=WILD, source="Wortsman 2023: output logits diverge"
+)
 def _(seed: int, fixed: bool) -> Job:
     model = GPT(layers=1)
     rest = [p for name, p in model.named_parameters() if not name.startswith("head")]

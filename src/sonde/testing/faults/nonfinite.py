@@ -149,8 +149,8 @@ def _(seed: int, fixed: bool) -> Job:
     if not fixed:
         y = y.clone()
         y[300] = math.nan
-    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
-    return Job(model, torch.optim.Adam(model.parameters(), 2e-3), functional.mse_loss, endless(x, y, 50, seed), 150)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+    return Job(model, torch.optim.Adam(model.parameters(), 1e-2), functional.mse_loss, endless(x, y, 50, seed), 300)
 
 
 @program(

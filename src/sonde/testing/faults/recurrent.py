@@ -119,7 +119,7 @@ def _(seed: int, fixed: bool) -> Job:
     cell = nn.RNN(4, 32, batch_first=True, nonlinearity="relu")
     nn.init.eye_(recurrence(cell))
     recurrence(cell).data *= 1.0 if fixed else 1.5
-    return _job(Recurrent(cell, 4), recall(seed), lr=1e-3)
+    return _job(Recurrent(cell, 4), recall(seed), lr=4e-4)
 
 
 def _last_only(seed: int) -> Iterable[Batch]:
