@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 from gpt import GPT, make_step
-from hooks import OwnHooks
 
 import sonde
+from hooks import OwnHooks
 from sonde.config import Settings
 from sonde.session import begin
 
@@ -102,9 +102,8 @@ class TensorBoardAlgorithm(NaiveLoop):
 
     @staticmethod
     def nine(x: Tensor) -> None:
-        from tensorboard_bins import default_bins
-
         import numpy as np
+        from tensorboard_bins import default_bins
 
         values = x.detach().cpu().numpy().reshape(-1).astype(float)
         np.histogram(values, bins=default_bins())

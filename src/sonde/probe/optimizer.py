@@ -68,6 +68,8 @@ class OptimizerTap:
             self._number(optimizer)
         self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
         self.take_clips = take_clips
+        self.num_captured = 0
+        """Steps that went into a CUDA graph: what it replays is seen by no hook."""
         self._open: dict[int, OptimizerStep] = {}
         self._strangers: dict[int, frozenset[int]] = {}
         """Parameters of each optimizer that are not this model's, so that the model is not searched for them again."""
@@ -118,7 +120,10 @@ class OptimizerTap:
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         number = self._find(optimizer)
-        if number is None or is_capturing():
+        if number is None:
+            return
+        if is_capturing():
+            self.num_captured += 1
             return
         step = self._describe(optimizer, number)
         step.has_closure = _closure(optimizer, args, kwargs) is not None

@@ -366,6 +366,7 @@ class Watching:
             "parameters_without_gradient": sorted(self._without_grad - self._with_grad),
             "parameters_not_in_optimizer": sorted(selected - self._in_optimizer) if self._in_optimizer else [],
             "unreadable": self._unreadable,
+            "captured_steps": self.optimizers.num_captured,
         }
 
     # ------------------------------------------------------------------------------------------------------- inside

@@ -27,6 +27,8 @@ def coverage_sentences(coverage: Mapping[str, Any]) -> list[str]:
         names = coverage.get(key)
         if isinstance(names, list | tuple | Mapping) and names:
             sentences.append(_sentence(list(names), noun, what))
+    if coverage.get("captured_steps"):
+        sentences.append("the optimizer's step is in a CUDA graph, whose replays nobody sees: sonde.step() reads them")
     return sentences
 
 
