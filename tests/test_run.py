@@ -90,7 +90,7 @@ def test_compare_finds_the_planted_divergence():
     assert set(rows) == {"<b>loss</b>", "grad/0.weight/norm"}
     assert all(row["step"] == 17 and row["num_steps"] == 30 for row in rows.values())
     assert rows["grad/0.weight/norm"]["a"] == 18.0
-    assert found.first_divergence == 17
+    assert found.first_divergence.step == 17
     (metric,) = found.metrics.to_pylist()
     assert metric["difference"] == pytest.approx(0.1 / 30)
 
@@ -99,12 +99,12 @@ def test_runs_that_differ_by_rounding_do_not_diverge():
     found = sonde.compare(write("a"), write("b", diverge_at=5, by=1e-7))
     assert found.first_divergence is None
     assert found.tolerance == 1e-5
-    assert sonde.compare("gpt/a", "gpt/b", tolerance=1e-9).first_divergence == 5
+    assert sonde.compare("gpt/a", "gpt/b", tolerance=1e-9).first_divergence.step == 5
 
 
 def test_a_run_that_became_nan_diverges_there():
     found = sonde.compare(write("a"), write("b", diverge_at=9, by=np.nan))
-    assert found.first_divergence == 9
+    assert found.first_divergence.step == 9
     assert sonde.compare("gpt/b", "gpt/b").first_divergence is None
 
 

@@ -14,17 +14,19 @@ from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError
 from sonde.read.compare import (
-    TOLERANCE,
     Comparison,
     compare_configs,
     compare_metrics,
     compare_series,
     flatten,
 )
+from sonde.read.divergence import first_divergence
 from sonde.read.folder import default_dir, find_run, run_folders
 from sonde.read.follow import Update, follow
+from sonde.read.forward_order import ForwardOrder
 from sonde.read.manifest import Manifest
 from sonde.read.pyramid import read_overview
+from sonde.read.rounding import Tolerance
 from sonde.read.scalars import read_scalars
 from sonde.read.series import by_series
 from sonde.read.sql import DEFAULT_LIMIT, run_query
@@ -67,11 +69,13 @@ def compare(
     b: str | os.PathLike[str] | Run,
     *,
     stats: str | Sequence[str] = "*/*/norm",
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
 ) -> Comparison:
-    """What differs between two runs: config, scalars, and the first step at which each series diverges.
+    """What differs between two runs: config, scalars, the first step at which each series diverges, the first of all.
 
-    sonde.compare("gpt/baseline", "gpt/bf16").first_divergence
+        sonde.compare("gpt/eager", "gpt/compiled").first_divergence  # step, site, both values, what rounding explains
+
+    Without a tolerance, what rounding explains is told by the types of the recorded tensors.
     """
     first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
     scalars, series = [], []
@@ -79,15 +83,20 @@ def compare(
         logged = by_series(run.scalars(), ("name",))
         scalars.append({name: column for name, column in logged.items() if not is_inspection(name)})
         series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
+    states = first._now, second._now
+    rounding = Tolerance(states, tolerance)
+    limit, _ = rounding.of("", "")
     return Comparison(
         a=f"{first.project}/{first.name}",
         b=f"{second.project}/{second.name}",
         config=compare_configs(first.config, second.config),
         metrics=compare_metrics(*scalars),
-        divergence=compare_series(series[0], series[1], tolerance),
+        divergence=compare_series(series[0], series[1], limit),
         only_a=tuple(sorted(series[0].keys() - series[1].keys())),
         only_b=tuple(sorted(series[1].keys() - series[0].keys())),
-        tolerance=tolerance,
+        tolerance=limit,
+        first_divergence=first_divergence(*states, ForwardOrder(states[0], first.structure()), rounding),
+        num_steps=min(state.last_step() for state in states) + 1,
     )
 
 

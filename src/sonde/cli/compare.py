@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,11 +14,20 @@ if TYPE_CHECKING:
 
     from sonde.run import Run
 
+_DIVERGENCE_KEYS: Final = ("a", "b", "first_divergence", "num_steps", "tolerance")
+
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A run: folder, id, project/name, or latest.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")],
     top: Annotated[int, typer.Option("--top", min=1, help="How many series to show.")] = 20,
+    divergence: Annotated[
+        bool, typer.Option("--divergence", help="Only the first step and place at which they differ beyond rounding.")
+    ] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", min=0.0, help="Relative difference that is none. Default: by the type of numbers."),
+    ] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the runs differ, as diff does.")] = False,
     dir: Dir = None,
     json: Json = False,
@@ -31,16 +40,22 @@ def compare(
     Examples:
       sonde compare gpt/baseline gpt/warmup
       sonde compare 3f2a9c01 latest --json
+      sonde compare eager compiled --divergence
       sonde compare before after --exit-code || echo "the numbers have changed"
     """
     from sonde.run import compare as compare_runs
 
     first, second = open_run(a, dir), open_run(b, dir)
-    found = compare_runs(first, second)
+    found = compare_runs(first, second, tolerance=tolerance)
     if json:
-        print_json(_as_json(first, second, found))
+        facts = _as_json(first, second, found)
+        print_json({key: facts[key] for key in _DIVERGENCE_KEYS} if divergence else facts)
+    elif divergence:
+        _show_divergence(first, second, found)
     else:
         _show(first, second, found, top)
+    if divergence:
+        raise typer.Exit(1 if exit_code and found.first_divergence is not None else 0)
     differs = found.config.num_rows or found.first_divergence is not None or found.only_a or found.only_b
     raise typer.Exit(1 if exit_code and differs else 0)
 
@@ -52,11 +67,29 @@ def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:
         "config": found.config.to_pylist(),
         "metrics": found.metrics.to_pylist(),
         "divergence": found.divergence.to_pylist(),
-        "first_divergence": found.first_divergence,
+        "first_divergence": None if found.first_divergence is None else found.first_divergence.as_dict(),
+        "num_steps": found.num_steps,
         "only_a": list(found.only_a),
         "only_b": list(found.only_b),
         "tolerance": found.tolerance,
     }
+
+
+def _show_divergence(a: Run, b: Run, found: Any) -> None:
+    from sonde.show.divergence import divergence_sentences
+    from sonde.show.term.console import make_console
+    from sonde.show.term.text import plain
+
+    console = make_console()
+    _draw_heads(console, a, b)
+    console.print()
+    first, *rest = divergence_sentences(found)
+    console.print(plain(first), style="bold")
+    for sentence in rest:
+        console.print(plain(sentence))
+    if found.first_divergence is not None:
+        for run in (a, b):
+            console.print(f"look:  sonde show {plain(run.id)} --at {found.first_divergence.step}", style="dim")
 
 
 def _show(a: Run, b: Run, found: Any, top: int) -> None:
@@ -114,7 +147,8 @@ def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> Non
         if names:
             console.print(f"{len(names)} series only in {letter}.", style="dim")
     if num_apart:
-        console.print(f"{num_apart} of {total} common series differ, the first at step {found.first_divergence}.")
+        first = f", the first at step {found.first_divergence.step}" if found.first_divergence else ""
+        console.print(f"{num_apart} of {total} common series differ{first}. Where: --divergence")
     elif total:
         console.print(f"All {total} common series are the same, to a relative {found.tolerance:g}.")
     else:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from sonde.read.divergence import Divergence
 from sonde.read.series import Column
 from sonde.schema.records import to_json
 from sonde.schema.sketch import Array
@@ -56,12 +57,10 @@ class Comparison:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     tolerance: float
-
-    @property
-    def first_divergence(self) -> int | None:
-        """The first step at which anything differs; None when no series does."""
-        steps = self.divergence["step"].drop_null().to_pylist()
-        return min(steps) if steps else None
+    first_divergence: Divergence | None
+    """The first step, and in it the first place in forward order, that differs beyond rounding; None when none does."""
+    num_steps: int
+    """How many steps both runs have, counted from 0."""
 
     def __rich__(self) -> Any:
         from sonde.read.summary import comparison_as_rich

@@ -131,7 +131,9 @@ def comparison_as_rich(comparison: Comparison) -> Any:
 
     first = comparison.first_divergence
     names = f"a = {visible(comparison.a)}   b = {visible(comparison.b)}"
-    apart = "no series differs" if first is None else f"first difference at step {first}"
+    apart = (
+        "no series differs" if first is None else f"first difference at step {first.step}, in {visible(first.series)}"
+    )
     parts: list[Any] = [Text(names, style="bold"), Text(f"{apart} (beyond {comparison.tolerance:g} relative)")]
     for title, table in (
         ("config", comparison.config),
