@@ -178,7 +178,8 @@ def test_looks_are_as_far_apart_as_their_cost_demands(monkeypatch: pytest.Monkey
     from sonde.schema.records import ScalarsRecord
 
     now = [100.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    for clock in ("monotonic", "process_time"):
+        monkeypatch.setattr(live.time, clock, lambda: now[0])
     monkeypatch.setattr(live, "SHARE", 0.003)
     rules = live.LiveRules(lambda finding: None)
     monkeypatch.setattr(rules, "_measured", lambda work: (work(), setattr(rules, "spent_s", rules.spent_s + 0.3))[0])

@@ -1,8 +1,8 @@
 """Rules while training goes on: on the writer thread, in bounded memory, for a bounded share of the time.
 
 Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. After one
-that took t seconds of this thread's time the next is no sooner than t / SHARE seconds later, so that however slow the
-rules are they cost no more than that share.
+that took t seconds of this thread's time the next comes when the process has worked for t / SHARE seconds more, so that
+however slow the rules are they cost no more than that share of what training costs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SHARE: Final = 0.003
 FIRST_LOOK_S: Final = 2.0
 SHORTEST_PAUSE_S: Final = 2.0
+IDLE_FACTOR: Final = 10
+"""A process that mostly waits works little; there a look comes after so many times t / SHARE seconds of real time."""
 MAX_WAITING_BYTES: Final = 16 << 20
 """Records wait for the next look; beyond this they are made into columns at once."""
 MAX_EVENTS: Final = 1000
@@ -47,10 +49,12 @@ class LiveRules:
         self._stride = 1
         self._said_rules: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._began = time.monotonic()
-        self._next_look = self._began + FIRST_LOOK_S
+        self._began_work_s = time.process_time()
+        self._next_look = self._latest_look = time.monotonic() + FIRST_LOOK_S
+        self._next_work_s = 0.0
         self.spent_s = 0.0
-        """Of this thread's own time, on columns and rules; what was spent on importing them is not in it."""
+        """Of this thread's own time, on columns and rules; without `import_s`, for importing them."""
+        self.import_s = 0.0
         self.num_looks = 0
 
     # ---------------------------------------------------------------------------------------------------- being shown
@@ -91,12 +95,14 @@ class LiveRules:
     # --------------------------------------------------------------------------------------------------------- looking
 
     def look(self, now: float) -> Iterator[Said]:
-        if now < self._next_look:
+        if now < self._next_look or (time.process_time() < self._next_work_s and now < self._latest_look):
             return
         took_s = -self.spent_s
         yield from self._look("running")
         took_s += self.spent_s
-        self._next_look = time.monotonic() + max(SHORTEST_PAUSE_S, took_s / SHARE)
+        self._next_look = now + SHORTEST_PAUSE_S
+        self._next_work_s = time.process_time() + took_s / SHARE
+        self._latest_look = now + IDLE_FACTOR * took_s / SHARE
 
     def last_look(self, status: RunStatus) -> Iterator[Said]:
         yield from self._look(status, is_last=True)
@@ -156,17 +162,24 @@ class LiveRules:
             "spent_s": round(self.spent_s, 4),
         }
 
+    @property
+    def num_bytes(self) -> int:
+        """What the columns take."""
+        return 0 if self._rolling is None else self._rolling.num_bytes
+
     # ---------------------------------------------------------------------------------------------------------- inside
 
     def _import(self) -> None:
         """On the first look, and not when training starts."""
         if self._rolling is None:
+            before = time.thread_time()
             from sonde.diagnose.diagnosis import all_needs
             from sonde.diagnose.rolling import Rolling
             from sonde.diagnose.tracker import Tracker
 
             self._rolling, self._tracker = Rolling(all_needs()), Tracker()
             self._rolling.sites, self._rolling.scalar_names = self._sites, self._scalar_names
+            self.import_s = time.thread_time() - before
 
     def _take_in(self) -> Rolling:
         self._import()
@@ -179,8 +192,7 @@ class LiveRules:
 
     def _thin(self, took_s: float, num_records: int) -> None:
         """Take in every second, fourth, … record where taking in alone would use up half of the share."""
-        elapsed_s = max(time.monotonic() - self._began, 1.0)
-        rate = self._num_records / elapsed_s / self._stride
+        rate = self._num_records / max(time.process_time() - self._began_work_s, 1.0) / self._stride
         cost = rate * took_s / max(num_records, 1)
         if cost > SHARE / 2 and self._num_records > _EARLY_RECORDS:
             self._stride *= 2

@@ -1,0 +1,118 @@
+"""What rules cost while training goes on, at 500 tensors a step:  python benchmarks/live_rules.py
+
+Trains a small GPT whose recording has at least 500 tensors in every step (weights, gradients, updates, both moments of
+Adam), with all rules live, and compares two clocks: the CPU time that the rules took of the writer thread, and the CPU
+time of the whole process. Both are blind to what else the machine does. Not counted: importing the rules, once, which
+is reported beside it, and the last look, which comes when training is over and is reported too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import sonde
+from report import describe_machine
+from small_gpt import SmallGPT, load_text, next_batch
+from sonde.session import live
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT = 0.005
+
+
+def train(seconds: float, folder: Path, num_layers: int) -> dict[str, Any]:
+    """Train for so long; what the rules took, and what everything took."""
+    torch.manual_seed(0)
+    text, generator = load_text(), torch.Generator().manual_seed(0)
+    model = SmallGPT(num_layers=num_layers, dim=128, num_heads=4, context=64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    rules = _catch_rules()
+    with sonde.init(project="benchmark", dir=folder, verbose=False, budget=None) as session:
+        session.watch(model, optimizer)
+        end, before, num_steps = time.monotonic() + seconds, time.process_time(), 0
+        while time.monotonic() < end:
+            loss = model(*next_batch(text, batch=16, context=64, generator=generator))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.log({"loss": loss})
+            num_steps += 1
+        process_s, spent_s, num_looks = time.process_time() - before, rules[0].spent_s, rules[0].num_looks
+    run = sonde.open(session.path)
+    rows = sum(run.stats(f"{kind}/*/n", steps=num_steps - 1).num_rows for kind in ("param", "grad", "update", "optim"))
+    return {
+        "steps": num_steps,
+        "tensors_per_step": rows,
+        "series": len(run.window().series),
+        "num_rules": run.diagnosis().num_rules,
+        "looks": num_looks,
+        "rules_cpu_s": spent_s,
+        "process_cpu_s": process_s,
+        "share": spent_s / process_s,
+        "last_look_cpu_s": rules[0].spent_s - spent_s,
+        "import_cpu_s": rules[0].import_s,
+        "column_mib": rules[0].num_bytes / 2**20,
+        "findings": [finding.rule for finding in run.findings() if finding.severity >= "warning"],
+    }
+
+
+def _catch_rules() -> list[live.LiveRules]:
+    """The observers that sessions make from now on."""
+    made: list[live.LiveRules] = []
+    begin = live.LiveRules.begin
+
+    def caught(self: live.LiveRules, *arguments: Any) -> None:
+        made.append(self)
+        begin(self, *arguments)
+
+    live.LiveRules.begin = caught  # type: ignore[method-assign]
+    return made
+
+
+def handing_over_us(num_records: int = 20_000) -> float:
+    """Microseconds that keeping one record until the next look takes; the clock above does not see it."""
+    from sonde.schema.records import StatsRecord
+    from sonde.schema.sketch import empty_rows
+
+    rules = live.LiveRules(lambda _: None)
+    record = StatsRecord.without_hist(0, 0.0, np.arange(10, dtype=np.int32), empty_rows(10))
+    rules._num_records = -num_records  # all of them early ones, which are never skipped
+    before = time.thread_time()
+    for _ in range(num_records):
+        rules.saw(record)
+        rules._waiting_bytes = 0
+    return (time.thread_time() - before) / num_records * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(options.seconds, Path(folder), options.layers)
+    result["handing_over_us_per_record"] = handing_over_us()
+    report = {"command": f"live_rules.py --seconds {options.seconds:g}", **describe_machine(threads=options.threads)}
+    report["result"] = result
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "live-rules.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
+    print(f"\n{result['share']:.3%} of the CPU time of training; the limit is {LIMIT:.1%}.")
+    sys.exit(result["share"] > LIMIT)
+
+
+if __name__ == "__main__":
+    main()
