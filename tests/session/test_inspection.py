@@ -477,3 +477,13 @@ def test_values_are_finite_for_odd_shapes(inspect):
 
     found = last(inspect(Odd(), lambda: (torch.randn(4, 3),)))
     assert all(math.isfinite(value) for name, value in found.items() if name.startswith("unit/"))
+
+
+def test_layers_of_a_deep_model_take_turns(inspect):
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(80)])
+    found = columns(inspect(model, lambda: (torch.randn(4, 2),), steps=7))
+    ranks = [step for name, points in found.items() if name.endswith("/rank") for step, _ in points]
+    per_step = [ranks.count(step) for step in range(7)]
+    assert per_step[0] == 81
+    assert max(per_step[1:]) <= 32
+    assert all(len(points) >= 3 for name, points in found.items() if name.endswith(("/rank", "/row_spread")))

@@ -51,7 +51,7 @@ def _four_dimensional(tensor: Tensor, num_heads: int) -> Tensor:
 def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1) -> Sample:
     """From what a softmax over the last dimension was given and gave."""
     s, p = (_four_dimensional(tensor.detach(), num_heads) for tensor in (logits, probabilities))
-    batch, heads, queries = _steps(*s.shape, s.device)
+    batch, heads, queries = _steps(s.shape[0], s.shape[1], s.shape[2], s.shape[3], s.device)
     take = (slice(None, None, batch), slice(None, None, heads), slice(None, None, queries))
     return Sample(s[take].float(), p[take].float(), queries, s.shape[2])
 

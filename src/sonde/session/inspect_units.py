@@ -14,6 +14,7 @@ from sonde.probe.structure import kind_of
 from sonde.reduce import inspect_units as reduce
 from sonde.reduce.inspect_weights import product_rank, product_ratio, stable_rank
 from sonde.session.inspect_adapters import Adapter, find_adapters
+from sonde.session.turns import Turns
 
 Values = dict[str, Tensor | float | int]
 
@@ -26,6 +27,10 @@ _DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_CALLS: Final = 4
 """Calls of one module in one forward pass whose dead units are told apart."""
 _MAX_RANK_WIDTH: Final = 1024
+_MAX_SITES: Final = 32
+"""Layers, and weights, whose spread is measured in one inspection: a large model's take turns."""
+RARELY: Final = 5
+"""Every how many inspections the dear numbers are taken; the first is one of them."""
 
 
 def readable(tensor: object) -> bool:
@@ -45,11 +50,15 @@ class UnitInspection:
     def __init__(self, names: ModelNames) -> None:
         self.names = names
         self._silent: dict[str, reduce.SilentUnits] = {}
+        self._layers, self._weights = Turns(_MAX_SITES), Turns(_MAX_SITES)
+        self._matrices = Turns(_MAX_SITES // 2)
+        self._inspection = 0
         self._is_channels_first = True
         self._inner: list[tuple[Place, weakref.ref[Tensor], str, Tensor]] = []
         """Saturation found inside a module that may be an activation written by hand: not known until it returns."""
 
-    def begin(self) -> None:
+    def begin(self, inspection: int) -> None:
+        self._inspection = inspection
         self._inner.clear()
 
     # ------------------------------------------------------------------------------------------------------ modules
@@ -75,7 +84,8 @@ class UnitInspection:
             return
         if isinstance(module, _BOUNDED) and isinstance(first, Tensor) and readable(first):
             values[f"unit/{place.name}/saturated"] = reduce.saturated(first)
-        if kind in _RANKED or place.ref() is self.names.model():
+        is_ranked = kind in _RANKED or place.ref() is self.names.model()
+        if is_ranked and self._layers.is_due(place.name, self._inspection):
             self._spread(values, place.name, module, kind, out, dim)
 
     def _spread(self, values: Values, site: str, module: nn.Module, kind: str, out: Tensor, dim: int) -> None:
@@ -135,8 +145,10 @@ class UnitInspection:
             # A table of embeddings has no units; neither has a single row, such as a learned token.
             if "Embedding" in named.module_type or not weight.requires_grad or weight.shape[0] < 2:
                 continue
-            values[f"unit/{named.name}/row_spread"] = reduce.row_spread(weight)
-            if is_rare and weight.ndim == 2 and max(weight.shape) <= _MAX_RANK_WIDTH and named.name not in in_adapters:
+            if self._weights.is_due(named.name, self._inspection):
+                values[f"unit/{named.name}/row_spread"] = reduce.row_spread(weight)
+            is_small = weight.ndim == 2 and max(weight.shape) <= _MAX_RANK_WIDTH and named.name not in in_adapters
+            if is_rare and is_small and self._matrices.is_due(named.name, self._inspection // RARELY):
                 values[f"unit/{named.name}/row_rank"] = stable_rank(weight)
         for adapter in adapters:
             _adapter(values, adapter)

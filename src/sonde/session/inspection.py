@@ -18,13 +18,14 @@ from sonde.session.inspect_attention import AttentionInspection
 from sonde.session.inspect_model import WholeModelInspection
 from sonde.session.inspect_paths import PathInspection
 from sonde.session.inspect_recurrence import RecurrenceInspection
-from sonde.session.inspect_units import UnitInspection, Values
+from sonde.session.inspect_units import RARELY, UnitInspection, Values
+from sonde.session.turns import Turns
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
 
-RARELY: Final = 5
-"""Every how many inspections the dear numbers are taken; the first is one of them."""
+_MAX_ATTENTIONS: Final = 12
+"""Attentions looked at in one inspection; a deep model's take turns."""
 _MAX_SITES: Final = 8
 """Function calls of one kind in one module that are told apart."""
 
@@ -43,6 +44,7 @@ class Inspection:
         self._recurrence = RecurrenceInspection(on_error)
         self._model = WholeModelInspection(names)
         self.paths = PathInspection()
+        self._attentions = Turns(_MAX_ATTENTIONS)
         self._values: Values = {}
         self._num_calls: dict[str, int] = {}
         self._num_functions: dict[tuple[str, str], int] = {}
@@ -63,7 +65,8 @@ class Inspection:
             self._values = {}
             self._num_calls.clear()
             self._num_functions.clear()
-            for part in (self._units, self._attention, self._recurrence, self.paths):
+            self._units.begin(self._num_inspections)
+            for part in (self._attention, self._recurrence, self.paths):
                 part.begin()
 
     def detach(self) -> None:
@@ -122,10 +125,13 @@ class Inspection:
         if number >= _MAX_SITES:
             return
         site = f"{place.name}:{name}.{number}" if number else place.name
-        if name == "softmax":
-            self._attention.softmax_called(self._values, place, site, args, kwargs, out)
-        elif name == "attention":
-            self._attention.fused_called(self._values, place, site, args, kwargs)
+        if name in ("softmax", "attention"):
+            if not self._attentions.is_due(site, self._num_inspections):
+                return
+            if name == "softmax":
+                self._attention.softmax_called(self._values, place, site, args, kwargs, out)
+            else:
+                self._attention.fused_called(self._values, place, site, args, kwargs)
         else:
             argument = args[0] if args else kwargs.get("input")
             self._units.function_called(self._values, name, place, site, argument, out)
