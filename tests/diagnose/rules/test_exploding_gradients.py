@@ -52,5 +52,20 @@ def test_a_first_layer_far_steeper_than_the_last_is_named() -> None:
     assert finding.sites == ("0.weight",)
 
 
+def forward(*largest: float) -> Window:
+    loss = np.concatenate([[2.0], np.full(20, np.nan)])
+    series = {f"act/{place}/max_abs": size for place, size in enumerate(largest)}
+    return window(stack("Linear 8 8", "Exp", "Linear 8 8", "Exp", "Linear 8 3"), loss, series)
+
+
+def test_outputs_that_grow_from_layer_to_layer_until_they_are_no_numbers_explode() -> None:
+    (finding,) = exploding_gradients(forward(2.0, 7.0, 9.0, 1e4, 1e12))
+    assert finding.sites == ("4",)
+
+
+def test_a_division_by_zero_makes_one_jump_and_is_no_explosion() -> None:
+    assert not list(exploding_gradients(forward(2.0, 7.0, 9.0, 1e12, 2e12)))
+
+
 def test_an_empty_window_says_nothing() -> None:
     assert not list(exploding_gradients(Window()))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.depth import path
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.progress import loss_name, progress
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.sketch import Array
@@ -19,19 +20,26 @@ GROWN: Final = 1e3
 """Gradient norm over that of the first steps; healthy runs reach about 30."""
 STEEP: Final = 1e3
 """Gradient of the first layer over that of the last, both against their weights; healthy up to 3.3."""
+JUMP: Final = 30.0
+"""From one layer's largest output to the next one's."""
+BLOWN_UP: Final = 1e6
+"""Largest output of a layer over that of the first."""
 LASTING: Final = 3
 """Steps; a single bad batch is not an explosion."""
 
 
 @rule(
     severity="warning",
-    needs=("grad/*/norm_raw", "grad/*/nonfinite_fraction", "param/*/norm"),
-    causes=("nan_inf", "loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),
+    needs=("grad/*/norm_raw", "grad/*/nonfinite_fraction", "param/*/norm", "act/*/max_abs"),
+    causes=("loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),
     references=("Pascanu et al. 2013", "AUTOTRAINER, Zhang et al. 2021"),
 )
 def exploding_gradients(window: Window) -> Iterator[Finding]:
     """Gradients grow until steps are useless or values overflow."""
     sites = [weight.name for weight in path(window)] or sorted({name.site for name in window.names("grad/*/norm_raw")})
+    if (blown := _blown_up(window)) is not None:
+        yield _forward(window, *blown)
+        return
     steps, norms = _matrix(window, sites)
     if norms.shape[1] < 5:
         return
@@ -91,6 +99,53 @@ def _steep_at(window: Window, sites: list[str], norms: Array) -> tuple[str, floa
     if not np.isfinite(relative).all() or not back > 0 or front.max() < STEEP * back:
         return None
     return sites[int(front.argmax())], float(front.max() / back)
+
+
+def _blown_up(window: Window) -> tuple[int, str, str, float] | None:
+    """(step, first layer, last layer, growth) where outputs grow from layer to layer until they are no numbers.
+
+    A division by zero makes one jump; an explosion makes several.
+    """
+    loss = _loss(window)
+    if not len(loss) or np.isfinite(loss[-1]):
+        return None
+    grid = window.grid("act/*/max_abs")
+    order = [m.name for m in structure(window).in_order if m.is_leaf and m.name in grid.sites]
+    if len(order) < 4:
+        return None
+    values = np.stack([grid.row(name) for name in order])
+    for column, step in zip(values.T, grid.steps, strict=True):
+        known = np.flatnonzero(np.isfinite(column) & (column > 0))
+        if len(known) < 3:
+            continue
+        sizes = column[known]
+        num_jumps = int((sizes[1:] > JUMP * sizes[:-1]).sum())
+        top = int(sizes.argmax())
+        if num_jumps >= 2 and sizes[top] > BLOWN_UP * sizes[0]:
+            return int(step), order[known[0]], order[known[top]], float(sizes[top] / sizes[0])
+    return None
+
+
+def _loss(window: Window) -> Array:
+    known = progress(window)
+    if known is not None:
+        return known.values
+    name = loss_name(window)  # a loss that never was a number has no progress
+    return window.get(name)[1] if name is not None else np.empty(0)
+
+
+def _forward(window: Window, step: int, first: str, last: str, growth: float) -> Finding:
+    return found(
+        window,
+        "exploding_gradients",
+        f"values, and with them gradients, explode from layer to layer at step {step}: outputs of {last} are "
+        f"{growth:.0e} times those of {first}, and then they are no numbers any more",
+        step=step,
+        confidence=0.8,
+        sites=[last],
+        evidence=[Evidence(f"act/{last}/max_abs", growth, "below 100", step, "largest output over the first layer's")],
+        remedy=_remedy(window),
+    )
 
 
 def _over_time(
