@@ -23,7 +23,8 @@ def detached_graph(window: Window) -> Iterator[Finding]:
     """Trainable layers take part in the forward pass but no gradient ever reaches them."""
     known = structure(window)
     order = {module.name: module.order for module in known.modules}
-    ran = [p for p in known.matrices if order.get(p.owner, -1) >= 0]
+    # Gradients of what is in no optimizer are not recorded.
+    ran = [p for p in known.matrices if order.get(p.owner, -1) >= 0 and p.in_optimizer]
     reached = [p for p in ran if _has_gradient(window, p)]
     cut = [p for p in ran if not _has_gradient(window, p)]
     if not cut or not reached:

@@ -1,68 +1,82 @@
-"""Parameters that get gradients but are in no optimizer."""
+"""Parameters that take part in training but are in no optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import Parameter, structure
 from sonde.schema.window import Window
 
+STALLED: Final = 0.3
+"""A head alone in the optimizer is transfer learning, unless more than this share of the loss is left."""
+
 
 @rule(
     severity="critical",
-    needs=("grad/*/norm",),
     causes=(
         "underfitting", "lr_too_low", "frozen_layers", "vanishing_gradients", "missing_zero_grad", "bottleneck_layer",
-        "exploding_gradients", "qkv_imbalance", "label_shuffling",
+        "exploding_gradients", "qkv_imbalance", "label_shuffling", "detached_graph", "symmetric_init", "init_scale",
+        "rank_collapse",
     ),
     references=("Jiang et al. 2025, TrainCheck",),
 )  # fmt: skip
 def optimizer_missing_params(window: Window) -> Iterator[Finding]:
     """Trainable parameters that no optimizer knows stay as they were initialised."""
     known = structure(window)
-    unregistered = _unregistered(window)
-    missing = [p for p in known.parameters if p.trainable and not p.in_optimizer and _has_gradient(window, p)]
-    if not known.optimizers or (not missing and not unregistered):
-        return
-    matrices = [p for p in missing if len(p.shape) >= 2] or missing
-    owners = list(dict.fromkeys(p.owner for p in matrices))
-    trainable = sum(p.trainable for p in known.parameters)
-    what = f"{len(missing)} of {trainable} trainable parameters ({', '.join(owners[:3])}{', …' if owners[3:] else ''})"
-    if not missing:
-        what = f"layers that the model holds in a plain list or dict ({', '.join(unregistered[:3])})"
-    yield found(
+    order = {module.name: module.order for module in known.modules}
+    missing = [p for p in known.parameters if p.trainable and not p.in_optimizer and order.get(p.owner, -1) >= 0]
+    hidden = _unregistered(window)
+    if known.optimizers and missing:
+        yield _left_out(window, missing, is_meant=_is_transfer(window, missing, order))
+    elif known.optimizers and hidden:
+        yield _in_a_list(window, hidden)
+
+
+def _is_transfer(window: Window, missing: list[Parameter], order: Mapping[str, int]) -> bool:
+    """Whether only layers before those that are trained were left out, and it learns all the same."""
+    trained = [order.get(p.owner, -1) for p in structure(window).matrices if p.in_optimizer]
+    left_out = [order[p.owner] for p in missing]
+    state = learned(window)
+    return bool(trained) and max(left_out) < max(trained) and state is not None and state.left < STALLED
+
+
+def _left_out(window: Window, missing: list[Parameter], *, is_meant: bool) -> Finding:
+    known = structure(window)
+    num = sum(p.trainable for p in known.parameters)
+    owners = list(dict.fromkeys(p.owner for p in missing))
+    names = ", ".join(owners[:3]) + (f" and {len(owners) - 3} more layers" if owners[3:] else "")
+    return found(
         window,
         "optimizer_missing_params",
-        f"{what} take part in every forward but are in no optimizer: they never change",
+        f"{len(missing)} of {num} trainable parameters ({names}) are in no optimizer: they never change",
         step=0,
         confidence=0.95,
-        remedy=(
-            "build the optimizer after the model is complete: "
-            f"{known.optimizer_type or 'optimizer'}(model.parameters(), lr={known.group_value('lr')})"
-            if missing
-            else "keep them in nn.ModuleList(...) or nn.ModuleDict(...)"
-        ),
+        remedy="build the optimizer after the model is complete: "
+        f"{known.optimizer_type}(model.parameters(), lr={known.group_value('lr')})",
         sites=tuple(p.name for p in missing),
-        evidence=tuple(
-            Evidence(
-                f"grad/{p.name}/norm", float(np.median(window.get(f"grad/{p.name}/norm")[1])), "used by the optimizer"
-            )
-            for p in matrices[:2]
-        ),
+        evidence=(Evidence("model.json", float(len(missing)), "0", meaning="trainable parameters in no optimizer"),),
+        severity="info" if is_meant else None,
     )
 
 
 def _unregistered(window: Window) -> list[str]:
     document = window.facts.get("model")
-    names = document.get("unregistered") if isinstance(document, dict) else None
+    names = document.get("unregistered") if isinstance(document, Mapping) else None
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _has_gradient(window: Window, parameter: Parameter) -> bool:
-    """Whether a gradient was seen; where gradients outside the optimizer are not recorded, being trainable must do."""
-    values = window.get(f"grad/{parameter.name}/norm")[1]
-    return bool((values[np.isfinite(values)] > 0).any())
+def _in_a_list(window: Window, hidden: list[str]) -> Finding:
+    return found(
+        window,
+        "optimizer_missing_params",
+        f"layers that the model holds in a plain list or dict ({', '.join(hidden[:3])}) run in every forward, "
+        "but model.parameters() does not know them: they never change",
+        step=0,
+        confidence=0.95,
+        remedy="keep them in nn.ModuleList(...) or nn.ModuleDict(...)",
+        evidence=(Evidence("model.json", float(len(hidden)), "0", meaning="layers that are not registered"),),
+    )
