@@ -88,13 +88,15 @@ def describe(
     parameters = [(named, named.ref()) for named in names.parameters.values()]
     described = [_parameter(named, p, groups.get(id(p))) for named, p in parameters if p is not None]
     model = names.model()
+    # Not `if model`: a compiled model is asked for its length then, and has none.
+    weights = list(model.parameters()) if model is not None else []
     return {
         "modules": [_module(place, calls, fed_by) for place in names.places.values() if place.ref() is not None],
         "parameters": described,
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
         "loss": loss,
-        "total_parameters": sum(_numel(p) for p in model.parameters()) if model is not None else 0,
-        "trainable_parameters": sum(_numel(p) for p in model.parameters() if p.requires_grad) if model else 0,
+        "total_parameters": sum(_numel(p) for p in weights),
+        "trainable_parameters": sum(_numel(p) for p in weights if p.requires_grad),
     }
 
 
