@@ -28,9 +28,9 @@ def loss_spikes(window: Window) -> Iterator[Finding]:
     loss = learned(window)
     if loss is None or not loss.unit > 0:
         return
-    spikes = find_spikes(loss)
+    spikes = find_spikes(loss, share=0.3)
     if len(spikes) < SEVERAL:
-        smaller = find_spikes(loss, spreads=4.0, share=0.1)
+        smaller = find_spikes(loss, share=0.15)
         spikes = smaller if len(smaller) >= MANY_SMALLER else spikes
     if not spikes:
         return

@@ -28,7 +28,7 @@ EARLY: Final = 10
         *("dead_relu", "loss_spikes", "loss_oscillation", "loss_divergence", "loss_plateau", "exploding_gradients"),
         *("nan_inf", "underfitting", "saturated_activations", "attention_logit_growth", "attention_entropy_collapse"),
         *("output_logit_growth", "constant_output", "rank_collapse", "vanishing_gradients", "bottleneck_layer"),
-        *("adam_second_moment_underestimate", "clip_too_tight", "low_precision_overflow"),
+        *("adam_second_moment_underestimate", "clip_too_tight", "low_precision_overflow", "bad_batches"),
     ),
     references=(
         "Karpathy, CS231n: ratio of updates to weights about 1e-3",

@@ -26,7 +26,7 @@ GROWING_STEPS: Final = 12
     causes=(
         *("lr_too_high", "exploding_gradients", "loss_oscillation", "loss_spikes", "loss_divergence", "nan_inf"),
         *("dead_relu", "underfitting", "saturated_activations", "output_logit_growth", "flipped_gradient"),
-        *("clip_too_tight", "loss_plateau", "adam_second_moment_underestimate", "constant_output"),
+        *("clip_too_tight", "loss_plateau", "adam_second_moment_underestimate", "constant_output", "bad_batches"),
     ),
     references=("Jiang et al. 2025, TrainCheck: zero_grad precedes backward (stackoverflow 60335387)",),
 )

@@ -1,0 +1,56 @@
+"""The loss swings widely, up to where it began and back, because steps are large; not because batches differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
+from sonde.diagnose.motion import NEEDS, motion
+from sonde.diagnose.rate import write_rate
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+SWING: Final = 0.4
+"""From the lowest to the highest tenth of the later losses, of the loss at the start."""
+LARGE_STEPS: Final = 0.015
+"""Median share of its size that a weight matrix moves in a step. With smaller steps it is the batches that differ."""
+LARGE_FIRST: Final = 0.3
+
+
+@rule(
+    severity="warning",
+    needs=NEEDS,
+    causes=("underfitting", "loss_spikes", "bad_batches"),
+    references=("Zhang et al. 2021, AUTOTRAINER: oscillating loss", "Cohen et al. 2021, edge of stability"),
+)
+def loss_oscillation(window: Window) -> Iterator[Finding]:
+    """The loss swings between low and as high as it began, without settling."""
+    loss, moved = learned(window), motion(window)
+    if loss is None or moved is None or not loss.unit > 0 or loss.has_diverged:
+        return
+    if not (moved.typical > LARGE_STEPS or moved.at_first > LARGE_FIRST):
+        return
+    late = loss.values[len(loss.values) // 5 :]
+    low, high = (float(q) for q in np.quantile(late[np.isfinite(late)], (0.1, 0.9)) / loss.unit)
+    if not (high > 0.9 and high - low > SWING and low < 0.7 * high and loss.left > 0.25):
+        return
+    yield found(
+        window,
+        "loss_oscillation",
+        f"the loss swings between {low:.0%} and {high:.0%} of its start without settling: a step moves the weights by "
+        f"{moved.typical:.1%} of their size",
+        step=int(loss.steps[len(loss.values) // 5]),
+        confidence=0.6,
+        sites=moved.sites[:1],
+        evidence=[
+            Evidence(loss.name, high - low, "below 0.3", None, "swing of the later losses, of the loss at the start"),
+            Evidence(
+                f"update/{moved.sites[0]}/ratio", moved.typical, "7e-4 to 2e-2", None, "typical update over weight"
+            ),
+        ],
+        remedy=f"{write_rate(window, 0.1)}; a momentum of at most 0.9; larger batches.",
+    )

@@ -1,0 +1,122 @@
+"""Spikes, bad batches, swings, plateaus and divergence are named; the noise of small batches is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sonde.diagnose.rules.adam_second_moment_underestimate import adam_second_moment_underestimate
+from sonde.diagnose.rules.bad_batches import bad_batches
+from sonde.diagnose.rules.loss_divergence import loss_divergence
+from sonde.diagnose.rules.loss_oscillation import loss_oscillation
+from sonde.diagnose.rules.loss_plateau import loss_plateau
+from sonde.diagnose.rules.loss_spikes import loss_spikes
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+from sonde.testing.windows import falling, stack, stuck, window
+
+STEPS = 120
+NET = stack("Linear 16 16", "ReLU", "Linear 16 4")
+AT = [50, 80, 110]
+
+
+def at(steps: list[int], value: float, usual: float) -> Array:
+    values = np.full(STEPS, usual)
+    values[steps] = value
+    return values
+
+
+def spiky(height: float = 20.0) -> Array:
+    loss = falling(STEPS)
+    loss[AT] = height
+    return loss
+
+
+def seen(loss: Array, gradient: object = 1.0, update: object = 0.02, lag: object = 1.0) -> Window:
+    names = {
+        "grad/0.weight/norm_raw": gradient,
+        "update/0.weight/norm": update,
+        "update/0.weight/second_moment_lag": lag,
+        "param/0.weight/norm": 4.0,
+        "data/batch/hash": np.arange(STEPS) + 255.0,
+    }
+    return window(NET, loss, names)
+
+
+def test_several_spikes_are_named_with_their_steps() -> None:
+    (finding,) = loss_spikes(seen(spiky()))
+    assert (finding.step, finding.last_step) == (50, 110)
+    assert "50, 80, 110" in finding.message
+
+
+def test_noise_of_small_batches_and_doubling_near_zero_are_no_spikes() -> None:
+    rng = np.random.default_rng(0)
+    assert not list(loss_spikes(seen(rng.gamma(2.0, 0.5, STEPS))))
+    assert not list(loss_spikes(seen(np.r_[2.3, 1e-3 * rng.lognormal(0, 1.5, STEPS - 1)])))
+
+
+def test_one_spike_is_a_remark() -> None:
+    loss = falling(STEPS)
+    loss[70] = 20.0
+    (finding,) = loss_spikes(seen(loss))
+    assert finding.severity == "info"
+
+
+def test_batches_on_which_loss_and_gradient_jump_at_once_are_named_with_their_identity() -> None:
+    (finding,) = bad_batches(seen(spiky(), at(AT, 50.0, 1.0)))
+    assert finding.step == 50
+    assert f"50 (batch {50 + 255:x})" in finding.message
+
+
+def test_a_jump_after_an_unusual_update_is_the_steps_fault() -> None:
+    before = [step - 1 for step in AT]
+    assert not list(bad_batches(seen(spiky(), at(AT, 50.0, 1.0), at(before, 2.0, 0.02))))
+
+
+def test_a_jump_without_a_large_gradient_is_not_a_bad_batch() -> None:
+    assert not list(bad_batches(seen(spiky(), 1.0)))
+
+
+def test_spikes_that_follow_a_lag_of_the_second_moment_are_named() -> None:
+    (finding,) = adam_second_moment_underestimate(seen(spiky(), lag=at([step - 3 for step in AT], 40.0, 1.0)))
+    assert finding.sites == ("0.weight",)
+
+
+@pytest.mark.parametrize("lag", [1.0, 40.0, at(AT, 40.0, 1.0)])
+def test_a_lag_that_is_absent_or_constant_or_comes_with_the_spike_foretells_nothing(lag: object) -> None:
+    assert not list(adam_second_moment_underestimate(seen(spiky(), lag=lag)))
+
+
+SWINGING = np.r_[2.3, 1.6 + 1.2 * np.sin(np.arange(STEPS - 1))]
+
+
+def test_a_loss_that_swings_under_large_steps_is_named() -> None:
+    assert list(loss_oscillation(seen(SWINGING, update=0.4)))
+
+
+def test_a_loss_that_swings_under_small_steps_has_batches_that_differ() -> None:
+    assert not list(loss_oscillation(seen(SWINGING, update=0.004)))
+
+
+def test_a_loss_that_settles_does_not_swing() -> None:
+    assert not list(loss_oscillation(seen(falling(STEPS), update=0.4)))
+
+
+def test_a_standing_loss_is_a_remark_and_a_falling_one_is_nothing() -> None:
+    (finding,) = loss_plateau(seen(stuck(STEPS)))
+    assert finding.severity == "info"
+    assert not list(loss_plateau(seen(falling(STEPS))))
+
+
+def test_a_loss_that_runs_away_is_named_since_it_left_its_start() -> None:
+    (finding,) = loss_divergence(seen(np.r_[falling(40, 2.3, 1.0), np.geomspace(1.0, 100.0, STEPS - 40)]))
+    assert 40 < finding.step < 80
+    assert not list(loss_divergence(seen(stuck(STEPS))))
+
+
+def test_empty_windows_say_nothing() -> None:
+    for rule in (
+        *(loss_spikes, bad_batches, adam_second_moment_underestimate),
+        *(loss_oscillation, loss_plateau, loss_divergence),
+    ):
+        assert not list(rule(Window()))
