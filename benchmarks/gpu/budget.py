@@ -6,12 +6,14 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 from training import Recorded, trained
 
 import sonde
@@ -50,8 +52,8 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
     table = run.stats("grad/*/norm").to_pylist()
     for row in table:
         by_site.setdefault(row["site"] if "site" in row else row["name"], []).append(row["step"])
-    gaps = [max(b - a for a, b in zip(s, s[1:], strict=False)) for s in map(sorted, by_site.values())]
-    events = [e.message for e in run.events if e.type == "cadence"] if hasattr(run, "events") else []
+    gaps = [max(b - a for a, b in pairwise(s)) for s in map(sorted, by_site.values())]
+    events = [message for message in run.events().column("message").to_pylist() if "recording changes" in message]
     return {
         "step_ms": statistics.median(off) * 1e3,
         "ratio": statistics.median(ratios),

@@ -72,7 +72,7 @@ def test_capture_while_records_are_on_their_way(tmp_path):
         session.log({"loss": forward_backward()})
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    for attempt in range(5):
+    for _ in range(5):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -159,7 +159,9 @@ def test_parameters_on_several_devices(tmp_path):
         second(first(torch.randn(8, 64, device="cuda")).to(other)).square().sum().backward()
         before = [p.detach().double().cpu() for p in model.parameters()]
         optimizer.step()
-        wanted.append([(p.detach().double().cpu() - b).norm().item() for p, b in zip(model.parameters(), before)])
+        wanted.append(
+            [(p.detach().double().cpu() - b).norm().item() for p, b in zip(model.parameters(), before, strict=True)]
+        )
     errors = session.breaker.num_errors
     session.finish()
     assert errors == 0
@@ -186,7 +188,7 @@ def test_updates_are_known_without_a_copy(tmp_path, kind):
     session = watch(model, optimizer, tmp_path)
     watching = session._watchings[0]
     wanted = []
-    for step in range(6):
+    for _ in range(6):
         x = torch.randn(32, 256, device="cuda", dtype=model[0].weight.dtype)
         optimizer.zero_grad()
         model(x).square().mean().backward()

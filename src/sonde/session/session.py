@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from sonde.session.watching import Watching
 
 DEFAULT_ACTIVATIONS = first(100) | every(10)
+IN_GRAPH = "in-graph"
+"""`activations="in-graph"`: those inside compiled regions as well, by an operation in the compiled program."""
 DEFAULT_INSPECT = first(20) | every(10)
 
 
@@ -104,11 +106,12 @@ class Session:
             grads=schedule(grads, "grads"),
             updates=schedule(updates, "updates"),
             optim=schedule(optim, "optim"),
-            activations=schedule(activations, "activations", DEFAULT_ACTIVATIONS),
+            activations=schedule(True if activations == IN_GRAPH else activations, "activations", DEFAULT_ACTIVATIONS),
             activation_grads=schedule(activation_grads, "activation_grads", DEFAULT_ACTIVATIONS),
             inspect=schedule(inspect, "inspect", DEFAULT_INSPECT),
             sites=sites,
             prefix=prefix,
+            in_graph=activations == IN_GRAPH,
         )
         if budget is not ...:
             self.governing.governor.budget = Settings.load(budget=budget).budget

@@ -16,6 +16,7 @@ from sonde.probe.clip import ClipTap
 from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guards import quiet
+from sonde.probe.in_graph import InGraphTaps
 from sonde.probe.model import ModelNames, NamedParameter, Place
 from sonde.probe.optimizer import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
@@ -49,6 +50,8 @@ class Plan:
     """When the numbers that rules look at are taken: kinds unit, attn, rnn, data and model."""
     sites: object
     prefix: str = ""
+    in_graph: bool = False
+    """Activations inside compiled regions too, which changes what is compiled."""
 
 
 SCHEDULED = ("params", "grads", "updates", "optim", "activations", "activation_grads", "inspect")
@@ -87,6 +90,7 @@ class Watching:
         self.clips = ClipTap(on_error)
         self.entry = EntryTap(self.names, self._entered, on_error)
         self.forward = ForwardTap(self.names, self, on_error)
+        self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
         self.optimizers = OptimizerTap(
             self.names,
             optimizers,
@@ -102,6 +106,8 @@ class Watching:
         """Leave no trace."""
         self.entry.detach()
         self.forward.detach()
+        if self.in_graph is not None:
+            self.in_graph.detach()
         self.optimizers.detach()
         self.clips.detach()
         self.inspection.detach()
