@@ -1,0 +1,95 @@
+"""The results of `speed.py` as tables to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    lines = [
+        "# What watching costs on a GPU",
+        "",
+        f"Made by `{result['command']}` on {result['date']}, commit `{result['commit']}`:",
+        f"{result['gpu']}, torch {result['torch']}, triton {result['triton']}.",
+        "",
+    ]
+    if "kernels" in result:
+        lines += _kernels(result["kernels"])
+    for part in ("eager", "compiled", "small"):
+        for title, table in result.get(part, {}).items():
+            name = f"GPT of {title}" if part == "small" else f"GPT of {title}, {part}"
+            lines += _training(name, table)
+    if "budget" in result:
+        lines += _budget(result["budget"])
+    if "in_graph" in result:
+        lines += _in_graph(result["in_graph"])
+    if "syncs" in result:
+        lines += _syncs(result["syncs"])
+    return "\n".join(lines) + "\n"
+
+
+def _kernels(table: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Kernels",
+        "",
+        f"{table['tensors']} tensors, {table['elements'] / 1e6:.0f} M elements. What only reads and adds up, at best, in",
+        f"the same run: {table['read_limit_TB_s']:.2f} TB/s.",
+        "",
+        "| | GB | ms | of the read limit |",
+        "|---|---|---|---|",
+    ]
+    for name, row in table["rows"].items():
+        lines.append(f"| {name} | {row['gb']:.2f} | {row['ms']:.3f} | {row['of_the_limit']:.0%} |")
+    return [*lines, ""]
+
+
+def _training(title: str, table: dict[str, Any]) -> list[str]:
+    lines = [
+        f"## {title}",
+        "",
+        f"{table['step_ms']:.1f} ms per step without anything. Everything at every step; lowest and highest round in",
+        "brackets; `off again` is what the machine makes of nothing.",
+        "",
+        "| | ratio | peak memory |",
+        "|---|---|---|",
+    ]
+    for arm, row in table["arms"].items():
+        lines.append(
+            f"| {arm} | {row['ratio']:.3f} ({row['from']:.3f} to {row['to']:.3f}) | {row['peak_growth']:+.2%} |"
+        )
+    return [*lines, ""]
+
+
+def _budget(found: dict[str, Any]) -> list[str]:
+    facts = found["facts"]
+    return [
+        "## `budget=0.01`, 300 steps of the 0.9 B model, no free steps",
+        "",
+        f"Measured from outside: {found['mean'] - 1:+.2%} (medians of blocks {found['ratio'] - 1:+.2%}). By the run's",
+        f"own account: {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%}. Gradients of",
+        f"{found['gradient_sites']} tensors, at least every {found['longest_gap']} steps.",
+        "",
+        *(f"- {message}" for message in found["events"]),
+        "",
+    ]
+
+
+def _in_graph(found: dict[str, Any]) -> list[str]:
+    lines = [
+        '## `activations="in-graph"`, compiled GPT of 124 M in bfloat16 autocast',
+        "",
+        "| | ratio | peak memory | graphs | breaks | sites | same losses |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm, row in found.items():
+        lines.append(
+            f"| {arm} | {row['ratio']:.3f} | {row['peak_growth']:+.1%} | {row['graphs']} | {row['graph_breaks']} "
+            f"| {row.get('sites', '')} | {'yes' if row['same_losses'] else 'no'} |"
+        )
+    return [*lines, ""]
+
+
+def _syncs(found: dict[str, Any]) -> list[str]:
+    lines = [f"## Waits in a profiler's trace of {found['steps']} steps", "", "| | without | with |", "|---|---|---|"]
+    lines += [f"| {name} | {num} | {found['with'][name]} |" for name, num in found["without"].items()]
+    return [*lines, ""]
