@@ -188,6 +188,8 @@ class Reducing:
 
     def forward_seen(self) -> None: ...
 
+    def module_called(self, place, module, args, output) -> None: ...
+
     def activation(self, place, suffix, tensor) -> None:
         self.reducer.add(hash(place.name) % 1000, tensor, histogram=True)
 

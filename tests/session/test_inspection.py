@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
 from sonde.probe.functional import TARGETS
@@ -487,3 +489,42 @@ def test_layers_of_a_deep_model_take_turns(inspect):
     assert per_step[0] == 81
     assert max(per_step[1:]) <= 32
     assert all(len(points) >= 3 for name, points in found.items() if name.endswith(("/rank", "/row_spread")))
+
+
+class CountsFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(getattr(function, "__name__", str(function)))
+        return function(*args, **(kwargs or {}))
+
+
+class CountsOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [CountsFunctions, CountsOperations])
+def test_a_mode_of_the_user_sees_none_of_our_operations(begin, mode):
+    x = torch.randn(4, 9, 3)
+    seen = []
+    for is_watched in (False, True):
+        torch.manual_seed(0)
+        model = Transformer("function", is_causal=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = begin().watch(model, optimizer, inspect=sonde.every(1), activations=False) if is_watched else None
+        for _ in range(2):
+            with mode() as counts:
+                loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        seen.append(counts.seen)
+        assert session is None or session.breaker.num_errors == 0
+    assert seen[0] == seen[1]

@@ -73,12 +73,11 @@ class CallTap:
                 _restore_all()
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        if not is_plain_tensor(out) or not is_observable():
-            return
-        place = self._caller()
-        if place is not None and place.is_selected:
-            with quiet():
-                self.sink.function_called(name, place, args, kwargs, out)
+        with quiet():  # from here on: a mode of the user's sees even a question for a tensor's device
+            if is_plain_tensor(out) and is_observable():
+                place = self._caller()
+                if place is not None and place.is_selected:
+                    self.sink.function_called(name, place, args, kwargs, out)
 
     def _caller(self) -> Place | None:
         """The innermost watched module; a Softmax module stands for the one that holds it."""
