@@ -24,7 +24,7 @@ class HeldOut:
     best: float
     best_step: int
     end: float
-    """Median of the last points: one of ten, at least two."""
+    """Median of the last sixth of the points."""
     train: float
     """Level of the training loss at the end."""
     guessing: float
@@ -69,7 +69,7 @@ def _held_out(window: Window) -> HeldOut | None:
         values,
         best=float(values[best]),
         best_step=int(steps[best]),
-        end=float(np.median(values[-max(2, len(values) // 10) :])),
+        end=float(np.median(values[-max(1, len(values) // 6) :])),
         train=state.end,
         guessing=state.guessing,
         accuracy=float(np.median(accuracy[len(accuracy) // 2 :])) if np.isfinite(accuracy).any() else np.nan,

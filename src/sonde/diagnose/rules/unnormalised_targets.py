@@ -31,8 +31,8 @@ def unnormalised_targets(window: Window) -> Iterator[Finding]:
     if len(std) < 3 or not is_regression(window):
         return
     size = float(np.median(np.hypot(std.values, mean.values)))
-    outputs = np.maximum(np.abs(seen(window, "data/output/min").values), np.abs(seen(window, "data/output/max").values))
-    first = max(float(outputs[0]) if len(outputs) else 1.0, 1.0)
+    outputs = seen(window, "data/output/logit_max")
+    first = max(float(outputs.values[0]) if len(outputs) else 1.0, 1.0)
     state = learned(window)
     if not size > FAR * first or state is None:
         return
@@ -48,7 +48,7 @@ def unnormalised_targets(window: Window) -> Iterator[Finding]:
         evidence=(
             Evidence("data/target/std", std.typical, "about 1"),
             Evidence("data/target/mean", mean.typical, "about 0"),
-            Evidence("data/output/max", float(outputs[0]) if len(outputs) else np.nan, "", meaning="first outputs"),
+            Evidence("data/output/logit_max", first, f"about {size:.3g}", meaning="largest of the first outputs"),
         ),
         severity="info" if is_learned else None,
     )
