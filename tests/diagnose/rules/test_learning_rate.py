@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,7 @@ BIG = np.r_[[9.0, 6.0, 3.0], np.full(STEPS - 3, 0.05)]
 """Norms of updates of a weight of norm 4: the first is twice as large as the weight."""
 
 
-def moved(
-    loss: Array, update: object, *, weight: object = 4.0, rate: Array | float | None = 0.5, **more: object
-) -> Window:
+def moved(loss: Array, update: object, *, weight: object = 4.0, rate: Any = 0.5, **more: object) -> Window:
     names = {f"update/{w}.weight/norm": update for w in "02"} | {f"param/{w}.weight/norm": weight for w in "02"}
     made = window(NET, loss, {**names, **{name.replace("__", "/"): value for name, value in more.items()}})
     return made if rate is None else with_scalars(made, {"optim/lr": np.broadcast_to(rate, loss.shape)})
@@ -37,7 +36,7 @@ def with_scalars(made: Window, scalars: Mapping[str, Array]) -> Window:
 
 
 def jumping() -> Array:
-    return np.r_[[2.3, 40.0, 11.0, 6.0], stuck(STEPS - 4)]
+    return np.asarray(np.r_[[2.3, 40.0, 11.0, 6.0], stuck(STEPS - 4)])
 
 
 def test_updates_larger_than_the_weights_with_a_loss_that_never_recovers_are_named() -> None:

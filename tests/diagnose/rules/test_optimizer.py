@@ -68,9 +68,10 @@ def test_a_loss_that_fell_before_it_rose_or_never_rose_is_not(loss: Array) -> No
     assert not list(flipped_gradient(climbing(loss, -1.0, -0.1)))
 
 
-def shrinking(loss: Array, rate: float) -> Window:
+def shrinking(loss: Array, rate: float, decay: float = 0.3) -> Window:
     norms = {f"param/{w}.weight/norm": 4.0 * rate ** np.arange(STEPS) for w in "02"}
-    return window(adam(weight_decay=0.3), loss, norms)
+    made = window(adam(weight_decay=decay), loss, norms)
+    return Window(made.series, {**made.scalars, "optim/lr": (np.arange(STEPS), np.full(STEPS, 0.1))}, made.facts)
 
 
 def test_weights_that_decay_to_nothing_are_named_with_a_smaller_decay() -> None:
@@ -81,6 +82,10 @@ def test_weights_that_decay_to_nothing_are_named_with_a_smaller_decay() -> None:
 def test_weights_that_shrink_a_little_or_while_learning_are_not() -> None:
     assert not list(over_regularisation(shrinking(stuck(STEPS), 0.999)))
     assert not list(over_regularisation(shrinking(falling(STEPS), 0.97)))
+
+
+def test_weights_that_shrink_without_any_decay_are_where_they_should_be() -> None:
+    assert not list(over_regularisation(shrinking(stuck(STEPS), 0.97, decay=0.0)))
 
 
 def clipped(loss: Array, factor: float, update: float) -> Window:

@@ -26,8 +26,8 @@ EARLY: Final = 10
     needs=NEEDS,
     causes=(
         *("dead_relu", "loss_spikes", "loss_oscillation", "loss_divergence", "loss_plateau", "exploding_gradients"),
-        *("nan_inf", "underfitting", "saturated_activations", "attention_logit_growth", "attention_entropy_collapse"),
-        *("output_logit_growth", "constant_output", "rank_collapse", "vanishing_gradients", "bottleneck_layer"),
+        *("nan_inf", "underfitting", "saturated_activations"),
+        *("constant_output", "rank_collapse", "vanishing_gradients", "bottleneck_layer"),
         *("adam_second_moment_underestimate", "clip_too_tight", "low_precision_overflow", "bad_batches"),
     ),
     references=(

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.rate import rate
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.sketch import Array
@@ -17,6 +18,8 @@ from sonde.schema.window import Grid, Window
 SHRUNK: Final = 0.5
 """What is left of the weight matrices, as a median; healthy training makes them grow, or halves them at most."""
 UNLEARNED: Final = 0.6
+EXPLAINED: Final = 0.7
+"""Sum over steps of learning rate times decay that halves a weight."""
 
 
 @rule(
@@ -43,6 +46,8 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
     if sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
         return
     decay = structure(window).group_value("weight_decay", 0.0) or 0.0
+    if not (decay_shrinks(window, decay) or _has_penalty(window, loss)):
+        return  # the best weights may be small ones
     worst = sorted(shrink, key=lambda site: shrink[site][0])[:3]
     yield found(
         window,
@@ -62,6 +67,22 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
             else "make the penalty in the loss a thousand times smaller."
         ),
     )
+
+
+def decay_shrinks(window: Window, decay: float) -> bool:
+    """Whether the optimizer's decay alone would have halved the weights."""
+    rates = rate(window)[1]
+    return bool(len(rates)) and float(np.nansum(rates)) * decay > EXPLAINED
+
+
+def _has_penalty(window: Window, loss: Learned) -> bool:
+    """Whether the logged loss began well above what the loss function gave: something was added to it."""
+    steps, seen = window.get("data/loss/value")
+    _, mine, theirs = np.intersect1d(loss.steps, steps, return_indices=True)
+    if not len(mine):
+        return False
+    ratio = loss.values[mine] / np.maximum(seen[theirs], 1e-30)
+    return bool(ratio[0] > 1.1 * ratio[-1])
 
 
 def _shrinking(window: Window) -> dict[str, tuple[float, bool]]:
