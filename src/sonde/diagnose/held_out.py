@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,8 @@ from sonde.diagnose.progress import validation
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
-MIN_POINTS = 3
+MIN_POINTS: Final = 3
+MANY_POINTS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class HeldOut:
     best: float
     best_step: int
     end: float
-    """Median of the last sixth of the points."""
+    """Median of the last sixth of the points; of few points, the lower of the last two."""
     train: float
     """Level of the training loss at the end."""
     guessing: float
@@ -69,7 +71,7 @@ def _held_out(window: Window) -> HeldOut | None:
         values,
         best=float(values[best]),
         best_step=int(steps[best]),
-        end=float(np.median(values[-max(1, len(values) // 6) :])),
+        end=float(np.median(values[-(len(values) // 6) :]) if len(values) >= MANY_POINTS else values[-2:].min()),
         train=state.end,
         guessing=state.guessing,
         accuracy=float(np.median(accuracy[len(accuracy) // 2 :])) if np.isfinite(accuracy).any() else np.nan,

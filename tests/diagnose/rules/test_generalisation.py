@@ -45,6 +45,13 @@ def test_a_gap_alone_is_no_overfitting(end: float, val: list[float]) -> None:
     assert not list(overfitting(with_validation(falling(100, 2.3, end), val, SEEN)))
 
 
+def test_where_most_answers_are_right_it_is_a_remark() -> None:
+    made = with_validation(falling(100, 2.3, 0.001), [1.3, 1.1, 1.2, 1.4, 1.6], SEEN)
+    accuracy = {"val_acc": (made.scalars["val_loss"][0], np.full(5, 0.93))}
+    (finding,) = overfitting(Window(made.series, {**made.scalars, **accuracy}, made.facts))
+    assert finding.severity == "info"
+
+
 def test_sums_over_sets_of_different_sizes_are_not_compared() -> None:
     series = {**SEEN, "data/loss/reduction": 1}
     assert not list(overfitting(with_validation(falling(100, 2.3, 0.001), [1.3, 1.1, 1.2, 1.4, 1.6], series)))

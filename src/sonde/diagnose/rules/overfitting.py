@@ -21,6 +21,8 @@ MATTERS: Final = 0.5
 BY_HEART: Final = 100.0
 """... unless the training loss is next to nothing beside it, and it is not that good."""
 LEARNED: Final = 0.5
+ACCURATE: Final = 0.85
+"""Where this many answers are right, a rising loss means that the model is too sure of the wrong ones: a remark."""
 MIN_LATER: Final = 2
 """Points of validation after the best one."""
 
@@ -47,6 +49,7 @@ def overfitting(window: Window) -> Iterator[Finding]:
         confidence=0.8,
         remedy=f"stop at step {state.best_step}, or more data, augmentation, weight decay"
         + ("" if _has_dropout(window) else ", nn.Dropout(0.2)"),
+        severity="info" if state.accuracy > ACCURATE else None,
         evidence=(
             Evidence(name, state.gap, "below 3 times the training loss", meaning="validation over training loss"),
             Evidence(name, state.turn, "below 1.15 times its best", state.best_step, "rise from the best"),
