@@ -32,8 +32,8 @@ def _kernels(table: dict[str, Any]) -> list[str]:
     lines = [
         "## Kernels",
         "",
-        f"{table['tensors']} tensors, {table['elements'] / 1e6:.0f} M elements. What only reads and adds up, at best, in",
-        f"the same run: {table['read_limit_TB_s']:.2f} TB/s.",
+        f"{table['tensors']} tensors, {table['elements'] / 1e6:.0f} M elements. What only reads and adds up, at best,",
+        f"in the same run: {table['read_limit_TB_s']:.2f} TB/s.",
         "",
         "| | GB | ms | of the read limit |",
         "|---|---|---|---|",

@@ -24,10 +24,12 @@ MAX_STRIDE: Final = 1000
 _REVIEW_STEPS: Final = 50
 _FIRST_REVIEW: Final = 10
 _SHADOW_EVERY: Final = 20
-_GRADS_SHARE: Final = 0.8
+_GRADS_SHARE: Final = 0.9
 """The part of the budget that gradients may use alone before they are thinned too."""
 _KEPT: Final = 48
 _MIN_PAIRS: Final = 8
+_PAUSE: Final = 8
+"""A step this many times as long as others is an evaluation or a checkpoint, and says nothing about either."""
 _MARGIN: Final = 0.15
 """A stride changes when it is wrong by more than this; measured times always waver a little."""
 
@@ -168,6 +170,8 @@ class Governor:
     ) -> Change | None:
         """Take one step's times in: what each kind took that was recorded. A change of strides, when there is one."""
         own_s = sum(costs.values())
+        if self._base_s and step_s - own_s > _PAUSE * self._base_s:
+            return None
         self._own_s += min(own_s, step_s)
         self._host_s += own_s if host_s is None else host_s
         self._gpu_s += gpu_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.probe.budget import KINDS, Change, Governor
@@ -34,7 +36,8 @@ class Governing:
     def __init__(self, session: Session) -> None:
         self.session, self.meter = session, Meter()
         self.governor = Governor(session.settings.budget, session.settings.free_steps)
-        self._gpu_s: dict[str, float] = {}
+        self._gpu_s: dict[str, deque[float]] = {}
+        """What each kind took lately. The first times hold the compilation of kernels, so no single one is believed."""
 
     def allows(self, step: int, kind: str, *, scheduled: bool = True) -> bool:
         return self.governor.allows(step, OF_KIND[kind], scheduled=scheduled)
@@ -56,14 +59,14 @@ class Governing:
 
     def _take(self, times: StepTimes) -> None:
         for kind, seconds in (times.gpu_s or {}).items():
-            self._gpu_s[kind] = seconds
+            self._gpu_s.setdefault(kind, deque(maxlen=7)).append(seconds)
         costs = {kind: self._cost(kind, times) for kind in times.host_s if kind in KINDS}
         change = self.governor.observe(
             times.step,
             costs,
             step_s=times.step_s,
             host_s=sum(times.host_s.values()),
-            gpu_s=sum(self._gpu_s.get(kind, 0.0) for kind in costs) if self.meter.device is not None else 0.0,
+            gpu_s=sum(self._on_gpu(kind) for kind in costs),
         )
         if change is not None:
             self._tell(change)
@@ -73,8 +76,12 @@ class Governing:
         host_s = times.host_s[kind]
         if self.meter.device is None:
             return host_s
-        gpu_s = self._gpu_s.get(kind, 0.0)
+        gpu_s = self._on_gpu(kind)
         return max(gpu_s, host_s) if times.is_host_bound else gpu_s
+
+    def _on_gpu(self, kind: str) -> float:
+        known = self._gpu_s.get(kind)
+        return statistics.median(known) if known else 0.0
 
     def _look_at_memory(self) -> None:
         settings = self.session.settings
