@@ -19,7 +19,8 @@ from sonde.schema.window import Window
 UPHILL: Final = 0.3
 """Cosine of update and gradient; plain descent has -1."""
 SMALL_STEPS: Final = 0.2
-"""Above it a rising loss is explained by steps that are too large."""
+"""Share of its size that a weight moves in the very first step: above it, steps that are too large explain the rise."""
+EARLY: Final = 5
 ROSE: Final = 1.5
 CHUNKS: Final = 12
 
@@ -50,9 +51,18 @@ def flipped_gradient(window: Window) -> Iterator[Finding]:
 def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:
     """Small steps, each promising a fall, and a loss that climbs without turning: the gradient has the wrong sign."""
     moved = motion(window)
-    if moved is None or moved.at_first > SMALL_STEPS or len(structure(window).optimizers) > 1:
+    if moved is None or len(structure(window).optimizers) > 1:
+        return False
+    if not float(np.fmax.reduce(moved.ratios[:, 0])) < SMALL_STEPS or _overshoots(window):
         return False
     return _is_steady_climb(loss) and _promise_is_broken(window, loss)
+
+
+def _overshoots(window: Window) -> bool:
+    """Whether successive gradients turn about, as they do when a step crosses the valley; climbing, they agree."""
+    cosines = window.get("model/model/grad_cosine")[1]
+    early = cosines[np.isfinite(cosines)][:EARLY]
+    return bool(len(early)) and bool(np.median(early) < 0.1)
 
 
 def _is_steady_climb(loss: Learned) -> bool:

@@ -15,6 +15,7 @@ from sonde.schema.window import Window
 MIN_STEPS: Final = 20
 ALIKE: Final = 0.9
 """Median cosine of successive gradients. Healthy mini-batches: below 0.5; full batches come near 1 too."""
+ALIKE_LATER: Final = 0.7
 GROWTH: Final = 2.5
 """Norm of the gradient over the first steps against its first: a sum grows with every step, fresh ones do not."""
 GROWING_STEPS: Final = 12
@@ -27,6 +28,7 @@ GROWING_STEPS: Final = 12
         *("lr_too_high", "exploding_gradients", "loss_oscillation", "loss_spikes", "loss_divergence", "nan_inf"),
         *("dead_relu", "underfitting", "saturated_activations", "output_logit_growth", "flipped_gradient"),
         *("clip_too_tight", "loss_plateau", "adam_second_moment_underestimate", "constant_output", "bad_batches"),
+        *("attention_logit_growth", "attention_entropy_collapse"),
     ),
     references=("Jiang et al. 2025, TrainCheck: zero_grad precedes backward (stackoverflow 60335387)",),
 )
@@ -38,7 +40,8 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
     if min(len(cosines), len(kept), len(norms)) < MIN_STEPS // 2 or len(norms) < MIN_STEPS:
         return
     # An accumulating loop clears its gradients at every optimizer step, and so does one that sets them to None.
-    if np.nanmean(kept) < 0.9 or not np.nanmedian(cosines) > ALIKE:
+    early_cosine = float(np.nanmedian(cosines[:MIN_STEPS]))
+    if np.nanmean(kept) < 0.9 or not early_cosine > ALIKE or not np.nanmedian(cosines) > ALIKE_LATER:
         return
     early = norms[:GROWING_STEPS]
     growth = float(np.nanmax(early) / norms[0]) if norms[0] > 0 else np.nan
@@ -48,12 +51,12 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
         window,
         "missing_zero_grad",
         f"gradients are never cleared: the same gradient buffers are added to from step {kept_steps[0]} on, successive "
-        f"gradients point the same way (cosine {np.nanmedian(cosines):.2f}) and their norm grew {growth:.1f} times "
+        f"gradients point the same way (cosine {early_cosine:.2f}) and their norm grew {growth:.1f} times "
         f"within {len(early)} steps",
         step=int(steps[0]),
         confidence=0.9,
         evidence=[
-            Evidence("model/model/grad_cosine", float(np.nanmedian(cosines)), "-0.3 to 0.9", None, "median"),
+            Evidence("model/model/grad_cosine", early_cosine, "-0.3 to 0.9", None, "median of the first steps"),
             Evidence("model/model/grad_kept", float(np.nanmean(kept)), "0", None, "share of steps on old gradients"),
             Evidence("grad/*/norm_raw", growth, "below 2", int(steps[0]), "growth over the first steps"),
         ],

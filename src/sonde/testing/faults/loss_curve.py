@@ -98,7 +98,7 @@ def _oscillation(seed: int, fixed: bool) -> Job:
 def _oscillation_momentum(seed: int, fixed: bool) -> Job:
     split = data.clusters(classes=3, spread=2.5)
     model = mlp([20, 16, 3], nn.Tanh)
-    optimizer = SGD(model.parameters(), 0.05 if fixed else 0.4, momentum=0.9 if fixed else 0.99)
+    optimizer = SGD(model.parameters(), 0.05 if fixed else 1.5, momentum=0.9 if fixed else 0.99)
     return _job(model, optimizer, endless(*split[0], 128, seed), split)
 
 
