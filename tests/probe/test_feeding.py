@@ -21,8 +21,9 @@ def fed(between: Callable[[Tensor], Tensor]) -> dict[str, str]:
     h = first(x)
     feeding.called("first", x, h)
     h = between(h)
-    feeding.called("second", h, second(h))
-    feeding.end()
+    out = second(h)
+    feeding.called("second", h, out)
+    feeding.end([out])
     return feeding.fed_by
 
 
@@ -59,8 +60,20 @@ def test_what_bends_or_cuts_is_respected(between: Callable[[Tensor], Tensor]) ->
     assert fed(between) == {}
 
 
+def test_an_output_that_also_takes_a_skip_connection_is_not_given_away() -> None:
+    first, second, x = nn.Linear(4, 6), nn.Linear(6, 6), torch.randn(5, 4)
+    feeding = Feeding()
+    h = first(x)
+    feeding.called("first", x, h)
+    branch = second(h)
+    feeding.called("second", h, branch)
+    feeding.end([h + torch.relu(branch)])
+    assert feeding.fed_by == {}
+
+
 def test_inputs_that_come_from_data_are_fed_by_nothing() -> None:
     feeding = Feeding()
     layer, x = nn.Linear(2, 2), torch.randn(3, 2)
-    feeding.called("layer", x, layer(x))
+    feeding.called("layer", x, out := layer(x))
+    feeding.end([out])
     assert feeding.fed_by == {}

@@ -7,6 +7,7 @@ never values. Unknown operations count as bending: what is not surely linear is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from torch import Tensor
@@ -19,6 +20,7 @@ _MOVES: Final = frozenset(
 # Linear when all but one operand are constants: dropout's mask, a scale.
 _SCALES: Final = frozenset({"Mul", "Div", "NativeDropout", "Neg"})
 _MAX_NODES: Final = 16
+_MAX_GRAPH: Final = 20_000
 
 
 class Feeding:
@@ -26,29 +28,62 @@ class Feeding:
 
     def __init__(self) -> None:
         self.fed_by: dict[str, str] = {}
-        """name of a layer -> name of the layer whose output is, but for linear operations, its input."""
+        """name of a layer -> name of the layer whose output is, but for linear operations, its input and nothing else.
+
+        Known after `end`. An output that also goes elsewhere, as along a skip connection, is not given away.
+        """
         self._made_by: dict[Any, str] = {}
+        self._ways: dict[str, list[Any]] = {}
+        """name of a layer -> nodes from its input back to the output of the layer that feeds it."""
 
     def called(self, name: str, given: object, output: object) -> None:
         """A linear layer was called with `given` and returned `output`."""
         if isinstance(given, Tensor) and given.grad_fn is not None:
-            source = self._source(given.grad_fn)
-            if source is not None and source != name:
-                self.fed_by[name] = source
+            way = self._way(given.grad_fn)
+            if way and self._made_by[way[-1]] != name:
+                self._ways[name] = way
         if isinstance(output, Tensor) and output.grad_fn is not None:
             self._made_by[output.grad_fn] = name
 
-    def end(self) -> None:
-        """Let go of the graph."""
-        self._made_by.clear()
+    def end(self, outputs: Iterable[Tensor] = ()) -> None:
+        """The forward pass has returned `outputs`. Lets go of the graph."""
+        if self._ways:
+            uses = _uses([output.grad_fn for output in outputs if output.grad_fn is not None])
+            for name, way in self._ways.items():
+                if all(uses.get(node) == 1 for node in way):
+                    self.fed_by[name] = self._made_by[way[-1]]
+        self.forget()
 
-    def _source(self, node: Any) -> str | None:
+    def forget(self) -> None:
+        self._made_by.clear()
+        self._ways.clear()
+
+    def _way(self, node: Any) -> list[Any]:
+        way = [node]
         for _ in range(_MAX_NODES):
             if node in self._made_by:
-                return self._made_by[node]
+                return way
             operation = node.name().rpartition("Backward")[0]
             parents = [parent for parent, _ in node.next_functions if parent is not None]
             if operation not in _MOVES | _SCALES or len(parents) != 1:
-                return None
+                break
             node = parents[0]
-        return None
+            way.append(node)
+        return []
+
+
+def _uses(ends: list[Any]) -> dict[Any, int]:
+    """How many operations take what a node has made; nothing at all where the graph is too large to walk."""
+    uses: dict[Any, int] = {}
+    seen, waiting = set(ends), list(ends)
+    while waiting:
+        for parent, _ in waiting.pop().next_functions:
+            if parent is None:
+                continue
+            uses[parent] = uses.get(parent, 0) + 1
+            if parent not in seen:
+                if len(seen) >= _MAX_GRAPH:
+                    return {}
+                seen.add(parent)
+                waiting.append(parent)
+    return uses

@@ -26,7 +26,7 @@ class PathInspection:
         return self._feeding.fed_by
 
     def begin(self) -> None:
-        self._feeding.end()
+        self._feeding.forget()
 
     def module_called(self, values: Values, place: Place, module: nn.Module, args: Any, output: Any, call: int) -> None:
         if call:
@@ -37,9 +37,9 @@ class PathInspection:
         elif not self._is_over and kind_of(module) in ("linear", "conv"):
             self._feeding.called(place.name, given, output)
 
-    def forward_ended(self) -> None:
+    def forward_ended(self, output: Any) -> None:
         self._is_over = True
-        self._feeding.end()
+        self._feeding.end(tensor for _, tensor in floating_tensors(output))
 
     def _carry(self, values: Values, place: Place, given: object, output: Any) -> None:
         outputs = floating_tensors(output)

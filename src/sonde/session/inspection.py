@@ -111,7 +111,7 @@ class Inspection:
     def _forward_ended(self, output: Any) -> None:
         self._attention.root_called(self._values, output)
         self._recurrence.forward_ended()
-        self.paths.forward_ended()
+        self.paths.forward_ended(output)
         if not self.calls:
             self.calls = {name: (order, calls) for order, (name, calls) in enumerate(self._num_calls.items())}
         self._is_forward_over = True

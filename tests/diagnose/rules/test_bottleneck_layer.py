@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sonde.diagnose.rules.bottleneck_layer import bottleneck_layer
 from sonde.schema.window import Window
 from sonde.testing.windows import falling, stack, stuck, window
 
 NARROW = stack("Linear 20 64", "Tanh", "Linear 64 1", "Tanh", "Linear 1 64", "Tanh", "Linear 64 8")
 RANKS: dict[str, object] = {"unit/0/rank": 12.0, "unit/2/rank": 1.0, "unit/4/rank": 1.5}
-CLASSES: dict[str, object] = {"data/target/num_classes": 8.0}
+CLASSES: dict[str, object] = {"data/target/num_classes": 8.0, "data/target/is_class": 1.0}
 
 
 def test_a_single_unit_between_wide_layers_is_named() -> None:
@@ -23,7 +21,7 @@ def test_narrow_is_no_fault_where_the_loss_falls() -> None:
 
 
 def test_an_autoencoder_has_no_classes() -> None:
-    assert not list(bottleneck_layer(window(NARROW, stuck(80), RANKS | {"data/target/num_classes": np.nan})))
+    assert not list(bottleneck_layer(window(NARROW, stuck(80), RANKS | CLASSES | {"data/target/is_class": 0.0})))
 
 
 def test_a_net_narrow_throughout_has_no_bottleneck() -> None:

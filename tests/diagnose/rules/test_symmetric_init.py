@@ -22,6 +22,13 @@ def test_units_that_part_with_the_first_step_are_fine() -> None:
     assert not list(symmetric_init(window(MODEL, stuck(60), {"unit/2.weight/row_spread": spread})))
 
 
+def test_two_layers_in_a_row_that_start_the_same_are_named_even_if_noise_parts_them() -> None:
+    parting = np.linspace(0.0, 1.0, 60)
+    spreads = {"unit/0.weight/row_spread": parting, "unit/2.weight/row_spread": parting}
+    (finding,) = symmetric_init(window(MODEL, stuck(60), spreads))
+    assert finding.sites == ("0.weight", "2.weight")
+
+
 def test_a_head_of_zeros_is_fine() -> None:
     assert not list(symmetric_init(window(MODEL, stuck(60), {"unit/4.weight/row_spread": 0.0})))
 

@@ -34,18 +34,21 @@ def bottleneck_layer(window: Window) -> Iterator[Finding]:
     classes = seen(window, "data/target/num_classes").highest
     if loss is None or not loss.left > POOR or loss.has_diverged or not classes >= 3:
         return
+    if not seen(window, "data/target/is_class").typical > 0:
+        return  # an autoencoder is narrow on purpose
     weights = path(window)
-    for before, narrow, after in zip(weights, weights[1:], weights[2:], strict=False):
+    for before, narrow, after in zip([None, *weights], weights, weights[1:], strict=False):
         width = narrow.shape[0]
         # Two numbers tell apart as many classes as one likes only if they are spread finely; one is never enough.
-        if width * NARROW > min(before.shape[0], after.shape[0]) or width > max(1.0, (classes - 1) / 4):
+        if width * NARROW > min(narrow.shape[1], after.shape[0]) or width > max(1.0, (classes - 1) / 4):
             continue
-        used, room = _ranks(window, narrow), _ranks(window, before)
+        used = _rank(window, narrow)
+        room = _rank(window, before) if before is not None else float("inf")
         if used >= FULL * width and room > 2 * used:
-            yield _finding(window, before, narrow, after, used, room, loss.left)
+            yield _finding(window, narrow, after, used, room, loss.left)
 
 
-def _ranks(window: Window, weight: Parameter) -> float:
+def _rank(window: Window, weight: Parameter) -> float:
     """Effective rank of a layer's output over the later half of the run."""
     values = window.get(f"unit/{weight.owner}/rank")[1]
     late = values[len(values) // 2 :]
@@ -53,22 +56,20 @@ def _ranks(window: Window, weight: Parameter) -> float:
     return float(np.median(late)) if len(late) else float("nan")
 
 
-def _finding(
-    window: Window, before: Parameter, narrow: Parameter, after: Parameter, used: float, room: float, left: float
-) -> Finding:
+def _finding(window: Window, narrow: Parameter, after: Parameter, used: float, room: float, left: float) -> Finding:
     width = narrow.shape[0]
     units = "a single unit" if width == 1 else f"{width} units"
     return found(
         window,
         "bottleneck_layer",
-        f"everything has to pass {units} of {narrow.owner}, between {before.shape[0]} units before and "
-        f"{after.shape[0]} after it; they are used to the full, and {left:.0%} of the loss is left",
+        f"everything has to pass {units} of {narrow.owner}, between {narrow.shape[1]} inputs and "
+        f"{after.shape[0]} units after it; they are used to the full, and {left:.0%} of the loss is left",
         step=int(window.get(f"unit/{narrow.owner}/rank")[0][0]),
         confidence=0.75,
         sites=[narrow.owner],
         evidence=[
-            Evidence(f"unit/{narrow.owner}/rank", used, f"near that of {before.owner}: {room:.1f}"),
+            Evidence(f"unit/{narrow.owner}/rank", used, f"near that of the layer before: {room:.1f}"),
             Evidence("loss", left, "below 0.1", meaning="share of the loss that is left"),
         ],
-        remedy=f"{narrow.owner} = nn.{narrow.module_type}({narrow.shape[1]}, {before.shape[0]})  # now {width} wide",
+        remedy=f"{narrow.owner} = nn.{narrow.module_type}({narrow.shape[1]}, {after.shape[0]})  # now {width} wide",
     )

@@ -26,7 +26,16 @@ EARLY: Final = 10
 
 @rule(
     severity="warning",
-    causes=("vanishing_gradients", "underfitting", "rank_collapse", "lr_too_low", "missing_warmup", "bottleneck_layer"),
+    causes=(
+        "vanishing_gradients",
+        "underfitting",
+        "rank_collapse",
+        "lr_too_low",
+        "missing_warmup",
+        "bottleneck_layer",
+        "dead_relu",
+        "qkv_imbalance",
+    ),
     references=("He et al. 2016, Identity Mappings", "Takase et al. 2023, Spike No More", "Dong et al. 2021"),
 )
 def residual_decay(window: Window) -> Iterator[Finding]:
@@ -62,10 +71,10 @@ def _early(window: Window, block: Module) -> float:
 def _is_chosen(carries: NDArray[np.float64]) -> bool:
     """Whether blocks hand on one and the same share: a scale is the same in every block, chance is not."""
     typical = float(np.median(carries))
-    spread = float(carries.std()) / max(abs(typical), 1e-9)
+    spread = 1.48 * float(np.median(np.abs(carries - typical))) / max(abs(typical), 1e-9)
     if len(carries) < MIN_BLOCKS:
         return 0.15 < typical < WHOLE and spread < 0.1
-    return (0.1 < typical < WHOLE and spread < 0.2) or (WHOLE <= typical < NEARLY and spread < 0.03)
+    return (0.1 < typical < WHOLE and spread < 0.25) or (WHOLE <= typical < NEARLY and spread < 0.03)
 
 
 def _children(window: Window, block: Module) -> list[Module]:
@@ -94,7 +103,7 @@ def _is_transformer(window: Window, block: Module) -> bool:
 def _finding(window: Window, blocks: list[Module], typical: float, left: float, *, is_missing: bool) -> Finding:
     first, last = blocks[0].name, blocks[-1].name
     message = (
-        f"the {len(blocks)} blocks from {first} to {last} hand on nothing of their input: there is no skip connection"
+        f"the {len(blocks)} blocks from {first} to {last} hand on {typical:.2f} of their input: no skip connection"
         if is_missing
         else f"each of the {len(blocks)} blocks from {first} to {last} hands on {typical:.2f} of its input, so that "
         f"{max(left, 0.0):.1g} of it reaches the end"

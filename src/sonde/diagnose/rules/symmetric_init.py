@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.diagnose.depth import path
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import Parameter
 from sonde.schema.window import Window
@@ -17,6 +18,10 @@ SAME: Final = 1e-3
 """Largest deviation of a row from the mean row, over the weights' root mean square. Random rows: 2 to 5."""
 PARTED_BY: Final = 10
 """Steps after which rows that start the same on purpose (a head, a residual branch of zeros) have parted."""
+
+
+PARTED_TOO_LATE: Final = 0.3
+"""Share of the loss that is left."""
 
 
 @rule(
@@ -31,8 +36,9 @@ PARTED_BY: Final = 10
 )  # fmt: skip
 def symmetric_init(window: Window) -> Iterator[Finding]:
     """All units of a layer are the same and get the same gradient, so they never part."""
-    hidden = path(window)[:-1]
-    same = [weight for weight in hidden if weight.shape[0] > 1 and weight.in_optimizer and _stays_same(window, weight)]
+    weights = [weight for weight in path(window) if weight.in_optimizer]
+    same = [weight for weight in weights[:-1] if weight.shape[0] > 1 and _stays_same(window, weight)]
+    same = same or _start_same(window, weights)
     if not same:
         return
     site = same[0].name
@@ -42,8 +48,8 @@ def symmetric_init(window: Window) -> Iterator[Finding]:
     yield found(
         window,
         "symmetric_init",
-        f"all {same[0].shape[0]} units of {names} start with the same weights{' (zeros)' if zeros else ''} and have "
-        "not parted since: each layer does the work of a single unit",
+        f"all {same[0].shape[0]} units of {names} start with the same weights{' (zeros)' if zeros else ''} and do "
+        "not part: each layer does the work of a single unit",
         step=int(window.get(f"unit/{site}/row_spread")[0][0]),
         confidence=0.95,
         sites=[weight.name for weight in same],
@@ -59,6 +65,21 @@ def _stays_same(window: Window, weight: Parameter) -> bool:
     if len(steps) < 3 or spread[0] > SAME or steps[-1] < steps[0] + PARTED_BY:
         return False
     return bool((spread[steps <= steps[0] + 2 * PARTED_BY] < SAME).all())
+
+
+def _start_same(window: Window, weights: list[Parameter]) -> list[Parameter]:
+    """Two layers in a row that start the same: noise, such as dropout, may part them, but that is slow."""
+    loss = learned(window)
+    if loss is None or not loss.left > PARTED_TOO_LATE:
+        return []
+    starts = [weight.shape[0] > 1 and _first_spread(window, weight) < SAME for weight in weights]
+    pairs = [place for place in range(len(weights) - 1) if starts[place] and starts[place + 1]]
+    return [weight for place, weight in enumerate(weights) if place in pairs or place - 1 in pairs]
+
+
+def _first_spread(window: Window, weight: Parameter) -> float:
+    spread = window.get(f"unit/{weight.name}/row_spread")[1]
+    return float(spread[0]) if len(spread) else float("nan")
 
 
 def _is_zero(window: Window, weight: Parameter) -> bool:
