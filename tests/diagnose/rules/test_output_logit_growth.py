@@ -36,5 +36,13 @@ def test_huge_logits_of_fitted_data_are_named_when_held_out_data_suffer() -> Non
     assert not list(output_logit_growth(found))
 
 
+def test_a_learnt_temperature_beyond_a_hundred_is_named() -> None:
+    found = seen(falling(60), np.geomspace(5.0, 900, 60), np.linspace(3.2, 80, 60))
+    scale = {"name": "scale", "shape": [], "owner": "", "module_type": "Clip"}
+    with_scale = {**found.facts, "model": {**stack(), "parameters": [scale]}}
+    (finding,) = output_logit_growth(Window(found.series, found.scalars, with_scale))
+    assert "clamp" in finding.remedy
+
+
 def test_an_empty_window_says_nothing() -> None:
     assert not list(output_logit_growth(Window()))

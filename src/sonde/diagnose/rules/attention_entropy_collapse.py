@@ -14,7 +14,7 @@ from sonde.schema.window import Window
 COLLAPSED: Final = 0.1
 """Normalised entropy of a head. Heads that copy may be as sharp for good reason; so a second sign is asked for."""
 LOUD: Final = 50.0
-"""Largest attention logit; none of the healthy runs reaches it."""
+"""Largest attention logit of any layer; none of the healthy runs reaches it."""
 POOR: Final = 0.5
 """Share of the loss that is left: a sharp head in a model that has learnt is doing its work."""
 
@@ -52,11 +52,13 @@ def _sharp(window: Window) -> dict[str, tuple[Levels, Levels]]:
     """Attentions with a head that stayed collapsed, where the logits or the loss say that it is no virtue."""
     state = learned(window)
     is_poor = state is not None and not state.has_diverged and state.left > POOR
+    logits = [levels(window, f"attn/{site}/logit_max") for site, _, _ in window.by_site("attn/*/logit_max")]
+    is_loud = any(logit is not None and logit.end > LOUD for logit in logits)
     sharp = {}
     for site, _, _ in window.by_site("attn/*/entropy_min"):
         entropy, logit = levels(window, f"attn/{site}/entropy_min"), levels(window, f"attn/{site}/logit_max")
         if entropy is None or logit is None or not max(entropy.end, entropy.late) < COLLAPSED:
             continue
-        if logit.end > LOUD or (is_poor and logit.end > LOUD / 5):
+        if is_loud or (is_poor and logit.end > LOUD / 5):
             sharp[site] = entropy, logit
     return sharp

@@ -17,7 +17,7 @@ SMALL: Final = 2
 """Ranks in question. From four on fine-tuning is rarely held back by the rank."""
 FULL: Final = 0.6
 """Stable rank of B A over r: a rank that is more than enough is used unevenly."""
-LEFT: Final = 0.2
+LEFT: Final = 0.15
 """Share of the loss that is still there."""
 STANDS: Final = 0.15
 """What the loss may still fall over the last two fifths to count as standing still."""
@@ -58,7 +58,7 @@ def lora_rank_too_low(window: Window) -> Iterator[Finding]:
                 "well below 1",
                 meaning="share of the rank in use",
             ),
-            Evidence(state.name, state.end / state.first, "below 0.2", meaning="share of the loss that is left"),
+            Evidence(state.name, state.end / state.first, "below 0.15", meaning="share of the loss that is left"),
         ],
         remedy=f"r = {8 if rank == 1 else 16} (now {rank}) with lora_alpha = {16 if rank == 1 else 32}; the weights "
         f"are {known[0].width} wide",

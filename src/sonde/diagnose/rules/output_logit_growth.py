@@ -14,6 +14,7 @@ from sonde.diagnose.learned import learned
 from sonde.diagnose.levels import Levels, levels
 from sonde.diagnose.progress import validation
 from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 GROWTH: Final = 5.0
@@ -26,7 +27,7 @@ BEYOND: Final = 4.0
 AT_LEAST: Final = 15.0
 """log Z below this is no drift, however few the classes."""
 LARGE: Final = 100.0
-"""A logit that large is only called a fault when held-out data suffer from it."""
+"""A logit that large is called a fault when held-out data suffer from it, or a learnt temperature makes it."""
 SUFFERS: Final = 2.0
 """Held-out loss over its best."""
 
@@ -45,7 +46,9 @@ def output_logit_growth(window: Window) -> Iterator[Finding]:
     logit, normaliser = levels(window, "data/output/logit_max"), levels(window, "data/output/log_z")
     if logit is None or not is_classification(window) or not (logit.growth > GROWTH and logit.start < MODEST):
         return
-    if not _is_beyond_need(window, normaliser) and not (logit.end > LARGE and _does_harm(window)):
+    if not _is_beyond_need(window, normaliser) and not (
+        logit.end > LARGE and (_does_harm(window) or _has_temperature(window))
+    ):
         return
     evidence = [Evidence("data/output/logit_max", logit.end, "5 to 30", logit.since, "largest output")]
     if normaliser is not None:
@@ -82,3 +85,8 @@ def _does_harm(window: Window) -> bool:
         return False
     end = float(np.median(values[-2:]))
     return end > SUFFERS * float(values.min()) and end > FITTED * float(values[0])
+
+
+def _has_temperature(window: Window) -> bool:
+    """Whether the model learns a single number, as CLIP does: nothing but a clamp holds it."""
+    return any(p.trainable and math.prod(p.shape) == 1 for p in structure(window).parameters)
