@@ -10,7 +10,6 @@ from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.lasting import Lasting, lasting
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.signal import early
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
@@ -20,8 +19,8 @@ STUCK: Final = 0.5
 """Share of the loss that is left; a net with units to spare loses nothing."""
 SAME_INPUT: Final = 1e-4
 """Spread of the inputs over the batch: where all are the same, a silent unit says nothing."""
-CONSTANT: Final = 0.05
-"""Deviation over the batch, in units of the output, below which a layer tells nothing of its input."""
+CONSTANT: Final = 0.25
+"""Deviation over the batch, in units of the output, below which a layer tells little of its input."""
 GONE: Final = 0.98
 """A layer without any live unit cuts everything before it off."""
 
@@ -60,7 +59,8 @@ def _is_constant(window: Window, site: str) -> bool:
     before = [module for module in model.in_order if own is not None and module.order < own.order]
     for module in reversed(before):
         if module.kind in ("linear", "conv"):
-            return early(window, f"unit/{module.name}/batch_std") < CONSTANT
+            spread = window.get(f"unit/{module.name}/batch_std")[1]
+            return len(spread) > 0 and bool(spread[0] < CONSTANT)
     return False
 
 
