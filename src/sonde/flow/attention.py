@@ -194,11 +194,21 @@ def _multihead(module: nn.Module) -> _Parts | None:
     return {key: (p, 0, 1) for key, p in zip(keys, separate, strict=True) if p is not None}
 
 
+def _weight(module: nn.Module | None) -> nn.Parameter | None:
+    """A layer's weight, or what it is made from. Not by `.weight`: a spectral norm changes when asked."""
+    if module is None:
+        return None
+    own = module._parameters.get("weight")
+    made = module._modules.get("parametrizations")
+    if own is None and isinstance(made, nn.ModuleDict) and "weight" in made:
+        return made["weight"]._parameters.get("original")
+    return own
+
+
 def _triple(module: nn.Module) -> _Parts | None:
     children = dict(module.named_children())
     for names in _TRIPLES:
-        weights = [getattr(children.get(name), "weight", None) for name in names]
-        found = [weight for weight in weights if isinstance(weight, nn.Parameter)]
+        found = [weight for name in names if (weight := _weight(children.get(name))) is not None]
         if len(found) == 3:
             return {key: (weight, 0, 1) for key, weight in zip(("query", "key", "value"), found, strict=True)}
     return None
@@ -206,8 +216,8 @@ def _triple(module: nn.Module) -> _Parts | None:
 
 def _fused(module: nn.Module) -> _Parts | None:
     for name, child in module.named_children():
-        weight = getattr(child, "weight", None)
-        if name in _FUSED and isinstance(weight, nn.Parameter) and weight.ndim == 2 and max(weight.shape) % 3 == 0:
+        weight = _weight(child) if name in _FUSED else None
+        if weight is not None and weight.ndim == 2 and max(weight.shape) % 3 == 0:
             return {key: (weight, i, 3) for i, key in enumerate(("query", "key", "value"))}
     return None
 
@@ -302,12 +312,11 @@ def _feed_forward(model: nn.Module, names: ModelNames, trace: Trace) -> dict[str
     found: dict[str, float] = {}
     for module in model.modules():
         place = names.place(module)
-        children = {n: c for n, c in module.named_children() if isinstance(getattr(c, "weight", None), nn.Parameter)}
-        up = next((c for n, c in children.items() if _UP.search(n)), None)
-        down = next((c for n, c in children.items() if _DOWN.search(n)), None)
-        if place is None or up is None or down is None or up is down:
+        children = {name: weight for name, child in module.named_children() if (weight := _weight(child)) is not None}
+        wide = next((weight for name, weight in children.items() if _UP.search(name)), None)
+        narrow = next((weight for name, weight in children.items() if _DOWN.search(name)), None)
+        if place is None or wide is None or narrow is None or wide is narrow:
             continue
-        wide, narrow = (layer.get_parameter("weight") for layer in (up, down))
         if tuple(wide.shape) != tuple(narrow.shape)[::-1] or wide.shape[0] == wide.shape[-1]:
             continue
         ratios = [_ratio(trace, _site(names, weight)) for weight in (wide, narrow)]

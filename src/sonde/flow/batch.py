@@ -58,11 +58,23 @@ def part(value: Any, index: int, num_parts: int) -> Any:
     if num_parts == 1:
         return value
     if isinstance(value, Tensor):
-        return value[index::num_parts] if value.ndim and value.shape[0] >= num_parts else value
+        return value[index::num_parts].contiguous() if value.ndim and value.shape[0] >= num_parts else value
     if isinstance(value, Mapping):
         return {key: part(item, index, num_parts) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(part(item, index, num_parts) for item in value)
+    return value
+
+
+def copied(value: Any) -> Any:
+    """The batch, safe from a first layer that works in place."""
+    if isinstance(value, Tensor):
+        # A leaf that wants a gradient cannot be changed in place; torch says so itself.
+        return value if value.requires_grad or not value.is_floating_point() else value.clone()
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(copied(item) for item in value)
     return value
 
 

@@ -7,14 +7,15 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+import torch
 from torch import nn
 
 from sonde.errors import NotAModelError, UsageError
-from sonde.flow.batch import LossFunction, batch_size, part
+from sonde.flow.batch import LossFunction, batch_size, copied, part
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
 from sonde.flow.metrics import FlowMetrics, Layer
-from sonde.flow.preserve import preserved
+from sonde.flow.preserve import all_preserved
 from sonde.flow.report import FlowReport
 from sonde.flow.trace import Sketch, Stop, Trace, trace
 
@@ -46,9 +47,9 @@ class FlowAnalyzer:
         if steps > 1 and batch_size(x) < steps:
             raise UsageError(f"a batch of {batch_size(x)} cannot be cut into steps={steps} parts.")
         found = []
-        with preserved(self.model):
+        with torch.enable_grad(), all_preserved(self.model, loss_fn):
             for index in range(steps):
-                pieces = part(x, index, steps), part(y, index, steps)
+                pieces = copied(part(x, index, steps)), part(y, index, steps)
                 found.append(trace(self.model, *pieces, loss_fn, observers=tuple(observers)))
                 for parameter in self.model.parameters():
                     parameter.grad = None

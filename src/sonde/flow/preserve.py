@@ -1,29 +1,37 @@
-"""Leave a model exactly as it was found: buffers, gradients, mode, plain attributes, and the random generators."""
+"""Leave a model exactly as it was found: parameters, buffers, gradients, mode, attributes, random generators."""
 
 from __future__ import annotations
 
+import functools
+import random
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-_PLAIN = (bool, int, float, str, type(None))
+from sonde.errors import UsageError
+
+COPIED_BYTES: Final = 1 << 28
+"""Parameters up to this size in all are copied, for models that change their own; above, only those known to."""
+_CONTAINERS: Final = (dict, list, set, deque)
+_OWN: Final = ("_parameters", "_buffers", "_modules")
 
 
 @contextmanager
 def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
-    """Run something on the model; afterwards every bit is as before. Gradients start empty inside.
-
-    Parameters are not copied: nothing here steps an optimizer. A model that changes its own parameters in `forward` is
-    the one thing that would be seen.
-    """
-    buffers = {id(module): _buffers(module) for module in model.modules()}
-    plain = {id(module): _plain(module) for module in model.modules()}
-    modes = [(module, module.training) for module in model.modules()]
+    """Run something on the model; afterwards every bit is as before. Gradients start empty inside."""
+    _refuse_lazy(model)
+    modules = list(model.modules())
+    buffers = [(module, _tensors(module._buffers)) for module in modules]
+    parameters = [(module, _tensors(_changing(module, _is_small(model)))) for module in modules]
+    attributes = [(module, _attributes(module)) for module in modules]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    random = _random_states(model)
+    generators = _random_states(model)
     try:
         for parameter, _ in grads:
             parameter.grad = None
@@ -31,33 +39,90 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
             model.train(training)
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
-            _restore_plain(module, plain[id(module)])
-            _restore_buffers(module, buffers[id(module)])
+        for module, saved in attributes:
+            _restore_attributes(module, saved)
+        for module, tensors in buffers:
+            _restore(module._buffers, tensors)
+        for _, tensors in parameters:
+            _write_back(tensors)
         for parameter, grad in grads:
             parameter.grad = grad
-        _restore_random(random)
+        _restore_random(generators)
 
 
-def _buffers(module: nn.Module) -> dict[str, tuple[Tensor, Tensor] | None]:
-    """Each buffer, and what is in it."""
-    return {name: None if b is None else (b, b.detach().clone()) for name, b in module._buffers.items()}
+@contextmanager
+def all_preserved(model: nn.Module, function: Any) -> Iterator[None]:
+    """The model, and every other module that a loss function holds: a GAN's discriminator, a perceptual loss."""
+    with ExitStack() as stack:
+        stack.enter_context(preserved(model))
+        own = {id(module) for module in model.modules()}
+        for other in modules_within(function):
+            if id(other) not in own:
+                stack.enter_context(preserved(other))
+        yield
 
 
-def _restore_buffers(module: nn.Module, saved: dict[str, tuple[Tensor, Tensor] | None]) -> None:
-    for name in [name for name in module._buffers if name not in saved]:
-        del module._buffers[name]
+def modules_within(function: Any) -> list[nn.Module]:
+    """Modules that a function is, is bound to, closes over, or names in its module."""
+    found: list[Any] = []
+    while isinstance(function, functools.partial):
+        found += [*function.args, *function.keywords.values()]
+        function = function.func
+    found += [function, getattr(function, "__self__", None)]
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        cells = (cell for cell in function.__closure__ or () if _is_filled(cell))
+        found += [cell.cell_contents for cell in cells]
+        found += [function.__globals__.get(name) for name in code.co_names]
+    return list({id(item): item for item in found if isinstance(item, nn.Module)}.values())
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return bool(cell.cell_contents is not cell)
+    except ValueError:  # a name that has not been given a value yet
+        return False
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(parameter):
+            raise UsageError(f"{name} has no shape yet. Let the model see a batch first:  model(x)")
+
+
+# -------------------------------------------------------------------------------------------- buffers and parameters
+
+_Saved = dict[str, tuple[Tensor, Tensor] | None]
+
+
+def _tensors(owned: dict[str, Any]) -> _Saved:
+    """Each tensor, and what is in it."""
+    return {name: None if t is None else (t, t.detach().clone()) for name, t in owned.items()}
+
+
+def _is_small(model: nn.Module) -> bool:
+    return sum(p.numel() * p.element_size() for p in model.parameters()) <= COPIED_BYTES
+
+
+def _changing(module: nn.Module, is_small: bool) -> dict[str, Any]:
+    """Parameters that a forward pass may change. An embedding with a largest norm rescales its rows as it is used."""
+    return dict(module._parameters) if is_small or getattr(module, "max_norm", None) is not None else {}
+
+
+def _restore(owned: dict[str, Any], saved: _Saved) -> None:
+    for name in [name for name in owned if name not in saved]:
+        del owned[name]
+    _write_back(saved)
     for name, entry in saved.items():
-        if entry is None:
-            module._buffers[name] = None
-            continue
-        buffer, value = entry
-        with torch.no_grad():
-            # Only what changed is written: a copy would count as a change of a tensor that autograd may have saved.
-            if not _same_bits(buffer, value):
-                buffer.data.copy_(value)
-        module._buffers[name] = buffer
+        owned[name] = None if entry is None else entry[0]
+
+
+def _write_back(saved: _Saved) -> None:
+    for entry in saved.values():
+        # Only what changed is written: a copy would count as a change of a tensor that autograd may have saved.
+        if entry is not None and not _same_bits(*entry):
+            with torch.no_grad():
+                entry[0].data.copy_(entry[1])
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -66,27 +131,66 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan()))
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """Numbers, words and flags that a forward pass may count up."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)}
+# -------------------------------------------------------------------------------------------------------- attributes
 
 
-def _restore_plain(module: nn.Module, saved: dict[str, Any]) -> None:
-    for name, value in saved.items():
-        if vars(module).get(name, module) is not value:
-            vars(module)[name] = value
+def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Every attribute, and what is in it where it holds other things: counters, caches, hidden states, hooks."""
+    return {name: (value, _inside(value)) for name, value in vars(module).items() if name not in _OWN}
 
 
-def _random_states(model: nn.Module) -> list[tuple[torch.device | None, Tensor]]:
-    states: list[tuple[torch.device | None, Tensor]] = [(None, torch.get_rng_state())]
+def _inside(value: Any) -> Any:
+    if type(value) is Tensor:
+        return value.detach().clone()
+    return value.copy() if isinstance(value, _CONTAINERS) else None
+
+
+def _restore_attributes(module: nn.Module, saved: dict[str, tuple[Any, Any]]) -> None:
+    attributes = vars(module)
+    for name in [name for name in attributes if name not in saved and name not in _OWN]:
+        del attributes[name]
+    for name, (value, inside) in saved.items():
+        if isinstance(inside, Tensor):
+            _write_back({name: (value, inside)})
+        elif inside is not None and not _same_items(value, inside):
+            _refill(value, inside)
+        if attributes.get(name, module) is not value:
+            attributes[name] = value
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    """By identity: comparing tensors would compare their elements."""
+    if len(a) != len(b):
+        return False
+    if isinstance(a, set):
+        return bool(a == b)
+    pairs = zip(a.items(), b.items(), strict=True) if isinstance(a, dict) else zip(a, b, strict=True)
+    if isinstance(a, dict):
+        return all(x[0] is y[0] and x[1] is y[1] for x, y in pairs)
+    return all(x is y for x, y in pairs)
+
+
+def _refill(value: Any, inside: Any) -> None:
+    value.clear()
+    value.extend(inside) if isinstance(value, list | deque) else value.update(inside)
+
+
+# ---------------------------------------------------------------------------------------------------- random numbers
+
+
+def _random_states(model: nn.Module) -> list[tuple[Any, Any]]:
+    """(what puts it back, state) of torch, of each GPU the model is on, of numpy and of Python."""
+    states: list[tuple[Any, Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002 - what a model draws from is the model's choice
+        (random.setstate, random.getstate()),
+    ]
     devices = {p.device for p in (*model.parameters(), *model.buffers()) if p.device.type == "cuda"}
-    states.extend((device, torch.cuda.get_rng_state(device)) for device in sorted(devices, key=str))
+    for device in sorted(devices, key=str):
+        states.append((functools.partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
     return states
 
 
-def _restore_random(states: list[tuple[torch.device | None, Tensor]]) -> None:
-    for device, state in states:
-        if device is None:
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, device)
+def _restore_random(states: list[tuple[Any, Any]]) -> None:
+    for put_back, state in states:
+        put_back(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,8 +83,8 @@ class _Collector:
     wants_activations = True
     wants_activation_grads = True
 
-    def __init__(self, reducer: Reducer) -> None:
-        self.reducer = reducer
+    def __init__(self, names: ModelNames, reducer: Reducer) -> None:
+        self.names, self.reducer = names, reducer
         self.stops: dict[str, Stop] = {}
         self.keys: dict[tuple[str, str], int] = {}
         self.observers: list[Any] = []
@@ -98,7 +99,7 @@ class _Collector:
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         stop = self.stops.get(place.name)
         if stop is None:
-            stop = self.stops[place.name] = _stop(place, module, len(self.stops), args, output)
+            stop = self.stops[place.name] = _stop(self.names, place, module, len(self.stops), args, output)
         stop.calls += 1
         for observer in self.observers:
             observer(place, module, args, output)
@@ -112,16 +113,16 @@ class _Collector:
             self.reducer.add(self.key("actgrad", place.name), tensor, histogram=False)
 
 
-def _stop(place: Place, module: nn.Module, order: int, args: Any, output: Any) -> Stop:
+def _stop(names: ModelNames, place: Place, module: nn.Module, order: int, args: Any, output: Any) -> Stop:
     taken, given = floating_tensors(args), floating_tensors(output)
-    own = [(n, p) for n, p in module._parameters.items() if p is not None]
+    own = [(named.name, p) for p in module._parameters.values() if (named := names.parameter(p)) is not None]
     return Stop(
         name=place.name,
         type=place.module_type,
         order=order,
         is_leaf=not module._modules,
-        num_parameters=sum(p.numel() for _, p in own),
-        parameters=tuple(f"{place.name}.{n}" for n, _ in own),
+        num_parameters=sum(p.numel() for _, p in own if p is not None),
+        parameters=tuple(name for name, _ in own),  # a tied one under the name it has first
         input_shape=tuple(taken[0][1].shape) if taken else (),
         output_shape=tuple(given[0][1].shape) if given else (),
     )
@@ -130,13 +131,14 @@ def _stop(place: Place, module: nn.Module, order: int, args: Any, output: Any) -
 def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Any, ...] = ()) -> Trace:
     """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
     names = ModelNames(model)
-    collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None))
+    collector = _Collector(names, Reducer(hist_samples=1, on_unreadable=lambda *_: None))
     collector.observers.extend(observers)
     errors: list[Exception] = []
     tap = ForwardTap(names, collector, lambda _, error: errors.append(error))
     try:
         _, loss = forward(model, x, y, loss_fn)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with _foreign_grads_kept(loss, model):
+            loss.backward()  # type: ignore[no-untyped-call]
     finally:
         tap.detach()
     if errors:
@@ -151,6 +153,38 @@ def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, obs
         sketches = _resolve(collector)
         collector.reducer.forget()
     return Trace(float(loss.detach()), collector.stops, sketches)
+
+
+@contextmanager
+def _foreign_grads_kept(loss: Tensor, model: nn.Module) -> Iterator[None]:
+    """Gradients of what is not the model's stay as they were: of the inputs, of a discriminator inside the loss."""
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in own]
+    for leaf, _ in foreign:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, grad in foreign:
+            leaf.grad = grad
+
+
+def _leaves(loss: Tensor) -> list[Tensor]:
+    """Every tensor that a backward pass would give a gradient."""
+    found: list[Tensor] = []
+    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            found.append(variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
 
 
 def _parameters(names: ModelNames, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
