@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sonde.probe.model import ModelNames, NamedParameter, Place
+from sonde.probe.unregistered import unregistered
 
 _ACTIVATIONS: Final = tuple(
     getattr(nn, name)
@@ -95,6 +96,7 @@ def describe(
         "parameters": described,
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
         "loss": loss,
+        "unregistered": unregistered(model) if model is not None else [],
         "total_parameters": sum(_numel(p) for p in weights),
         "trainable_parameters": sum(_numel(p) for p in weights if p.requires_grad),
     }

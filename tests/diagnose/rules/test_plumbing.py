@@ -66,8 +66,10 @@ class TestOptimizer:
         assert not list(optimizer_missing_params(window(model, stuck(60), {})))
 
     def test_layers_in_a_plain_list(self) -> None:
-        (finding,) = optimizer_missing_params(window({**stack(*LAYERS), "unregistered": ["Linear"]}, stuck(60), {}))
+        model = {**stack(*LAYERS), "unregistered": ["blocks[0] (Linear)"]}
+        (finding,) = optimizer_missing_params(window(model, stuck(60), {}))
         assert "ModuleList" in finding.remedy
+        assert [f.severity for f in optimizer_missing_params(window(model, falling(60), {}))] == ["info"]
 
 
 class TestDetached:

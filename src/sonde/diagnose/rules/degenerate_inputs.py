@@ -39,7 +39,8 @@ def degenerate_inputs(window: Window) -> Iterator[Finding]:
     yield found(
         window,
         "degenerate_inputs",
-        f"the model's inputs {what} since step {step}: only the targets' frequencies can be learned",
+        f"the model's inputs {what} {f'since step {step}' if step else 'from the start'}: "
+        "only how frequent the targets are can be learned",
         step=step,
         confidence=0.95,
         remedy="look at next(iter(loader))[0]: does the dataset use its index, are the files read, is a mask inverted?",

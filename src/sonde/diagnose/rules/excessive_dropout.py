@@ -31,8 +31,7 @@ def excessive_dropout(window: Window) -> Iterator[Finding]:
     yield found(
         window,
         "excessive_dropout",
-        f"{worst.name} drops {_p(worst):.0%} of its units, and the training loss stays at {state.left:.0%} "
-        "of where it began",
+        f"the dropout {worst.name} drops {_p(worst):.0%} of its units, and {state.left:.0%} of the loss is left",
         step=int(state.steps[0]),
         confidence=0.85,
         remedy="\n".join(f"{m.name}.p = 0.2  # now {_p(m):g}" for m in strong[:4]),

@@ -38,7 +38,7 @@ def frozen_layers(window: Window) -> Iterator[Finding]:
         window,
         "frozen_layers",
         f"{len(frozen)} of {len(matrices)} weight matrices are frozen, the output layer among them, "
-        f"and the loss stays at {state.left:.0%} of where it began",
+        f"and {state.left:.0%} of the loss is left",
         step=0,
         confidence=0.9,
         remedy="\n".join(f"model.get_submodule({owner!r}).requires_grad_(True)" for owner in owners[:4]),

@@ -33,7 +33,8 @@ def optimizer_missing_params(window: Window) -> Iterator[Finding]:
     if known.optimizers and missing:
         yield _left_out(window, missing, is_meant=_is_transfer(window, missing, order))
     elif known.optimizers and hidden:
-        yield _in_a_list(window, hidden)
+        state = learned(window)
+        yield _in_a_list(window, hidden, is_meant=state is None or state.left < STALLED)
 
 
 def _is_transfer(window: Window, missing: list[Parameter], order: Mapping[str, int]) -> bool:
@@ -69,14 +70,15 @@ def _unregistered(window: Window) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _in_a_list(window: Window, hidden: list[str]) -> Finding:
+def _in_a_list(window: Window, hidden: list[str], *, is_meant: bool) -> Finding:
     return found(
         window,
         "optimizer_missing_params",
-        f"layers that the model holds in a plain list or dict ({', '.join(hidden[:3])}) run in every forward, "
-        "but model.parameters() does not know them: they never change",
+        f"{', '.join(hidden[:3])}{' and others' if hidden[3:] else ''}: kept where model.parameters() does not find "
+        "them, so no optimizer knows them and they never change",
         step=0,
         confidence=0.95,
-        remedy="keep them in nn.ModuleList(...) or nn.ModuleDict(...)",
+        remedy="keep them in nn.ModuleList(...), nn.ModuleDict(...) or nn.Parameter(...)",
         evidence=(Evidence("model.json", float(len(hidden)), "0", meaning="layers that are not registered"),),
+        severity="info" if is_meant else None,
     )

@@ -22,7 +22,7 @@ POOR_AND_SMALL: Final = 0.6
 MIN_STEPS: Final = 60
 
 
-@rule(references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
+@rule(stands=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
 def underfitting(window: Window) -> Iterator[Finding]:
     """After the whole run the model is hardly better than a constant answer."""
     state = learned(window)

@@ -49,7 +49,7 @@ def unnormalised_inputs(window: Window) -> Iterator[Finding]:
     if is_mixed:
         what.append(f"features differ in scale by a factor of {_round(spread)}")
     if is_large or is_tiny:
-        what.append(f"values are {_round(rms)} in the mean (up to {_round(largest)})")
+        what.append(f"values are about {_round(rms)} in size, up to {_round(largest)}")
     if not what:
         return
     # An optimizer may cope; then it is worth a remark only.
