@@ -15,14 +15,13 @@ from sonde.schema.window import Window
 
 GONE: Final = 0.05
 """Share of its highest value at which a learning rate counts as gone."""
-EARLY: Final = 0.5
-"""Share of the run before which it is too soon for that."""
-UNLEARNED: Final = 0.5
+TOO_SOON: Final = ((0.35, 0.2), (0.5, 0.5))
+"""(share of the run before which it is gone, share of the loss that is then still too much)."""
 
 
 @rule(
     severity="warning",
-    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output"),
+    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output", "vanishing_gradients"),
     references=("PyTorch, torch.optim: a scheduler is stepped once per epoch unless its arguments count batches",),
 )
 def lr_decay_too_fast(window: Window) -> Iterator[Finding]:
@@ -34,7 +33,9 @@ def lr_decay_too_fast(window: Window) -> Iterator[Finding]:
     peak = int(np.nanargmax(values))
     low = values < GONE * values[peak]
     after = np.flatnonzero(low & (np.arange(len(values)) > peak))
-    if not len(after) or after[0] > EARLY * len(values) or low[after[0] :].mean() < 0.9 or not loss.left > UNLEARNED:
+    if not len(after) or low[after[0] :].mean() < 0.9:
+        return
+    if not any(after[0] < share * len(values) and loss.left > left for share, left in TOO_SOON):
         return
     gone = int(steps[after[0]])
     yield found(

@@ -29,6 +29,7 @@ EARLY: Final = 10
         *("nan_inf", "underfitting", "saturated_activations"),
         *("constant_output", "rank_collapse", "vanishing_gradients", "bottleneck_layer"),
         *("adam_second_moment_underestimate", "clip_too_tight", "low_precision_overflow", "bad_batches"),
+        "qkv_imbalance",
     ),
     references=(
         "Karpathy, CS231n: ratio of updates to weights about 1e-3",
