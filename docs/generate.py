@@ -90,6 +90,36 @@ def views() -> str:
     return table(["table", "columns"], rows)
 
 
+def rules() -> str:
+    """Every rule: what it says is wrong, how grave, which findings it explains, where it is explained."""
+    from sonde.diagnose.check import all_rules
+
+    rows = [
+        (
+            f"`{rule.name}`",
+            rule.meaning.splitlines()[0],
+            str(rule.severity),
+            ", ".join(f"`{name}`" for name in rule.causes),
+            "; ".join(rule.references),
+        )
+        for _, rule in sorted(all_rules().items())
+    ]
+    return f"{len(rows)} rules.\n\n" + table(["rule", "what is wrong", "severity", "explains", "references"], rows)
+
+
+def live_rules() -> str:
+    """What rules cost while training goes on, from the results that are kept beside it."""
+    path = DOCS.parent / "benchmarks" / "results" / "live-rules.json"
+    report = json.loads(path.read_text(encoding="utf-8"))
+    result = report["result"]
+    return (
+        f"Measured by [`benchmarks/live_rules.py`](../benchmarks/live_rules.py), {report['date']}, with "
+        f"{result['num_rules']} rules and {result['tensors_per_step']} tensors a step: {result['share']:.2%} of the "
+        f"CPU time of training, {result['looks']} looks in {result['process_cpu_s']:.0f} s, "
+        f"{result['column_mib']:.0f} MiB of columns."
+    )
+
+
 def overhead() -> str:
     """The benchmark's main numbers, from the results that are kept beside it."""
     report = json.loads((DOCS.parent / "benchmarks" / "results" / "overhead.json").read_text(encoding="utf-8"))
@@ -166,6 +196,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
         stats_columns,
         scalars_columns,
         views,
+        rules,
+        live_rules,
         overhead,
         gpu,
         catalog,

@@ -1,8 +1,8 @@
 """Make the transcript in README.md by really running it:  python docs/transcript.py
 
-Runs the demo in an empty folder, then the command below, and puts what they print between `<!-- transcript -->` and
-`<!-- end -->`; of the demo, the part that says what was planted. Numbers differ from machine to machine, so no test
-compares them; the commands are tested like all others.
+Runs the demo in an empty folder, then asks what is wrong, and puts what they print between `<!-- transcript -->` and
+`<!-- end -->`; of the demo, the line in which the fault is announced while it trains. Numbers differ from machine to
+machine, so no test compares them; the commands are tested like all others.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SQL = "select step, ratio from stats where kind = 'update' and site = 'blocks.2.mlp.0.weight' and step in (299, 300)"
 _PLACE = re.compile(r"(<!-- transcript -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def run(folder: Path, *arguments: str) -> str:
-    plain = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    """What Python prints, errors too; diagnosing something critical exits with 1."""
+    plain = os.environ | {"COLUMNS": "122", "NO_COLOR": "1", "TERM": "dumb"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=plain, text=True, check=True, stdout=subprocess.PIPE
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=plain,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
+    assert done.returncode in (0, 1), done.stdout
     return done.stdout
 
 
@@ -32,9 +39,9 @@ def transcript() -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         demo = run(folder, str(ROOT / "examples" / "demo.py"))
-        answer = run(folder, "-c", "from sonde.cli.main import main; main()", "query", "latest", SQL)
-    planted = demo[demo.index("From step") : demo.index("What to type next")].strip()
-    lines = ["$ make demo", "…", *planted.splitlines(), "", f'$ sonde query latest "{SQL}"', *answer.splitlines()]
+        answer = run(folder, "-c", "from sonde.cli.main import main; main()", "diagnose", "latest")
+    live = [line for line in demo.splitlines() if line.startswith("sonde: critical")]
+    lines = ["$ make demo", "…", *live, "$ sonde diagnose latest", *answer.splitlines()]
     return "```console\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n"
 
 

@@ -1,7 +1,7 @@
-"""`make demo`: train a small GPT with one planted problem, watched by sonde, and look at where the numbers show it.
+"""`make demo`: train a small GPT with one planted problem, watched by sonde, and let sonde say what is wrong.
 
-The problem: from step 300 on, the learning rate of one layer is a hundred times what it should be, as after a slip in
-the parameter groups of a schedule. Nothing tells sonde about it.
+The problem: one activation divides by a temperature that a schedule sets, and from step 150 on that is zero. One step
+later every weight of the model is NaN, and nothing shows where it began. Nothing tells sonde about it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import sonde
 from small_gpt import SmallGPT, load_text, next_batch
 from sonde.cli.main import main as sonde_command
 
-LAYER = "blocks.2.mlp.0"
-FACTOR = 100
+BLOCK = 2
 CONTEXT, BATCH = 64, 16
+
+
+class TemperedGELU(nn.Module):
+    """An activation whose steepness a schedule sets."""
+
+    temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(x / self.temperature)
 
 
 class Terminal:
@@ -43,16 +52,7 @@ class Terminal:
             print(text, flush=True)
 
     def heading(self, text: str) -> None:
-        print(f"\n\x1b[1m{text}\x1b[0m" if self.has_colour else f"\n{text}")
-
-
-def parameter_groups(model: SmallGPT) -> list[dict[str, object]]:
-    """The layer that will be spoilt, and everything else."""
-    named = list(model.named_parameters())
-    return [
-        {"params": [p for name, p in named if not name.startswith(LAYER)]},
-        {"params": [p for name, p in named if name.startswith(LAYER)]},
-    ]
+        print(f"\n\x1b[1m{text}\x1b[0m" if self.has_colour else f"\n{text}", flush=True)
 
 
 def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Path:
@@ -60,13 +60,14 @@ def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Pat
     torch.manual_seed(0)
     text, generator = load_text(), torch.Generator().manual_seed(0)
     model = SmallGPT(num_layers=4, dim=128, num_heads=4, context=CONTEXT)
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-3)
+    activation = model.blocks[BLOCK].mlp[1] = TemperedGELU()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     session = sonde.init(project="demo", name="small-gpt", dir=dir, config={"lr": 1e-3, "batch": BATCH})
     session.watch(model, optimizer)
     for step in range(num_steps):
         if step == fault_step:
-            optimizer.param_groups[1]["lr"] *= FACTOR
+            activation.temperature = 0.0
         loss = model(*next_batch(text, batch=BATCH, context=CONTEXT, generator=generator))
         loss.backward()
         optimizer.step()
@@ -77,46 +78,30 @@ def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Pat
     return Path(session.path)
 
 
-def median(run: sonde.Run, pattern: str, steps: range) -> dict[str, float]:
-    """The median of each series over some steps, by site."""
-    table = run.stats(pattern, steps=steps)
-    sites, values = table["site"].to_numpy(), table["value"].to_numpy()
-    return {str(site): float(np.median(values[sites == site])) for site in np.unique(sites)}
+def command(terminal: Terminal, *words: str) -> None:
+    """Run a command of sonde and show it as it would be typed."""
+    terminal.heading(f"$ sonde {' '.join(words)}")
+    try:
+        sonde_command(words)
+    except SystemExit as end:
+        if end.code not in (0, 1):  # 1: something critical was found, as it should be
+            raise
 
 
-def first_jump(run: sonde.Run, site: str, *, times: float = 5.0) -> int:
-    """The first step at which a site's update is several times the median of all steps before it; -1 for never."""
-    table = run.stats(f"update/{site}/ratio")
-    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
-    for i in range(20, len(values)):
-        if values[i] > times * np.median(values[:i]):
-            return int(steps[i])
-    return -1
-
-
-def tell(run: sonde.Run, fault_step: int, num_steps: int, terminal: Terminal) -> None:
-    before, after = range(fault_step - 20, fault_step), range(fault_step, fault_step + 5)
-    terminal.heading("What was planted, and where the numbers show it")
-    print(f"From step {fault_step} on, the learning rate of {LAYER} was {FACTOR} times what it should be.\n")
-
-    loss = run.scalars("loss")["value"].to_numpy()
-    print(f"  loss                        {np.median(loss[before]):9.2f}  ->  {np.median(loss[fault_step:]):9.2f}")
-    old, new = (median(run, "update/*.weight/ratio", steps) for steps in (before, after))
-    order = sorted(old, key=lambda site: -new[site] / old[site])
-    print("  update/*.weight/ratio, the three that changed most:")
-    for site in order[:3]:
-        print(f"    {site:<26}{old[site]:9.2e}  ->  {new[site]:9.2e}   x{new[site] / old[site]:,.1f}")
-    old, new = (median(run, "act/*/zero_fraction", steps) for steps in (before, range(after.stop, num_steps)))
-    site = max(new, key=lambda site: new[site] - old.get(site, 0.0))
-    print("  act/*/zero_fraction, the one that changed most:")
-    print(f"    {site:<26}{old[site]:9.1%}  ->  {new[site]:9.1%}   of its outputs exactly zero")
-    print(f"\nThe first jump of update/{order[0]}/ratio is at step {first_jump(run, order[0])}.")
+def tell(run: sonde.Run, fault_step: int) -> None:
+    """What was planted, and how little can be seen of it without looking inside."""
+    table = run.stats("grad/*/nonfinite_fraction", steps=fault_step)
+    num_bad = sum(value > 0 for value in table["value"].to_pylist())
+    print(f"From step {fault_step} on, blocks.{BLOCK}.mlp.1 divided by a temperature of zero.")
+    print(
+        f"In that very step {num_bad} of {table.num_rows} gradients were no longer finite, and in the next all weights."
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--fault-step", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=180)
+    parser.add_argument("--fault-step", type=int, default=150)
     parser.add_argument("--dir", type=Path, default=Path(os.environ.get("SONDE_DIR", "runs")))
     options = parser.parse_args()
     if not 25 <= options.fault_step <= options.steps - 20:
@@ -127,22 +112,17 @@ def main() -> None:
     print("Training a small GPT on the source of the standard library; one layer will be spoilt on the way.")
     folder = train(options.steps, options.fault_step, options.dir, terminal)
 
-    terminal.heading(f"$ sonde show {folder}")
-    try:
-        sonde_command(["show", str(folder)])
-    except SystemExit as end:
-        if end.code:
-            raise
-    run = sonde.open(folder)
-    tell(run, options.fault_step, options.steps, terminal)
+    command(terminal, "diagnose", str(folder))
+    terminal.heading("What was planted")
+    tell(sonde.open(folder), options.fault_step)
 
     terminal.heading("What to type next")
-    sql = f"select step, ratio from stats where kind = 'update' and site = '{LAYER}.weight' order by step"
-    command = ".venv/bin/sonde" if Path(".venv/bin/sonde").exists() and not shutil.which("sonde") else "sonde"
-    print(f"  {command} show latest --at {options.fault_step}")
-    print(f'  {command} query latest "{sql}"')
-    print(f"  {command} export latest --what scalars --format csv --output loss.csv")
-    print(f"  {command} list")
+    name = ".venv/bin/sonde" if Path(".venv/bin/sonde").exists() and not shutil.which("sonde") else "sonde"
+    print(f"  {name} diagnose latest --all")
+    print(f"  {name} show latest --at {options.fault_step}")
+    sql = "select site, nan, inf from stats where kind = 'act' and nan + inf > 0 and step = "
+    print(f'  {name} query latest "{sql}{options.fault_step}"')
+    print(f"  {name} list")
 
 
 if __name__ == "__main__":

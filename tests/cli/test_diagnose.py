@@ -73,12 +73,12 @@ def test_a_note_has_numbers_healthy_range_picture_remedy_certainty_and_source(so
     text = sonde("diagnose", code=1).stdout
     for needed in (
         "critical, 90 % sure, steps 5 to 19",
-        "0.25     norm of the gradient at step 5   healthy: 1 to 10",
+        "0.25      norm of the gradient at step 5   healthy: 1 to 10",
         "█",
         "grad/0.weight/norm, steps 0 to 19",
-        "do       optimizer = SGD(model.parameters(), lr=0.01)",
-        "         scheduler = LinearLR(optimizer)",
-        "why      Planted 2026",
+        "do        optimizer = SGD(model.parameters(), lr=0.01)",
+        "          scheduler = LinearLR(optimizer)",
+        "why       Planted 2026",
         "health",
     ):
         assert needed in text
@@ -86,7 +86,7 @@ def test_a_note_has_numbers_healthy_range_picture_remedy_certainty_and_source(so
 
 def test_all_unfolds_symptoms_and_remarks(sonde: Any, ill: Any) -> None:
     text = sonde("diagnose", "--all", code=1).stdout
-    assert text.count("do       optimizer") == 3
+    assert text.count("do        optimizer") == 3
     assert "· remark" in text
 
 

@@ -20,7 +20,7 @@ MARKS: Final = {"critical": "✗", "warning": "!", "info": "·"}
 ASCII_MARKS: Final = {"critical": "x", "warning": "!", "info": "-"}
 SPARK_WIDTH: Final = 40
 NUM_FOLDED: Final = 8
-_LABEL: Final = 9
+_LABEL: Final = 10
 
 
 class FindingNote:
@@ -45,8 +45,8 @@ class FindingNote:
         yield Text(f"  {plain(finding.message)}"), 2
         if finding.evidence:
             yield from self._picture(finding.evidence[0], width, ascii=ascii)
-        for item in finding.evidence:
-            yield _number(item), _LABEL + 2
+        for index, item in enumerate(finding.evidence):
+            yield _number(item, is_first=not index), _LABEL + 2
         yield from _labelled("do", finding.remedy, style="green")
         yield from _labelled("why", "; ".join(finding.references), style="dim")
         if not self.unfold:
@@ -71,10 +71,12 @@ class FindingNote:
             yield Text(f"  {'':<{_LABEL}}and {more} more; unfold them with --all", style="dim"), 0
 
 
-def _number(evidence: Evidence) -> Text:
-    """A number that shows it, beside what is healthy."""
+def _number(evidence: Evidence, *, is_first: bool) -> Text:
+    """A number that shows it, beside what is healthy. The series of the first stands beside its picture already."""
     text = Text("  ").append(f"{number(evidence.value):<{_LABEL}}", style="bold")
     text.append(plain(evidence.meaning or evidence.series))
+    if evidence.meaning and evidence.series and not is_first:
+        text.append(f", {plain(evidence.series)}", style="dim")
     if evidence.step is not None:
         text.append(f" at step {evidence.step:,}", style="dim")
     if evidence.healthy:
