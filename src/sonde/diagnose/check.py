@@ -47,7 +47,7 @@ def check(
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """Roots first, each with what it explains; symptoms of a root are demoted to remarks and come last."""
+    """Roots first, each with what it explains. Symptoms come last; those that were only inferred become remarks."""
     explained: dict[int, list[Finding]] = {}
     symptoms: set[int] = set()
     for cause in findings:
@@ -55,18 +55,29 @@ def ranked(findings: list[Finding]) -> list[Finding]:
         explained[id(cause)] = own
         symptoms.update(id(other) for other in own)
     roots = [f for f in findings if id(f) not in symptoms]
+    if findings and not roots:  # a ring of three or more: the first in order began it
+        roots = [min(findings, key=_order)]
+        symptoms.discard(id(roots[0]))
     roots = [replace(f, cause_of=tuple(_demoted(s) for s in explained[id(f)])) for f in roots]
     rest = [_demoted(f) for f in findings if id(f) in symptoms]
     return [*sorted(roots, key=_order), *sorted(rest, key=_order)]
 
 
 def _explains(cause: Finding, other: Finding) -> bool:
+    """Of two that would explain each other, the one that comes first in order does."""
+    if not _may_explain(cause, other):
+        return False
+    return not _may_explain(other, cause) or _order(cause) <= _order(other)
+
+
+def _may_explain(cause: Finding, other: Finding) -> bool:
     causes = RULES[cause.rule].causes if cause.rule in RULES else ()
     return other.rule in causes and cause.severity >= "warning"
 
 
 def _demoted(finding: Finding) -> Finding:
-    return finding if finding.severity == Severity.INFO else finding.demoted()
+    stands = finding.rule in RULES and RULES[finding.rule].stands
+    return finding if stands or finding.severity == Severity.INFO else finding.demoted()
 
 
 def _order(finding: Finding) -> tuple[float, ...]:

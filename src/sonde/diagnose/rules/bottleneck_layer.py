@@ -24,6 +24,7 @@ POOR: Final = 0.25
 
 
 @rule(
+    stands=True,
     severity="warning",
     causes=("underfitting", "rank_collapse"),
     references=("Tishby & Zaslavsky 2015", "Raghu et al. 2017"),

@@ -26,6 +26,7 @@ GONE: Final = 0.98
 
 
 @rule(
+    stands=True,
     severity="warning",
     causes=(
         "vanishing_gradients",

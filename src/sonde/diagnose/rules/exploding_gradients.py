@@ -29,6 +29,7 @@ LASTING: Final = 3
 
 
 @rule(
+    stands=True,
     severity="warning",
     needs=("grad/*/norm_raw", "grad/*/nonfinite_fraction", "param/*/norm", "act/*/max_abs"),
     causes=("loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),

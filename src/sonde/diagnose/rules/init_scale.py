@@ -26,6 +26,7 @@ HARMED: Final = 0.3
 
 
 @rule(
+    stands=True,
     severity="warning",
     needs=("param/*/rms", "act/*/rms"),
     causes=(

@@ -22,6 +22,7 @@ LARGE_FIRST: Final = 0.3
 
 
 @rule(
+    stands=True,
     severity="warning",
     needs=NEEDS,
     causes=("underfitting", "loss_spikes", "bad_batches"),

@@ -34,6 +34,7 @@ class Origin:
 
 
 @rule(
+    stands=True,
     severity="critical",
     needs=NEEDS,
     causes=("loss_spikes", "dead_relu", "underfitting", "throughput_regression", "constant_output"),

@@ -19,6 +19,7 @@ STUCK: Final = 0.15
 
 
 @rule(
+    stands=True,
     severity="warning",
     causes=(
         "vanishing_gradients",

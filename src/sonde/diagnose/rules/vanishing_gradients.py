@@ -30,6 +30,7 @@ MIN_STEPS: Final = 20
 
 
 @rule(
+    stands=True,
     severity="warning",
     needs=(*NEEDS, "act/*/rms"),
     causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer", "adam_epsilon_dominates"),
