@@ -104,4 +104,5 @@ def _guessing(window: Window, name: str) -> float:
         ratios = a[usable] / b[usable]
         # A penalty on the weights is added to what is logged; what it ends at is nearer to the bare loss.
         scale = float(np.median(ratios[len(ratios) // 2 :]))
-    return float(known[-1]) * scale
+    # Targets that are all the same, as a discriminator's, can be guessed without loss: nothing to compare with.
+    return float(known[-1]) * scale if known[-1] > 0 else np.nan

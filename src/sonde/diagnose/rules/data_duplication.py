@@ -20,6 +20,10 @@ NEAR: Final = 8
 FEW: Final = 32
 OFTEN: Final = 6
 """Times a batch was seen on average."""
+GAP: Final = 3.0
+WIDE_GAP: Final = 10.0
+"""Validation over training loss."""
+TURN: Final = 1.15
 REMEDY: Final = (
     "give each worker its share and its seed (worker_init_fn, DistributedSampler), and drop copies: "
     "torch.unique(x, dim=0), dataset.unique()"
@@ -62,14 +66,17 @@ def _is_harmful(window: Window, num: int) -> bool:
 
 
 def _has_gap(window: Window) -> bool:
+    """Validation turns, or is left far behind while it is not good either."""
     state = held_out(window)
-    return state is not None and state.gap > 3 and state.turn > 1.15
+    if state is None:
+        return False
+    return (state.gap > GAP and state.turn > TURN) or (state.gap > WIDE_GAP and state.end > 0.2 * state.guessing)
 
 
 def _is_learned_by_heart(window: Window) -> bool:
     """Rows of few possible values are rightly there twice, and then validation is as good as training."""
     state = held_out(window)
-    return state is not None and state.gap > 3
+    return state is not None and state.gap > GAP
 
 
 def _repeated(window: Window, step: int, again: float, num: int, total: int) -> Finding:

@@ -10,7 +10,7 @@ import numpy as np
 from sonde.diagnose.endpoints import MIN_SEEN, seen
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.held_out import held_out
-from sonde.diagnose.learned import learned
+from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
@@ -20,6 +20,8 @@ POOR: Final = 0.75
 POOR_AND_SMALL: Final = 0.6
 """The same where the model is visibly small: no hidden layer, or one narrower than the classes are many."""
 MIN_STEPS: Final = 60
+STILL_FALLING: Final = 0.04
+"""Share of guessing that the last quarter gained over the one before: such a run is not over."""
 
 
 @rule(stands=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
@@ -32,6 +34,8 @@ def underfitting(window: Window) -> Iterator[Finding]:
         return
     left, best = state.end / state.guessing, state.best / state.guessing
     held = held_out(window)
+    if _gained(state) > STILL_FALLING:
+        return
     enough = POOR_AND_SMALL if _is_small(window) else POOR
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
@@ -48,6 +52,12 @@ def underfitting(window: Window) -> Iterator[Finding]:
             Evidence("data/loss/baseline", state.guessing, "", meaning="loss of a constant answer"),
         ),
     )
+
+
+def _gained(state: Learned) -> float:
+    quarter = len(state.values) // 4
+    before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
+    return float(np.nanmedian(before) - np.nanmedian(after)) / state.guessing
 
 
 def _is_small(window: Window) -> bool:
