@@ -23,13 +23,19 @@ def total(tensor: Tensor, step: int) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if is_sampled(tensor):
-        tensor = tensor[step % ROW_STRIDE :: ROW_STRIDE]
+        # Rows are what the last dimension runs along: a batch alone may have fewer than are left out.
+        tensor = tensor.view(-1, tensor.shape[-1])[step % ROW_STRIDE :: ROW_STRIDE]
     return tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
 
 
 def is_sampled(tensor: Tensor) -> bool:
     """Whether only some rows of it are looked at. The processor's cache makes a sum on the host cheap enough."""
-    return tensor.device.type != "cpu" and tensor.numel() > SAMPLED_FROM and tensor.shape[0] >= 2 * ROW_STRIDE
+    return (
+        tensor.device.type != "cpu"
+        and tensor.numel() > SAMPLED_FROM
+        and tensor.is_contiguous()
+        and tensor.numel() // tensor.shape[-1] >= 2 * ROW_STRIDE
+    )
 
 
 class FiniteFlags:

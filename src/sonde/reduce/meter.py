@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _EVERY: Final = 8
 """Every how many recorded steps GPU time is measured; the first few steps are."""
 _EAGER: Final = 6
+_AT_STEP: Final = ("grads", "optimizer")
 _MAX_OPEN: Final = 256
 """Steps whose events are still waited for; older ones are given up."""
 
@@ -28,13 +29,15 @@ class StepTimes:
     step: int
     host_s: dict[str, float] = field(default_factory=dict)
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
+    mark: Any = None
+    """Where the first of our work at the optimizer's step was put into the GPU's queue."""
     end: Any = None
     wall_s: float = 0.0
     gpu_s: dict[str, float] | None = None
     step_s: float = 0.0
     """From the end of the step before to the end of this one, by the GPU's clock where there is one."""
     is_host_bound: bool = True
-    """The GPU had nothing left to do when the host came to the end of the step."""
+    """The GPU was past the optimizer's step, or nearly so, when the host came to its end: it waits for the host."""
 
 
 class Meter:
@@ -45,7 +48,6 @@ class Meter:
         """The GPU on which the model lives, once one is seen."""
         self._now = StepTimes(0)
         self._open: deque[StepTimes] = deque()
-        self._last_end: Any = None
         self._num_recorded = 0
         self._is_timed = False
         self._free: list[Any] = []
@@ -66,10 +68,8 @@ class Meter:
         now, self._now = self._now, StepTimes(step + 1)
         now.step, now.wall_s = step, wall_s
         if self.device is not None and not _is_capturing():
+            now.is_host_bound = now.mark is None or bool(now.mark.query())
             now.end = self._event()
-            if self._last_end is not None:
-                now.is_host_bound = bool(self._last_end.query())
-            self._last_end = now.end
         self._open.append(now)
         self._num_recorded += bool(now.spans or now.host_s)
         self._is_timed = self.device is not None and (self._num_recorded < _EAGER or self._num_recorded % _EVERY == 0)
@@ -100,8 +100,9 @@ class Meter:
             times.gpu_s = {}
             for kind, start, end in times.spans:
                 times.gpu_s[kind] = times.gpu_s.get(kind, 0.0) + start.elapsed_time(end) / 1e3
-                self._free += [start, end]
+                self._free += [end] if start is times.mark else [start, end]
             times.spans = []
+        times.mark = None
 
     def see(self, tensor: torch.Tensor) -> None:
         """Where the model lives."""
@@ -135,6 +136,8 @@ class _Span:
         meter = self._meter
         if meter._is_timed:
             self._start = meter._event()
+        if meter.device is not None and meter._now.mark is None and self._kind in _AT_STEP:
+            meter._now.mark = self._start or meter._event()
         self._inside_s = meter.host_s
         self._began_s = time.perf_counter()
 

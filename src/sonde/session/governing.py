@@ -18,6 +18,8 @@ _LOOK_EVERY: Final = 50
 """Every how many steps memory is looked at."""
 _EASE: Final = 0.05
 """Memory must be freer than the threshold by this much before recording goes back to what it was."""
+_STARTS: Final = 2
+"""How many times something must have been recorded before its cost is believed."""
 OF_KIND: Final = {
     "grad": "grads",
     "param": "optimizer",
@@ -37,7 +39,8 @@ class Governing:
         self.session, self.meter = session, Meter()
         self.governor = Governor(session.settings.budget, session.settings.free_steps)
         self._gpu_s: dict[str, deque[float]] = {}
-        """What each kind took lately. The first times hold the compilation of kernels, so no single one is believed."""
+        """What each kind took lately; no single time is believed."""
+        self._num_seen: dict[str, int] = {}
 
     def allows(self, step: int, kind: str, *, scheduled: bool = True) -> bool:
         return self.governor.allows(step, OF_KIND[kind], scheduled=scheduled)
@@ -58,6 +61,8 @@ class Governing:
         return self.governor.overhead
 
     def _take(self, times: StepTimes) -> None:
+        if self._is_first(times):
+            return
         for kind, seconds in (times.gpu_s or {}).items():
             self._gpu_s.setdefault(kind, deque(maxlen=7)).append(seconds)
         costs = {kind: self._cost(kind, times) for kind in times.host_s if kind in KINDS}
@@ -70,6 +75,13 @@ class Governing:
         )
         if change is not None:
             self._tell(change)
+
+    def _is_first(self, times: StepTimes) -> bool:
+        """Whether something in this step was new: then kernels were compiled and memory was made, once and for all."""
+        new = [kind for kind in times.host_s if self._num_seen.get(kind, 0) < _STARTS]
+        for kind in new:
+            self._num_seen[kind] = self._num_seen.get(kind, 0) + 1
+        return bool(new)
 
     def _cost(self, kind: str, times: StepTimes) -> float:
         """Host time hides behind the GPU's work as long as the GPU has some."""
