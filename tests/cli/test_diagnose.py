@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +43,18 @@ def plant(
             remedy="optimizer = SGD(model.parameters(), lr=0.01)\nscheduler = LinearLR(optimizer)",
         )
 
-    monkeypatch.setitem(RULES, name, Rule(name, Severity(severity), needs, causes, ("Planted 2026",), function))
+    monkeypatch.setitem(
+        RULES,
+        name,
+        Rule(
+            name=name,
+            severity=Severity(severity),
+            needs=needs,
+            causes=causes,
+            references=("Planted 2026",),
+            function=function,
+        ),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +111,16 @@ def test_json_holds_everything(sonde: Any, ill: Any) -> None:
     assert {gap["what"] for gap in answer["not_recorded"]} >= {"a validation loss", "updates"}
 
 
+def test_a_symptom_that_stays_a_warning_is_folded_all_the_same(
+    sonde: Any, ill: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, "symptom", replace(RULES["symptom"], stands=True))
+    answer = sonde("diagnose", "--json", code=1).json
+    assert answer["counts"]["warning"] == 1
+    lines = sonde("diagnose", code=1).stdout.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith(("✗", "!"))] == ["root"]
+
+
 def test_only_a_critical_finding_makes_the_exit_code_one(
     sonde: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +137,11 @@ def test_a_healthy_run_is_one_line_that_says_what_was_checked_and_what_was_not(
         yield from ()
 
     for name, needs in (("seeing", ("grad/*/norm",)), ("blind", ("optim/*/rms",))):
-        monkeypatch.setitem(RULES, name, Rule(name, Severity("warning"), needs, (), (), silent))
+        monkeypatch.setitem(
+            RULES,
+            name,
+            Rule(name=name, severity=Severity("warning"), needs=needs, causes=(), references=(), function=silent),
+        )
     make_run()
     monkeypatch.setenv("COLUMNS", "400")
     text = sonde("diagnose").stdout

@@ -19,7 +19,7 @@ class Diagnosis:
 
     window: Window
     findings: tuple[Finding, ...]
-    """The most likely root first; symptoms of a root are in its `cause_of` and, as remarks, at the end."""
+    """The most likely root first; symptoms of a root are in its `cause_of`, and at the end."""
     health: Health
     num_rules: int
     blind: tuple[str, ...]
@@ -31,13 +31,20 @@ class Diagnosis:
     @property
     def roots(self) -> list[Finding]:
         """Findings that no other finding explains, remarks left out."""
-        return [finding for finding in self.findings if finding.severity > Severity.INFO]
+        return [f for f in self.findings if f.severity > Severity.INFO and not self.is_explained(f)]
 
     @property
     def remarks(self) -> list[Finding]:
         """Remarks that stand under no root."""
-        folded = {(f.rule, f.sites, f.step) for root in self.roots for f in root.cause_of}
-        return [f for f in self.findings if f.severity == Severity.INFO and (f.rule, f.sites, f.step) not in folded]
+        return [f for f in self.findings if f.severity == Severity.INFO and not self.is_explained(f)]
+
+    def is_explained(self, finding: Finding) -> bool:
+        """Whether another finding brought this one about."""
+        return any(
+            (finding.rule, finding.sites) == (symptom.rule, symptom.sites)
+            for cause in self.findings
+            for symptom in cause.cause_of
+        )
 
     @property
     def is_critical(self) -> bool:

@@ -40,7 +40,7 @@ SATURATED_SHARE: Final = (0.5, 1.0)
 NONFINITE_FACTOR: Final = 0.1
 """What one value that is not finite leaves, before its share is counted."""
 SEVERITY_FACTORS: Final = {Severity.INFO: 1.0, Severity.WARNING: 0.6, Severity.CRITICAL: 0.3}
-"""What a finding of full confidence leaves at the steps it names; symptoms of another finding are remarks, and free."""
+"""What a finding of full confidence leaves at the steps it names; mere remarks are free."""
 
 Steps = NDArray[np.int64]
 Owner = Callable[[str], str]
@@ -74,9 +74,9 @@ def health(window: Window, findings: Iterable[Finding] = ()) -> Health:
             aligned = _aligned(steps, own_steps, factor)
             layers[layer] = _times(layers[layer], aligned) if layer in layers else aligned
     measured = np.stack(list(layers.values())) if layers else np.ones((1, len(steps)))
-    roots = [f for f in findings if f.severity > Severity.INFO]
-    run = _whole(measured) * _loss_factor(window, steps) * _finding_factor(roots, steps)
-    scores = [run, *(own * _finding_factor(_about(roots, name), steps) for name, own in layers.items())]
+    grave = [f for f in findings if f.severity > Severity.INFO]
+    run = _whole(measured) * _loss_factor(window, steps) * _finding_factor(grave, steps)
+    scores = [run, *(own * _finding_factor(_about(grave, name), steps) for name, own in layers.items())]
     return Health(steps, (RUN, *layers), 100.0 * np.stack(scores))
 
 

@@ -1,8 +1,8 @@
 """Rules while training goes on: on the writer thread, in bounded memory, for a bounded share of the time.
 
-Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. After one
-that took t seconds of this thread's time the next comes when the process has worked for t / SHARE seconds more, so that
-however slow the rules are they cost no more than that share of what training costs.
+Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. The next comes
+when the process has worked long enough to afford it: all looks so far, and one more like the last, are at most SHARE of
+the process's own time. However slow the rules are, they cost no more than that share of what training costs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class LiveRules:
         yield from self._look("running")
         took_s += self.spent_s
         self._next_look = now + SHORTEST_PAUSE_S
-        self._next_work_s = time.process_time() + took_s / SHARE
+        self._next_work_s = self._began_work_s + (self.spent_s + took_s) / SHARE
         self._latest_look = now + IDLE_FACTOR * took_s / SHARE
 
     def last_look(self, status: RunStatus) -> Iterator[Said]:
@@ -135,7 +135,8 @@ class LiveRules:
         changes = self._tracker.look(found.findings, is_last=is_last)
         for tracked in changes.begun:
             finding = tracked.finding
-            self._announce(finding)
+            if not found.is_explained(finding):
+                self._announce(finding)
             details = {"rule": finding.rule, "sites": list(finding.sites), "confidence": finding.confidence}
             yield self._event(found, "finding", finding.message, str(finding.severity), **details)
         for tracked in (*changes.begun, *changes.updated):
