@@ -39,6 +39,13 @@ class TestFrozen:
     def test_tuning_a_few_parameters_can_be_enough(self) -> None:
         assert not list(frozen_layers(window(changed("trainable", (0, 1, 2)), falling(60), {})))
 
+    def test_tuning_the_biases_of_frozen_layers_is_a_choice(self) -> None:
+        model = changed("trainable", (0, 1, 2))
+        for place in (0, 2, 4):
+            bias = {"name": f"{place}.bias", "owner": str(place), "module_type": "Linear", "shape": [16]}
+            model["parameters"].append({**bias, "trainable": True, "in_optimizer": True})
+        assert not list(frozen_layers(window(model, stuck(60), {})))
+
     def test_adapters_learn_in_place_of_frozen_weights(self) -> None:
         model = changed("trainable", (0, 1, 2))
         model["parameters"].append({**model["parameters"][0], "name": "0.lora_A", "trainable": True})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
@@ -30,6 +30,8 @@ def frozen_layers(window: Window) -> Iterator[Finding]:
         return
     if any(p.is_lora for p in known.parameters) or _has_adapters(matrices) or not _is_head_frozen(window, matrices):
         return
+    if _are_biases_tuned(known.parameters, frozen):
+        return
     share = sum(map(_size, frozen)) / sum(map(_size, matrices))
     if share < MOST:
         return
@@ -54,6 +56,13 @@ def _has_adapters(matrices: list[Parameter]) -> bool:
     """Narrow trainable pairs beside frozen layers are there to learn in their place."""
     trainable = [p for p in matrices if p.trainable]
     return any(min(p.shape[:2]) * 4 <= max(p.shape[:2]) for p in trainable) and len(trainable) >= 2
+
+
+def _are_biases_tuned(parameters: Iterable[Parameter], frozen: list[Parameter]) -> bool:
+    """Whether the biases of the frozen layers are trained: that is a way of fine-tuning, and no accident."""
+    owners = {p.owner for p in frozen}
+    biases = [p for p in parameters if p.owner in owners and len(p.shape) == 1]
+    return bool(biases) and sum(p.trainable for p in biases) > len(biases) / 2
 
 
 def _is_head_frozen(window: Window, matrices: list[Parameter]) -> bool:

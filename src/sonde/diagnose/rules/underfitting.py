@@ -20,7 +20,7 @@ POOR: Final = 0.75
 POOR_AND_SMALL: Final = 0.6
 """The same where the model is visibly small: no hidden layer, or one narrower than the classes are many."""
 MIN_STEPS: Final = 60
-STILL_FALLING: Final = 0.04
+STILL_FALLING: Final = 0.03
 """Share of guessing that the last quarter gained over the one before: such a run is not over."""
 
 
