@@ -191,16 +191,8 @@ def _regression_wide(seed: int, fixed: bool) -> Job:
             weight.data.mul_(4.0)
 
     model = fill(mlp([8, *[48] * 5, 1]), wide)
-    return Job(
-        model,
-        SGD(model.parameters(), 1e-2),
-        nn.MSELoss(),
-        endless(x, y, 50, seed),
-        200,
-        val=val,
-        val_every=50,
-        clip=1.0,
-    )
+    optimizer = SGD(model.parameters(), 0.03, momentum=0.9)
+    return Job(model, optimizer, nn.MSELoss(), endless(x, y, 50, seed), 300, val=val, val_every=50, clip=1.0)
 
 
 @program("healthy_loss_times_1000")

@@ -129,7 +129,7 @@ def _zero(seed: int, fixed: bool) -> Job:
 
 @program("symmetric_ones_tanh", "symmetric_init", also_ok=(*_SAME, "saturated_activations"), source="DeepCrime: ones")
 def _ones(seed: int, fixed: bool) -> Job:
-    model = fill(mlp([8, 32, 32, 1], nn.Tanh), xavier if fixed else constant(0.3))
+    model = fill(mlp([8, 32, 32, 1], nn.Tanh), xavier if fixed else constant(0.1))
     return _job(model, data.regression(), SGD(model.parameters(), 0.05, momentum=0.9), 250, seed)
 
 
