@@ -71,6 +71,11 @@ def test_a_loss_that_fell_and_was_thrown_back_by_one_large_step_is_named_from_th
     assert finding.step == 59
 
 
+def test_weights_carried_far_by_many_middling_steps_are_named_unless_it_learns() -> None:
+    assert list(lr_too_high(moved(stuck(STEPS), 0.5)))
+    assert not list(lr_too_high(moved(falling(STEPS), 0.5)))
+
+
 def test_a_loss_that_becomes_infinite_after_large_steps_is_named() -> None:
     loss = np.r_[2.3, 1e5, 1e20, np.full(12, np.nan)]
     assert list(lr_too_high(moved(loss, BIG[: len(loss)])))

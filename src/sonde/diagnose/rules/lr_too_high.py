@@ -17,6 +17,9 @@ from sonde.schema.window import Window
 LARGE: Final = 0.3
 """Share of its own size that a weight matrix moves in one step. Healthy runs: below 0.1, also at their first steps."""
 HEALTHY: Final = "1e-4 to 0.1"
+SOON: Final = 30
+FAR: Final = 2.2
+"""Length of the first steps laid end to end, beside the size of the weights. Healthy runs: below 1.9."""
 EARLY: Final = 10
 """Steps within which a step that was too large shows in the loss."""
 
@@ -46,6 +49,8 @@ def lr_too_high(window: Window) -> Iterator[Finding]:
         yield _from_the_start(window, moved, loss)
     elif (step := _fell_apart(moved, loss)) is not None:
         yield _later(window, moved, loss, step)
+    elif _way(moved) > FAR and loss.left > 0.8:
+        yield _carried_away(window, moved, loss)
 
 
 def _is_harmed(loss: Learned, first_move: float) -> bool:
@@ -70,6 +75,27 @@ def _fell_apart(moved: Motion, loss: Learned) -> int | None:
         return None
     large = np.flatnonzero(moved.of_step > LARGE)
     return int(moved.steps[large[0]]) if len(large) else None
+
+
+def _way(moved: Motion) -> float:
+    """Momentum makes steps long only after a while: how far the weights went in the first steps."""
+    return float(np.nansum(moved.of_step[:SOON]))
+
+
+def _carried_away(window: Window, moved: Motion, loss: Learned) -> Finding:
+    size = float(np.nanmax(moved.of_step[:SOON]))
+    step = int(moved.steps[int(np.nanargmax(moved.of_step[:SOON]))])
+    return found(
+        window,
+        "lr_too_high",
+        f"the learning rate is too high: in the first {SOON} steps the weights went {_way(moved):.1f} times their own "
+        f"size (up to {size:.0%} in one step), and {loss.left:.0%} of the loss is left",
+        step=int(moved.steps[0]),
+        confidence=0.65,
+        sites=moved.sites[:1],
+        evidence=_evidence(moved, loss, moved.sites[0], size, step),
+        remedy=f"{write_rate(window, 0.1)}; with momentum, steps become 1 / (1 - momentum) times as long.",
+    )
 
 
 def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Finding:

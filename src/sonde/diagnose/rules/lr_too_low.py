@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.motion import NEEDS, Motion, motion
 from sonde.diagnose.rate import is_at_full_rate, is_still_rising, write_rate
 from sonde.diagnose.rule import found, rule
@@ -16,12 +16,15 @@ from sonde.schema.window import Window
 
 SMALL: Final = 1.5e-4
 """Median share of its own size that a weight matrix moves in a step. Healthy runs: 7e-4 to 2e-2."""
-SMALL_FOR_ALL: Final = 4e-4
+SMALLISH: Final = 5e-4
+"""Enough when the loss also falls at an even, slow pace: it would fall faster with longer steps."""
+SMALL_FOR_ALL: Final = 1e-3
 """The same of the matrix that moves most: with vanishing gradients the last one still moves."""
 VERY_SMALL: Final = 3e-5
 SHORT: Final = 0.08
 """All steps laid end to end, beside the size of the weights: a long run may take small steps and arrive."""
 UNLEARNED: Final = 0.6
+STEADY_LEFT: Final = 0.8
 
 
 @rule(
@@ -39,9 +42,11 @@ def lr_too_low(window: Window) -> Iterator[Finding]:
     if moved is None or loss is None or is_still_rising(window):
         return
     per_site = _typical(window, moved)
-    if not len(per_site) or not 0 < np.median(per_site) < SMALL or per_site.max() > SMALL_FOR_ALL:
+    if not len(per_site) or per_site.max() > SMALL_FOR_ALL:
         return
     size = float(np.median(per_site))
+    if not 0 < size < SMALL and not (size < SMALLISH and _falls_steadily(loss)):
+        return
     is_known = np.isfinite(loss.guessing)
     unlearned = loss.end / loss.guessing if is_known else loss.left
     if not unlearned > UNLEARNED or not loss.left > UNLEARNED or (not is_known and size > VERY_SMALL):
@@ -64,6 +69,14 @@ def lr_too_low(window: Window) -> Iterator[Finding]:
         ],
         remedy=write_rate(window, min(1e4, max(10.0, 2e-3 / size))),
     )
+
+
+def _falls_steadily(loss: Learned) -> bool:
+    """Whether it falls in the last quarter of the run as it did in the first, with most of it left."""
+    values = loss.values[np.isfinite(loss.values)]
+    levels = [float(np.median(quarter)) for quarter in np.array_split(values, 4)]
+    falls = -np.diff(levels)
+    return bool(loss.left > STEADY_LEFT and falls.min() > 0 and falls[-1] > 0.5 * falls[0])
 
 
 def _typical(window: Window, moved: Motion) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

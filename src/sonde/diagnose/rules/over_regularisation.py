@@ -27,7 +27,7 @@ EXPLAINED: Final = 0.7
     needs=("param/*/norm", "param/*/n"),
     causes=(
         *("underfitting", "vanishing_gradients", "loss_plateau", "constant_output", "lr_too_low", "rank_collapse"),
-        *("dead_relu", "residual_decay", "bottleneck_layer", "qkv_imbalance"),
+        *("dead_relu", "residual_decay", "bottleneck_layer", "qkv_imbalance", "lr_too_high"),
     ),
     references=(
         "Ben Braiek and Khomh 2022, TheDeepChecker: over-regularisation",
