@@ -21,6 +21,8 @@ SAME_INPUT: Final = 1e-4
 """Spread of the inputs over the batch: where all are the same, a silent unit says nothing."""
 CONSTANT: Final = 0.25
 """Deviation over the batch, in units of the output, below which a layer tells little of its input."""
+FAINT: Final = 0.01
+"""Output of a layer over that of the first one."""
 GONE: Final = 0.98
 """A layer without any live unit cuts everything before it off."""
 
@@ -28,6 +30,7 @@ GONE: Final = 0.98
 @rule(
     stands=True,
     severity="warning",
+    needs=("act/*/rms",),
     causes=(
         "vanishing_gradients",
         "underfitting",
@@ -54,15 +57,20 @@ def dead_relu(window: Window) -> Iterator[Finding]:
 
 
 def _is_constant(window: Window, site: str) -> bool:
-    """Where a layer is given the same for every input from the start, half of its units are silent by chance."""
+    """Where next to nothing of the input arrives from the start, half of the units are silent by chance."""
     model = structure(window)
     own = model.module(site)
-    before = [module for module in model.in_order if own is not None and module.order < own.order]
-    for module in reversed(before):
-        if module.kind in ("linear", "conv"):
-            spread = window.get(f"unit/{module.name}/batch_std")[1]
-            return len(spread) > 0 and bool(spread[0] < CONSTANT)
-    return False
+    layers = [module for module in model.in_order if module.kind in ("linear", "conv")]
+    before = [module for module in layers if own is not None and module.order < own.order]
+    if not before:
+        return False
+    spread, size = _first(window, f"unit/{before[-1].name}/batch_std"), _first(window, f"act/{before[-1].name}/rms")
+    return spread < CONSTANT or size < FAINT * _first(window, f"act/{layers[0].name}/rms")
+
+
+def _first(window: Window, name: str) -> float:
+    values = window.get(name)[1]
+    return float(values[0]) if len(values) else float("nan")
 
 
 def _behind_functions(window: Window) -> list[Lasting]:
