@@ -24,7 +24,7 @@ _DULL = ("underfitting", "vanishing_gradients", "rank_collapse", "loss_spikes", 
 
 
 @program(
-    "dead_negative_bias", "dead_relu", also_ok=(*_DULL, "init_scale", "bottleneck_layer"), where="2",
+    "dead_negative_bias", "dead_relu", also_ok=(*_DULL, "init_scale", "bottleneck_layer"), where="3",
     source="Lu 2019 (dying ReLU): biases that push every unit below zero",
 )  # fmt: skip
 def _dead_bias(seed: int, fixed: bool) -> Job:
