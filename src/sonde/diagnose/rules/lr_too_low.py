@@ -67,7 +67,7 @@ def lr_too_low(window: Window) -> Iterator[Finding]:
             ),
             Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
         ],
-        remedy=write_rate(window, min(1e4, max(10.0, 2e-3 / size))),
+        remedy=write_rate(window, min(1e4, max(10.0, 2e-3 / max(size, 1e-12)))),
     )
 
 

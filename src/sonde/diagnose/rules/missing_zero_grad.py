@@ -19,6 +19,8 @@ ALIKE_LATER: Final = 0.7
 GROWTH: Final = 2.5
 """Norm of the gradient over the first steps against its first: a sum grows with every step, fresh ones do not."""
 GROWING_STEPS: Final = 12
+HARDLY_TURNS: Final = 0.97
+"""Median cosine of a whole run whose batches differ: fresh gradients of different batches never come near."""
 
 
 @rule(
@@ -45,7 +47,7 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
         return
     early = norms[:GROWING_STEPS]
     growth = float(np.nanmax(early) / norms[0]) if norms[0] > 0 else np.nan
-    if not growth > GROWTH:
+    if not growth > GROWTH and not (np.nanmedian(cosines) > HARDLY_TURNS and _batches_differ(window)):
         return
     yield found(
         window,
@@ -62,3 +64,9 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
         ],
         remedy="optimizer.zero_grad(set_to_none=True)  # before every loss.backward()",
     )
+
+
+def _batches_differ(window: Window) -> bool:
+    """Whether most steps saw a batch of their own; on one and the same batch gradients hardly turn either."""
+    hashes = window.get("data/batch/hash")[1]
+    return len(hashes) >= MIN_STEPS and len(np.unique(hashes)) > 8

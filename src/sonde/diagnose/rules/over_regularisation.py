@@ -20,6 +20,9 @@ SHRUNK: Final = 0.5
 UNLEARNED: Final = 0.6
 EXPLAINED: Final = 0.7
 """Sum over steps of learning rate times decay that halves a weight."""
+OVERWHELMING: Final = 3.0
+"""The same that leaves a twentieth of it."""
+HALF_LEARNED: Final = 0.25
 
 
 @rule(
@@ -41,11 +44,12 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
     if loss is None or not shrink:
         return
     left = float(np.median([share for share, _ in shrink.values()]))
-    if not left < SHRUNK or not loss.left > UNLEARNED or loss.has_diverged:
-        return
-    if sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
-        return
     decay = structure(window).group_value("weight_decay", 0.0) or 0.0
+    is_strong = decay_shrinks(window, decay, OVERWHELMING)
+    if not left < SHRUNK or not loss.left > (HALF_LEARNED if is_strong else UNLEARNED) or loss.has_diverged:
+        return
+    if not is_strong and sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
+        return
     if not (decay_shrinks(window, decay) or _has_penalty(window, loss)):
         return  # the best weights may be small ones
     worst = sorted(shrink, key=lambda site: shrink[site][0])[:3]
@@ -69,10 +73,10 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
     )
 
 
-def decay_shrinks(window: Window, decay: float) -> bool:
-    """Whether the optimizer's decay alone would have halved the weights."""
+def decay_shrinks(window: Window, decay: float, enough: float = EXPLAINED) -> bool:
+    """Whether the optimizer's decay alone would have halved the weights, or more."""
     rates = rate(window)[1]
-    return bool(len(rates)) and float(np.nansum(rates)) * decay > EXPLAINED
+    return bool(len(rates)) and float(np.nansum(rates)) * decay > enough
 
 
 def _has_penalty(window: Window, loss: Learned) -> bool:

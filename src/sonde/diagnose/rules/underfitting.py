@@ -55,14 +55,18 @@ def underfitting(window: Window) -> Iterator[Finding]:
 
 
 def _gained(state: Learned) -> float:
+    """What the last quarter gained, as far as the noise of batches lets one say."""
     quarter = len(state.values) // 4
     before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
-    return float(np.nanmedian(before) - np.nanmedian(after)) / state.guessing
+    noise = 2 * float(np.nanstd(after)) / quarter**0.5
+    return (float(np.nanmean(before) - np.nanmean(after)) - noise) / state.guessing
 
 
 def _is_small(window: Window) -> bool:
     matrices = structure(window).matrices
     num_classes = seen(window, "data/output/width").typical
+    if matrices and matrices[0].shape[-1] == matrices[-1].shape[0]:
+        return False  # an autoencoder is narrow on purpose
     return len(matrices) == 1 or any(p.shape[0] < num_classes - 1 for p in matrices[:-1])
 
 
