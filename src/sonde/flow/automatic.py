@@ -1,4 +1,4 @@
-"""`sonde.flow.analyze`: look at the model, and let every analyzer that fits it have its say, in one pass each."""
+"""`sonde.flow.analyze`: look at the model, and let every analyzer that fits it have its say, all in one pass."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from sonde.flow.attention import AttentionAnalyzer, find_attention
+from sonde.flow.attention import AttentionAnalyzer
+from sonde.flow.attention_find import find_attention
 from sonde.flow.batch import LossFunction
-from sonde.flow.issue import Issue
+from sonde.flow.engine import Analyzer, FlowAnalyzer
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report import FlowReport
 from sonde.flow.standard import StandardAnalyzer
@@ -29,31 +30,15 @@ def analyze(
 
     sonde.flow.analyze(model, x, y, nn.CrossEntropyLoss()).print_summary()
     """
-    report = StandardAnalyzer(thresholds=thresholds).analyze(model, x, y, loss_fn, steps)
+    analyzer = FlowAnalyzer(model, thresholds=thresholds)
+    return analyzer.analyze_with(fitting(model), x, y, loss_fn, steps)
+
+
+def fitting(model: nn.Module) -> list[Analyzer]:
+    """The analyzers whose kind of layer the model has."""
+    found: list[Analyzer] = [StandardAnalyzer()]
     if find_attention(model, ModelNames(model)):
-        report = joined(report, AttentionAnalyzer(thresholds=thresholds).analyze(model, x, y, loss_fn, steps))
+        found.append(AttentionAnalyzer())
     if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules()):
-        report = joined(report, TemporalAnalyzer(thresholds=thresholds).analyze(model, x, y, loss_fn, steps))
-    return report
-
-
-def joined(a: FlowReport, b: FlowReport) -> FlowReport:
-    """Both reports' issues and details; each issue once."""
-    from dataclasses import replace
-
-    from sonde.flow.judge import judged
-
-    thresholds = RELATIVE if a.is_relative else _absolute()
-    own: list[Issue] = list(dict.fromkeys([*a.issues, *b.issues]))
-    single = {"VANISHING", "EXPLODING", "DEAD", "NUMERICAL"}  # what judging a layer finds by itself
-    extra = [issue for issue in own if issue.type not in single]
-    layers = tuple(judged(a.layers, thresholds, extra))
-    names = {layer.name for layer in layers}
-    whole = tuple(issue for issue in extra if issue.layer not in names)
-    return replace(a, layers=layers, model_issues=whole, details={**a.details, **b.details})
-
-
-def _absolute() -> Thresholds:
-    from sonde.flow.judge import ABSOLUTE
-
-    return ABSOLUTE
+        found.append(TemporalAnalyzer())
+    return found

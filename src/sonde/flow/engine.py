@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from sonde.errors import NotAModelError, UsageError
+from sonde.flow.attention_find import queries_and_keys
 from sonde.flow.batch import LossFunction, batch_size, copied, part
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
@@ -18,6 +20,19 @@ from sonde.flow.metrics import FlowMetrics, Layer
 from sonde.flow.preserve import all_preserved
 from sonde.flow.report import FlowReport
 from sonde.flow.trace import Sketch, Stop, Trace, trace
+
+Observer = Callable[..., None]
+"""Called with (place, module, args, output) for every module call."""
+
+
+class Analyzer(Protocol):
+    """What looks at more than single layers. Several of them share one pass."""
+
+    def watching(self, model: nn.Module) -> AbstractContextManager[Sequence[Observer]]:
+        """Open while the passes run; gives what is to be called for every module call."""
+
+    def conclude(self, traces: list[Trace]) -> tuple[list[Issue], dict[str, Any]]:
+        """What it found, and what it measured."""
 
 
 class FlowAnalyzer:
@@ -38,8 +53,23 @@ class FlowAnalyzer:
         traces = self.traces(x, y, loss_fn, steps)
         return self.report(traces)
 
+    def analyze_with(
+        self, analyzers: Sequence[Analyzer], x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1
+    ) -> FlowReport:
+        """The same with the findings of analyzers, all in the same passes."""
+        with ExitStack() as stack:
+            observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(self.model))]
+            traces = self.traces(x, y, loss_fn, steps, observers)
+        issues: list[Issue] = []
+        details: dict[str, Any] = {}
+        for analyzer in analyzers:
+            found, measures = analyzer.conclude(traces)
+            issues += found
+            details |= measures
+        return self.report(traces, issues, details)
+
     def traces(
-        self, x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1, observers: Sequence[Any] = ()
+        self, x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1, observers: Sequence[Observer] = ()
     ) -> list[Trace]:
         """One trace per part of the batch."""
         if steps < 1:
@@ -59,7 +89,7 @@ class FlowAnalyzer:
         self, traces: list[Trace], issues: Sequence[Issue] = (), details: dict[str, Any] | None = None
     ) -> FlowReport:
         """Judge what was seen; `issues` are what an analyzer found beyond single layers."""
-        layers = judged(measured(traces), self.thresholds, issues)
+        layers = judged(measured(traces), self.thresholds, issues, queries_and_keys(self.model))
         return FlowReport(
             model_name=type(self.model).__name__,
             loss=fmean(t.loss for t in traces),
@@ -73,10 +103,10 @@ class FlowAnalyzer:
 def measured(traces: list[Trace]) -> list[Layer]:
     """Every module with its metrics, in the order of the forward pass; of several passes, their mean."""
     stops = traces[0].in_order()
-    typical = [_typical_flow(t) for t in traces]
+    typical = [(_near_output(t, _pressure), _near_output(t, _flow)) for t in traces]
     layers = []
     for stop in stops:
-        passes = [_metrics(t, stop, flow) for t, flow in zip(traces, typical, strict=True)]
+        passes = [_metrics(t, stop, *levels) for t, levels in zip(traces, typical, strict=True)]
         layers.append(
             Layer(
                 name=stop.name,
@@ -87,16 +117,22 @@ def measured(traces: list[Trace]) -> list[Layer]:
                 input_shape=stop.input_shape,
                 output_shape=stop.output_shape,
                 is_leaf=stop.is_leaf,
+                is_trainable=stop.is_trainable,
             )
         )
     return layers
 
 
-def _typical_flow(t: Trace) -> float:
-    """Norm of gradient times norm of activation, in the median over the last third of the leaf modules: gradients come
-    from there, so what is less further forward has vanished on the way, and what is more has exploded."""
-    flows = [flow for stop in t.in_order() if stop.is_leaf and (flow := _flow(t, stop)) > 0]
-    return median(flows[-max(3, len(flows) // 3) :]) if flows else 0.0
+def _near_output(t: Trace, measure: Callable[[Trace, Stop], float]) -> float:
+    """The median over the last third of the leaf modules: gradients come from there, so what is less further forward
+    has vanished on the way, and what is more has exploded."""
+    levels = [level for stop in t.in_order() if stop.is_leaf and (level := measure(t, stop)) > 0]
+    return median(levels[-max(3, len(levels) // 3) :]) if levels else 0.0
+
+
+def _pressure(t: Trace, stop: Stop) -> float:
+    grad = t.get("actgrad", stop.name)
+    return grad.norm if grad is not None else 0.0
 
 
 def _flow(t: Trace, stop: Stop) -> float:
@@ -104,19 +140,25 @@ def _flow(t: Trace, stop: Stop) -> float:
     return act.norm * grad.norm if act is not None and grad is not None else 0.0
 
 
-def _metrics(t: Trace, stop: Stop, typical: float) -> FlowMetrics:
+def _relative(level: float, typical: float, is_known: bool) -> float:
+    return level / typical if typical and level else 0.0 if is_known else 1.0
+
+
+def _metrics(t: Trace, stop: Stop, typical_pressure: float, typical_flow: float) -> FlowMetrics:
     grad, act = t.get("actgrad", stop.name), t.get("act", stop.name)
     weights = [s for name in stop.parameters if (s := t.get("param", name)) is not None]
     weight_grads = [s for name in stop.parameters if (s := t.get("grad", name)) is not None]
-    flow = _flow(t, stop)
     return FlowMetrics(
         mean_pressure=grad.mean_abs if grad else 0.0,
         max_pressure=grad.max_abs if grad else 0.0,
         turbulence=_turbulence(grad),
-        relative_pressure=flow / typical if typical and flow else 1.0 if grad is None else 0.0,
+        relative_pressure=_relative(_pressure(t, stop), typical_pressure, grad is not None),
+        relative_flow=_relative(_flow(t, stop), typical_flow, grad is not None),
         grad_norm=grad.norm if grad else 0.0,
         activation_rms=act.rms if act else 0.0,
         activation_zero_fraction=act.zero_fraction if act else 0.0,
+        silent_units=t.silent.get(stop.name, 0.0),
+        saturated=t.saturated.get(stop.name, 0.0),
         weight_norm=_norm(weights),
         weight_grad_norm=_norm(weight_grads),
         nonfinite=sum(s.nonfinite for s in (grad, act, *weight_grads) if s is not None),

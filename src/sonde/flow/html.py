@@ -102,7 +102,7 @@ def _body(report: FlowReport) -> str:
 
 
 def picture(report: FlowReport) -> str:
-    """Relative pressure along the depth, one bar per leaf module, on a logarithmic axis around an even flow."""
+    """Relative pressure along the depth, one bar per leaf module, on a logarithmic axis around that near the output."""
     layers = [layer for layer in report.layers if layer.is_leaf]
     if not layers:
         return ""

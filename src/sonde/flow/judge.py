@@ -7,19 +7,20 @@ who want them: they judge a loss times 1000 differently.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from sonde.flow.advice import dead, exploding, numerical, saturated, silent, vanishing
 from sonde.flow.issue import Issue, IssueSeverity
 from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth, status_of
-from sonde.schema.names import as_code
 
 PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 20.0, "HIGH": 35.0, "CRITICAL": 60.0}
-FREE_DECADES: Final = 1.0
-"""A relative pressure within a factor of ten of the median costs nothing; each further decade costs DECADE points."""
 DECADE: Final = 10.0
+"""What each decade costs that a flow is further from even than is free."""
+OUT_OF_RANGE: Final = 30.0
+"""What a pressure or turbulence outside its good range costs, without being an issue yet: the layer is then WARNING."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,31 +31,69 @@ class Thresholds:
     """Whether pressures are compared with the model's own level; else they are taken as they are."""
     vanishing: float = 1e-3
     vanished: float = 1e-5
+    """Below `vanishing` an issue, below `vanished` a critical one."""
     exploding: float = 1e3
     exploded: float = 1e5
+    free_decades: float = 1.0
+    """A flow within a factor of ten of even costs nothing. A pressure may be off by one decade more: it also depends on
+    the scale of a layer's values."""
+    good: tuple[float, float] | None = None
+    """Pressures outside of this cost points."""
     turbulent: float = 30.0
     """Ratio of spread to mean of the gradient's magnitude. A sparse gradient is uneven without being sick."""
+    very_turbulent: float = math.inf
     dead: float = 0.95
     """Share of zeros in the output of an activation."""
+    silent: float = 0.5
+    """Share of units that give zero for the whole batch; above 0.9 severe."""
+    saturated: float = 0.5
+    """Share of values at the flat ends of an activation; above 0.9 severe."""
 
 
 RELATIVE: Final = Thresholds()
 ABSOLUTE: Final = Thresholds(
-    is_relative=False, vanishing=0.01, vanished=0.001, exploding=100.0, exploded=1000.0, turbulent=5.0
+    is_relative=False,
+    vanishing=0.01,
+    vanished=0.01,
+    exploding=100.0,
+    exploded=100.0,
+    good=(0.1, 10.0),
+    turbulent=1.0,
+    very_turbulent=5.0,
 )
 
 
-def judged(layers: Iterable[Layer], thresholds: Thresholds = RELATIVE, extra: Iterable[Issue] = ()) -> list[Layer]:
+def judged(
+    layers: Iterable[Layer],
+    thresholds: Thresholds = RELATIVE,
+    extra: Iterable[Issue] = (),
+    behind_softmax: Container[str] = (),
+) -> list[Layer]:
     """The layers with their health. `extra` issues, found by an analyzer, lower the score of the layer they name."""
     listed = list(layers)
     others: dict[str, list[Issue]] = {}
     for issue in extra:
         others.setdefault(issue.layer, []).append(issue)
     scale = _typical_ratio(listed)
-    return [
-        replace(layer, health=_health(layer, [*_issues(layer, thresholds, scale), *others.get(layer.name, ())]))
-        for layer in listed
-    ]
+    lenient = _lenient(thresholds)
+    judged_layers = []
+    for layer in listed:
+        own = lenient if layer.name in behind_softmax else thresholds
+        issues = [*_issues(layer, own, scale), *others.get(layer.name, ())]
+        judged_layers.append(replace(layer, health=_health(layer, issues, own)))
+    return judged_layers
+
+
+def _lenient(thresholds: Thresholds) -> Thresholds:
+    """For queries and keys: while attention is still even, as at initialisation, they rightly get next to nothing."""
+    if not thresholds.is_relative:
+        return thresholds
+    return replace(
+        thresholds,
+        vanishing=1e-3 * thresholds.vanishing,
+        vanished=1e-3 * thresholds.vanished,
+        free_decades=thresholds.free_decades + 3,
+    )
 
 
 def _typical_ratio(layers: list[Layer]) -> float:
@@ -63,10 +102,12 @@ def _typical_ratio(layers: list[Layer]) -> float:
     return median(ratios[-max(3, len(ratios) // 3) :]) if ratios else 0.0
 
 
-def _health(layer: Layer, issues: list[Issue]) -> LayerHealth:
-    """100, less what each issue costs, less ten for each decade the pressure is away from an even flow."""
-    away = abs(math.log10(layer.metrics.relative_pressure)) if layer.metrics.relative_pressure > 0 else 0.0
-    score = 100.0 - DECADE * max(0.0, away - FREE_DECADES) - sum(PENALTY[issue.severity] for issue in issues)
+def _health(layer: Layer, issues: list[Issue], thresholds: Thresholds) -> LayerHealth:
+    """100, less what each issue costs, less what an uneven flow costs."""
+    score = 100.0 - sum(PENALTY[issue.severity] for issue in issues)
+    score -= (
+        _unevenness(layer.metrics, thresholds) if thresholds.is_relative else _out_of_range(layer.metrics, thresholds)
+    )
     if any(issue.type == "NUMERICAL" for issue in issues):
         score = 0.0
     score = min(100.0, max(0.0, score))
@@ -74,20 +115,48 @@ def _health(layer: Layer, issues: list[Issue]) -> LayerHealth:
     return LayerHealth(score=score, status=status_of(score), issues=tuple(issues), recommendations=recommendations)
 
 
+def _unevenness(metrics: FlowMetrics, thresholds: Thresholds) -> float:
+    """Ten points for each decade that flow or pressure is further from even than is free."""
+    flow, pressure = (
+        abs(math.log10(level)) if level > 0 else 0.0 for level in (metrics.relative_flow, metrics.relative_pressure)
+    )
+    return DECADE * max(0.0, flow - thresholds.free_decades, pressure - thresholds.free_decades - 1)
+
+
+def _out_of_range(metrics: FlowMetrics, thresholds: Thresholds) -> float:
+    """The documented ranges, as they are. A pressure beyond them costs as an issue; turbulence has none of its own."""
+    cost = 0.0
+    level, turbulence = metrics.mean_pressure, metrics.turbulence
+    if thresholds.good is not None and metrics.grad_norm > 0:
+        is_issue = level < thresholds.vanishing or level > thresholds.exploding
+        low, high = thresholds.good
+        cost += OUT_OF_RANGE if not is_issue and not low <= level <= high else 0.0
+    if turbulence > thresholds.very_turbulent:
+        cost += 2 * OUT_OF_RANGE
+    elif turbulence > thresholds.turbulent:
+        cost += OUT_OF_RANGE
+    return cost
+
+
 def _issues(layer: Layer, thresholds: Thresholds, typical: float) -> list[Issue]:
     metrics = layer.metrics
     if metrics.nonfinite:
-        return [_numerical(layer)]
+        return [numerical(layer)]
+    if layer.is_trainable and metrics.weight_norm > 0 and metrics.weight_grad_norm == 0 and metrics.grad_norm == 0:
+        return [dead(layer)]
     found = []
-    if metrics.weight_norm > 0 and metrics.weight_grad_norm == 0 and metrics.grad_norm == 0:
-        return [_dead(layer, "gets no gradient at all")]
     level = _level(metrics, thresholds, typical)
     if level is not None and level < thresholds.vanishing:
-        found.append(_vanishing(layer, level, thresholds))
+        severity: IssueSeverity = "CRITICAL" if level < thresholds.vanished else "HIGH"
+        found.append(vanishing(layer, severity, level, thresholds.vanishing, _unit(thresholds)))
     if level is not None and level > thresholds.exploding:
-        found.append(_exploding(layer, level, thresholds))
-    if layer.type in _RECTIFIERS and metrics.activation_zero_fraction > thresholds.dead:
-        found.append(_dead(layer, f"gives zero for {metrics.activation_zero_fraction:.0%} of its values"))
+        severity = "CRITICAL" if level > thresholds.exploded else "HIGH"
+        found.append(exploding(layer, severity, level, thresholds.exploding, _unit(thresholds)))
+    is_rectifier = layer.type in _RECTIFIERS and metrics.activation_zero_fraction > thresholds.dead
+    if is_rectifier or metrics.silent_units > thresholds.silent:
+        found.append(silent(layer, "HIGH" if is_rectifier or metrics.silent_units > 0.9 else "MEDIUM"))
+    if metrics.saturated > thresholds.saturated:
+        found.append(saturated(layer, "HIGH" if metrics.saturated > 0.9 else "MEDIUM", thresholds.saturated))
     return found
 
 
@@ -95,76 +164,16 @@ _RECTIFIERS: Final = ("ReLU", "ReLU6", "LeakyReLU", "Threshold", "Hardtanh")
 
 
 def _level(metrics: FlowMetrics, thresholds: Thresholds, typical: float) -> float | None:
-    """What is compared with the thresholds. Relative: both the flow through the layer and the change it asks of its
-    weights must be off, since either alone differs between layers of different width."""
+    """What is compared with the thresholds. Relative: the pressure, or, where that is further off, what does not depend
+    on the scale of values: flow and gradient/weight must both be off, since either alone differs between widths."""
     if not thresholds.is_relative:
-        return metrics.mean_pressure
-    if metrics.weight_norm > 0 and typical > 0:
-        ratio = metrics.weight_ratio / typical
-        flow = metrics.relative_pressure
-        if ratio == 0 or flow == 0:
-            return None
-        return max(ratio, flow) if ratio < 1 and flow < 1 else min(ratio, flow) if ratio > 1 and flow > 1 else 1.0
-    return None
-
-
-def _numerical(layer: Layer) -> Issue:
-    return Issue(
-        type="NUMERICAL",
-        severity="CRITICAL",
-        layer=layer.name,
-        message=f"{layer.name}: {layer.metrics.nonfinite} values are NaN or infinite",
-        recommendation=f"torch.autograd.set_detect_anomaly(True)  # what does {layer.name} take? clamp it, add an eps",
-        value=float(layer.metrics.nonfinite),
-        healthy="0",
-    )
-
-
-def _dead(layer: Layer, how: str) -> Issue:
-    if layer.metrics.weight_norm > 0:
-        advice = f"# is {layer.name}'s output used in the loss, or cut off by detach()?"
-    else:
-        advice = f"{as_code(layer.name)} = nn.LeakyReLU(0.01)  # or a lower learning rate, or a positive bias before it"
-    return Issue(
-        type="DEAD",
-        severity="HIGH",
-        layer=layer.name,
-        message=f"{layer.name} ({layer.type}) {how}",
-        recommendation=advice,
-        value=layer.metrics.activation_zero_fraction,
-        healthy="0.3 to 0.75 zeros",
-    )
-
-
-def _vanishing(layer: Layer, level: float, thresholds: Thresholds) -> Issue:
-    return Issue(
-        type="VANISHING",
-        severity="CRITICAL" if level < thresholds.vanished else "HIGH",
-        layer=layer.name,
-        message=f"the gradient reaching {layer.name} is {level:.1e}{_unit(thresholds)}",
-        recommendation=(
-            f"# behind {layer.name}: nn.LayerNorm({layer.output_shape[-1] if layer.output_shape else '…'}), "
-            "a residual x + f(x), or ReLU/GELU instead of sigmoid/tanh;\n"
-            f"nn.init.kaiming_normal_({as_code(layer.name)}.weight)"
-        ),
-        value=level,
-        healthy=f"above {thresholds.vanishing:g}",
-    )
-
-
-def _exploding(layer: Layer, level: float, thresholds: Thresholds) -> Issue:
-    return Issue(
-        type="EXPLODING",
-        severity="CRITICAL" if level > thresholds.exploded else "HIGH",
-        layer=layer.name,
-        message=f"the gradient reaching {layer.name} is {level:.1e}{_unit(thresholds)}",
-        recommendation=(
-            f"x = gradient_scale(x, {1 / level:.1g})  # before {layer.name}; or normalise what it takes,\n"
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
-        ),
-        value=level,
-        healthy=f"below {thresholds.exploding:g}",
-    )
+        return metrics.mean_pressure if metrics.grad_norm > 0 else None
+    if not (metrics.weight_norm > 0 and typical > 0) or not metrics.relative_pressure:
+        return None
+    ratio, flow = metrics.weight_ratio / typical, metrics.relative_flow
+    both = max(ratio, flow) if ratio < 1 and flow < 1 else min(ratio, flow) if ratio > 1 and flow > 1 else 1.0
+    levels = [level for level in (both, metrics.relative_pressure) if level > 0]
+    return max(levels, key=lambda level: abs(math.log(level)))
 
 
 def _unit(thresholds: Thresholds) -> str:

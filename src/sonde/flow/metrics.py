@@ -22,11 +22,17 @@ class FlowMetrics:
     velocity: float = 0.0
     """Mean relative change of the pressure from pass to pass; 0 for one pass."""
     relative_pressure: float
-    """Norm of gradient times norm of activation, over that near the output: 1 in an even flow, at any loss scale."""
+    """Norm of the gradient over that near the output: 1 where nothing is lost or gained, at any scale of the loss."""
+    relative_flow: float = 1.0
+    """The same of gradient times activation, which does not depend on the scale of the layer's values either."""
     grad_norm: float = 0.0
     """Norm of the gradient at the output."""
     activation_rms: float = 0.0
     activation_zero_fraction: float = 0.0
+    silent_units: float = 0.0
+    """Share of the units of a rectifier that gave zero for the whole batch."""
+    saturated: float = 0.0
+    """Share of values at the flat ends of a sigmoid, tanh or clipped activation."""
     weight_norm: float = 0.0
     weight_grad_norm: float = 0.0
     """Of all the layer's own parameters together."""
@@ -66,6 +72,8 @@ class Layer:
     input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
     is_leaf: bool = True
+    is_trainable: bool = True
+    """Whether any parameter of its own learns."""
 
 
 def status_of(score: float) -> Status:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -14,15 +15,18 @@ import numpy as np
 from torch import nn
 
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer, measured
+from sonde.flow.engine import FlowAnalyzer, Observer, measured
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.metrics import Layer
 from sonde.flow.report import FlowReport
+from sonde.flow.trace import Trace
 from sonde.schema.names import as_code
 
 DECAY: Final = -0.5
 """Log-slope per layer, from the output towards the input, below which gradients decay; below twice that severely."""
+LOST: Final = 0.01
+"""And less than this share of them is left at the input: a short network may lose half per layer and learn well."""
 COMPRESSION: Final = 0.25
 """A layer whose output is narrower than this share of its input compresses."""
 AMPLIFICATION: Final = 5.0
@@ -55,13 +59,17 @@ class StandardAnalyzer:
     def analyze(
         self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1
     ) -> FlowReport:
-        analyzer = FlowAnalyzer(model, thresholds=self.thresholds)
-        traces = analyzer.traces(x, y, loss_fn, steps)
-        layers = measured(traces)
-        issues = standard_issues(layers)
-        details = {"depth_profile": [vars_of(point) for point in depth_profile(layers)], "decay": decay_slope(layers)}
-        self.report = analyzer.report(traces, issues, details)
+        self.report = FlowAnalyzer(model, thresholds=self.thresholds).analyze_with([self], x, y, loss_fn, steps)
         return self.report
+
+    def watching(self, model: nn.Module) -> AbstractContextManager[Sequence[Observer]]:
+        """Nothing beyond what every pass records."""
+        return nullcontext(())
+
+    def conclude(self, traces: list[Trace]) -> tuple[list[Issue], dict[str, Any]]:
+        layers = measured(traces)
+        profile = [vars_of(point) for point in depth_profile(layers)]
+        return standard_issues(layers), {"depth_profile": profile, "decay": decay_slope(layers)}
 
     def get_layer_type_stats(self) -> dict[str, dict[str, float]]:
         """Mean and largest pressure, mean score and number, by type of layer."""
@@ -120,7 +128,7 @@ def standard_issues(layers: Sequence[Layer]) -> list[Issue]:
 
 def _decay(layers: Sequence[Layer]) -> list[Issue]:
     slope, profile = decay_slope(layers), depth_profile(layers)
-    if slope >= DECAY:
+    if slope >= DECAY or math.exp(slope * (len(profile) - 1)) > LOST:
         return []
     first = profile[0].layer
     return [
@@ -149,11 +157,11 @@ def _bottlenecks(layers: Sequence[Layer]) -> list[Issue]:
     }
     if not factors:
         return []
-    typical = max(median(factors.values()), 1.0)
     found = []
     for layer in leaves:
         if layer.name not in factors or not layer.input_shape or not layer.output_shape:
             continue
+        typical = max(1.0, median([f for name, f in factors.items() if name != layer.name] or [1.0]))
         narrowing = layer.output_shape[-1] / max(layer.input_shape[-1], 1)
         if narrowing < COMPRESSION and factors[layer.name] > AMPLIFICATION * typical:
             found.append(_bottleneck(layer, factors[layer.name]))

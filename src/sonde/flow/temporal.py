@@ -16,10 +16,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sonde.errors import UsageError
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer
+from sonde.flow.engine import FlowAnalyzer, Observer
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report import FlowReport
+from sonde.flow.trace import Trace
 from sonde.probe.model import ModelNames, Place
 from sonde.schema.names import as_code
 
@@ -78,26 +79,34 @@ class TemporalAnalyzer:
     def __init__(self, sequence_length: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
         self.sequence_length, self.thresholds = sequence_length, thresholds
         self.metrics: dict[str, TemporalMetrics] = {}
+        self._watch: _TimeWatch | None = None
         self.report: FlowReport | None = None
 
     def analyze(
         self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1
     ) -> FlowReport:
-        analyzer = FlowAnalyzer(model, thresholds=self.thresholds)
-        watch = _TimeWatch(model)
-        with watch.inputs_with_gradients():
-            traces = analyzer.traces(x, y, loss_fn, steps, observers=(watch.called,))
-            profiles = watch.profiles()
-        self.metrics = {name: TemporalMetrics.of(name, p, watch.gates.get(name)) for name, p in profiles.items()}
+        report = FlowAnalyzer(model, thresholds=self.thresholds).analyze_with([self], x, y, loss_fn, steps)
         if not self.metrics:
             raise UsageError(
                 "no recurrent layer was found: no nn.RNN, LSTM or GRU, no module that is called once per time step. "
                 "For a loop of one's own use analyze_unrolled(cell, inputs, targets, loss_fn)."
             )
+        self.report = report
+        return report
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[Sequence[Observer]]:
+        self._watch = watch = _TimeWatch(model)
+        with watch.inputs_with_gradients():
+            yield (watch.called,)
+
+    def conclude(self, traces: list[Trace]) -> tuple[list[Issue], dict[str, Any]]:
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        gates = watch.gates()
+        self.metrics = {name: TemporalMetrics.of(name, p, gates.get(name)) for name, p in watch.profiles().items()}
         issues = [issue for metrics in self.metrics.values() for issue in temporal_issues(metrics, watch.types)]
-        details = {"temporal": {name: asdict(metrics) for name, metrics in self.metrics.items()}}
-        self.report = analyzer.report(traces, issues, details)
-        return self.report
+        return issues, {"temporal": {name: asdict(metrics) for name, metrics in self.metrics.items()}}
 
     def analyze_unrolled(
         self,
@@ -175,9 +184,9 @@ class _TimeWatch:
         self.names = ModelNames(model)
         self.model = model
         self.types: dict[str, str] = {}
-        self.gates: dict[str, dict[str, dict[str, float]]] = {}
-        self._sequences: dict[str, Any] = {}
-        self._calls: dict[str, list[float]] = {}
+        self._gates: dict[str, tuple[tuple[str, ...], dict[str, list[Tensor]]]] = {}
+        self._sequences: dict[str, Tensor] = {}
+        self._calls: dict[str, list[Tensor | None]] = {}
 
     @contextmanager
     def inputs_with_gradients(self) -> Iterator[None]:
@@ -198,7 +207,8 @@ class _TimeWatch:
             return None
         if isinstance(args[0], PackedSequence) or not isinstance(args[0], Tensor):
             return None
-        x = args[0] if args[0].requires_grad else args[0].detach().clone().requires_grad_(True)
+        # A view of what the user gave: a hook on the tensor itself would stay on it.
+        x = args[0].view_as(args[0]) if args[0].requires_grad else args[0].detach().clone().requires_grad_(True)
         self.types[place.name] = type(module).__name__
         x.register_hook(self._note_sequence(place.name, module))  # type: ignore[no-untyped-call]
         return (x, *args[1:])
@@ -208,11 +218,10 @@ class _TimeWatch:
             time_first = grad.detach().float()
             if getattr(module, "batch_first", False) and grad.ndim == 3:
                 time_first = time_first.transpose(0, 1)
-            norms = time_first.flatten(1).norm(dim=1).tolist()
+            norms = time_first.flatten(1).norm(dim=1)
             before = self._sequences.get(name)
-            self._sequences[name] = (
-                norms if before is None else [math.hypot(a, b) for a, b in zip(before, norms, strict=False)]
-            )
+            is_alike = before is not None and before.shape == norms.shape
+            self._sequences[name] = torch.hypot(before, norms) if before is not None and is_alike else norms
 
         return note
 
@@ -221,15 +230,20 @@ class _TimeWatch:
         place = self.names.place(module)
         if place is None:
             return []
-        kind = "LSTM" if isinstance(module, nn.LSTM) else "GRU" if isinstance(module, nn.GRU) else "RNN"
-        found = self.gates[place.name] = {gate: {"weight": 0.0, "gradient": 0.0, "ratio": 0.0} for gate in GATES[kind]}
+        gates = _gates_of(module)
+        num, found = len(gates), {"weight": list[Tensor](), "gradient": list[Tensor]()}
+        self._gates[place.name] = gates, found
         handles = []
         for name, parameter in module.named_parameters(recurse=False):
             if name.startswith("weight") and "hr" not in name and parameter.requires_grad:
-                _add_rows(found, "weight", parameter.detach())
-                note = partial(_add_rows, found, "gradient")
+                found["weight"].append(_by_rows(parameter, num))
+                note = partial(_add_rows, found["gradient"], num)
                 handles.append(parameter.register_hook(note))  # type: ignore[no-untyped-call]
         return handles
+
+    def gates(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Layer -> gate -> norm of weight, of gradient, and their ratio."""
+        return {name: _gate_numbers(gates, found) for name, (gates, found) in self._gates.items()}
 
     def called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         """A module that is called once per time step: the gradient of each of its outputs."""
@@ -241,32 +255,51 @@ class _TimeWatch:
         self.types.setdefault(place.name, type(module).__name__)
         norms = self._calls.setdefault(place.name, [])
         index = len(norms)
-        norms.append(0.0)
+        norms.append(None)
 
         def note(grad: Tensor) -> None:
-            norms[index] = float(grad.detach().float().norm())
+            norms[index] = grad.detach().norm(dtype=torch.float32)
 
         tensor.register_hook(note)  # type: ignore[no-untyped-call]
 
     def profiles(self) -> dict[str, list[float]]:
         repeated = {
-            name: norms
+            name: [0.0 if norm is None else float(norm) for norm in norms]
             for name, norms in self._calls.items()
             if len(norms) >= MIN_STEPS or (self.types.get(name, "").endswith("Cell") and len(norms) > 1)
         }
         cells = {name: norms for name, norms in repeated.items() if self.types[name].endswith("Cell")}
-        return {**self._sequences, **(cells or ({} if self._sequences else repeated))}
+        sequences = {name: norms.tolist() for name, norms in self._sequences.items()}
+        return {**sequences, **(cells or ({} if self._sequences else repeated))}
 
 
 def _is_recurrent(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase)
 
 
-def _add_rows(found: dict[str, dict[str, float]], key: str, tensor: Tensor) -> None:
-    """Add a weight's, or its gradient's, norm to each gate it has rows of."""
-    for numbers, rows in zip(found.values(), tensor.detach().float().chunk(len(found)), strict=True):
-        numbers[key] = math.hypot(numbers[key], float(rows.norm()))
-        numbers["ratio"] = numbers["gradient"] / numbers["weight"] if numbers["weight"] else 0.0
+def _gates_of(module: nn.Module) -> tuple[str, ...]:
+    kind = "LSTM" if isinstance(module, nn.LSTM) else "GRU" if isinstance(module, nn.GRU) else "RNN"
+    return GATES[kind]
+
+
+def _by_rows(tensor: Tensor, num_gates: int) -> Tensor:
+    """(gates,) norm of each gate's block of rows."""
+    norms: Tensor = tensor.detach().reshape(num_gates, -1).norm(dim=1, dtype=torch.float32)
+    return norms
+
+
+def _add_rows(found: list[Tensor], num_gates: int, grad: Tensor) -> None:
+    found.append(_by_rows(grad, num_gates))
+
+
+def _gate_numbers(names: Sequence[str], found: dict[str, list[Tensor]]) -> dict[str, dict[str, float]]:
+    sizes = {
+        key: torch.stack(parts).norm(dim=0).tolist() if parts else [0.0] * len(names) for key, parts in found.items()
+    }
+    return {
+        gate: {"weight": w, "gradient": g, "ratio": g / w if w else 0.0}
+        for gate, w, g in zip(names, sizes["weight"], sizes["gradient"], strict=True)
+    }
 
 
 def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Issue]:

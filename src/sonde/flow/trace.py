@@ -11,7 +11,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from sonde.flow.batch import LossFunction, forward
+from sonde.flow.units import UnitWatch
 from sonde.probe.forward import ForwardTap
+from sonde.probe.functional import CallTap
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.outputs import floating_tensors, is_plain_tensor
@@ -31,6 +33,8 @@ class Stop:
     parameters: tuple[str, ...]
     input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
+    is_trainable: bool = False
+    """Whether any of its parameters learns."""
     calls: int = 0
 
 
@@ -68,10 +72,18 @@ class Trace:
     loss: float
     stops: dict[str, Stop]
     sketches: dict[tuple[str, str], Sketch]
-    extra: dict[str, Any] = field(default_factory=dict)
+    silent: dict[str, float] = field(default_factory=dict)
+    """Share of silent units, by module with a rectifier."""
+    saturated: dict[str, float] = field(default_factory=dict)
+    """Share of saturated values, by module with a sigmoid or tanh."""
 
     def get(self, kind: str, name: str) -> Sketch | None:
         return self.sketches.get((kind, name))
+
+    def weight_ratio(self, name: str) -> float:
+        """Gradient over weight of a parameter."""
+        weight, grad = self.get("param", name), self.get("grad", name)
+        return grad.norm / weight.norm if weight is not None and grad is not None and weight.norm else 0.0
 
     def in_order(self) -> list[Stop]:
         return sorted(self.stops.values(), key=lambda stop: stop.order)
@@ -122,6 +134,7 @@ def _stop(names: ModelNames, place: Place, module: nn.Module, order: int, args: 
         order=order,
         is_leaf=not module._modules,
         num_parameters=sum(p.numel() for _, p in own if p is not None),
+        is_trainable=any(p is not None and p.requires_grad for _, p in own),
         parameters=tuple(name for name, _ in own),  # a tied one under the name it has first
         input_shape=tuple(taken[0][1].shape) if taken else (),
         output_shape=tuple(given[0][1].shape) if given else (),
@@ -132,14 +145,19 @@ def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, obs
     """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
     names = ModelNames(model)
     collector = _Collector(names, Reducer(hist_samples=1, on_unreadable=lambda *_: None))
-    collector.observers.extend(observers)
+    units = UnitWatch()
+    collector.observers.extend((units.module_called, *observers))
     errors: list[Exception] = []
+    calls = CallTap(names, units, lambda _, error: errors.append(error))
     tap = ForwardTap(names, collector, lambda _, error: errors.append(error))
     try:
+        calls.open()
         _, loss = forward(model, x, y, loss_fn)
+        calls.close()
         with _foreign_grads_kept(loss, model):
             loss.backward()  # type: ignore[no-untyped-call]
     finally:
+        calls.close()
         tap.detach()
     if errors:
         raise errors[0]
@@ -152,7 +170,7 @@ def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, obs
             collector.reducer.add_all(kind, keys, tensors, histogram=False)
         sketches = _resolve(collector)
         collector.reducer.forget()
-    return Trace(float(loss.detach()), collector.stops, sketches)
+    return Trace(float(loss.detach()), collector.stops, sketches, units.silent_shares(), units.saturated_shares())
 
 
 @contextmanager

@@ -1,0 +1,117 @@
+"""Issues of a single layer, each with the change that mends this very layer, as code."""
+
+from __future__ import annotations
+
+from sonde.flow.issue import Issue, IssueSeverity
+from sonde.flow.metrics import Layer
+from sonde.schema.names import as_code
+
+
+def numerical(layer: Layer) -> Issue:
+    return Issue(
+        type="NUMERICAL",
+        severity="CRITICAL",
+        layer=layer.name,
+        message=f"{layer.name}: {layer.metrics.nonfinite} values are NaN or infinite",
+        recommendation=(
+            f"x = x.clamp(-1e4, 1e4)  # before {as_code(layer.name)}; an eps in every division, log and sqrt\n"
+            "torch.autograd.set_detect_anomaly(True)  # names the operation that made the first of them"
+        ),
+        value=float(layer.metrics.nonfinite),
+        healthy="0",
+    )
+
+
+def dead(layer: Layer) -> Issue:
+    """Parameters that learn nothing at all."""
+    return Issue(
+        type="DEAD",
+        severity="HIGH",
+        layer=layer.name,
+        message=f"{layer.name} ({layer.type}) gets no gradient at all",
+        recommendation=(
+            f"x = {as_code(layer.name)}(x)  # and on to the loss, without detach(), no_grad() or argmax; or, if it is\n"
+            f"{as_code(layer.name)}.requires_grad_(False)  # meant to stay as it is, say so"
+        ),
+        value=0.0,
+        healthy="above 0",
+    )
+
+
+def silent(layer: Layer, severity: IssueSeverity) -> Issue:
+    """Units of a rectifier that give zero whatever they are given."""
+    zeros, units = layer.metrics.activation_zero_fraction, layer.metrics.silent_units
+    how = f"{units:.0%} of its units give zero for the whole batch" if units else f"{zeros:.0%} of its values are zero"
+    is_module = "ReLU" in layer.type or layer.type in ("Threshold", "Hardtanh")
+    mended = f"{as_code(layer.name)} = nn.LeakyReLU(0.01)" if is_module else "x = F.leaky_relu(x, 0.01)"
+    where = "" if is_module else f" in {layer.name}"
+    return Issue(
+        type="DEAD",
+        severity=severity,
+        layer=layer.name,
+        message=f"{layer.name} ({layer.type}): {how}",
+        recommendation=f"{mended}  # instead of ReLU{where}; and a lower learning rate, or a bias of 0.1 before it",
+        value=max(units, zeros),
+        healthy="few silent units, 30 to 75 % zeros",
+    )
+
+
+def saturated(layer: Layer, severity: IssueSeverity, threshold: float) -> Issue:
+    width = layer.input_shape[-1] if layer.input_shape else "…"
+    is_module = layer.type in ("Sigmoid", "Tanh", "Hardtanh", "Hardsigmoid")
+    place = f"{as_code(layer.name)} = nn.Sequential(nn.LayerNorm({width}), nn.{layer.type}())" if is_module else (
+        f"x = nn.LayerNorm({width})(x)  # in {as_code(layer.name)}"
+    )  # fmt: skip
+    return Issue(
+        type="SATURATED",
+        severity=severity,
+        layer=layer.name,
+        message=f"{layer.name} ({layer.type}): {layer.metrics.saturated:.0%} of its values lie at the flat ends",
+        recommendation=(
+            f"{place}\n# or a smaller init before it: nn.init.xavier_normal_(…); for an output, the loss on logits"
+        ),
+        value=layer.metrics.saturated,
+        healthy=f"below {threshold:.0%}",
+    )
+
+
+def vanishing(layer: Layer, severity: IssueSeverity, level: float, threshold: float, unit: str) -> Issue:
+    width = layer.output_shape[-1] if layer.output_shape else "…"
+    return Issue(
+        type="VANISHING",
+        severity=severity,
+        layer=layer.name,
+        message=f"the gradient reaching {layer.name} is {level:.1e}{unit}",
+        recommendation=(
+            f"x = x + {as_code(layer.name)}(nn.LayerNorm({layer.input_shape[-1] if layer.input_shape else '…'})(x))"
+            f"  # a residual; or nn.LayerNorm({width}) behind it, ReLU/GELU instead of sigmoid/tanh\n"
+            f"{_init(layer)}"
+        ),
+        value=level,
+        healthy=f"above {threshold:g}",
+    )
+
+
+def _init(layer: Layer) -> str:
+    """The initialisation that fits what the layer has."""
+    code = as_code(layer.name)
+    if "Norm" in layer.type:
+        return f"nn.init.ones_({code}.weight)"
+    if layer.type in ("RNN", "LSTM", "GRU"):
+        return f"nn.init.orthogonal_({code}.weight_hh_l0)"
+    return f"nn.init.kaiming_normal_({code}.weight)"
+
+
+def exploding(layer: Layer, severity: IssueSeverity, level: float, threshold: float, unit: str) -> Issue:
+    return Issue(
+        type="EXPLODING",
+        severity=severity,
+        layer=layer.name,
+        message=f"the gradient reaching {layer.name} is {level:.1e}{unit}",
+        recommendation=(
+            f"x = gradient_scale(x, {1 / level:.1g})  # behind {as_code(layer.name)}; or normalise what follows it,\n"
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+        ),
+        value=level,
+        healthy=f"below {threshold:g}",
+    )

@@ -1,0 +1,52 @@
+"""What is measured of a transformer: of each attention, of the residual stream and of the feed-forward parts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetrics:
+    """Of one attention module."""
+
+    layer: str
+    query: float
+    """Gradient over weight of the query projection."""
+    key: float
+    value: float
+    head_balance: float = 1.0
+    """Smallest over largest gradient of a head's share of the value (or query) projection."""
+    entropy: float = math.nan
+    """Mean over heads, 1 = attends to everything alike."""
+    entropy_by_head: tuple[float, ...] = ()
+    logit_max: float = math.nan
+    weights: tuple[str, ...] = ()
+    """Names of the parameters that project."""
+
+    @property
+    def imbalance(self) -> float:
+        """Largest over smallest of query, key and value."""
+        values = [v for v in (self.query, self.key, self.value) if v > 0]
+        return max(values) / min(values) if len(values) == 3 else math.inf if values else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class TransformerMetrics:
+    """Of the whole model."""
+
+    attention: tuple[AttentionMetrics, ...]
+    residual: tuple[tuple[str, float], ...] = ()
+    """Block, and norm of the gradient at its output, from the first to the last."""
+    feed_forward: dict[str, float] = field(default_factory=dict)
+    """Block -> gradient/weight of its second feed-forward layer over the first."""
+    feed_forward_weights: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Block -> names of those two."""
+    carry: dict[str, float] = field(default_factory=dict)
+    """Block -> how much of what it takes it hands on: <out, in> / <in, in>."""
+
+    @property
+    def residual_ratio(self) -> float:
+        """Gradient at the first block over that at the last; 1 in a healthy residual stream."""
+        values = [norm for _, norm in self.residual if norm > 0]
+        return values[0] / values[-1] if len(values) > 1 else math.nan

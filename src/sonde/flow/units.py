@@ -1,0 +1,63 @@
+"""Units that are silent and units at the flat ends of their activation, by module, in one pass."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sonde.probe.model import Place
+from sonde.probe.outputs import is_plain_tensor
+from sonde.reduce.inspect_units import is_silent, saturated
+
+RECTIFIERS: Final = (nn.ReLU, nn.ReLU6, nn.Threshold)
+SIGMOIDS: Final = (nn.Sigmoid, nn.Tanh)
+CLIPPED: Final = (nn.Hardtanh, nn.Hardsigmoid)
+MIN_ROWS: Final = 8
+"""Of fewer samples, a healthy unit may be silent for all of them by chance."""
+
+
+class UnitWatch:
+    """Collects while a forward pass runs; numbers stay on their device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str, list[Tensor]] = {}
+        self._saturated: dict[str, list[Tensor]] = {}
+
+    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(module, RECTIFIERS):
+            self._rectified(place.name, output)
+        elif isinstance(module, SIGMOIDS) and args:
+            self._squashed(place.name, args[0])
+        elif isinstance(module, CLIPPED) and is_plain_tensor(output) and output.numel():
+            at_an_end = (output == output.amin()) | (output == output.amax())
+            self._saturated.setdefault(place.name, []).append(at_an_end.float().mean())
+
+    def function_called(self, name: str, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        module = place.ref()
+        given = args[0] if args else kwargs.get("input")
+        if isinstance(module, (*RECTIFIERS, *SIGMOIDS)):
+            return  # the module has told us
+        if name == "relu":
+            self._rectified(place.name, out)
+        elif name in ("tanh", "sigmoid"):
+            self._squashed(place.name, given)
+
+    def _rectified(self, name: str, out: Any) -> None:
+        if is_plain_tensor(out) and out.ndim >= 2 and out.numel():
+            channel = 1 if out.ndim >= 4 else out.ndim - 1
+            if out.numel() // max(out.shape[channel], 1) >= MIN_ROWS:
+                self._silent.setdefault(name, []).append(is_silent(out, channel))
+
+    def _squashed(self, name: str, given: Any) -> None:
+        if is_plain_tensor(given) and given.ndim and given.numel():
+            self._saturated.setdefault(name, []).append(saturated(given))
+
+    def silent_shares(self) -> dict[str, float]:
+        """Module -> share of its units, over all its calls, that gave zero for every sample."""
+        return {name: float(torch.cat(masks).float().mean()) for name, masks in self._silent.items()}
+
+    def saturated_shares(self) -> dict[str, float]:
+        """Module -> share of the values its sigmoid or tanh was given that lie beyond ±5."""
+        return {name: float(torch.stack(shares).mean()) for name, shares in self._saturated.items()}
