@@ -139,19 +139,23 @@ def overhead() -> str:
     return table(["recorded of a small GPT, on a CPU", "added to the CPU time of a step"], rows)
 
 
+GPU_KERNELS = ("sketch, float32", "sketch, bfloat16", "optimizer pass, AdamW, float32")
+
+
 def gpu() -> str:
     """What recording costs on a GPU, from the results that are kept beside it."""
     report = json.loads((DOCS.parent / "benchmarks" / "results" / "gpu-speed.json").read_text(encoding="utf-8"))
+    eager, compiled = (report[way]["0.9 B"]["arms"] for way in ("eager", "compiled"))
     rows = [
-        (arm, f"{report['eager']['ratio'][arm]:.3f}", f"{report['compiled']['ratio'][arm]:.3f}")
-        for arm in report["eager"]["ratio"]
+        (arm, f"{eager[arm]['ratio']:.3f}", f"{compiled[arm]['ratio']:.3f}" if arm in compiled else "")
+        for arm in eager
         if arm != "off"
     ]
     kernels = report["kernels"]
-    shares = ", ".join(f"{kernels[kind]['of_the_limit']:.0%} in {kind}" for kind in ("float32", "bfloat16"))
+    shares = ", ".join(f"{kernels['rows'][name]['of_the_limit']:.0%} ({name})" for name in GPU_KERNELS)
     words = (
-        f"{report['gpu']}, torch {report['torch']}, {report['date']}. The fused sketch of {kernels['tensors']} tensors "
-        f"runs at this share of the speed at which the same GPU reads memory: {shares}."
+        f"{report['gpu']}, torch {report['torch']}, {report['date']}. Of the speed at which the same GPU reads memory, "
+        f"with {kernels['tensors']} tensors: {shares}. [In full](../benchmarks/results/gpu-speed.md)."
     )
     heads = ["recorded at every step", "step time, eager", "step time, compiled"]
     return f"{table(heads, rows)}\n\n{words}"

@@ -25,6 +25,8 @@ def as_markdown(result: dict[str, Any]) -> str:
         lines += _in_graph(result["in_graph"])
     if "syncs" in result:
         lines += _syncs(result["syncs"])
+    if result.get("notes"):
+        lines += ["## What to know about these numbers", "", *(f"- {note}" for note in result["notes"]), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -78,13 +80,13 @@ def _in_graph(found: dict[str, Any]) -> list[str]:
     lines = [
         '## `activations="in-graph"`, compiled GPT of 124 M in bfloat16 autocast',
         "",
-        "| | ratio | peak memory | graphs | breaks | sites | same losses |",
-        "|---|---|---|---|---|---|---|",
+        "| | ratio | peak memory | graphs | breaks | sites |",
+        "|---|---|---|---|---|---|",
     ]
     for arm, row in found.items():
         lines.append(
             f"| {arm} | {row['ratio']:.3f} | {row['peak_growth']:+.1%} | {row['graphs']} | {row['graph_breaks']} "
-            f"| {row.get('sites', '')} | {'yes' if row['same_losses'] else 'no'} |"
+            f"| {row.get('sites', '')} |"
         )
     return [*lines, ""]
 

@@ -67,6 +67,21 @@ def test_the_budget_is_used():
     assert any("activations" in kinds for kinds in recorded)
 
 
+def test_without_free_steps_the_first_ones_are_tried_only():
+    loop = Loop(Governor(budget=0.01, free_steps=0), 0.1, {"grads": 0.0005, "inspect": 0.05})
+    assert sum("inspect" in kinds for kinds in loop.run(100)) <= 8
+
+
+def test_what_is_dear_now_and_then_is_paid_for():
+    loop = Loop(Governor(budget=0.01, free_steps=0), 0.1, {"inspect": 0.002})
+    spent = 0.0
+    for step in range(3000):
+        loop.costs = {"inspect": 0.02 if step % 5 == 0 else 0.002}
+        recorded = loop.run(1)
+        spent += loop.costs["inspect"] * len(recorded[0]) if step > 1000 else 0.0
+    assert spent / (2000 * 0.1) <= 0.015
+
+
 def test_gradients_are_thinned_last_and_at_most_to_every_fourth_step():
     loop = Loop(Governor(budget=0.01, free_steps=0), 0.1, {"grads": 0.02, "optimizer": 0.02, "activations": 0.02})
     loop.run(100)

@@ -23,6 +23,7 @@ MAX_GRADS_STRIDE: Final = 4
 MAX_STRIDE: Final = 1000
 _REVIEW_STEPS: Final = 50
 _FIRST_REVIEW: Final = 10
+_FIRST_TRIES: Final = 5
 _SHADOW_EVERY: Final = 20
 _GRADS_SHARE: Final = 0.9
 """The part of the budget that gradients may use alone before they are thinned too."""
@@ -113,6 +114,7 @@ class Governor:
     _gpu_s: float = field(default=0.0, init=False)
     _total_s: float = field(default=0.0, init=False)
     _has_reviewed: bool = field(default=False, init=False)
+    _num_tried: dict[str, int] = field(default_factory=dict, init=False)
     _is_paired: bool = field(default=False, init=False)
     _base_s: float = field(default=0.0, init=False)
     _shares: dict[str, float] = field(default_factory=dict, init=False)
@@ -139,7 +141,7 @@ class Governor:
             return False
         if self.budget is None or step < self.free_steps:
             return True
-        if self.is_shadow(step):
+        if self.is_shadow(step) or self._is_waiting(kind):
             return False
         self._phase[kind] = self._phase.get(kind, self.stride(kind)) + 1.0
         if self._phase[kind] < self.stride(kind):
@@ -147,6 +149,13 @@ class Governor:
         self._phase[kind] -= self.stride(kind)
         self._phase[kind] = min(self._phase[kind], 1.0)
         return True
+
+    def _is_waiting(self, kind: str) -> bool:
+        """Before the first review a few times are enough to know what something costs."""
+        if self._has_reviewed or kind == "grads":
+            return False
+        self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
+        return self._num_tried[kind] > _FIRST_TRIES
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step records nothing, to be compared with the others: where gradients are in every one."""
@@ -261,8 +270,9 @@ class Governor:
         known = self._costs.get(kind)
         if not known:
             return 0.0
-        cost = statistics.median(known)
+        # The mean, not the median: what is dear only now and then is paid for all the same.
+        cost = statistics.fmean(known)
         if kind == "optimizer" and self._is_paired and self._costs.get("grads"):
             # They are read together, so that gradients come with it: only the rest is added.
-            cost = max(cost - statistics.median(self._costs["grads"]), 0.0)
+            cost = max(cost - statistics.fmean(self._costs["grads"]), 0.0)
         return cost
