@@ -58,7 +58,7 @@ def _gained(state: Learned) -> float:
     """What the last quarter gained, as far as the noise of batches lets one say."""
     quarter = len(state.values) // 4
     before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
-    noise = 2 * float(np.nanstd(after)) / quarter**0.5
+    noise = 2 * float(np.nanstd(after) / np.sqrt(quarter))
     return (float(np.nanmean(before) - np.nanmean(after)) - noise) / state.guessing
 
 
