@@ -37,10 +37,10 @@ def find_spikes(loss: Learned, *, spreads: float = 8.0, times: float = 2.0, shar
     """
     found: list[Spike] = []
     last = -APART - 1
-    for index in range(SKIP, len(loss.values)):
+    for index in _candidates(loss.values, times, share * loss.unit):
         recent = loss.values[max(0, index - BACK) : index]
         recent = recent[np.isfinite(recent)]
-        if len(recent) < MIN_BACK or not np.isfinite(loss.values[index]):
+        if len(recent) < MIN_BACK:
             continue
         level, value = float(np.median(recent)), float(loss.values[index])
         is_jump = value - level > max(spreads * _spread(recent), share * loss.unit) and value > times * level
@@ -49,6 +49,18 @@ def find_spikes(loss: Learned, *, spreads: float = 8.0, times: float = 2.0, shar
         if is_jump:
             last = index
     return found
+
+
+def _candidates(values: Array, times: float, gap: float) -> list[int]:
+    """Where a jump is possible at all. A median is at least the minimum, and the minimum is cheap: medians of every
+    step would be most of the cost of all rules together."""
+    if len(values) <= SKIP:
+        return []
+    padded = np.concatenate([np.full(BACK, np.inf), np.where(np.isfinite(values), values, np.inf)])
+    low = np.lib.stride_tricks.sliding_window_view(padded, BACK).min(axis=-1)[: len(values)]
+    with np.errstate(invalid="ignore"):
+        is_above = np.isfinite(values) & np.isfinite(low) & (values - low > gap) & (values > times * low)
+    return [int(index) for index in np.flatnonzero(is_above[SKIP:]) + SKIP]
 
 
 def _spread(values: Array) -> float:

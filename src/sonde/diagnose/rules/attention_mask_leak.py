@@ -28,9 +28,10 @@ def attention_mask_leak(window: Window) -> Iterator[Finding]:
         return
     leaks = {}
     for site, steps, values in window.by_site("attn/*/future"):
-        known = values[np.isfinite(values)]
-        if len(known) >= MIN_SEEN and np.median(known) > LEAK:
-            leaks[site] = float(np.median(known)), int(steps[0])
+        is_leak = np.isfinite(values) & (values > LEAK)
+        # A mask leaves exactly nothing: a few looks are enough, and it may be lost halfway.
+        if is_leak.sum() >= MIN_SEEN:
+            leaks[site] = float(np.median(values[is_leak])), int(steps[is_leak][0])
     if not leaks:
         return
     site, (share, step) = max(leaks.items(), key=lambda item: item[1][0])
