@@ -25,7 +25,7 @@ LARGE_FIRST: Final = 0.3
     stands=True,
     severity="warning",
     needs=NEEDS,
-    causes=("underfitting", "loss_spikes", "bad_batches"),
+    causes=("underfitting", "loss_spikes"),
     references=("Zhang et al. 2021, AUTOTRAINER: oscillating loss", "Cohen et al. 2021, edge of stability"),
 )
 def loss_oscillation(window: Window) -> Iterator[Finding]:

@@ -16,6 +16,10 @@ from sonde.schema.window import Window
 
 LARGE: Final = 0.3
 """Share of its own size that a weight matrix moves in one step. Healthy runs: below 0.1, also at their first steps."""
+LARGE_LATER: Final = 0.15
+"""The same once training is under way, when steps should have become small."""
+BEFORE: Final = 15
+"""Steps from a large step to the height of the loss it leads to."""
 HEALTHY: Final = "1e-4 to 0.1"
 SOON: Final = 30
 FAR: Final = 2.2
@@ -73,7 +77,9 @@ def _fell_apart(moved: Motion, loss: Learned) -> int | None:
     """The step at which a loss that had fallen was thrown back to where it began, by one large step."""
     if not (loss.best_left < 0.7 and loss.left > 0.8 and loss.end > 2 * loss.best):
         return None
-    large = np.flatnonzero(moved.of_step > LARGE)
+    peak = int(loss.steps[int(np.nanargmax(np.where(np.isfinite(loss.values), loss.values, np.nan)))])
+    near = (moved.steps >= peak - BEFORE) & (moved.steps <= peak)
+    large = np.flatnonzero((moved.of_step > LARGE_LATER) & near)
     return int(moved.steps[large[0]]) if len(large) else None
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.total_gradient import NEEDS, total_norm
 from sonde.schema.window import Window
@@ -16,8 +17,10 @@ MIN_STEPS: Final = 20
 ALIKE: Final = 0.9
 """Median cosine of successive gradients. Healthy mini-batches: below 0.5; full batches come near 1 too."""
 ALIKE_LATER: Final = 0.7
-GROWTH: Final = 2.5
+GROWTH: Final = 2.0
 """Norm of the gradient over the first steps against its first: a sum grows with every step, fresh ones do not."""
+NOISY: Final = 0.01
+"""How much the loss jumps from batch to batch, beside itself; on the whole data set it glides."""
 GROWING_STEPS: Final = 12
 HARDLY_TURNS: Final = 0.97
 """Median cosine of a whole run whose batches differ: fresh gradients of different batches never come near."""
@@ -67,6 +70,11 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
 
 
 def _batches_differ(window: Window) -> bool:
-    """Whether most steps saw a batch of their own; on one and the same batch gradients hardly turn either."""
+    """Whether steps saw batches of their own; on one and the same, in whatever order, gradients hardly turn either."""
     hashes = window.get("data/batch/hash")[1]
-    return len(hashes) >= MIN_STEPS and len(np.unique(hashes)) > 8
+    loss = learned(window)
+    if loss is None or len(hashes) < MIN_STEPS or len(np.unique(hashes)) <= 8:
+        return False
+    values = loss.values[np.isfinite(loss.values)]
+    bends = np.abs(np.diff(values, 2))
+    return bool(np.median(bends) > NOISY * np.median(np.abs(values)))
