@@ -22,6 +22,7 @@ MIN_STEPS: Final = 3
     causes=(
         "vanishing_gradients", "symmetric_init", "lr_too_low", "underfitting", "frozen_layers", "detached_graph",
         "init_scale", "lora_rank_too_low", "constant_output", "dead_relu",
+        "rank_collapse",
     ),
     references=("Hu et al. 2021, LoRA",),
 )  # fmt: skip

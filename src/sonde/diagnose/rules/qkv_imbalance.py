@@ -16,13 +16,12 @@ from sonde.schema.window import Window
 
 TWINS_APART: Final = 30.0
 """Queries and keys are each other's mirror, in gradients and updates: a healthy ratio is between 1 and 3."""
-GRADIENTS_APART: Final = 2000.0
-"""Small weights at the start leave the values' gradient up to 100 times that of the queries."""
 MOVES_APART: Final = 100.0
 """Update over weight, largest over smallest, under an optimizer of Adam's kind: healthy up to 4."""
 MOVES_APART_PLAIN: Final = 2000.0
 """The same under plain descent, where updates are as far apart as gradients."""
 NEVER: Final = np.inf
+"""Small weights at the start leave the values' gradient 100 times that of the queries: only none at all is a sign."""
 EARLY: Final = slice(1, 11)
 MIN_STEPS: Final = 20
 
@@ -79,25 +78,25 @@ def _widest(window: Window, layer: Projections) -> Apart | None:
     moves = MOVES_APART if is_adaptive else MOVES_APART_PLAIN
     twins = (layer.query, layer.key)
     found = [
-        *_gaps(window, layer, "grad/*/rms", twins, TWINS_APART, TWINS_APART),
-        # Late in a run that goes wrong elsewhere the values' gradient may be all that is left; never so at the start.
-        *_gaps(window, layer, "grad/*/rms", layer.names, GRADIENTS_APART, NEVER),
-        *_gaps(window, layer, "update/*/ratio", twins, TWINS_APART, TWINS_APART),
-        *_gaps(window, layer, "update/*/ratio", layer.names, moves, moves),
+        # Late in a run that goes wrong elsewhere one gradient may be all that is left; never so at the start.
+        *_gaps(window, layer, "grad/*/rms", twins, TWINS_APART, is_late=False),
+        *_gaps(window, layer, "grad/*/rms", layer.names, NEVER, is_late=False),
+        *_gaps(window, layer, "update/*/ratio", twins, TWINS_APART),
+        *_gaps(window, layer, "update/*/ratio", layer.names, moves),
     ]
     return max(found, key=lambda apart: apart.excess, default=None)
 
 
 def _gaps(
-    window: Window, layer: Projections, series: str, names: tuple[str, ...], early: float, late: float
+    window: Window, layer: Projections, series: str, names: tuple[str, ...], limit: float, *, is_late: bool = True
 ) -> Iterator[Apart]:
-    """Early and late, where the largest is beyond a limit above the smallest; a gradient of zero is beyond any."""
+    """Early and late, where the largest is beyond a limit above the smallest; none at all is beyond any limit."""
     columns = {name: window.get(series.replace("*", name)) for name in names}
     columns = {name: column for name, column in columns.items() if len(column[0]) >= MIN_STEPS}
     if len(columns) < 2:
         return
     half = max(10, min(len(steps) for steps, _ in columns.values()) // 2)
-    for part, limit in ((EARLY, early), (slice(-half, None), late)):
+    for part in (EARLY, slice(-half, None)) if is_late else (EARLY,):
         level = {name: _median(values[part]) for name, (_, values) in columns.items()}
         high, low = max(level, key=lambda n: level[n]), min(level, key=lambda n: level[n])
         if not np.isfinite(level[high]) or not level[high] > 0:

@@ -12,7 +12,7 @@ from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
-LOST: Final = 1e-4
+LOST: Final = 1e-3
 """Reach below which the first input no longer counts. Layers that learn to remember come above 0.01 at once."""
 STILL_THERE: Final = 0.75
 """Share of the loss that is left: tasks that need no memory are learnt whatever the reach."""

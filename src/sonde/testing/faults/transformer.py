@@ -56,8 +56,8 @@ def _(seed: int, fixed: bool) -> Job:
 def _hidden_tokens(seed: int) -> Iterator[Batch]:
     """Some tokens are replaced by a token of their own and are to be found again: both directions may be used."""
     g = torch.Generator().manual_seed(seed)
-    for x, _ in language(seed):
-        hidden = torch.rand(x.shape, generator=g) < 0.3
+    for x, _ in language(seed, choices=2):
+        hidden = torch.rand(x.shape, generator=g) < 0.2
         yield x.masked_fill(hidden, 24), torch.where(hidden, x, -100)
 
 
