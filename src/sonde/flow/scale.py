@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 class GradientScale(torch.autograd.Function):
@@ -27,6 +28,10 @@ class GradientScale(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, scale: float) -> tuple[Tensor, Any]:  # noqa: ARG004
         return GradientScale.apply(x, scale), in_dims[0]  # type: ignore[no-untyped-call]
 
+
+class _WithTangent(GradientScale):
+    """The same in forward mode, where there is no way back to scale. torch.compile refuses a class that has this."""
+
     @staticmethod
     def jvp(ctx: Any, x: Tensor, _: Any) -> Tensor:  # noqa: ARG004
         return x.view_as(x)
@@ -40,5 +45,7 @@ def gradient_scale(x: Tensor, scale: float) -> Tensor:
     >>> x.grad
     tensor([0.0100, 0.0100])
     """
-    scaled: Tensor = GradientScale.apply(x, scale)  # type: ignore[no-untyped-call]
+    is_forward_mode = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+    function = _WithTangent if is_forward_mode else GradientScale
+    scaled: Tensor = function.apply(x, scale)  # type: ignore[no-untyped-call]
     return scaled
