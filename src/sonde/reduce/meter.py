@@ -86,10 +86,11 @@ class Meter:
                 found.append(self._open.popleft())
                 continue
             following = self._open[1]  # its end is needed to tell when this one's successor began
-            if following.end is None or not following.end.query():
+            if following.end is not None and not following.end.query():
                 break
             self._open.popleft()
-            following.step_s = times.end.elapsed_time(following.end) / 1e3
+            if following.end is not None:
+                following.step_s = times.end.elapsed_time(following.end) / 1e3
             self._read(times)
             if times.step_s:
                 found.append(times)

@@ -196,11 +196,11 @@ class Reducer:
     def _add_on_device(self, key: int, tensor: Tensor, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
         turn = self.turn if histogram else None
         if values.numel() and (bank := self._bank(values)) is not None:
-            if not bank.has_room(values.numel()):
-                self._combine_banks()
-                bank.grow()
-            read = bank.read(key, values, unstored_zeros=unstored_zeros, turn=turn)
-            with self._lock:
+            with self._lock:  # a place in the bank is taken and filled in one go
+                if not bank.has_room(values.numel()):
+                    self._combine_banks()
+                    bank.grow()
+                read = bank.read(key, values, unstored_zeros=unstored_zeros, turn=turn)
                 self._remember(tensor, (bank, read))
             return
         listed = self.list_for(("single", key), [key], [values])
