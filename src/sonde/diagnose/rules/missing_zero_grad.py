@@ -22,6 +22,8 @@ GROWTH: Final = 2.0
 NOISY: Final = 0.01
 """How much the loss jumps from batch to batch, beside itself; on the whole data set it glides."""
 GROWING_STEPS: Final = 12
+SOME_GROWTH: Final = 1.8
+"""Enough when the gradient hardly turns in the whole run."""
 HARDLY_TURNS: Final = 0.97
 """Median cosine of a whole run whose batches differ: fresh gradients of different batches never come near."""
 
@@ -50,7 +52,8 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
         return
     early = norms[:GROWING_STEPS]
     growth = float(np.nanmax(early) / norms[0]) if norms[0] > 0 else np.nan
-    if not growth > GROWTH and not (np.nanmedian(cosines) > HARDLY_TURNS and _batches_differ(window)):
+    hardly_turns = np.nanmedian(cosines) > HARDLY_TURNS and _batches_differ(window)
+    if not growth > (SOME_GROWTH if hardly_turns else GROWTH):
         return
     yield found(
         window,
