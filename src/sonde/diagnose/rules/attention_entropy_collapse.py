@@ -21,6 +21,7 @@ POOR: Final = 0.5
 
 @rule(
     severity="warning",
+    stands=True,
     causes=("underfitting", "vanishing_gradients", "rank_collapse", "loss_oscillation"),
     references=("Zhai et al. 2023, sigmaReparam", "Dehghani et al. 2023, ViT-22B", "Wortsman et al. 2023"),
 )

@@ -19,6 +19,7 @@ GROWTH: Final = 3.0
 
 @rule(
     severity="warning",
+    stands=True,
     causes=("underfitting", "vanishing_gradients", "loss_oscillation"),
     references=(
         "Dehghani et al. 2023, ViT-22B",

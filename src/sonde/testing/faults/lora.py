@@ -13,7 +13,15 @@ from torch.nn import functional
 from sonde.testing.faults.data import Split
 from sonde.testing.faults.program import Job, endless, program
 
-STUCK = ("vanishing_gradients", "symmetric_init", "lr_too_low", "underfitting", "frozen_layers", "detached_graph")
+STUCK = (
+    "vanishing_gradients",
+    "symmetric_init",
+    "lr_too_low",
+    "underfitting",
+    "frozen_layers",
+    "detached_graph",
+    "dead_relu",
+)
 LOUD = (
     "lr_too_high",
     "loss_oscillation",
