@@ -1,0 +1,46 @@
+"""What is left of the loss, beside its start and beside guessing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sonde.diagnose.learned import Learned, learned
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+from sonde.testing.windows import falling, stuck, window
+
+
+def of(loss: Array, **series: object) -> Learned:
+    found = learned(window({}, loss, {name.replace("__", "/"): values for name, values in series.items()}))
+    assert found is not None
+    return found
+
+
+def test_the_share_left_is_of_the_start() -> None:
+    assert of(falling(100, 2.0, 0.1)).left == pytest.approx(0.05, rel=0.2)
+    assert of(stuck(100)).left == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_start_above_guessing_is_measured_by_guessing() -> None:
+    found = of(np.r_[500.0, stuck(99)], data__loss__baseline=2.3, data__loss__value=np.r_[500.0, stuck(99)])
+    assert found.left == pytest.approx(1.0, rel=0.02)
+
+
+def test_guessing_is_scaled_to_the_logged_loss() -> None:
+    found = of(1000 * stuck(100), data__loss__baseline=2.3, data__loss__value=stuck(100))
+    assert found.guessing == pytest.approx(2300.0)
+
+
+def test_a_sum_is_not_compared_with_the_guess_of_a_mean() -> None:
+    assert np.isnan(of(stuck(100), data__loss__baseline=2.3, data__loss__reduction=1.0).guessing)
+
+
+def test_a_loss_that_ends_without_a_number_has_diverged() -> None:
+    assert of(np.r_[falling(10), np.full(15, np.nan)]).has_diverged
+
+
+def test_too_little_says_nothing() -> None:
+    assert learned(Window()) is None
+    assert learned(window({}, falling(8), {})) is None
+    assert learned(window({}, np.full(30, np.nan), {})) is None
