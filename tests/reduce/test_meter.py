@@ -1,0 +1,68 @@
+"""What our own work takes, on the host; what a GPU adds to it is tested where there is one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from sonde.reduce.meter import Meter
+
+
+def spend(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_host_time_by_kind_and_inner_work_counted_once():
+    meter = Meter()
+    with meter.span("optimizer"):
+        spend(0.004)
+        with meter.span("grads"):
+            spend(0.004)
+    meter.add("inspect", 0.5)
+    meter.end_step(3, 1.0)
+    (times,) = meter.done()
+    assert times.step == 3
+    assert times.step_s == 1.0
+    assert times.gpu_s is None
+    assert times.is_host_bound
+    assert times.host_s["inspect"] == 0.5
+    assert times.host_s["grads"] >= 0.004
+    assert times.host_s["optimizer"] >= 0.004
+    assert meter.done() == []
+
+
+def test_steps_are_kept_apart():
+    meter = Meter()
+    for step in range(3):
+        meter.add("grads", float(step))
+        meter.end_step(step, 1.0)
+    assert [times.host_s["grads"] for times in meter.done()] == [0.0, 1.0, 2.0]
+
+
+def test_an_exception_inside_is_not_held_back():
+    meter = Meter()
+    with pytest.raises(ZeroDivisionError), meter.span("grads"):
+        _ = 1 / 0
+    assert meter.host_s > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_time_is_known_later_and_nothing_waits():
+    meter = Meter()
+    x = torch.randn(4096, 4096, device="cuda")
+    meter.see(x)
+    for step in range(5):
+        with meter.span("grads"):
+            torch.cuda._sleep(20_000_000)
+        meter.end_step(step, 0.01)
+    torch.cuda.synchronize()
+    found = meter.done()
+    assert [times.step for times in found] == [1, 2, 3]
+    assert all(times.gpu_s["grads"] > 0.005 for times in found)
+    assert all(times.step_s > 0.005 for times in found)
+    assert not found[0].is_host_bound
