@@ -3,6 +3,7 @@
     python benchmarks/diagnosis.py FOLDER --seeds 0,1,2            train, diagnose, score
     python benchmarks/diagnosis.py FOLDER --traces DIR             keep the recorded runs in DIR, and reuse them
     python benchmarks/diagnosis.py own                             the programs of sonde.testing.faults
+    python benchmarks/diagnosis.py FOLDER --variant loss1000       healthy programs, loss x 1000 (or bf16, half_lr)
 
 FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). Reported: detection,
 diagnosis (a root cause named), false alarms on healthy programs and on fixed twins, precision of labels, how often the
@@ -51,14 +52,53 @@ def observer(folder: Path, base: type) -> Any:
     return WithSonde()
 
 
-def record(spec: Any, seed: int, fixed: bool, traces: Path, core: Any) -> Path:
+VARIANTS = ("loss1000", "bf16", "half_lr")
+
+
+def vary(job: Any, variant: str) -> None:
+    """Change a program in a way that changes nothing about its health."""
+    import torch
+
+    optimizers = list(job.optimizer.values()) if isinstance(job.optimizer, dict) else [job.optimizer]
+    if variant == "loss1000":
+        loss_fn = job.loss_fn
+        job.loss_fn = lambda output, target: 1000 * loss_fn(output, target)
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.SGD):  # for plain descent the loss's scale is a learning rate
+                _scale_lr(optimizer, 1e-3, job.scheduler)
+        job.clip = None if job.clip is None else 1000 * job.clip
+    elif variant == "bf16":
+        forward = job.model.forward
+
+        def in_bf16(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                output = forward(*args, **kwargs)
+            return output.float() if isinstance(output, torch.Tensor) else output
+
+        job.model.forward = in_bf16
+    elif variant == "half_lr":
+        for optimizer in optimizers:
+            _scale_lr(optimizer, 0.5, job.scheduler)
+
+
+def _scale_lr(optimizer: Any, factor: float, scheduler: Any) -> None:
+    for group in optimizer.param_groups:
+        for key in ("lr", "initial_lr"):
+            if key in group:
+                group[key] *= factor
+    if scheduler is not None:
+        scheduler.base_lrs = [factor * rate for rate in scheduler.base_lrs]
+
+
+def record(spec: Any, seed: int, fixed: bool, traces: Path, core: Any, variant: str = "") -> Path:
     """The run of one program; trained only if it is not there yet."""
-    folder = traces / f"{spec.id}-{seed}{'-twin' if fixed else ''}"
+    folder = traces / f"{spec.id}-{seed}{'-twin' if fixed else ''}{'-' + variant if variant else ''}"
     done = folder / "done"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         job = spec.build(seed, fixed=fixed) if hasattr(spec, "build") else core.build(spec, seed, fixed)
+        vary(job, variant)
         path = core.train(job, observer(folder, core.Observer))
         done.write_text(str(path.relative_to(folder.resolve()) if path.is_absolute() else path))
     return folder / done.read_text()
@@ -155,6 +195,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("ids", nargs="*", help="only programs whose id begins so")
     parser.add_argument("--seeds", default="0")
+    parser.add_argument("--variant", choices=VARIANTS, default="", help="healthy programs only, changed in this way")
     parser.add_argument("--traces", type=Path, default=None, help="where recorded runs are kept and reused")
     parser.add_argument("--out", type=Path, default=None, help="write JSON here, and a table beside it")
     parser.add_argument("-v", "--verbose", action="store_true", help="one line per program")
@@ -172,8 +213,9 @@ def main() -> None:
         if options.ids and not any(spec.id.startswith(i) for i in options.ids):
             continue
         for seed in map(int, options.seeds.split(",")):
-            for fixed in (False, True) if spec.has_twin else (False,):
-                rows.append(row := examine(record(spec, seed, fixed, traces, core), spec, seed, fixed))
+            for fixed in _states(spec, options.variant):
+                path = record(spec, seed, fixed, traces, core, options.variant)
+                rows.append(row := examine(path, spec, seed, fixed))
                 if options.verbose or row["broken"]:
                     print(_line(row), flush=True)
     summary = summarize(rows)
@@ -183,6 +225,14 @@ def main() -> None:
         options.out.with_suffix(".md").write_text(as_markdown(summary))
     if options.traces is None:
         shutil.rmtree(traces)
+
+
+def _states(spec: Any, variant: str) -> tuple[bool, ...]:
+    """With the fault and without it; of a variant only what is healthy."""
+    is_healthy = not spec.labels or set(spec.labels) == {"healthy"}
+    if variant:
+        return (False,) if is_healthy else (True,) if spec.has_twin else ()
+    return (False, True) if spec.has_twin else (False,)
 
 
 def _programs(folder: Path) -> Any:
