@@ -51,7 +51,8 @@ class Sonde:
         from sonde.config import Settings
         from sonde.session import begin
 
-        self.session = begin(Settings.load(project="overhead", dir=folder, verbose=False))
+        settings = keywords.pop("settings", {})
+        self.session = begin(Settings.load(project="overhead", dir=folder, verbose=False, **settings))
         self.session.watch(model, optimizer, **keywords)
 
     def after_step(self, step: int, loss: Tensor) -> None:
@@ -143,6 +144,10 @@ class TensorBoard:
         self.writer.close()
 
 
+STATISTICS: dict[str, Any] = {"finite": False, "diagnose": False}
+"""Statistics alone: what the other arms do not do either is left to "sonde default"."""
+
+
 def sonde_with(**keywords: Any) -> Start:
     return lambda model, optimizer, folder: Sonde(model, optimizer, folder, **keywords)
 
@@ -157,12 +162,12 @@ def all_arms() -> list[Arm]:
         Arm(
             "sonde w+g+u",
             "weights, gradients and updates at every step",
-            sonde_with(activations=False, optim=False, budget=None),
+            sonde_with(activations=False, optim=False, inspect=False, budget=None, settings=STATISTICS),
         ),
         Arm(
             "sonde w+g+u+a",
             "the same and activations at every step",
-            sonde_with(activations=every(1), optim=False, budget=None),
+            sonde_with(activations=every(1), optim=False, inspect=False, budget=None, settings=STATISTICS),
         ),
         # By default activations are recorded at each of the first 100 steps; what follows is the longer part of a run.
         Arm("sonde default", "`sonde.watch(model, optimizer)` after its first 100 steps", sonde_with(), 110),
