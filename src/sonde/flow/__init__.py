@@ -8,11 +8,13 @@ FlowAnalyzer(model).analyze(x, y, loss_fn).print_summary()
 from __future__ import annotations
 
 from sonde.flow.attention import AttentionAnalyzer
+from sonde.flow.attention_monitor import monitor_scaled_dot_product_attention
 from sonde.flow.automatic import analyze
 from sonde.flow.comparative import ComparativeAnalyzer
 from sonde.flow.coordinate import CoordinateReport, RefinedCoordinateCheck, coordinate_check, refined_coordinate_check
 from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
+from sonde.flow.judge import ABSOLUTE, RELATIVE, Thresholds
 from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth
 from sonde.flow.monitor import ModuleMonitor, MonitorMixin
 from sonde.flow.report import FlowReport
@@ -21,6 +23,8 @@ from sonde.flow.standard import StandardAnalyzer
 from sonde.flow.temporal import TemporalAnalyzer
 
 __all__ = [
+    "ABSOLUTE",
+    "RELATIVE",
     "AttentionAnalyzer",
     "ComparativeAnalyzer",
     "CoordinateReport",
@@ -36,8 +40,10 @@ __all__ = [
     "RefinedCoordinateCheck",
     "StandardAnalyzer",
     "TemporalAnalyzer",
+    "Thresholds",
     "analyze",
     "coordinate_check",
     "gradient_scale",
+    "monitor_scaled_dot_product_attention",
     "refined_coordinate_check",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from sonde.errors import MissingPackageError
 
 Aggregation = Callable[[Tensor], Any]
+STEP: Final = ":step"
+VALUE: Final = ":value"
 
 
 class MetricStore:
@@ -48,7 +51,7 @@ class MetricStore:
 
 
 def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
-    """One data set per key, with its steps beside it; slashes in keys become groups."""
+    """For each key a group with its steps and values; slashes in keys become groups of groups."""
     h5py = _h5py()
     columns: dict[str, tuple[list[int], list[float]]] = {}
     for step, values in sorted(steps.items()):
@@ -58,10 +61,16 @@ def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
             column[1].append(value)
     with h5py.File(path, "w") as file:
         for key, (numbers, column_values) in columns.items():
-            group = file.create_group(key.replace(".", "·"))  # "." alone means "here" in an HDF5 path
-            group.create_dataset("step", data=np.array(numbers, np.int64))
-            group.create_dataset("value", data=np.array(column_values, np.float64))
+            group = file.require_group("/".join(map(_part, key.split("/"))))
+            group.attrs["key"] = key
+            group.create_dataset(STEP, data=np.array(numbers, np.int64))
+            group.create_dataset(VALUE, data=np.array(column_values, np.float64))
     return Path(path)
+
+
+def _part(name: str) -> str:
+    """A part of a key as a name in a path: "" and "." mean "here" there."""
+    return quote(name, safe=" []()^+-=,:;@") if name.strip(".") else f"%{name}"
 
 
 def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
@@ -69,10 +78,10 @@ def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
     h5py = _h5py()
     steps: dict[int, dict[str, float]] = {}
 
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Group) and "step" in item and "value" in item:
-            for step, value in zip(item["step"][()], item["value"][()], strict=True):
-                steps.setdefault(int(step), {})[name.replace("·", ".")] = float(value)
+    def visit(_: str, item: Any) -> None:
+        if isinstance(item, h5py.Group) and "key" in item.attrs:
+            for step, value in zip(item[STEP][()], item[VALUE][()], strict=True):
+                steps.setdefault(int(step), {})[str(item.attrs["key"])] = float(value)
 
     with h5py.File(path, "r") as file:
         file.visititems(visit)

@@ -18,6 +18,7 @@ A metric that fails is reported once and skipped; the model keeps no trace of th
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook
 
 from sonde.errors import NotAModelError, UsageError
@@ -36,6 +38,7 @@ from sonde.probe.guards import is_observable, quiet
 from sonde.schema.names import strip_wrappers
 
 MetricFunction = Callable[..., Any]
+ROOT: Final = "[root module]"
 _KINDS: Final = (
     "activation", "activation_difference", "parameter", "parameter_difference", "gradient", "gradient_difference",
 )  # fmt: skip
@@ -59,6 +62,11 @@ class Call:
     output: Any
 
 
+def format_module_name(name: str) -> str:
+    """The name the user wrote, without what wrappers add; the model itself has none, and gets one."""
+    return strip_wrappers(name) or ROOT
+
+
 class ModuleMonitor:
     """Collects metrics of one model, and compares it with a reference if there is one."""
 
@@ -75,7 +83,7 @@ class ModuleMonitor:
         """`session`: what `sonde.init` or `sonde.watch` returned; metrics are then part of that run as well."""
         self.monitor_step_fn = monitor_step_fn or (lambda _: True)
         self.is_enabled, self.cpu_offload, self.session = monitor, cpu_offload, session
-        self.format_name = format_module_name_fn or strip_wrappers
+        self.format_name = format_module_name_fn or format_module_name
         self.excluded = re.compile(excluded_modules_regex) if excluded_modules_regex else None
         self.module: nn.Module | None = None
         self.reference: nn.Module | None = None
@@ -104,6 +112,14 @@ class ModuleMonitor:
             if isinstance(child, MonitorMixin):
                 child.set_module_monitor(self)
         self._attach()
+
+    def name_of(self, module: nn.Module | str) -> str:
+        """What a module of the model is called in the metrics."""
+        if isinstance(module, str):
+            return module
+        if id(module) not in self._names:
+            raise UsageError(f"{type(module).__name__} is no module of the monitored model, or is excluded.")
+        return self._names[id(module)]
 
     def set_reference_module(self, module: nn.Module) -> None:
         """A model of the same structure, such as a copy made at initialisation; it runs first, on the same inputs."""
@@ -197,6 +213,7 @@ class ModuleMonitor:
     def begin_step(self, step: int) -> None:
         self.after_micro_batch()
         self.store.discard()
+        self._last_step = None
         self._step = step if self.is_step_monitored(step) else None
 
     def after_micro_batch(self) -> None:
@@ -210,7 +227,7 @@ class ModuleMonitor:
         if self._step is None:
             return
         step, self._step = self._step, None
-        values = self.store.close(step, self._report)
+        values = self.store.close(step, self.report)
         self._last_step = step
         self.after_micro_batch()
         if self.session is not None and values:
@@ -269,10 +286,15 @@ class ModuleMonitor:
             if other is not None and not before_clip:
                 self._measure("gradient_difference", name, parameter.grad.detach(), other.detach())
 
-    def log_tensor(self, key: str, tensor: Tensor) -> None:
-        """A tensor of numbers of one's own; micro-batches are joined by their mean."""
+    def monitor_activation(self, name: str, activation: Tensor) -> None:
+        """Activation metrics of a tensor that no module returns, under a name of one's own."""
         if self.is_monitoring:
-            self.store.add(key, self._moved(tensor))
+            self._measure("activation", name, self._moved(activation))
+
+    def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregation | None = None) -> None:
+        """A tensor of numbers of one's own; micro-batches are joined by their mean, or as `aggregation_fn` says."""
+        if self.is_monitoring:
+            self.store.add(key, self._moved(tensor), aggregation_fn)
 
     def log_scalar(self, key: str, value: float | Tensor) -> None:
         if self.is_monitoring:
@@ -293,27 +315,44 @@ class ModuleMonitor:
                     value = metric.function(*tensors)
                 self.store.add(key, value, metric.aggregation)
             except Exception as error:  # noqa: BLE001 - a user's metric that fails must not end the training
-                self._report(key, error)
+                self.report(key, error, once=f"{kind} {metric.name}")
 
-    def _report(self, key: str, error: Exception) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            warnings.warn(f"sonde: the metric {key} failed and is skipped: {error!r}", stacklevel=3)
+    def report(self, key: str, error: Exception, once: str = "") -> None:
+        """Say once that a metric failed."""
+        self._warn(once or key, f"sonde: the metric {key} failed and is skipped: {error!r}")
+
+    def _warn(self, about: str, message: str) -> None:
+        """Once about each thing. Where warnings are errors it is printed: it must not end the training."""
+        if about not in self._told:
+            self._told.add(about)
+            try:
+                warnings.warn(message, stacklevel=4)
+            except UserWarning:
+                print(message, file=sys.stderr)
 
     # ----------------------------------------------------------------------------------------------------- the hook
 
     def _attach(self) -> None:
+        """One hook for all modules, so that none of them keeps a trace; it lives as long as the monitor."""
         if self._handle is None:
-            self._handle = register_module_forward_hook(self._seen, with_kwargs=True)
+            alive = weakref.WeakMethod(self._seen)
+
+            def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+                seen = None if torch.compiler.is_compiling() else alive()
+                if seen is not None:
+                    seen(module, args, output)
+
+            handle = register_module_forward_hook(hook, with_kwargs=True)
+            self._handle = weakref.finalize(self, _remove, handle)
 
     def detach(self) -> None:
         """Take the hook away."""
         if self._handle is not None:
-            self._handle.remove()
+            self._handle()
             self._handle = None
 
-    def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.is_monitoring or not is_observable():
+    def _seen(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.is_monitoring or not is_observable():
             return
         name = self._names.get(id(module))
         if name is not None:
@@ -342,18 +381,17 @@ class ModuleMonitor:
         other = self.reference_calls.get(name, [])
         if index < len(other) and isinstance(other[index].output, Tensor):
             self._compare(name, activation, other[index].output)
-        elif "no reference" not in self._told:
-            self._told.add("no reference")
-            warnings.warn(
+        else:
+            self._warn(
+                "no reference",
                 "sonde: the reference has not run on this batch; call it first, under torch.no_grad(). Differences are "
                 "left out.",
-                stacklevel=3,
             )
 
     def _compare(self, name: str, activation: Tensor, other: Tensor) -> None:
         if activation.shape != other.shape:
             key = f"activation_difference/{name}"
-            self._report(key, UsageError(f"{tuple(activation.shape)} here, {tuple(other.shape)} in the reference"))
+            self.report(key, UsageError(f"{tuple(activation.shape)} here, {tuple(other.shape)} in the reference"))
             return
         self._measure("activation_difference", name, activation, other)
 
@@ -373,19 +411,27 @@ class MonitorMixin:
 
     def set_module_monitor(self, monitor: ModuleMonitor) -> None:
         # Not an attribute of the module: a monitor holds hooks, and would go into every pickle and copy of the model.
-        _MONITORS[self] = monitor
+        # Weak on both sides: the monitor holds the model, and neither would ever be freed.
+        _MONITORS[self] = weakref.ref(monitor)
 
     def get_module_monitor(self) -> ModuleMonitor:
         """The monitor that watches this module; one that collects nothing when there is none."""
-        return _MONITORS.get(self, _NOBODY)
+        known = _MONITORS.get(self)
+        return (known() if known is not None else None) or _NOBODY
 
     @property
     def is_monitoring(self) -> bool:
         return self.get_module_monitor().is_monitoring
 
 
-_MONITORS: weakref.WeakKeyDictionary[MonitorMixin, ModuleMonitor] = weakref.WeakKeyDictionary()
+_MONITORS: weakref.WeakKeyDictionary[MonitorMixin, weakref.ref[ModuleMonitor]] = weakref.WeakKeyDictionary()
 _NOBODY: Final = ModuleMonitor(monitor=False)
+
+
+def _remove(handle: Any) -> None:
+    handle.remove()
+    # torch forgets to take this mark away, and goes on as if there were a hook.
+    getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
 
 def _checked(module: object, what: str) -> nn.Module:
