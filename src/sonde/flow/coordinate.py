@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,7 +30,9 @@ from sonde.schema.names import strip_wrappers
 if TYPE_CHECKING:
     from pathlib import Path
 
-WEIGHTED: Final = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+WEIGHTED: Final = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.Bilinear)
+WEIGHTED_BY_NAME: Final = ("Conv1D",)
+"""Linear layers of other libraries that are no `nn.Linear`."""
 FLAT: Final = 0.15
 """A slope of the logarithms smaller than this is no trend."""
 Verdict = Literal["stable", "grows", "vanishes", "unclear"]
@@ -62,29 +65,57 @@ def refined_coordinate_check(model: nn.Module, reference: nn.Module, x: Any) -> 
     train(model)
     refined_coordinate_check(model, reference, x)
     """
-    with torch.no_grad(), preserved(model, training=False), preserved(reference, training=False):
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_slow_path())
+        for each in (model, reference):
+            stack.enter_context(preserved(each, training=False))
         now, then = _calls(model, x), _calls(reference, x)
         modules = {strip_wrappers(name): module for name, module in reference.named_modules()}
         found = []
         for name, calls in now.items():
             if name not in then or len(then[name]) != len(calls):
                 raise UsageError(f"the two models differ: {name} was called {len(calls)} times in one of them.")
-            parts = [_split(modules[name], a, b) for a, b in zip(calls, then[name], strict=True)]
-            found.append(_coordinate(name, type(modules[name]).__name__, parts))
+            module = modules[name.removesuffix(IN_PROJ)]
+            parts = [split(module, a, b) for a, b in zip(calls, then[name], strict=True)]
+            found.append(_coordinate(name, type(module).__name__, parts))
     return found
 
 
-_Call = tuple[Tensor, Tensor]
+@contextmanager
+def _slow_path() -> Iterator[None]:
+    """torch's fused encoder layer passes its own modules by, hooks and all."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
+def is_weighted(module: nn.Module) -> bool:
+    return isinstance(module, WEIGHTED) or type(module).__name__ in WEIGHTED_BY_NAME
+
+
+IN_PROJ: Final = ".in_proj"
+"""The joint projection of `nn.MultiheadAttention` to queries, keys and values, which is no module."""
+_Call = tuple[tuple[Tensor, ...], Tensor]
 
 
 def _calls(model: nn.Module, x: Any) -> dict[str, list[_Call]]:
     """Input and output of every weighted module."""
     seen: dict[str, list[_Call]] = {}
-    names = {id(module): strip_wrappers(name) for name, module in model.named_modules() if isinstance(module, WEIGHTED)}
+    names = {id(module): strip_wrappers(name) for name, module in model.named_modules()}
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if id(module) in names and args and isinstance(output, Tensor):
-            seen.setdefault(names[id(module)], []).append((args[0].detach().clone(), output.detach().clone()))
+        name = names.get(id(module))
+        if name is None or not args:
+            return
+        given = tuple(a.detach().clone() for a in args if isinstance(a, Tensor))
+        if is_weighted(module) and isinstance(output, Tensor):
+            seen.setdefault(name, []).append((given, output.detach().clone()))
+        elif isinstance(module, nn.MultiheadAttention) and module._qkv_same_embed_dim:
+            seen.setdefault(name + IN_PROJ, []).append((given[:1], _applied(module, given[:1])))
 
     handle = nn.modules.module.register_module_forward_hook(hook)
     try:
@@ -94,10 +125,20 @@ def _calls(model: nn.Module, x: Any) -> dict[str, list[_Call]]:
     return seen
 
 
-def _split(before: nn.Module, now: _Call, then: _Call) -> dict[str, Tensor]:
+def _applied(module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+    """A layer's output, past the hooks of whoever watches."""
+    if isinstance(module, nn.MultiheadAttention):
+        assert module.in_proj_weight is not None
+        return nn.functional.linear(given[0], module.in_proj_weight, module.in_proj_bias)
+    output: Tensor = type(module).forward(module, *given)
+    return output
+
+
+def split(before: nn.Module, now: _Call, then: _Call) -> dict[str, Tensor]:
     """The parts as tensors, from one more pass of the old layer over the new input."""
-    (x_now, y_now), (x_then, y_then) = now, then
-    mixed = type(before).forward(before, x_now)  # past the hooks of whoever watches
+    (given_now, y_now), (given_then, y_then) = now, then
+    mixed = _applied(before, given_now)
+    x_now, x_then = given_now[0], given_then[0]
     same_kind = x_now.is_floating_point()
     return {
         "effective": y_now - mixed,
@@ -138,11 +179,11 @@ class RefinedCoordinateCheck:
     def _parts(self, modules: dict[str, nn.Module]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for name, calls in self.monitor.calls.items():
             module, others = modules.get(name), self.monitor.reference_calls.get(name, [])
-            if not isinstance(module, WEIGHTED):
+            if module is None or not is_weighted(module):
                 continue
             for now, then in zip(calls, others, strict=False):
                 if now.inputs and then.inputs and isinstance(now.output, Tensor):
-                    yield name, _split(module, (now.inputs[0], now.output), (then.inputs[0], then.output))
+                    yield name, split(module, (now.inputs, now.output), (then.inputs, then.output))
 
 
 _TITLES: Final = {
