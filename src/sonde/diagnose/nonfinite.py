@@ -56,7 +56,7 @@ def first_moment(window: Window) -> Moment | None:
     weights, updates = _first_bad(window, "param"), _first_bad(window, "update", skipped)
     loss_steps = _bad_loss(window)
     touched = [*grads.values(), *weights.values(), *updates.values(), *loss_steps[:1]]
-    events = sorted(_events(window, "nonfinite"), key=lambda event: int(event["step"]))
+    events = sorted(_events(window, "nonfinite"), key=lambda e: (int(e["step"]), e["details"].get("micro_batch", 0)))
     inside = [int(event["step"]) for event in events[:1]] or list(_first_bad(window, "act").values())
     if not touched and not inside:
         return None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.read.catalog import read_rows
+from sonde.read.ranks import rank_events
 from sonde.read.state import RunState
 from sonde.read.stats import find_sites
 from sonde.schema.names import split_pattern
@@ -76,7 +77,10 @@ def site_table(state: RunState, pattern: str) -> pa.Table:
 
 def event_table(run: Path, *, is_live: bool) -> pa.Table:
     """What happened, oldest first."""
-    return _table([row[1:] for row in read_rows(run, "events", is_live=is_live)], _EVENTS, "events")
+    own = [row[1:] for row in read_rows(run, "events", is_live=is_live)]
+    others = rank_events(run)
+    rows = sorted([*own, *others], key=lambda row: row[0]) if others else own
+    return _table(rows, _EVENTS, "events")
 
 
 def system_table(run: Path, *, is_live: bool) -> pa.Table:

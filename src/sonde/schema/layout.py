@@ -13,6 +13,7 @@ CATALOG_FILE: Final = "catalog.sqlite"
 LOCK_FILE: Final = "lock"
 LIVE_LOG: Final = "live.log"
 LATEST_LINK: Final = "latest"
+RANKS_FOLDER: Final = "ranks"
 TRASH_FOLDER: Final = ".trash"
 
 Stream = Literal["stats", "scalars"]
@@ -30,6 +31,11 @@ def stream_folder(run: Path, stream: Stream, rank: int = 0) -> Path:
 
 def live_log(run: Path, stream: Stream, rank: int = 0) -> Path:
     return stream_folder(run, stream, rank) / LIVE_LOG
+
+
+def rank_log(run: Path, rank: int) -> Path:
+    """What a rank other than the first saw, one signed JSON line per event."""
+    return run / RANKS_FOLDER / f"rank-{rank:04d}.jsonl"
 
 
 def segment_name(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sonde.config import Settings
 from sonde.errors import RunNotFoundError, SessionError
 from sonde.probe.schedule import ALWAYS
 from sonde.record.folder import create_run, find_resumable
+from sonde.record.ranks import announce, rank, world_size
 from sonde.session.session import DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, NullSession, Session
 
 _current: Session | NullSession | None = None
@@ -54,14 +56,23 @@ def begin(
     notes: str = "",
     resume: bool | str = False,
 ) -> Session | NullSession:
-    """A session of its own, beside the one of this process. Only the first rank of a distributed job records."""
-    if settings.mode == "disabled" or int(os.environ.get("RANK") or 0) != 0:
+    """A session of its own, beside the one of this process. Only the first rank of a distributed job records all; the
+    others tell it where a value stopped being finite."""
+    if settings.mode == "disabled":
         return NullSession()
+    if rank() != 0:
+        from sonde.session.other_rank import RankSession
+
+        return RankSession(settings)
     found = _find(resume, settings, name) if resume else None
     path = found or create_run(
         Path(settings.dir), project=settings.project, name=name, config=config, tags=tags, notes=notes
     )
-    return Session(path, settings, resume=found is not None)
+    session = Session(path, settings, resume=found is not None)
+    if world_size() > 1:
+        note = announce(Path(settings.dir), path)
+        session.on_finish(partial(note.unlink, missing_ok=True))
+    return session
 
 
 def _find(resume: bool | str, settings: Settings, name: str | None) -> Path | None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 
@@ -17,9 +17,6 @@ from sonde.probe.model import Place
 from sonde.probe.outputs import floating_tensors
 from sonde.reduce.finite import FiniteFlags, is_sampled
 from sonde.schema.records import Event
-
-if TYPE_CHECKING:
-    from sonde.session.session import Session
 
 MAX_EVENTS: Final = 50
 """A run that is lost says so often enough."""
@@ -39,11 +36,17 @@ class Look:
     is_sampled: bool
 
 
+class Later(Protocol):
+    """Whatever calls a function off the training thread, and keeps the event it gives."""
+
+    def put(self, item: Callable[[], Event | None], num_bytes: int, *, step: int) -> Any: ...
+
+
 class NonFiniteWatch:
     """Looks at what modules take and give. On the training thread it only adds numbers up."""
 
-    def __init__(self, session: Session, root: str) -> None:
-        self.session, self.root = session, root
+    def __init__(self, writer: Later, root: str) -> None:
+        self.writer, self.root = writer, root
         self._flags = FiniteFlags()
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Tensors already looked at in this forward pass, and their version: an output is the next one's input."""
@@ -78,7 +81,7 @@ class NonFiniteWatch:
             return
         looks, pending = taken
         resolve = self._later(looks, pending.resolve, step)
-        self.session.writer.put(resolve, 16 * len(looks), step=step)
+        self.writer.put(resolve, 16 * len(looks), step=step)
 
     def _later(self, looks: list[Look], resolve: Callable[[], list[float]], step: int) -> Callable[[], Event | None]:
         now = time.time()

@@ -81,7 +81,7 @@ class Watching:
         self._stepped: set[int] = set()
         self.is_allowed = True
         root = self.names.place(model)
-        self.nonfinite = NonFiniteWatch(session, root.name if root else "") if session.settings.finite else None
+        self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
         self.inspection = Inspection(session, self.names, on_error)
         self.structure = StructureDocument()

@@ -212,8 +212,9 @@ def _grown(window: Window, site: str, step: int) -> str:
 
 
 def _micro(moment: Moment) -> str:
-    number = moment.forward.get("micro_batch") or 0
-    return f" (micro-batch {number})" if number else ""
+    number, rank = moment.forward.get("micro_batch") or 0, moment.forward.get("rank") or 0
+    where = [f"rank {rank}"] * bool(rank) + [f"micro-batch {number}"] * bool(number)
+    return f" ({', '.join(where)})" if where else ""
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

@@ -1,0 +1,85 @@
+"""What the other ranks of a distributed job saw: how they find the run of the first, and the log each writes into it.
+
+The first rank leaves a note beside the runs, named after the job, with the run's folder; the others look for it. No
+collective is ever used: a rank that finds nothing stays silent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from sonde.schema.layout import rank_log
+from sonde.schema.records import Event, sign_document, to_json
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
+STALE_S: Final = 24 * 3600.0
+
+
+def world_size(environment: Mapping[str, str] = os.environ) -> int:
+    return _number(environment.get("WORLD_SIZE"), 1)
+
+
+def rank(environment: Mapping[str, str] = os.environ) -> int:
+    return _number(environment.get("RANK"), 0)
+
+
+def job_name(environment: Mapping[str, str] = os.environ) -> str:
+    """The same in all processes of a job, and another after a restart."""
+    parts = [environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    parts.append(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return _UNSAFE.sub("_", "-".join(part for part in parts if part))
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdigit() else default
+
+
+def _note(dir: Path) -> Path:
+    return dir / f".job-{job_name()}.json"
+
+
+def announce(dir: Path, run: Path) -> Path:
+    """Say where this job records. The note is gone when the run ends."""
+    note = _note(dir)
+    draft = note.with_suffix(".tmp")
+    draft.write_text(to_json({"run": str(run.resolve()), "time": time.time()}))
+    draft.replace(note)
+    return note
+
+
+def find_announced(dir: Path, *, since: float) -> Path | None:
+    """The folder the first rank records into, if it has said so after this job began."""
+    try:
+        found = json.loads(_note(dir).read_text())
+        run, said = Path(found["run"]), float(found["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return run if said > since - STALE_S and run.is_dir() else None
+
+
+class RankLog:
+    """Events of one rank, a signed line each. Opened by the first event: a rank that saw nothing leaves no file."""
+
+    def __init__(self, run: Path, number: int) -> None:
+        self.path, self.number = rank_log(run, number), number
+
+    def write(self, event: Event) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        row = {
+            "time": event.time,
+            "step": event.step,
+            "type": event.type,
+            "severity": event.severity,
+            "message": f"rank {self.number}: {event.message}",
+            "details": {**event.details, "rank": self.number},
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(sign_document(to_json(row)))
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,153 @@
+"""A rank that is not the first: it records nothing but where a value stopped being finite, which only it can know.
+
+Its own numbers would be those of the first rank over again; what differs is the data, and so the first NaN.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from sonde.config import Settings
+from sonde.probe.clip import ClipTap
+from sonde.probe.forward import ForwardTap
+from sonde.probe.model import ModelNames, Place
+from sonde.probe.optimizer import OptimizerStep, OptimizerTap
+from sonde.record.ranks import RankLog, find_announced, rank
+from sonde.schema.layout import RunStatus
+from sonde.schema.records import Event
+from sonde.session.breaker import Breaker
+from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.session import NullSession
+
+MAX_PENDING: Final = 256
+"""Steps whose numbers are still on their way; beyond that the newest are let go."""
+PATIENCE_S: Final = 120.0
+"""How long the first rank may take to begin its run."""
+POLL_S: Final = 0.5
+
+
+class RankSession(NullSession):
+    """Watches for values that are not finite; every other call does nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.step_number = 0
+        self.breaker = Breaker(settings.max_errors, lambda _: None, lambda _: self._detach())
+        self.writer = _Later(Path(settings.dir), rank())
+        self._taps: list[Any] = []
+
+    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> RankSession:
+        from sonde.session.watching import check_model, check_optimizers
+
+        checked, optimizers = check_model(model), check_optimizers(optimizer)
+        if not self._taps and self.settings.finite:
+            self._attach(checked, optimizers, str(options.get("prefix", "")))
+        return self
+
+    def _attach(self, model: nn.Module, optimizers: Any, prefix: str) -> None:
+        names = ModelNames(model, prefix=prefix)
+        root = names.place(model)
+        self._watch = NonFiniteWatch(self.writer, root.name if root is not None else "")
+        clips = ClipTap(self.breaker)
+        self._taps = [
+            ForwardTap(names, self, self.breaker),
+            OptimizerTap(
+                names,
+                optimizers,
+                is_wanted=lambda: False,
+                on_before=_nothing,
+                on_after=self._stepped,
+                on_error=self.breaker,
+                take_clips=clips.take,
+            ),
+            clips,
+        ]
+
+    # ------------------------------------------------------------------------------------ what the forward tap wants
+
+    wants_activations = False
+    wants_activation_grads = False
+
+    def forward_seen(self) -> None: ...
+
+    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None: ...
+
+    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None: ...
+
+    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+        self._watch.called(place, not module._modules, args, output, self.step_number)
+
+    def _stepped(self, step: OptimizerStep) -> None:
+        if step.number == 0:
+            self._watch.emit(self.step_number)
+            self.step_number += 1
+
+    def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
+        if not self.is_finished:
+            self.is_finished = True
+            self._detach()
+            self.writer.close(deadline_s or self.settings.exit_deadline_s)
+
+    def _detach(self) -> None:
+        for tap in self._taps:
+            tap.detach()
+        self._taps = []
+
+    def __exit__(self, *exc: object) -> None:
+        self.finish()
+
+
+def _nothing(step: OptimizerStep) -> None:
+    """Before the step there is nothing to look at."""
+
+
+class _Later:
+    """Waits for numbers off the training thread, and writes down what they say."""
+
+    def __init__(self, dir: Path, number: int) -> None:
+        self.dir, self.number = dir, number
+        self._since = time.time()
+        self._items: queue.SimpleQueue[Callable[[], Event | None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Callable[[], Event | None], num_bytes: int, *, step: int) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sonde-rank", daemon=True)
+            self._thread.start()
+        if self._items.qsize() < MAX_PENDING:
+            self._items.put(item)
+
+    def close(self, deadline_s: float) -> None:
+        if self._thread is not None:
+            self._items.put(None)
+            self._thread.join(deadline_s)
+
+    def _run(self) -> None:
+        log: RankLog | None = None
+        while (resolve := self._items.get()) is not None:
+            event = resolve()
+            if event is None:
+                continue
+            log = log or self._find()
+            if log is None:
+                return  # nobody to tell: the first rank records elsewhere, or not at all
+            try:
+                log.write(event)
+            except OSError:  # a full or read-only disk; training goes on
+                return
+
+    def _find(self) -> RankLog | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            run = find_announced(self.dir, since=self._since)
+            if run is not None:
+                return RankLog(run, self.number)
+            time.sleep(POLL_S)
+        return None

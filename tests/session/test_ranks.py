@@ -1,0 +1,112 @@
+"""Several processes: the first records, the others tell it where a value stopped being finite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sonde
+from sonde.read.ranks import rank_events
+from sonde.record.ranks import RankLog, announce, find_announced, job_name
+from sonde.schema.records import Event
+
+SCRIPT = """
+import math, os, sys
+import torch
+from torch import nn
+import torch.distributed as dist
+import sonde
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, guilty, bad_step, accumulate = dist.get_rank(), int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+class Planted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        spoil = rank == guilty and self.calls - 1 == bad_step * accumulate + accumulate - 1
+        return self.inner(x) * (math.nan if spoil else 1.0)
+
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Planted(), nn.Linear(8, 2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with sonde.watch(model, optimizer):
+    torch.manual_seed(rank)
+    for _ in range(bad_step + 4):
+        optimizer.zero_grad()
+        for _ in range(accumulate):
+            loss = model(torch.randn(3, 4)).square().mean()
+            loss.backward()
+        optimizer.step()
+        sonde.log({"loss": loss})
+dist.destroy_process_group()
+"""
+
+
+def launch(guilty: int, step: int, accumulate: int = 1) -> sonde.Run:
+    Path("job.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "job.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    result = subprocess.run(
+        [*command, str(guilty), str(step), str(accumulate)],
+        env=environment, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    return sonde.open("latest", dir="runs")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("guilty", "accumulate"), [(1, 1), (1, 2), (0, 1)])
+def test_a_nan_is_named_on_the_rank_that_made_it(guilty: int, accumulate: int) -> None:
+    run = launch(guilty, step=6, accumulate=accumulate)
+    finding = next(f for f in run.findings() if f.rule == "nan_inf")
+    assert (finding.step, finding.sites[0]) == (6, "2")
+    assert ("rank 1" in finding.message) == (guilty == 1)
+    assert ("micro-batch 1" in finding.message) == (accumulate == 2)
+    assert not list(Path("runs").glob(".job-*")), "the note is gone when the run has ended"
+
+
+@pytest.mark.distributed
+def test_ranks_that_see_nothing_leave_no_file() -> None:
+    run = launch(guilty=7, step=3)
+    assert not (run.path / "ranks").exists()
+    assert [f.rule for f in run.findings() if f.severity >= "warning"] == []
+
+
+def an_event(step: int) -> Event:
+    return Event(
+        type="nonfinite", message="NaN", step=step, time=float(step), severity="critical", details={"site": "2"}
+    )
+
+
+def test_events_of_a_rank_are_read_back_and_torn_or_damaged_lines_are_not(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 3)
+    for step in range(3):
+        log.write(an_event(step))
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(lines[0] + lines[1].replace(b'"step": 1', b'"step": 9') + lines[2][:-20])
+    found = rank_events(tmp_path)
+    assert [row[1] for row in found] == [0]
+    assert json.loads(found[0][5]) == {"site": "2", "rank": 3}
+    assert found[0][4] == "rank 3: NaN"
+
+
+def test_a_rank_finds_the_run_of_its_own_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a/b")
+    monkeypatch.setenv("MASTER_PORT", "123")
+    note = announce(tmp_path, tmp_path)
+    assert "/" not in job_name()
+    assert find_announced(tmp_path, since=0.0) == tmp_path.resolve()
+    monkeypatch.setenv("MASTER_PORT", "124")
+    assert find_announced(tmp_path, since=0.0) is None
+    note.unlink()
