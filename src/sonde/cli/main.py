@@ -16,6 +16,7 @@ from sonde.cli.delete import delete
 from sonde.cli.diagnose import diagnose
 from sonde.cli.doctor import doctor
 from sonde.cli.export import export
+from sonde.cli.flow import flow
 from sonde.cli.info import info
 from sonde.cli.list import list_runs
 from sonde.cli.output import complain
@@ -26,6 +27,7 @@ from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, n
 
 VERBS: Final[dict[str, Callable[..., None]]] = {
     "run": run,
+    "flow": flow,
     "list": list_runs,
     "show": show,
     "diagnose": diagnose,
