@@ -105,3 +105,34 @@ def test_one_bad_element_is_enough_in_every_type(dtype: torch.dtype, bad: float)
     taken = flags.take()
     assert taken is not None
     assert [math.isfinite(total) for total in taken[1].resolve()] == [True, False]
+
+
+class Switched(nn.Module):
+    """A layer of its own code behind another, spoiled through a buffer: a graph sees values, no Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("factor", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x) * self.factor
+        return y
+
+
+@pytest.mark.slow
+def test_inside_a_compiled_model_the_module_is_named_when_activations_are_taken_in_the_graph() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Switched(), nn.ReLU(), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = sonde.init(project="compiled", verbose=False).watch(model, optimizer, activations="in-graph")
+    for step in range(30):
+        model[2].factor.fill_(math.nan if step == 17 else 1.0)
+        optimizer.zero_grad()
+        loss = compiled(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        sonde.log({"loss": loss})
+    sonde.finish()
+    finding = next(f for f in sonde.open(session.path).findings() if f.rule == "nan_inf")
+    assert (finding.step, finding.sites) == (17, ("2",))

@@ -105,6 +105,7 @@ def _from_forward(window: Window, moment: Moment) -> Origin:
     order = {module.name: module.order for module in structure(window).modules}
     guess = min(moment.activations, key=lambda name: order.get(name, 10**9), default="")
     site, value = str(moment.forward.get("site", guess)), str(moment.forward.get("value", "nan"))
+    site = _inside(window, moment, site)
     what = "infinity" if value == "inf" else "NaN"
     module = structure(window).module(site)
     kind = f" ({module.type})" if module is not None and module.type else ""
@@ -119,6 +120,23 @@ def _from_forward(window: Window, moment: Moment) -> Origin:
     text += _grown(window, str(moment.forward.get("after")), moment.step)
     is_sure = bool(moment.forward) and not moment.forward.get("is_sampled")
     return Origin(text, (site,), 0.95 if is_sure else 0.8, f"look at {site}{kind}. {TYPICAL}")
+
+
+def _inside(window: Window, moment: Moment, site: str) -> str:
+    """A compiled module is one call from outside. What was recorded inside it, in the order of its graph, says more:
+    the first bad output, or the module whose own code lies between the last sound one and that."""
+    module = structure(window).module(site)
+    if module is None or module.is_leaf:
+        return site
+    # Modules inside a compiled one are never called from Python: they have no place in the order of calls.
+    uncalled = {m.name for m in structure(window).modules if m.order < 0}
+    inner = [s for s, _, _ in window.by_site("act/*/nan_fraction") if s in uncalled]
+    bad = [s for s in inner if s in moment.activations]
+    if not bad:
+        return site
+    before = inner[: inner.index(bad[0])]
+    parent = before[-1].rpartition(".")[0] if before else ""
+    return parent if parent and not f"{bad[0]}.".startswith(f"{parent}.") else bad[0]
 
 
 def _from_loss(window: Window, moment: Moment) -> Origin:
