@@ -30,8 +30,15 @@ CHUNKS: Final = 12
     needs=(*MOTION, "update/*/grad_cosine", "update/*/grad_update_dot"),
     causes=(
         *("loss_divergence", "exploding_gradients", "nan_inf", "lr_too_high", "underfitting", "output_logit_growth"),
-        *("saturated_activations", "dead_relu", "loss_spikes", "attention_logit_growth", "constant_output"),
-        *("attention_entropy_collapse", "overfitting", "label_shuffling", "init_scale", "low_precision_overflow"),
+        *("saturated_activations", "dead_relu", "loss_spikes", "attention_logit_growth", "loss_oscillation"),
+        *(
+            "attention_entropy_collapse",
+            "overfitting",
+            "label_shuffling",
+            "constant_output",
+            "init_scale",
+            "low_precision_overflow",
+        ),
     ),
     references=("Ben Braiek and Khomh 2022, TheDeepChecker: flipped sign of the gradient",),
 )
@@ -70,7 +77,7 @@ def _is_steady_climb(loss: Learned) -> bool:
     values = values[: max(int(np.argmax(values)) + 1, len(values) // 2)]
     levels = [float(np.median(chunk)) for chunk in np.array_split(values, CHUNKS) if len(chunk)]
     rises = np.diff(np.log(np.maximum(levels, 1e-30)))
-    return bool((rises > 0).mean() >= 0.9 and smoothed(values, 5).min() > 0.8 * loss.first)
+    return bool((rises > 0).mean() >= 0.9 and smoothed(values, 5).min() > 0.8 * _start(loss))
 
 
 def _promise_is_broken(window: Window, loss: Learned) -> bool:
@@ -80,11 +87,16 @@ def _promise_is_broken(window: Window, loss: Learned) -> bool:
         return False
     early = max(5, len(loss.values) // 5)
     promised = np.cumsum(np.nansum(dots.values[:, :early], axis=0))
-    happened = loss.values[1 : early + 1] - loss.first
-    num = min(len(promised), len(happened))
-    if not num or not np.isfinite(happened[:num]).all():
+    reached = loss.values[max(early - 2, 1) : early + 3]
+    if not len(promised) or not np.isfinite(reached[:2]).all():
         return False
-    return bool(promised[num - 1] < 0 and happened[num - 1] > -0.3 * promised[num - 1])
+    happened = float(np.nanmax(reached[np.isfinite(reached)])) - _start(loss)
+    return bool(promised[-1] < 0 and happened > -0.3 * promised[-1])
+
+
+def _start(loss: Learned) -> float:
+    """Where the loss began, whatever the first batch was like."""
+    return min(loss.first, float(np.median(loss.values[:EARLY])))
 
 
 def _finding(window: Window, loss: Learned, cosine: float, why: str, confidence: float) -> Finding:
