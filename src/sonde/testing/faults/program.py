@@ -83,9 +83,10 @@ def program(
 @cache
 def programs() -> tuple[Program, ...]:
     """Every program of this package."""
-    package = importlib.import_module("sonde.testing.faults")
-    for module in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
-        importlib.import_module(f"sonde.testing.faults.{module}")
+    from sonde.testing import faults
+
+    for module in sorted(info.name for info in pkgutil.iter_modules(faults.__path__)):
+        importlib.import_module(f"{faults.__name__}.{module}")
     return tuple(REGISTRY.values())
 
 
