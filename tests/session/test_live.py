@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ import sonde
 from sonde.diagnose.check import all_rules
 from sonde.diagnose.finding import Finding
 from sonde.diagnose.rule import RULES, Rule, Severity, found
+from sonde.schema.records import Event, ScalarsRecord
 from sonde.schema.window import Window
 from sonde.session import live
 
@@ -204,6 +206,20 @@ def test_looks_are_as_far_apart_as_their_cost_demands(monkeypatch: pytest.Monkey
     # 0.3 s of work at a share of 0.3 % is paid for by a hundred seconds; only the first look comes before it is earned.
     assert looks[-1] == 500 // 100
     assert rules.spent_s <= 0.003 * 500 + 1e-9
+
+
+def test_a_value_that_stops_being_finite_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "FIRST_LOOK_S", 1e9)
+    monkeypatch.setattr(live, "IDLE_FACTOR", 1e9)
+    rules = live.LiveRules(lambda _: None)
+    rules.begin({}, {}, {})
+    steps = np.arange(3)
+    rules.saw(ScalarsRecord(np.zeros(3, np.int32), steps, steps * 1.0, np.ones(3)))
+    assert list(rules.look(time.monotonic())) == []
+    for _ in range(live.MAX_URGENT + 5):
+        rules.saw(Event(type="nonfinite", message="NaN", step=2, time=0.0, severity="critical", details={}))
+        list(rules.look(time.monotonic()))
+    assert rules.num_looks == live.MAX_URGENT
 
 
 def test_records_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. The next comes
 when the process has worked long enough to afford it: all looks so far, and one more like the last, are at most SHARE of
-the process's own time. However slow the rules are, they cost no more than that share of what training costs.
+the process's own time. However slow the rules are, they cost no more than that share of what training costs; only a
+value that stops being finite is looked at without delay, a few times in a run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ IDLE_FACTOR: Final = 10
 MAX_WAITING_BYTES: Final = 16 << 20
 """Records wait for the next look; beyond this they are made into columns at once."""
 MAX_EVENTS: Final = 1000
+MAX_URGENT: Final = 3
+"""Looks that are not waited for, because a value stopped being finite: who pays for a GPU wants to know now."""
 _EARLY_RECORDS: Final = 512
 
 
@@ -47,6 +50,8 @@ class LiveRules:
         self._waiting: list[StatsRecord | ScalarsRecord | SystemSample] = []
         self._waiting_bytes = self._num_records = 0
         self._stride = 1
+        self._is_urgent = False
+        self._num_urgent = 0
         self._said_rules: set[str] = set()
         self._failed: dict[str, str] = {}
         self._began_work_s = time.process_time()
@@ -78,6 +83,7 @@ class LiveRules:
         elif isinstance(item, Facts):
             self._facts.update({} if item.is_top else item.facts)
         elif len(self._events) < MAX_EVENTS:
+            self._is_urgent |= item.type == "nonfinite" and self._num_urgent < MAX_URGENT
             self._events.append({name: getattr(item, name) for name in Event.__dataclass_fields__})
 
     def _keep(self, record: StatsRecord | ScalarsRecord | SystemSample) -> None:
@@ -95,8 +101,11 @@ class LiveRules:
     # --------------------------------------------------------------------------------------------------------- looking
 
     def look(self, now: float) -> Iterator[Said]:
-        if now < self._next_look or (time.process_time() < self._next_work_s and now < self._latest_look):
+        is_earned = now >= self._next_look and (time.process_time() >= self._next_work_s or now >= self._latest_look)
+        if not is_earned and not self._is_urgent:
             return
+        self._num_urgent += self._is_urgent
+        self._is_urgent = False
         took_s = -self.spent_s
         yield from self._look("running")
         took_s += self.spent_s
