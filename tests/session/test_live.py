@@ -210,6 +210,7 @@ def test_looks_are_as_far_apart_as_their_cost_demands(monkeypatch: pytest.Monkey
 
 def test_a_value_that_stops_being_finite_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "FIRST_LOOK_S", 1e9)
+    monkeypatch.setattr(live, "SHARE", 1e-12)
     monkeypatch.setattr(live, "IDLE_FACTOR", 1e9)
     rules = live.LiveRules(lambda _: None)
     rules.begin({}, {}, {})
