@@ -19,6 +19,19 @@ ARGUMENTS = {
     "decorator.py": ["--steps", "10"],
     "plain_train.py": ["--steps", "10"],
     "small_gpt.py": [],
+    "01_simple_mlp.py": [],
+    "02_nlp_embedding.py": [],
+    "03_rnn_sequence.py": [],
+    "04_memory_agent.py": [],
+    "05_transformer.py": [],
+}
+# What a tutorial must say it found, and that it was gone afterwards.
+TUTORIALS = {
+    "01_simple_mlp.py": "SATURATED",
+    "02_nlp_embedding.py": "DEAD",
+    "03_rnn_sequence.py": "VANISHING_TEMPORAL",
+    "04_memory_agent.py": "BOTTLENECK",
+    "05_transformer.py": "RESIDUAL_DECAY",
 }
 COMMAND = "from sonde.cli.main import main; main()"
 pytestmark = pytest.mark.slow
@@ -52,7 +65,16 @@ def read_the_run(folder: Path) -> None:
     assert run.warnings == []
 
 
-@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - {"demo.py"}))
+@pytest.mark.parametrize("name", sorted(TUTORIALS))
+def test_tutorial_finds_a_problem_and_mends_it(name: str, tmp_path: Path) -> None:
+    out = run_python(tmp_path, "-W", "error::UserWarning", str(EXAMPLES / name))
+    before, _, after = out.partition(TUTORIALS[name])
+    assert "===" in before
+    assert "No issue" in after
+    assert "=== Before and after" in after
+
+
+@pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - set(TUTORIALS) - {"demo.py"}))
 def test_example_runs(name: str, tmp_path: Path) -> None:
     run_python(tmp_path, "-W", "error::UserWarning", str(EXAMPLES / name), *ARGUMENTS[name])
     if name not in ("plain_train.py", "small_gpt.py"):

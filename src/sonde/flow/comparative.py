@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from sonde.errors import UsageError
+from sonde.flow.automatic import analyze
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report import FlowReport
 
@@ -88,7 +88,7 @@ class ComparativeAnalyzer:
         self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, name: str = "model"
     ) -> FlowReport:
         """Analyse, and keep the report under a name."""
-        report = FlowAnalyzer(model, thresholds=self.thresholds).analyze(x, y, loss_fn)
+        report = analyze(model, x, y, loss_fn, thresholds=self.thresholds)
         self.reports[name] = report
         return report
 
@@ -124,7 +124,7 @@ class ComparativeAnalyzer:
         self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, step: int = 0
     ) -> FlowReport:
         """Analyse the model as it is at this step of its training."""
-        report = FlowAnalyzer(model, thresholds=self.thresholds).analyze(x, y, loss_fn)
+        report = analyze(model, x, y, loss_fn, thresholds=self.thresholds)
         self.history[step] = report
         return report
 

@@ -21,7 +21,8 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def print_summary(report: FlowReport) -> None:
-    Console(highlight=False).print(_summary(report))
+    # Lines of code are not broken: a terminal wraps them, and a pipe keeps them whole.
+    Console(highlight=False).print(_summary(report), soft_wrap=True)
 
 
 def print_layers(report: FlowReport) -> None:
@@ -29,14 +30,16 @@ def print_layers(report: FlowReport) -> None:
 
 
 def print_issues(report: FlowReport) -> None:
-    Console(highlight=False).print(_issues(report))
+    Console(highlight=False).print(_issues(report), soft_wrap=True)
 
 
 def as_text(report: FlowReport, width: int = 110) -> str:
     """Everything, without colours."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False, force_terminal=False)
-    console.print(_summary(report), _layers(report), _issues(report), sep="\n")
+    console.print(_summary(report), soft_wrap=True)
+    console.print(_layers(report))
+    console.print(_issues(report), soft_wrap=True)
     return out.getvalue()
 
 

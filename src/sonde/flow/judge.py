@@ -16,7 +16,7 @@ from sonde.flow.advice import dead, exploding, numerical, saturated, silent, van
 from sonde.flow.issue import Issue, IssueSeverity
 from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth, status_of
 
-PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 20.0, "HIGH": 35.0, "CRITICAL": 60.0}
+PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
 DECADE: Final = 10.0
 """What each decade costs that a flow is further from even than is free."""
 OUT_OF_RANGE: Final = 30.0
