@@ -267,6 +267,11 @@ def case(request: pytest.FixtureRequest) -> Case:
     return build(request.param)
 
 
+@pytest.fixture
+def zoo() -> Callable[[str], Case]:
+    return build
+
+
 def _words(value: Any) -> Any:
     """An attribute as something that can be compared: contents of tensors and containers, identity of the rest."""
     if isinstance(value, Tensor):

@@ -32,8 +32,10 @@ from sonde.probe.model import ModelNames, Place
 from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.inspect_units import carry
 
-_UP: Final = re.compile(r"(^|\.)(fc1|up_proj|gate_proj|c_fc|linear1|lin1|wi|wi_0|dense_h_to_4h|w1|0)$")
-_DOWN: Final = re.compile(r"(^|\.)(fc2|down_proj|c_proj|linear2|lin2|wo|dense_4h_to_h|w2|2|3)$")
+_UP: Final = re.compile(
+    r"(^|\.)(fc1|up_proj|gate_proj|c_fc|linear1|lin1|wi|wi_0|dense_h_to_4h|w1|0|intermediate\.dense)$"
+)
+_DOWN: Final = re.compile(r"(^|\.)(fc2|down_proj|c_proj|linear2|lin2|wo|dense_4h_to_h|w2|2|3|output\.dense)$")
 
 
 class AttentionAnalyzer:
@@ -212,6 +214,16 @@ def _residual(model: nn.Module, names: ModelNames, trace: Trace) -> tuple[tuple[
     return tuple(best)
 
 
+def _layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What a module holds, and the two that BERT and its kin wrap once more."""
+    yield from module.named_children()
+    for wrapper in ("intermediate", "output"):
+        inner = module._modules.get(wrapper)
+        dense = inner._modules.get("dense") if inner is not None else None
+        if dense is not None:
+            yield f"{wrapper}.dense", dense
+
+
 def _feed_forward(
     model: nn.Module, names: ModelNames, trace: Trace
 ) -> tuple[dict[str, float], dict[str, tuple[str, str]]]:
@@ -220,7 +232,7 @@ def _feed_forward(
     weights: dict[str, tuple[str, str]] = {}
     for module in model.modules():
         place = names.place(module)
-        children = {name: weight for name, child in module.named_children() if (weight := weight_of(child)) is not None}
+        children = {name: weight for name, child in _layers_of(module) if (weight := weight_of(child)) is not None}
         wide = next((weight for name, weight in children.items() if _UP.search(name)), None)
         narrow = next((weight for name, weight in children.items() if _DOWN.search(name)), None)
         if place is None or wide is None or narrow is None or wide is narrow:

@@ -181,7 +181,10 @@ def _load(model: nn.Module, path: Path) -> None:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
             break
-    missing, unexpected = model.load_state_dict(state, strict=False)
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # shapes that differ
+        raise UsageError(f"{path.name} does not fit the model: {str(error).splitlines()[-1].strip()}") from error
     if missing or unexpected:
         raise UsageError(
             f"{path.name} does not fit the model: missing {list(missing)[:3]}, unexpected {list(unexpected)[:3]}."
