@@ -107,6 +107,13 @@ def rules() -> str:
     return f"{len(rows)} rules.\n\n" + table(["rule", "what is wrong", "severity", "explains", "references"], rows)
 
 
+def flow_issues() -> str:
+    """Every kind of issue of the flow of gradients."""
+    from sonde.flow.issue import MEANINGS
+
+    return table(["issue", "what is wrong"], [(f"`{name}`", meaning) for name, meaning in MEANINGS.items()])
+
+
 def live_rules() -> str:
     """What rules cost while training goes on, from the results that are kept beside it."""
     path = DOCS.parent / "benchmarks" / "results" / "live-rules.json"
@@ -201,6 +208,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         scalars_columns,
         views,
         rules,
+        flow_issues,
         live_rules,
         overhead,
         gpu,

@@ -400,3 +400,23 @@ def test_decay_is_measured_as_it_is() -> None:
     profile = analyzer.get_depth_profile()
     assert [point.layer for point in profile] == [str(2 * i) for i in range(12)] + ["24"]
     assert analyzer.get_layer_type_stats()["Linear"]["count"] == 13
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "wanted"),
+    [
+        (nn.Linear(8, 8), torch.randn(4, 8), "x = x + model[0](nn.LayerNorm(8)(x))"),
+        (nn.Linear(8, 6), torch.randn(4, 8), "x = nn.LayerNorm(6)(model[0](x))"),
+        (nn.Conv2d(8, 8, 3, padding=1), torch.randn(2, 8, 5, 5), "x = x + model[0](nn.GroupNorm(1, 8)(x))"),
+        (nn.Conv2d(8, 6, 3), torch.randn(2, 8, 5, 5), "x = nn.BatchNorm2d(6)(model[0](x))"),
+    ],
+)
+def test_the_way_around_a_layer_fits_its_shape(layer: nn.Module, x: Tensor, wanted: str) -> None:
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2))
+    model(x)
+    report = FlowAnalyzer(model, thresholds=ABSOLUTE).analyze(x, None, lambda out: 1e-6 * out.sum())
+    advice = report.layer("0").health.recommendations[0]
+    assert advice.startswith(wanted)
+    code = advice.splitlines()[0].partition("#")[0]
+    exec(code, {"model": model, "x": x, "nn": nn})
+    exec(advice.splitlines()[1], {"model": model, "nn": nn})

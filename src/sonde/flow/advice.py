@@ -76,20 +76,27 @@ def saturated(layer: Layer, severity: IssueSeverity, threshold: float) -> Issue:
 
 
 def vanishing(layer: Layer, severity: IssueSeverity, level: float, threshold: float, unit: str) -> Issue:
-    width = layer.output_shape[-1] if layer.output_shape else "…"
     return Issue(
         type="VANISHING",
         severity=severity,
         layer=layer.name,
         message=f"the gradient reaching {layer.name} is {level:.1e}{unit}",
-        recommendation=(
-            f"x = x + {as_code(layer.name)}(nn.LayerNorm({layer.input_shape[-1] if layer.input_shape else '…'})(x))"
-            f"  # a residual; or nn.LayerNorm({width}) behind it, ReLU/GELU instead of sigmoid/tanh\n"
-            f"{_init(layer)}"
-        ),
+        recommendation=f"{_way_around(layer)}\n{_init(layer)}  # and ReLU/GELU instead of sigmoid/tanh",
         value=level,
         healthy=f"above {threshold:g}",
     )
+
+
+def _way_around(layer: Layer) -> str:
+    """A residual where the layer gives what it takes, else a norm behind it."""
+    code, taken, given = as_code(layer.name), layer.input_shape, layer.output_shape
+    is_conv = layer.type.startswith("Conv")
+    if taken and taken == given:
+        norm = f"nn.GroupNorm(1, {taken[1]})" if is_conv and len(taken) > 1 else f"nn.LayerNorm({taken[-1]})"
+        return f"x = x + {code}({norm}(x))  # a residual"
+    if is_conv and len(given) > 2:
+        return f"x = nn.BatchNorm{len(given) - 2}d({given[1]})({code}(x))"
+    return f"x = nn.LayerNorm({given[-1] if given else '…'})({code}(x))"
 
 
 def _init(layer: Layer) -> str:
