@@ -53,8 +53,8 @@ dist.destroy_process_group()
 """
 
 
-def launch(guilty: int, step: int, accumulate: int = 1) -> sonde.Run:
-    Path("job.py").write_text(SCRIPT)
+def launch(guilty: int, step: int, accumulate: int = 1, script: str = SCRIPT) -> sonde.Run:
+    Path("job.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "job.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     result = subprocess.run(
@@ -77,10 +77,18 @@ def test_a_nan_is_named_on_the_rank_that_made_it(guilty: int, accumulate: int) -
 
 
 @pytest.mark.distributed
-def test_ranks_that_see_nothing_leave_no_file() -> None:
-    run = launch(guilty=7, step=3)
-    assert not (run.path / "ranks").exists()
+def test_ranks_that_agree_are_not_accused() -> None:
+    run = launch(guilty=7, step=12)
+    assert {row["type"] for row in run.events().to_pylist()} >= {"fingerprint"}
     assert [f.rule for f in run.findings() if f.severity >= "warning"] == []
+
+
+@pytest.mark.distributed
+def test_a_rank_that_trains_on_its_own_is_named() -> None:
+    run = launch(guilty=7, step=12, script=SCRIPT.replace("nn.parallel.DistributedDataParallel(", "("))
+    finding = next(f for f in run.findings() if f.rule == "rank_desync")
+    assert "rank 1" in finding.message
+    assert finding.step in (1, 10)
 
 
 def an_event(step: int) -> Event:

@@ -1,6 +1,7 @@
-"""A rank that is not the first: it records nothing but where a value stopped being finite, which only it can know.
+"""A rank that is not the first: it records nothing but what only it can know.
 
-Its own numbers would be those of the first rank over again; what differs is the data, and so the first NaN.
+Its numbers would be those of the first rank over again. What differs is the data, and so where a value stopped being
+finite; and that its weights are still the same is worth a number now and then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from sonde.config import Settings
 from sonde.probe.clip import ClipTap
 from sonde.probe.forward import ForwardTap
+from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.optimizer import OptimizerStep, OptimizerTap
 from sonde.record.ranks import RankLog, find_announced, rank
@@ -24,6 +26,7 @@ from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event
 from sonde.session.breaker import Breaker
 from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.same_weights import is_due, later_event, model_fingerprint
 from sonde.session.session import NullSession
 
 MAX_PENDING: Final = 256
@@ -52,7 +55,7 @@ class RankSession(NullSession):
         return self
 
     def _attach(self, model: nn.Module, optimizers: Any, prefix: str) -> None:
-        names = ModelNames(model, prefix=prefix)
+        names = self._names = ModelNames(model, prefix=prefix)
         root = names.place(model)
         self._watch = NonFiniteWatch(self.writer, root.name if root is not None else "")
         clips = ClipTap(self.breaker)
@@ -87,7 +90,16 @@ class RankSession(NullSession):
     def _stepped(self, step: OptimizerStep) -> None:
         if step.number == 0:
             self._watch.emit(self.step_number)
+            self._compare()
             self.step_number += 1
+
+    def _compare(self) -> None:
+        model = self._names.model()
+        if model is not None and is_due(self.step_number):
+            with quiet():
+                value = model_fingerprint(model)
+                if value is not None:
+                    self.writer.put(later_event(value, self.step_number), 16, step=self.step_number)
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
         if not self.is_finished:

@@ -22,6 +22,7 @@ from sonde.probe.optimizer import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.schedule import ALWAYS, Schedule
 from sonde.probe.select import chooser
+from sonde.record.ranks import world_size
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
@@ -30,6 +31,7 @@ from sonde.schema.records import Event, Site, StatsRecord
 from sonde.session.foresight import Foresight
 from sonde.session.inspection import Inspection
 from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.same_weights import is_due, model_fingerprint
 from sonde.session.structure import StructureDocument
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ class Watching:
         self._unreadable: dict[str, str] = {}
         self._stepped: set[int] = set()
         self.is_allowed = True
+        self._has_other_ranks = world_size() > 1
         root = self.names.place(model)
         self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
@@ -246,9 +249,18 @@ class Watching:
                 self._updates(step)
             if self.wants["optim"]:
                 self._states(step)
+            self._note_weights(step)
         self._stepped.add(step.number)
         if self.has_stepped and self.session.have_all_stepped():
             self.session.optimizer_stepped()
+
+    def _note_weights(self, step: OptimizerStep) -> None:
+        """What the other ranks compare theirs with."""
+        model = self.names.model()
+        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.session.step_number):
+            value = model_fingerprint(model)
+            if value is not None:
+                self.session.log({"model/model/fingerprint": value})
 
     def _foresee(self, step: OptimizerStep, part: _ByGrad) -> None:
         tables = self.foresight.before(step, part.name, part.names, part.params)

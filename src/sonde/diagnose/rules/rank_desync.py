@@ -1,0 +1,48 @@
+"""Ranks of one job whose weights are no longer the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.rule import found, rule
+from sonde.schema.window import Window
+
+SERIES: Final = "model/model/fingerprint"
+ROUNDING: Final = 1e-9
+"""Averaged gradients are the same bits on every rank, and so are the weights."""
+
+
+@rule(
+    severity="critical",
+    causes=("loss_oscillation", "loss_spikes", "underfitting"),
+    references=("Li et al. 2020, PyTorch Distributed: DDP keeps replicas identical",),
+)
+def rank_desync(window: Window) -> Iterator[Finding]:
+    """The weights of the ranks have drifted apart: gradients are not averaged, or a rank skips steps."""
+    steps, values = window.get(SERIES)
+    first = dict(zip(steps.tolist(), values.tolist(), strict=True))
+    apart: dict[int, tuple[int, float]] = {}
+    for event in window.facts.get("events") or ():
+        details = event.get("details") or {}
+        step, rank = int(event.get("step", -1)), details.get("rank")
+        if event.get("type") != "fingerprint" or rank is None or step not in first:
+            continue
+        own, other = first[step], float(details.get("value", float("nan")))
+        if abs(own - other) > ROUNDING * max(abs(own), abs(other), 1e-30) and rank not in apart:
+            apart[int(rank)] = (step, abs(own - other) / max(abs(own), 1e-30))
+    if not apart:
+        return
+    rank, (step, gap) = min(apart.items(), key=lambda item: item[1][0])
+    ranks = ", ".join(map(str, sorted(apart)))
+    yield found(
+        window,
+        "rank_desync",
+        f"the weights of rank {ranks} are not those of rank 0 any more, from step {step} at the latest",
+        step=step,
+        confidence=0.95,
+        evidence=[Evidence(SERIES, gap, "0", step, f"relative gap of the weights' fingerprint to rank {rank}")],
+        remedy="model = DistributedDataParallel(model)  # and call it, not model.module; step the optimizer on every "
+        "rank, and broadcast the weights after loading a checkpoint on one",
+    )
