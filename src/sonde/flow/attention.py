@@ -33,9 +33,9 @@ from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.inspect_units import carry
 
 _UP: Final = re.compile(
-    r"(^|\.)(fc1|up_proj|gate_proj|c_fc|linear1|lin1|wi|wi_0|dense_h_to_4h|w1|0|intermediate\.dense)$"
+    r"(^|\.)(fc1|up|up_proj|gate_proj|c_fc|linear1|lin1|wi|wi_0|dense_h_to_4h|w1|0|intermediate\.dense)$"
 )
-_DOWN: Final = re.compile(r"(^|\.)(fc2|down_proj|c_proj|linear2|lin2|wo|dense_4h_to_h|w2|2|3|output\.dense)$")
+_DOWN: Final = re.compile(r"(^|\.)(fc2|down|down_proj|c_proj|linear2|lin2|wo|dense_4h_to_h|w2|2|3|output\.dense)$")
 
 
 class AttentionAnalyzer:

@@ -13,12 +13,20 @@ from sonde.probe.model import ModelNames, Place
 from sonde.reduce.inspect_attention import MASKED_BELOW, Sample, sample_explicit, sample_fused
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one attention."""
+    """Of one attention. Tensors until they are asked for: waiting for each would stall a GPU at every layer."""
 
-    entropy_by_head: list[float]
-    logit_max: float
+    entropy: Tensor
+    largest: Tensor
+
+    @property
+    def entropy_by_head(self) -> list[float]:
+        return [float(value) for value in self.entropy.tolist()]
+
+    @property
+    def logit_max(self) -> float:
+        return float(self.largest)
 
 
 class AttentionCalls:
@@ -78,4 +86,4 @@ def _summary(sample: Sample) -> Seen:
     counted = (num >= 2).float()
     per_head = torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2)).clamp_min(1)
     largest = torch.where(visible & s.isfinite(), s.abs(), 0.0).amax()
-    return Seen([float(value) for value in per_head], float(largest))
+    return Seen(per_head, largest)

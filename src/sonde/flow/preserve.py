@@ -19,6 +19,7 @@ from sonde.errors import UsageError
 COPIED_BYTES: Final = 1 << 28
 """Parameters up to this size in all are copied, for models that change their own; above, only those known to."""
 _CONTAINERS: Final = (dict, list, set, deque)
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OWN: Final = ("_parameters", "_buffers", "_modules")
 
 
@@ -28,7 +29,8 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
     _refuse_lazy(model)
     modules = list(model.modules())
     buffers = [(module, _tensors(module._buffers)) for module in modules]
-    parameters = [(module, _tensors(_changing(module, _is_small(model)))) for module in modules]
+    is_small = _is_small(model)
+    parameters = [(module, _tensors(_changing(module, is_small))) for module in modules]
     attributes = [(module, _attributes(module)) for module in modules]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     generators = _random_states(model)
@@ -126,9 +128,13 @@ def _write_back(saved: _Saved) -> None:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """As integers: a NaN is then equal to itself, and 0 is not -0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return bool(torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan()))
+    kind = _INTEGERS.get(a.element_size())
+    if kind is None or a.layout is not torch.strided:
+        return False  # written back unseen
+    return torch.equal(a.detach().view(kind), b.view(kind))
 
 
 # -------------------------------------------------------------------------------------------------------- attributes
