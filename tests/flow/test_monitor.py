@@ -224,6 +224,22 @@ def test_a_checkpointed_segment_is_counted_once(use_reentrant: bool) -> None:
     assert calls == [1]
 
 
+@pytest.mark.slow
+def test_a_compiled_model_is_seen_at_its_boundary() -> None:
+    plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    compiled = torch.compile(plain, backend="eager")
+    monitor = ModuleMonitor()
+    monitor.set_module(compiled)
+    monitor.add_activation_metric("mean", lambda x: x.mean())
+    x = torch.randn(5, 4)
+    for step in range(2):
+        monitor.begin_step(step)
+        out = compiled(x)
+        monitor.end_step()
+        assert torch.equal(out, plain(x))
+        assert monitor.get_step_metrics() == {"activation/[root module]/mean": pytest.approx(out.mean().item())}
+
+
 def test_a_failing_metric_is_told_once_and_the_others_stay(model: Network) -> None:
     monitor = watched(model)
 

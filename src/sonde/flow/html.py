@@ -37,7 +37,7 @@ _STYLE: Final = """
 .sonde-flow article > * { color: var(--ink); } .sonde-flow article b { color: inherit; }
 .sonde-flow pre { background: var(--shade); padding: .5rem .7rem; overflow-x: auto; margin: .3rem 0;
   border-radius: .3rem; }
-.sonde-flow svg { width: 100%; height: auto; display: block; }
+.sonde-flow svg { width: 100%; min-width: 36rem; height: auto; display: block; }
 """
 
 _SCRIPT: Final = """
@@ -95,7 +95,7 @@ def _body(report: FlowReport) -> str:
         f'<p><b class="{report.status}">{report.health:.0f}/100 {report.status.lower()}</b> '
         f'<span class="soft">loss {report.loss:.4g} · {len(report.layers)} modules · '
         f"{len(report.issues)} issues</span></p>"
-        f"{picture(report)}<h2>Issues</h2>{_issues(report)}<h2>Layers</h2>"
+        f'<div class="scroll">{picture(report)}</div><h2>Issues</h2>{_issues(report)}<h2>Layers</h2>'
         '<input type="search" placeholder="filter layers" aria-label="filter layers">'
         f'<div class="scroll">{_table(report)}</div></main>'
     )

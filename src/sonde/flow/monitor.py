@@ -39,6 +39,7 @@ from sonde.schema.names import strip_wrappers
 
 MetricFunction = Callable[..., Any]
 ROOT: Final = "[root module]"
+_COMPILE_WARNING: Final = r"Using `torch\.compile\(module\)` when there are global hooks"
 _KINDS: Final = (
     "activation", "activation_difference", "parameter", "parameter_difference", "gradient", "gradient_difference",
 )  # fmt: skip
@@ -342,8 +343,10 @@ class ModuleMonitor:
                 if seen is not None:
                     seen(module, args, output)
 
+            # torch warns that such a hook also fires for a compiled wrapper, which is what we want.
+            warnings.filterwarnings("ignore", message=_COMPILE_WARNING, category=UserWarning)
             handle = register_module_forward_hook(hook, with_kwargs=True)
-            self._handle = weakref.finalize(self, _remove, handle)
+            self._handle = weakref.finalize(self, _remove, handle, warnings.filters[0])
 
     def detach(self) -> None:
         """Take the hook away."""
@@ -428,8 +431,10 @@ _MONITORS: weakref.WeakKeyDictionary[MonitorMixin, weakref.ref[ModuleMonitor]] =
 _NOBODY: Final = ModuleMonitor(monitor=False)
 
 
-def _remove(handle: Any) -> None:
+def _remove(handle: Any, silence: Any) -> None:
     handle.remove()
+    if silence in warnings.filters:
+        warnings.filters.remove(silence)  # type: ignore[attr-defined]
     # torch forgets to take this mark away, and goes on as if there were a hook.
     getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 

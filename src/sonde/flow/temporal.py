@@ -77,6 +77,7 @@ class TemporalAnalyzer:
     """
 
     def __init__(self, sequence_length: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
+        """`sequence_length`: a module of one's own that is called so often is taken to be called once per time step."""
         self.sequence_length, self.thresholds = sequence_length, thresholds
         self.metrics: dict[str, TemporalMetrics] = {}
         self._watch: _TimeWatch | None = None
@@ -96,7 +97,7 @@ class TemporalAnalyzer:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[Sequence[Observer]]:
-        self._watch = watch = _TimeWatch(model)
+        self._watch = watch = _TimeWatch(model, self.sequence_length or MIN_STEPS)
         with watch.inputs_with_gradients():
             yield (watch.called,)
 
@@ -180,7 +181,8 @@ def _noter(grads: dict[int, float], t: int) -> Callable[[Tensor], None]:
 class _TimeWatch:
     """Gradients by time step, during one analysis."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, min_steps: int) -> None:
+        self.min_steps = min_steps
         self.names = ModelNames(model)
         self.model = model
         self.types: dict[str, str] = {}
@@ -266,7 +268,7 @@ class _TimeWatch:
         repeated = {
             name: [0.0 if norm is None else float(norm) for norm in norms]
             for name, norms in self._calls.items()
-            if len(norms) >= MIN_STEPS or (self.types.get(name, "").endswith("Cell") and len(norms) > 1)
+            if len(norms) >= self.min_steps or (self.types.get(name, "").endswith("Cell") and len(norms) > 1)
         }
         cells = {name: norms for name, norms in repeated.items() if self.types[name].endswith("Cell")}
         sequences = {name: norms.tolist() for name, norms in self._sequences.items()}
