@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Column, Window
 
@@ -24,25 +25,25 @@ def rate(window: Window) -> Column:
 def is_at_full_rate(window: Window, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     """At which of these steps the learning rate was at least half its highest; all of them when it is not known."""
     own_steps, values = rate(window)
-    if not len(values) or not np.nanmax(values) > 0:
+    if not len(values) or not nanmax(values) > 0:
         return np.ones(len(steps), np.bool_)
     place = np.clip(np.searchsorted(own_steps, steps, side="right") - 1, 0, len(values) - 1)
-    return np.asarray(values[place] >= 0.5 * np.nanmax(values))
+    return np.asarray(values[place] >= 0.5 * nanmax(values))
 
 
 def is_still_rising(window: Window) -> bool:
     """Whether the run ended within its warm-up."""
     _, values = rate(window)
-    return bool(len(values) > 2 and values[-1] > 1.2 * values[len(values) // 2] and values[-1] >= np.nanmax(values))
+    return bool(len(values) > 2 and values[-1] > 1.2 * values[len(values) // 2] and values[-1] >= nanmax(values))
 
 
 def warms_up(window: Window) -> bool:
     """Whether the learning rate began at less than half of what it reached later."""
     _, values = rate(window)
-    if not len(values) or not np.nanmax(values) > 0:
+    if not len(values) or not nanmax(values) > 0:
         return False
     early = values[: max(2, int(RISING_SHARE * len(values)))]
-    return bool(early[0] < 0.5 * np.nanmax(values))
+    return bool(early[0] < 0.5 * nanmax(values))
 
 
 def is_adaptive(window: Window) -> bool:
@@ -55,7 +56,7 @@ def write_rate(window: Window, factor: float) -> str:
     """Code that sets the learning rate to a multiple of what it is now, rounded to one digit."""
     _, values = rate(window)
     name = structure(window).optimizer_type or "optimizer"
-    peak = float(np.nanmax(values)) if len(values) else math.nan
+    peak = float(nanmax(values)) if len(values) else math.nan
     if not peak > 0 or not math.isfinite(peak * factor) or not factor > 0:
         return f"{name}(..., lr=...)  # {factor:.1g} times what it is now"
     return f"{name}(..., lr={one_digit(peak * factor)})  # now {peak:g}"

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax, nanmedian
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import Parameter, structure
@@ -67,12 +68,12 @@ def _ratio(window: Window, optimizers: tuple[Any, ...], parameter: Parameter) ->
     steps, mean = window.get(f"optim/{parameter.name}.exp_avg_sq/abs_mean")
     group = _group(optimizers, parameter.group)
     eps, betas = group.get("eps"), group.get("betas") or (0.9, 0.999)
-    if len(mean) < 10 or not eps or not np.nanmax(mean) > 0:
+    if len(mean) < 10 or not eps or not nanmax(mean) > 0:
         return None
     # Late in a run gradients may be small because all is learned.
     half = slice(0, max(5, len(mean) // 2))
     corrected = mean[half] / (1.0 - float(betas[1]) ** (steps[half] - steps[0] + 1.0))
-    return float(np.nanmedian(np.sqrt(corrected)) / eps)
+    return float(nanmedian(np.sqrt(corrected)) / eps)
 
 
 def _group(optimizers: tuple[Any, ...], number: int) -> dict[str, Any]:

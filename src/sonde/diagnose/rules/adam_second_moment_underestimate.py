@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.spikes import find_spikes
@@ -81,7 +82,7 @@ def _matrices(window: Window, lags: Grid) -> list[int]:
 def _peak_before(lags: Grid, highest: Array, step: int) -> float:
     inside = (lags.steps < step) & (lags.steps >= step - BEFORE)
     known = highest[inside]
-    return float(np.nanmax(known)) if np.isfinite(known).any() else 0.0
+    return float(nanmax(known)) if np.isfinite(known).any() else 0.0
 
 
 def _worst(lags: Grid, rows: list[int], step: int) -> str:

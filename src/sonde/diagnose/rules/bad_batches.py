@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmedian
 from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.motion import NEEDS as MOTION
 from sonde.diagnose.motion import motion
@@ -87,7 +88,7 @@ def _is_from_step(window: Window, step: int) -> bool:
         return False
     sizes, at = moved.of_step, int(np.searchsorted(moved.steps, step))
     recent = sizes[max(0, at - BACK) : max(at - 1, 0)]
-    return bool(at > 1 and len(recent) and sizes[at - 1] > ORDINARY * np.nanmedian(recent))
+    return bool(at > 1 and len(recent) and sizes[at - 1] > ORDINARY * nanmedian(recent))
 
 
 def _name(window: Window, step: int) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmedian
 from sonde.diagnose.learned import learned
 from sonde.diagnose.motion import NEEDS as MOTION
 from sonde.diagnose.motion import motion
@@ -34,13 +35,13 @@ def clip_too_tight(window: Window) -> Iterator[Finding]:
     steps, factors = _factors(window)
     if loss is None or moved is None or len(factors) < 20:
         return
-    typical = float(np.nanmedian(factors))
+    typical = float(nanmedian(factors))
     if not typical < CUT or (factors < 0.5).mean() < ALWAYS:
         return
     if not loss.left > UNLEARNED or not loss.end > UNLEARNED * np.fmax(loss.guessing, 0.0) or moved.typical > SLOW:
         return
     norm, limit = window.get("optim/grad_norm")[1], window.get("optim/max_norm")[1]
-    suggestion = f"{np.nanmedian(norm):.1g}" if len(norm) else "1.0"
+    suggestion = f"{nanmedian(norm):.1g}" if len(norm) else "1.0"
     now = f"  # now {limit[-1]:g}" if len(limit) else ""
     yield found(
         window,
@@ -67,4 +68,4 @@ def _factors(window: Window) -> Column:
     grid = window.grid("grad/*/clip_factor")
     if not grid.values.size:
         return np.empty(0, np.int64), np.empty(0)
-    return grid.steps, np.array([float(np.nanmedian(c)) if np.isfinite(c).any() else 1.0 for c in grid.values.T])
+    return grid.steps, np.array([float(nanmedian(c)) if np.isfinite(c).any() else 1.0 for c in grid.values.T])

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax, nanmedian
 from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.motion import NEEDS as MOTION
 from sonde.diagnose.motion import motion
@@ -48,7 +49,7 @@ def flipped_gradient(window: Window) -> Iterator[Finding]:
     if loss is None or not loss.end > ROSE * loss.first > 0:
         return
     cosines = window.grid("update/*/grad_cosine")
-    typical = float(np.nanmedian(cosines.values)) if cosines.values.size else np.nan
+    typical = float(nanmedian(cosines.values)) if cosines.values.size else np.nan
     if typical > UPHILL:
         yield _finding(window, loss, typical, "updates point along the gradient, not against it", 0.95)
     elif _rises_as_it_should_fall(window, loss):
@@ -90,7 +91,7 @@ def _promise_is_broken(window: Window, loss: Learned) -> bool:
     reached = loss.values[max(early - 2, 1) : early + 3]
     if not len(promised) or not np.isfinite(reached[:2]).all():
         return False
-    happened = float(np.nanmax(reached[np.isfinite(reached)])) - _start(loss)
+    happened = float(nanmax(reached[np.isfinite(reached)])) - _start(loss)
     return bool(promised[-1] < 0 and happened > -0.3 * promised[-1])
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmedian
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
@@ -60,8 +61,8 @@ def noise_scale(window: Window, batch: float) -> float | None:
         return None
     betas = structure(window).group_value("betas") or (0.9, 0.999)
     late = slice(len(grads.steps) // 3, None)
-    g = float(np.nanmedian(np.nansum(grads.values[:, late], axis=0)))
-    m = float(np.nanmedian(np.nansum(moments.values[:, late], axis=0)))
+    g = float(nanmedian(np.nansum(grads.values[:, late], axis=0)))
+    m = float(nanmedian(np.nansum(moments.values[:, late], axis=0)))
     shrink = (1.0 - betas[0]) / (1.0 + betas[0])
     noise = (g - m) / (1.0 - shrink)
     signal = g - noise

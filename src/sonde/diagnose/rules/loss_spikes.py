@@ -16,6 +16,7 @@ MANY_SMALLER: Final = 4
 
 
 @rule(
+    stands=True,
     severity="warning",
     references=(
         "Huang et al. 2025, SPAM: spike-aware Adam",

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 
@@ -32,7 +33,7 @@ def low_precision_overflow(window: Window) -> Iterator[Finding]:
             continue
         bad = np.isfinite(values) & (values > NEAR * limit)
         if bad.sum() >= 3:
-            near[site] = float(np.nanmax(values)) / limit, int(steps[bad.argmax()])
+            near[site] = float(nanmax(values)) / limit, int(steps[bad.argmax()])
     if not near:
         return
     worst = max(near, key=lambda site: near[site][0])

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmedian
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 
@@ -34,7 +35,7 @@ def low_precision_underflow(window: Window) -> Iterator[Finding]:
         beyond = window.get(f"grad/{site}/below_fp16")[1]
         if dtypes.get(f"grad/{site}") != "float16" or len(known) < MIN_SEEN:
             continue
-        if np.median(known) > LOST and not np.nanmedian(beyond) > SCALED:
+        if np.median(known) > LOST and not nanmedian(beyond) > SCALED:
             lost[site], first = float(np.median(known)), int(steps[0])
     if len(lost) < 2:
         return

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rate import RATE, rate
 from sonde.diagnose.rule import found, rule
@@ -28,7 +29,7 @@ def lr_decay_too_fast(window: Window) -> Iterator[Finding]:
     """The learning rate has decayed to nothing while there was still much to learn."""
     steps, values = rate(window)
     loss = learned(window)
-    if loss is None or len(values) < 20 or not np.nanmax(values) > 0:
+    if loss is None or len(values) < 20 or not nanmax(values) > 0:
         return
     peak = int(np.nanargmax(values))
     low = values < GONE * values[peak]

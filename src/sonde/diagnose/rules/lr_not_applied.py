@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmedian
 from sonde.diagnose.rate import RATE, rate
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
@@ -53,7 +54,7 @@ def lr_not_applied(window: Window) -> Iterator[Finding]:
         sites=with_grad[:3],
         evidence=[
             Evidence(f"update/{with_grad[0]}/norm", 0.0, "above 0"),
-            Evidence(f"grad/{with_grad[0]}/norm", float(np.nanmedian(grads.row(with_grad[0])))),
+            Evidence(f"grad/{with_grad[0]}/norm", float(nanmedian(grads.row(with_grad[0])))),
             *([Evidence(RATE, float(values[-1]), "above 0", int(steps[-1]))] if len(values) else []),
         ],
         remedy=(

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.motion import FIRST, NEEDS, Motion, motion
 from sonde.diagnose.rate import write_rate
@@ -70,7 +71,7 @@ def _is_harmed(loss: Learned, first_move: float) -> bool:
 
 def _highest(loss: Learned, first: int, last: int | None) -> float:
     values = loss.values[first:last]
-    return float(np.nanmax(values)) if np.isfinite(values).any() else np.inf
+    return float(nanmax(values)) if np.isfinite(values).any() else np.inf
 
 
 def _fell_apart(moved: Motion, loss: Learned) -> int | None:
@@ -89,7 +90,7 @@ def _way(moved: Motion) -> float:
 
 
 def _carried_away(window: Window, moved: Motion, loss: Learned) -> Finding:
-    size = float(np.nanmax(moved.of_step[:SOON]))
+    size = float(nanmax(moved.of_step[:SOON]))
     step = int(moved.steps[int(np.nanargmax(moved.of_step[:SOON]))])
     return found(
         window,
@@ -125,7 +126,7 @@ def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Finding:
 
 def _later(window: Window, moved: Motion, loss: Learned, step: int) -> Finding:
     at = int(np.searchsorted(moved.steps, step))
-    size = float(np.nanmax(moved.of_step))
+    size = float(nanmax(moved.of_step))
     site = moved.sites[int(np.nanargmax(moved.ratios[:, at]))]
     return found(
         window,

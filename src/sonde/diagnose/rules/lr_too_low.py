@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.motion import NEEDS, Motion, motion
 from sonde.diagnose.rate import is_at_full_rate, is_still_rising, write_rate
@@ -51,7 +52,7 @@ def lr_too_low(window: Window) -> Iterator[Finding]:
     unlearned = loss.end / loss.guessing if is_known else loss.left
     if not unlearned > UNLEARNED or not loss.left > UNLEARNED or (not is_known and size > VERY_SMALL):
         return
-    if size * len(loss.values) > SHORT or np.nanmax(moved.largest_of_step) > 0.02:
+    if size * len(loss.values) > SHORT or nanmax(moved.largest_of_step) > 0.02:
         return
     yield found(
         window,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
-
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.learned import learned
 from sonde.diagnose.motion import NEEDS, motion
 from sonde.diagnose.rate import RATE, is_adaptive, rate, warms_up
@@ -53,7 +52,7 @@ def missing_warmup(window: Window) -> Iterator[Finding]:
         sites=blocks[-1:],
         evidence=[
             Evidence(
-                RATE, float(values[0] / np.nanmax(values)), "below 0.1 at the first step", int(steps[0]), "of its peak"
+                RATE, float(values[0] / nanmax(values)), "below 0.1 at the first step", int(steps[0]), "of its peak"
             ),
             Evidence(loss.name, loss.left, "falling", last, "share of the loss that is left"),
         ],

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax, nanmean, nanmedian
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.total_gradient import NEEDS, total_norm
@@ -47,12 +48,12 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
     if min(len(cosines), len(kept), len(norms)) < MIN_STEPS // 2 or len(norms) < MIN_STEPS:
         return
     # An accumulating loop clears its gradients at every optimizer step, and so does one that sets them to None.
-    early_cosine = float(np.nanmedian(cosines[:MIN_STEPS]))
-    if np.nanmean(kept) < 0.9 or not early_cosine > ALIKE or not np.nanmedian(cosines) > ALIKE_LATER:
+    early_cosine = float(nanmedian(cosines[:MIN_STEPS]))
+    if nanmean(kept) < 0.9 or not early_cosine > ALIKE or not nanmedian(cosines) > ALIKE_LATER:
         return
     early = norms[:GROWING_STEPS]
-    growth = float(np.nanmax(early) / norms[0]) if norms[0] > 0 else np.nan
-    hardly_turns = np.nanmedian(cosines) > HARDLY_TURNS and _batches_differ(window)
+    growth = float(nanmax(early) / norms[0]) if norms[0] > 0 else np.nan
+    hardly_turns = nanmedian(cosines) > HARDLY_TURNS and _batches_differ(window)
     if not growth > (SOME_GROWTH if hardly_turns else GROWTH):
         return
     yield found(
@@ -65,7 +66,7 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
         confidence=0.9,
         evidence=[
             Evidence("model/model/grad_cosine", early_cosine, "-0.3 to 0.9", None, "median of the first steps"),
-            Evidence("model/model/grad_kept", float(np.nanmean(kept)), "0", None, "share of steps on old gradients"),
+            Evidence("model/model/grad_kept", float(nanmean(kept)), "0", None, "share of steps on old gradients"),
             Evidence("grad/*/norm_raw", growth, "below 2", int(steps[0]), "growth over the first steps"),
         ],
         remedy="optimizer.zero_grad(set_to_none=True)  # before every loss.backward()",

@@ -10,6 +10,7 @@ import numpy as np
 from sonde.diagnose.endpoints import MIN_SEEN, seen
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.held_out import held_out
+from sonde.diagnose.known import nanmean, nanstd
 from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
@@ -58,8 +59,8 @@ def _gained(state: Learned) -> float:
     """What the last quarter gained, as far as the noise of batches lets one say."""
     quarter = len(state.values) // 4
     before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
-    noise = 2 * float(np.nanstd(after) / np.sqrt(quarter))
-    return (float(np.nanmean(before) - np.nanmean(after)) - noise) / state.guessing
+    noise = 2 * float(nanstd(after) / np.sqrt(quarter))
+    return (float(nanmean(before) - nanmean(after)) - noise) / state.guessing
 
 
 def _is_small(window: Window) -> bool:

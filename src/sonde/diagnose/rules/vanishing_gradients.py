@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.depth import NEEDS, Depth, depth, over_sites
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.known import nanmax
 from sonde.diagnose.learned import Learned, learned
 from sonde.diagnose.progress import onset
 from sonde.diagnose.rule import found, rule
@@ -44,7 +45,7 @@ def vanishing_gradients(window: Window) -> Iterator[Finding]:
     with np.errstate(all="ignore"):
         ratio = profile.front / profile.back
     faded = (ratio < FADED) & (profile.front < WEAK) & (_is_true_decay(profile))
-    gone = (np.nanmax(profile.pull, axis=0) < WEAK) & (profile.grad > 0).any(axis=0) & (fading(window) < FADED)
+    gone = (nanmax(profile.pull, axis=0) < WEAK) & (profile.grad > 0).any(axis=0) & (fading(window) < FADED)
     bad = faded | gone
     # What comes late has another cause: weights that decayed, units that died.
     if bad.mean() < LASTING or onset(profile.steps, bad) > 0.3 * window.last_step:
