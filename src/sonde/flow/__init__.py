@@ -11,7 +11,8 @@ from sonde.flow.attention import AttentionAnalyzer
 from sonde.flow.attention_monitor import monitor_scaled_dot_product_attention
 from sonde.flow.automatic import analyze
 from sonde.flow.comparative import ComparativeAnalyzer
-from sonde.flow.coordinate import CoordinateReport, RefinedCoordinateCheck, coordinate_check, refined_coordinate_check
+from sonde.flow.coordinate import RefinedCoordinateCheck, refined_coordinate_check
+from sonde.flow.coordinate_widths import CoordinateReport, coordinate_check
 from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
 from sonde.flow.judge import ABSOLUTE, RELATIVE, Thresholds

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sonde.flow.coordinate import CoordinateReport, Trend
+    from sonde.flow.coordinate_widths import CoordinateReport, Trend
 
 _COLOURS: Final = {"effective": "#0072b2", "propagating": "#d55e00", "total": "#009e73"}
 _SIZE, _GAP = 190, 46
