@@ -8,7 +8,8 @@ PYTHON ?= python3
 TORCH := 2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
-MARKED := slow or fault or distributed or browser or gpu
+# Tests that start, kill or race processes have the machine to themselves.
+ALONE := fault or distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -46,7 +47,8 @@ quick: $(STAMP)  ## the quick tests
 	$(TEST) -q -n 2
 
 marked: $(STAMP)  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
-	$(TEST) -q -m "$(MARKED)"
+	$(TEST) -q -n 2 -m "slow and not ($(ALONE))"
+	$(TEST) -q -m "$(ALONE)"
 
 bench: $(STAMP)  ## what watching costs; writes benchmarks/results/
 	$(BIN)/python benchmarks/overhead.py
