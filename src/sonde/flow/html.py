@@ -34,6 +34,7 @@ _STYLE: Final = """
 .sonde-flow input { font: inherit; color: inherit; background: var(--shade); border: 1px solid var(--line);
   border-radius: .3rem; padding: .35rem .6rem; width: min(24rem, 100%); box-sizing: border-box; margin-bottom: .5rem; }
 .sonde-flow article { border-left: 3px solid currentColor; padding: .1rem 0 .1rem .8rem; margin: .7rem 0; }
+.sonde-flow article.CRITICAL, .sonde-flow article.HIGH { font-weight: 400; }
 .sonde-flow article > * { color: var(--ink); } .sonde-flow article b { color: inherit; }
 .sonde-flow pre { background: var(--shade); padding: .5rem .7rem; overflow-x: auto; margin: .3rem 0;
   border-radius: .3rem; }

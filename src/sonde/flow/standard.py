@@ -142,7 +142,7 @@ def _decay(layers: Sequence[Layer]) -> list[Issue]:
                 f"nn.init.kaiming_normal_({as_code(first)}.weight)  # and ReLU/GELU instead of sigmoid/tanh"
             ),
             value=slope,
-            healthy=f"above {DECAY}",
+            healthy=f"above {math.exp(DECAY):.0%}",
         )
     ]
 
@@ -209,7 +209,7 @@ def _variance(layers: Sequence[Layer]) -> list[Issue]:
                         f"nn.init.orthogonal_({as_code(worst.name)}.weight)"
                     ),
                     value=spread,
-                    healthy=f"below {VARIANCE:g}",
+                    healthy=f"variance below {VARIANCE:g} of the squared mean",
                 )
             )
     return found

@@ -31,7 +31,7 @@ def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Iss
                 message=f"{name}: the gradient keeps {math.exp(rate):.0%} per step back in time",
                 recommendation=_longer_memory(kind, code),
                 value=rate,
-                healthy=f"within ±{WARNING}",
+                healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
             )
         )
     if rate > WARNING:
@@ -46,7 +46,7 @@ def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Iss
                     f"nn.init.orthogonal_({code}.weight_hh_l0)  # its largest singular value is then 1"
                 ),
                 value=rate,
-                healthy=f"within ±{WARNING}",
+                healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
             )
         )
     if metrics.effective_memory < SHORT and num_steps >= 2 * SHORT:
