@@ -112,8 +112,10 @@ def examine(path: Path, spec: Any, seed: int, fixed: bool) -> dict[str, Any]:
     findings = run.findings()
     named = [f for f in findings if f.severity >= "warning"]
     broken = [w for w in run.warnings if w.startswith("the rule ")]
+    labels = set() if fixed else set(spec.labels) - {"healthy"}
     return {
         "id": spec.id,
+        "detected_at": first_named(run, labels),
         "seed": seed,
         "twin": fixed,
         "labels": ["healthy"] if fixed or not spec.labels else sorted(spec.labels),
@@ -125,6 +127,21 @@ def examine(path: Path, spec: Any, seed: int, fixed: bool) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "broken": broken,
     }
+
+
+def first_named(run: Any, labels: set[str]) -> int | None:
+    """The step after which a root cause is first named, when only the steps up to then are looked at."""
+    from sonde.diagnose.check import check
+
+    if not labels:
+        return None
+    window = run.window()
+    last = window.last_step
+    for step in sorted({*(min(round(20 * 1.25**k), last) for k in range(40)), last}):
+        found = check(window.between(0, step), on_error=lambda *_: None)
+        if any(f.rule in labels and f.severity >= "warning" for f in found):
+            return int(step)
+    return None
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -140,7 +157,8 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     bad = sum(len(set(r["pred"]) - {*r["labels"], *r["also"]}) for r in faulty) + sum(len(r["pred"]) for r in healthy)
     precision = good / max(good + bad, 1)
     placed = [r for r in faulty if r["where"] and set(r["pred"]) & set(r["labels"])]
-    delays = [
+    delays = sorted(r["detected_at"] for r in faulty if r["detected_at"] is not None)
+    starts = [
         min(r["steps"][p] for p in r["pred"] if p in r["labels"]) for r in faulty if set(r["pred"]) & set(r["labels"])
     ]
     return {
@@ -154,8 +172,11 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "label_precision": precision,
         "f1": 2 * precision * diagnosis / max(precision + diagnosis, 1e-9),
         "root_first": share(faulty, lambda r: r["pred"] and r["pred"][0] in r["labels"]),
-        "place_named": share(placed, lambda r: any(r["where"] in s for p in r["pred"] for s in r["sites"].get(p, ()))),
-        "median_first_step": sorted(delays)[len(delays) // 2] if delays else None,
+        "place_named": share(placed, lambda r: any(r["where"] in s for p in r["pred"] for s in r["sites"].get(p, ())))
+        if placed
+        else None,
+        "median_since_step": sorted(starts)[len(starts) // 2] if starts else None,
+        "median_steps_to_detection": delays[len(delays) // 2] if delays else None,
         "per_label": _per_label(rows),
     }
 
@@ -173,8 +194,13 @@ def _per_label(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return dict(sorted(table.items()))
 
 
-def as_markdown(summary: dict[str, Any]) -> str:
+def as_markdown(summary: dict[str, Any], made: dict[str, Any]) -> str:
     head = [
+        "# How often the findings are right",
+        "",
+        f"Made by `python benchmarks/diagnosis.py` on {made['date']}, commit `{made['commit']}`, seeds {made['seeds']}.",
+        "The rules were written with these programs at hand.",
+        "",
         "| | |",
         "|---|---|",
         f"| programs | {summary['faulty']} faulty, {summary['healthy']} healthy, {summary['twins']} fixed twins |",
@@ -182,6 +208,7 @@ def as_markdown(summary: dict[str, Any]) -> str:
             f"| {key.replace('_', ' ')} | {summary[key]:.3f} |"
             for key in ("detection", "diagnosis", "false_alarms", "twin_alarms", "label_precision", "f1", "root_first")
         ),
+        f"| steps until the root is named, median | {summary['median_steps_to_detection']} |",
         "",
         "| fault | programs | named | named wrongly |",
         "|---|---|---|---|",
@@ -221,10 +248,23 @@ def main() -> None:
     summary = summarize(rows)
     print(json.dumps({k: v for k, v in summary.items() if k != "per_label"}, indent=1))
     if options.out:
-        options.out.write_text(json.dumps({"summary": summary, "rows": rows}, indent=1))
-        options.out.with_suffix(".md").write_text(as_markdown(summary))
+        report = {"made": _made(options), "summary": summary, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(as_markdown(summary, report["made"]))
     if options.traces is None:
         shutil.rmtree(traces)
+
+
+def _made(options: argparse.Namespace) -> dict[str, Any]:
+    import subprocess
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+        "programs": "own" if str(options.folder) == "own" else "shared",
+        "seeds": options.seeds,
+    }
 
 
 def _states(spec: Any, variant: str) -> tuple[bool, ...]:

@@ -146,6 +146,24 @@ def overhead() -> str:
     return table(["recorded of a small GPT, on a CPU", "added to the CPU time of a step"], rows)
 
 
+def diagnosis() -> str:
+    """How often the findings are right, from the results that are kept beside the benchmark."""
+    results = DOCS.parent / "benchmarks" / "results"
+    rows = []
+    for name, title in (
+        ("diagnosis", "programs of others, seen while the rules were written"),
+        ("diagnosis-own", "our own"),
+    ):
+        path = results / f"{name}.json"
+        if path.exists():
+            summary = json.loads(path.read_text(encoding="utf-8"))["summary"]
+            counts = f"{summary['faulty']} faulty, {summary['twins']} mended, {summary['healthy']} healthy"
+            keys = ("diagnosis", "root_first", "label_precision", "false_alarms", "twin_alarms")
+            rows.append((title, counts, *(f"{summary[key]:.2f}" for key in keys)))
+    heads = ["programs", "runs", "root named", "root first", "precision of names", "healthy accused", "mended accused"]
+    return table(heads, rows)
+
+
 GPU_KERNELS = ("sketch, float32", "sketch, bfloat16", "optimizer pass, AdamW, float32")
 
 
@@ -211,6 +229,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         flow_issues,
         live_rules,
         overhead,
+        diagnosis,
         gpu,
         catalog,
         errors,
