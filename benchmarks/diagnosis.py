@@ -198,7 +198,7 @@ def as_markdown(summary: dict[str, Any], made: dict[str, Any]) -> str:
     head = [
         "# How often the findings are right",
         "",
-        f"Made by `python benchmarks/diagnosis.py` on {made['date']}, commit `{made['commit']}`, seeds {made['seeds']}.",
+        f"Made by `benchmarks/diagnosis.py` on {made['date']}, commit `{made['commit']}`, seeds {made['seeds']}.",
         "The rules were written with these programs at hand.",
         "",
         "| | |",
