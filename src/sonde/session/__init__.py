@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from sonde.session.current import batch, begin, finish, init, log, step, tap, watch
 from sonde.session.decorator import record
+from sonde.session.null import NullSession
 from sonde.session.script import run_script
-from sonde.session.session import NullSession, Session
+from sonde.session.session import Session
 
 __all__ = [
     "NullSession",

@@ -13,7 +13,8 @@ from sonde.errors import RunNotFoundError, SessionError
 from sonde.probe.schedule import ALWAYS
 from sonde.record.folder import create_run, find_resumable
 from sonde.record.ranks import announce, rank, world_size
-from sonde.session.session import DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, NullSession, Session
+from sonde.session.null import NullSession
+from sonde.session.session import DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, Session
 
 _current: Session | NullSession | None = None
 _scripted = False

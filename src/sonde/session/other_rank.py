@@ -25,9 +25,10 @@ from sonde.record.ranks import RankLog, find_announced, rank
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event
 from sonde.session.breaker import Breaker
+from sonde.session.given import check_model, check_optimizers
 from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.null import NullSession
 from sonde.session.same_weights import is_due, later_event, model_fingerprint
-from sonde.session.session import NullSession
 
 MAX_PENDING: Final = 256
 """Steps whose numbers are still on their way; beyond that the newest are let go."""
@@ -47,8 +48,6 @@ class RankSession(NullSession):
         self._taps: list[Any] = []
 
     def watch(self, model: Any, optimizer: Any = None, **options: Any) -> RankSession:
-        from sonde.session.watching import check_model, check_optimizers
-
         checked, optimizers = check_model(model), check_optimizers(optimizer)
         if not self._taps and self.settings.finite:
             self._attach(checked, optimizers, str(options.get("prefix", "")))

@@ -26,6 +26,8 @@ from sonde.schema.records import Event, ScalarsRecord, Severity
 from sonde.session.breaker import Breaker
 from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
+from sonde.session.null import NullSession
+from sonde.session.numbers import flattened, is_number
 
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
@@ -95,6 +97,7 @@ class Session:
         if snapshots is not None:
             raise SessionError("snapshots= is not available in this version. Leave it out; statistics are recorded.")
         from sonde.session import watching as w
+        from sonde.session.given import check_model, check_optimizers
 
         default = as_schedule(when, default=ALWAYS, argument="when")
 
@@ -115,7 +118,7 @@ class Session:
         )
         if budget is not ...:
             self.governing.governor.budget = Settings.load(budget=budget).budget
-        checked, optimizers = w.check_model(model), w.check_optimizers(optimizer)
+        checked, optimizers = check_model(model), check_optimizers(optimizer)
         self._unwatch(checked)
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
         self._inspect_data(self._watchings[-1])
@@ -153,11 +156,11 @@ class Session:
         names: list[str] = []
         numbers: list[float] = []
         tensors: list[tuple[int, Any]] = []
-        for name, value in _flattened(values):
+        for name, value in flattened(values):
             if hasattr(value, "detach") and getattr(value, "numel", lambda: 0)() == 1:
                 tensors.append((len(names), value))
                 value = np.nan
-            elif not _is_number(value):
+            elif not is_number(value):
                 self.warn_once(
                     f"log {name}", f'log() takes numbers; "{name}" is {type(value).__name__} and was left out.'
                 )
@@ -423,42 +426,6 @@ class Session:
         return f"<sonde.Session {self.path} ({state})>"
 
 
-class NullSession:
-    """A session that does nothing: sonde is disabled, or this is not the process that records."""
-
-    path: Path | None = None
-    is_finished = False
-    step_number = 0
-
-    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> NullSession:
-        return self
-
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
-
-    def step(self) -> None: ...
-
-    def tap(self, name: str, tensor: Any) -> None: ...
-
-    def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None: ...
-
-    def event(self, type: str, message: str, **details: Any) -> None: ...
-
-    def on_finish(self, restore: Any) -> None: ...
-
-    def flush(self, timeout_s: float = 30.0) -> bool:
-        return True
-
-    def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None: ...
-
-    def __repr__(self) -> str:
-        return "<sonde.NullSession>"
-
-
 def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
     """How a run ended that ended with this exception."""
     if error is None or (isinstance(error, SystemExit) and not error.code) or isinstance(error, GeneratorExit):
@@ -486,22 +453,6 @@ def _together(coverages: list[dict[str, Any]]) -> dict[str, Any]:
         for key, value in coverage.items():
             total[key] = {**total[key], **value} if isinstance(value, dict) else total[key] + value
     return total
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool | int | float | np.number | np.bool_):
-        return True
-    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
-
-
-def _flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found += _flattened(value, f"{prefix}{name}/")
-        else:
-            found.append((f"{prefix}{name}", value))
-    return found
 
 
 def _print(line: str) -> None:

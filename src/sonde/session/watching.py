@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,11 +22,12 @@ from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.schedule import ALWAYS, Schedule
 from sonde.probe.select import chooser
 from sonde.record.ranks import world_size
-from sonde.reduce.optimizer_pass import Moments, OptimizerPass
+from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.schema.records import Event, Site, StatsRecord
+from sonde.session.by_grad import ByGrad, adam_moments, by_grad
 from sonde.session.foresight import Foresight
 from sonde.session.inspection import Inspection
 from sonde.session.nonfinite import NonFiniteWatch
@@ -215,7 +215,7 @@ class Watching:
             with self.meter.span(self._kind):
                 for named, what in step.unreadable:
                     self._note_unreadable_site(f"param/{named.name}", what)
-                step.parts = _by_grad(step)
+                step.parts = by_grad(step)
                 for part in step.parts:
                     self._foresee(step, part)
             if self.wants["grad"] and not step.has_closure:
@@ -262,7 +262,7 @@ class Watching:
             if value is not None:
                 self.session.log({"model/model/fingerprint": value})
 
-    def _foresee(self, step: OptimizerStep, part: _ByGrad) -> None:
+    def _foresee(self, step: OptimizerStep, part: ByGrad) -> None:
         tables = self.foresight.before(step, part.name, part.names, part.params)
         if tables is None:
             return
@@ -301,7 +301,7 @@ class Watching:
                 part.params,
                 # A fused optimizer unscales gradients in place: what they were times the scale is not known here.
                 grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
-                moments=_moments(step.optimizer, part.params) if self.wants["optim"] else None,
+                moments=adam_moments(step.optimizer, part.params) if self.wants["optim"] else None,
                 histogram=self.histogram,
             )
 
@@ -432,62 +432,6 @@ class Watching:
             self.session.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")
 
 
-@dataclass(slots=True)
-class _ByGrad:
-    """Parameters of a step that have a gradient, or that have none."""
-
-    name: str
-    names: list[NamedParameter]
-    params: list[Tensor]
-    is_foreseen: bool = False
-    """All of it was read before the step."""
-
-    def __iter__(self) -> Iterator[tuple[NamedParameter, Tensor]]:
-        return zip(self.names, self.params, strict=True)
-
-    @property
-    def grads(self) -> list[Tensor] | None:
-        found = [p.grad for p in self.params if p.grad is not None]
-        return found if len(found) == len(self.params) else None
-
-
-def _by_grad(step: OptimizerStep) -> list[_ByGrad]:
-    """The list of parameters with a gradient is nearly always the same; those without are kept apart from it."""
-    parts = [_ByGrad("with", [], []), _ByGrad("without", [], [])]
-    for named, parameter in zip(step.names, step.params, strict=True):
-        part = parts[parameter.grad is None and not step.has_closure]
-        part.names.append(named)
-        part.params.append(parameter)
-    return [part for part in parts if part.params]
-
-
-def _moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
-    """Adam's state, if this optimizer keeps any."""
-    states = [optimizer.state.get(p, {}) for p in params]
-    if not all(is_plain_tensor(s.get("exp_avg")) and is_plain_tensor(s.get("exp_avg_sq")) for s in states):
-        return None
-    if any(
-        s["exp_avg"].shape != p.shape or s["exp_avg_sq"].shape != p.shape for s, p in zip(states, params, strict=True)
-    ):
-        return None  # factored states, as Adafactor's
-    group = optimizer.param_groups[0]
-    beta2, taken = group.get("betas", (0.9, 0.999))[1], states[0].get("step", 1)
-    correction = _correction(beta2, taken)
-    return Moments(
-        [s["exp_avg"] for s in states],
-        [s["exp_avg_sq"] for s in states],
-        correction=correction,
-        floor=float(group.get("eps", 1e-8)) ** 2 * correction,
-    )
-
-
-def _correction(beta2: Any, taken: Any) -> Any:
-    """1 - beta2**t. A step count that lives on the device stays there."""
-    if isinstance(taken, Tensor) and taken.device.type == "cpu":
-        taken = taken.item()
-    return 1.0 - beta2**taken
-
-
 def _site(kind: Kind, named: NamedParameter, tensor: Tensor, name: str) -> Site:
     return Site(
         kind=kind,
@@ -512,42 +456,3 @@ def late_record(tables: list[Table], step: int) -> Callable[[], StatsRecord]:
         return StatsRecord(step, now, keys, rows, hist_index, hist.astype(np.float32))
 
     return resolve
-
-
-def check_model(model: object) -> nn.Module:
-    """The model, or an error that says what was given instead."""
-    from sonde.errors import NotAModelError
-
-    if isinstance(model, nn.Module):
-        return model
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise NotAModelError(
-            f"watch() was given the class {model.__name__}; give it an instance: watch({model.__name__}(...))."
-        )
-    if isinstance(model, Optimizer):
-        raise NotAModelError("watch() was given an optimizer first; the order is watch(model, optimizer).")
-    raise NotAModelError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
-
-
-def check_optimizers(optimizer: object) -> list[Optimizer] | None:
-    """The optimizers as a list; None means: whichever steps this model."""
-    from sonde.errors import NotAModelError
-
-    if optimizer is None:
-        return None
-    if isinstance(optimizer, dict):
-        optimizer = list(optimizer.values())
-    items = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    found = []
-    for item in items:
-        inner = getattr(item, "optimizer", item)  # accelerate and others wrap the one that steps
-        if not isinstance(inner, Optimizer):
-            raise NotAModelError(
-                f"watch(model, optimizer) takes a torch optimizer, or several; got {type(item).__name__}."
-            )
-        found.append(inner)
-    return found
-
-
-def is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)

@@ -1,0 +1,45 @@
+"""Turned off is an object that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from sonde.schema.layout import RunStatus
+
+
+class NullSession:
+    """A session that does nothing: sonde is disabled, or this is not the process that records."""
+
+    path: Path | None = None
+    is_finished = False
+    step_number = 0
+
+    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> NullSession:
+        return self
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
+
+    def step(self) -> None: ...
+
+    def tap(self, name: str, tensor: Any) -> None: ...
+
+    def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None: ...
+
+    def event(self, type: str, message: str, **details: Any) -> None: ...
+
+    def on_finish(self, restore: Any) -> None: ...
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        return True
+
+    def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def __repr__(self) -> str:
+        return "<sonde.NullSession>"

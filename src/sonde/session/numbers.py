@@ -1,0 +1,24 @@
+"""What `log` was given: numbers under their names, nested mappings joined with a slash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return True
+    return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += flattened(value, f"{prefix}{name}/")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
