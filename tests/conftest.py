@@ -27,7 +27,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet() -> None:
-    """In a process that has compiled anything, function calls are not looked at; another test's compiling is not ours."""
+    """Where anything was compiled, function calls are not looked at; what another test compiled must not count."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None:
         utils.counters.clear()
