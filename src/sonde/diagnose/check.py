@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
 from sonde.diagnose import rules as rules_package
 from sonde.diagnose.finding import Finding, Severity
 from sonde.diagnose.rule import RULES, Rule
@@ -38,7 +40,8 @@ def check(
     findings: list[Finding] = []
     for rule in all_rules().values() if rules is None else rules:
         try:
-            findings.extend(rule(window))
+            with np.errstate(all="ignore"):  # what is not a number is not a finding, and no news either
+                findings.extend(rule(window))
         except Exception as error:
             if on_error is None:
                 raise

@@ -39,6 +39,7 @@ def memory_spans(window: Window) -> list[Span]:
     for site, steps, values in window.by_site("rnn/*/reach"):
         known = np.isfinite(values)
         lengths = window.get(f"rnn/{site}/length")[1]
+        lengths = lengths[np.isfinite(lengths)]
         if known.sum() < 2 or not len(lengths) or np.median(lengths) < MIN_LENGTH:
             continue
         reach = values[known]

@@ -78,7 +78,7 @@ def _is_steady_climb(loss: Learned) -> bool:
     values = values[: max(int(np.argmax(values)) + 1, len(values) // 2)]
     levels = [float(np.median(chunk)) for chunk in np.array_split(values, CHUNKS) if len(chunk)]
     rises = np.diff(np.log(np.maximum(levels, 1e-30)))
-    return bool((rises > 0).mean() >= 0.9 and smoothed(values, 5).min() > 0.8 * _start(loss))
+    return bool(len(rises) and (rises > 0).mean() >= 0.9 and smoothed(values, 5).min() > 0.8 * _start(loss))
 
 
 def _promise_is_broken(window: Window, loss: Learned) -> bool:

@@ -35,7 +35,7 @@ def unnormalised_inputs(window: Window) -> Iterator[Finding]:
     std, mean = seen(window, "data/input/std"), seen(window, "data/input/mean")
     if len(std) < MIN_SEEN or seen(window, "data/input/is_token").typical != 0.0 or _is_normalised_inside(window):
         return
-    rms = float(np.median(np.hypot(std.values, mean.values)))
+    rms = float(np.hypot(std.typical, mean.typical))
     shrunk = _shrinking(window, rms)
     spread = seen(window, "data/input/feature_std_ratio").typical
     reach = seen(window, "data/input/feature_abs_max_ratio").typical

@@ -30,7 +30,7 @@ def unnormalised_targets(window: Window) -> Iterator[Finding]:
     std, mean = seen(window, "data/target/std"), seen(window, "data/target/mean")
     if len(std) < 3 or not is_regression(window):
         return
-    size = float(np.median(np.hypot(std.values, mean.values)))
+    size = float(np.hypot(std.typical, mean.typical))
     outputs = seen(window, "data/output/logit_max")
     first = max(float(outputs.values[0]) if len(outputs) else 1.0, 1.0)
     state = learned(window)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from sonde.diagnose.endpoints import MIN_SEEN, REGRESSIONS, last_module, seen
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.learned import learned
@@ -231,8 +229,7 @@ def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
     if ends.last in BOUNDED:
         low, high = BOUNDED[ends.last]
         return (low, high) if low <= ends.low and ends.high <= high else None
-    highs = seen(window, "data/output/max").values
-    is_pressing = float(np.median(highs)) >= PRESSING and ends.high <= 1
+    is_pressing = seen(window, "data/output/max").typical >= PRESSING and ends.high <= 1
     if is_pressing and ends.low >= 0:
         return 0.0, 1.0
     return (-1.0, 1.0) if is_pressing and ends.low >= -1 else None
