@@ -183,6 +183,7 @@ class Reducing:
     wants_activations, wants_activation_grads = True, False
 
     def __init__(self) -> None:
+        self.keys: dict[str, int] = {}
         self.reducer = Reducer()
         self.errors: list[object] = []
 
@@ -191,7 +192,8 @@ class Reducing:
     def module_called(self, place, module, args, output) -> None: ...
 
     def activation(self, place, suffix, tensor) -> None:
-        self.reducer.add(hash(place.name) % 1000, tensor, histogram=True)
+        key = self.keys.setdefault(place.name, len(self.keys))
+        self.reducer.add(key, tensor, histogram=True)
 
     def activation_grad(self, place, suffix, tensor) -> None: ...
 
