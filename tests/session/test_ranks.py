@@ -49,6 +49,7 @@ with sonde.watch(model, optimizer):
             loss.backward()
         optimizer.step()
         sonde.log({"loss": loss})
+    dist.barrier()
 dist.destroy_process_group()
 """
 

@@ -60,10 +60,14 @@ class CallTap:
 
     def open(self) -> None:
         if not self.is_open:
-            self.is_open = True
             if not _taps:
-                _replace_all()
+                try:
+                    _replace_all()
+                except BaseException:
+                    _restore_all()  # half of torch replaced is worse than nothing seen
+                    raise
             _taps.append(self)
+            self.is_open = True
 
     def close(self) -> None:
         if self.is_open:

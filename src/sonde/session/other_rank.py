@@ -34,7 +34,8 @@ MAX_PENDING: Final = 256
 """Steps whose numbers are still on their way; beyond that the newest are let go."""
 PATIENCE_S: Final = 120.0
 """How long the first rank may take to begin its run."""
-POLL_S: Final = 0.5
+POLL_S: Final = (0.01, 0.5)
+"""How often it is looked for: at first, and in the end. A short run must not be over before it is found."""
 
 
 class RankSession(NullSession):
@@ -51,6 +52,7 @@ class RankSession(NullSession):
         checked, optimizers = check_model(model), check_optimizers(optimizer)
         if not self._taps and self.settings.finite:
             self._attach(checked, optimizers, str(options.get("prefix", "")))
+            self.writer.start()
         return self
 
     def _attach(self, model: nn.Module, optimizers: Any, prefix: str) -> None:
@@ -127,13 +129,16 @@ class _Later:
         self._since = time.time()
         self._items: queue.SimpleQueue[Callable[[], Event | None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._is_over = False
 
     def put(self, item: Callable[[], Event | None], num_bytes: int, *, step: int) -> None:
+        if not self._is_over and self._items.qsize() < MAX_PENDING:
+            self._items.put(item)
+
+    def start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sonde-rank", daemon=True)
             self._thread.start()
-        if self._items.qsize() < MAX_PENDING:
-            self._items.put(item)
 
     def close(self, deadline_s: float) -> None:
         if self._thread is not None:
@@ -141,24 +146,24 @@ class _Later:
             self._thread.join(deadline_s)
 
     def _run(self) -> None:
-        log: RankLog | None = None
-        while (resolve := self._items.get()) is not None:
-            event = resolve()
-            if event is None:
-                continue
-            log = log or self._find()
-            if log is None:
-                return  # nobody to tell: the first rank records elsewhere, or not at all
-            try:
-                log.write(event)
-            except OSError:  # a full or read-only disk; training goes on
-                return
+        try:
+            # At once, not at the first event: the first rank may have finished by then, and its note be gone.
+            log = self._find()
+            while log is not None and (resolve := self._items.get()) is not None:
+                event = resolve()
+                if event is not None:
+                    log.write(event)
+        except OSError:  # a full or read-only disk; training goes on
+            return
+        finally:
+            self._is_over = True  # also when there is nobody to tell: the first rank records elsewhere, or not at all
 
     def _find(self) -> RankLog | None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline, pause_s = time.monotonic() + PATIENCE_S, POLL_S[0]
         while time.monotonic() < deadline:
             run = find_announced(self.dir, since=self._since)
             if run is not None:
                 return RankLog(run, self.number)
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(1.1 * pause_s, POLL_S[1])
         return None
