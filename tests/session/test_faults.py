@@ -23,6 +23,7 @@ WRAPPERS = {
     ("functions.py", "cross_entropy"),
     ("functions.py", "call"),
     ("entry.py", "entered"),
+    ("functional.py", "call"),
     ("session.py", "log"),
 }
 KEYS = ("losses", "model", "optimizer", "rng", "scale")
