@@ -13,12 +13,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.progress import progress
+from sonde.diagnose.progress import loss_name
 from sonde.diagnose.structure import Parameter, structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 NEEDS: Final = ("grad/*/norm_raw", "param/*/norm")
+
+MIN_LOSSES: Final = 5
+"""Finite losses without which nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,15 @@ def path(window: Window) -> list[Parameter]:
 
 
 def _depth(window: Window) -> Depth | None:
-    loss = progress(window)
+    name = loss_name(window)
+    loss_steps, loss = window.get(name) if name is not None else (np.empty(0, np.int64), np.empty(0))
     sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_raw")[0])]
-    if loss is None or len(sites) < 2:
+    if np.isfinite(loss).sum() < MIN_LOSSES or len(sites) < 2:
         return None
     steps = np.unique(np.concatenate([window.get(f"grad/{site}/norm_raw")[0] for site in sites]))
     grad = np.stack([_on(steps, *window.get(f"grad/{site}/norm_raw")) for site in sites])
     weight = np.stack([_on(steps, *window.get(f"param/{site}/norm")) for site in sites])
-    level = np.abs(_on(steps, loss.steps, loss.values))
+    level = np.abs(_on(steps, loss_steps, loss))
     with np.errstate(all="ignore"):
         pull = grad * weight / level
     pull[~np.isfinite(pull)] = np.nan

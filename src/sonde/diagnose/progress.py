@@ -1,8 +1,7 @@
-"""What the loss did: where it began, where it is, whether it falls, rises or jumps. Worked out once for all rules."""
+"""Which scalars are the losses, the level of a noisy one, and since when a condition holds. For all rules alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,67 +14,6 @@ _LOSS_NAMES: Final = ("loss", "train_loss", "training_loss", "loss_train")
 _OTHER_SETS: Final = ("val", "valid", "validation", "eval", "test", "dev")
 _ACCURACY_NAMES: Final = ("acc", "accuracy", "top1")
 _NOTHING: Final[Column] = (np.empty(0, np.int64), np.empty(0))
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The training loss, one value per step, with its level at both ends of the run."""
-
-    name: str
-    steps: NDArray[np.int64]
-    values: Array
-    """As logged, NaN and all."""
-    start: float
-    """Median of the first values: up to five, and no more than a twentieth of the run."""
-    end: float
-    """Median of the last tenth of the run (at least five values)."""
-    best: float
-    """Lowest level of a smoothed loss."""
-    noise: float
-    """Typical jump from value to value, in units of the loss."""
-
-    @property
-    def fall(self) -> float:
-        """How much of the starting level is gone: 1 is all, 0 nothing, negative: it rose."""
-        return (self.start - self.end) / abs(self.start) if self.start else 0.0
-
-    @property
-    def finite(self) -> Array:
-        return self.values[np.isfinite(self.values)]
-
-    @property
-    def has_nonfinite(self) -> bool:
-        return bool((~np.isfinite(self.values)).any())
-
-
-def progress(window: Window) -> Progress | None:
-    """What the training loss did; None when no loss was logged or seen."""
-    if "progress" not in window.notes:
-        window.notes["progress"] = _progress(window)
-    known: Progress | None = window.notes["progress"]
-    return known
-
-
-def _progress(window: Window) -> Progress | None:
-    name = loss_name(window)
-    if name is None:
-        return None
-    steps, values = window.get(name)
-    finite = values[np.isfinite(values)]
-    if len(finite) < 5:
-        return None
-    head = max(1, min(5, len(finite) // 20))
-    tail = max(5, len(finite) // 10)
-    smooth = smoothed(finite, max(3, len(finite) // 20))
-    return Progress(
-        name,
-        steps,
-        values,
-        start=float(np.median(finite[:head])),
-        end=float(np.median(finite[-tail:])),
-        best=float(smooth.min()),
-        noise=float(np.median(np.abs(np.diff(finite[len(finite) // 2 :])))) if len(finite) > 4 else 0.0,
-    )
 
 
 def loss_name(window: Window) -> str | None:

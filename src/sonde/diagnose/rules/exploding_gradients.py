@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.depth import path
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.progress import loss_name, progress
+from sonde.diagnose.progress import loss_name
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.sketch import Array
@@ -128,10 +128,7 @@ def _blown_up(window: Window) -> tuple[int, str, str, float] | None:
 
 
 def _loss(window: Window) -> Array:
-    known = progress(window)
-    if known is not None:
-        return known.values
-    name = loss_name(window)  # a loss that never was a number has no progress
+    name = loss_name(window)
     return window.get(name)[1] if name is not None else np.empty(0)
 
 
