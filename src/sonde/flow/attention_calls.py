@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from sonde.probe.functional import CallTap
 from sonde.probe.model import ModelNames, Place
-from sonde.reduce.inspect_attention import MASKED_BELOW, Sample, sample_explicit, sample_fused
+from sonde.reduce.inspect_attention import Sample, entropy_by_head, sample_explicit, sample_fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +77,5 @@ class AttentionCalls:
 
 
 def _summary(sample: Sample) -> Seen:
-    s, p = sample.logits, sample.probabilities
-    visible = ~((s <= MASKED_BELOW) & ((p == 0) | p.isnan()))
-    p = torch.where(visible, p, 0.0)
-    num = visible.sum(-1)
-    entropy = -torch.xlogy(p, p).sum(-1) / num.clamp_min(2).float().log()
-    counted = (num >= 2).float()
-    per_head = torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2)).clamp_min(1)
-    largest = torch.where(visible & s.isfinite(), s.abs(), 0.0).amax()
-    return Seen(per_head, largest)
+    per_head, logits, _ = entropy_by_head(sample)
+    return Seen(per_head.nan_to_num(0.0), logits.abs().amax())

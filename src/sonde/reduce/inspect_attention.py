@@ -87,8 +87,8 @@ def _after_query(like: Tensor, query_step: int) -> Tensor:
     return torch.arange(like.shape[-1], device=like.device) > queries[:, None]
 
 
-def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
-    """entropy, entropy_min, logit_max, future, queries, keys."""
+def entropy_by_head(sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy of each head, 1 = attends to all it may see alike; and logits and probabilities, zero where masked."""
     s, p = sample.logits, sample.probabilities
     visible = ~((s <= MASKED_BELOW) & ((p == 0) | p.isnan()))
     p, s = torch.where(visible, p, 0.0), torch.where(visible & s.isfinite(), s, 0.0)
@@ -98,7 +98,12 @@ def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
     entropy = (normaliser - (p * s).sum(-1)).clamp_min(0.0) / num_visible.clamp_min(2).float().log()
     # One visible key leaves no choice: such a row says nothing.
     counted = (num_visible >= 2).float()
-    per_head = torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2))
+    return torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2)), s, p
+
+
+def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
+    """entropy, entropy_min, logit_max, future, queries, keys."""
+    per_head, s, p = entropy_by_head(sample)
     found: dict[str, Tensor | int] = {
         "entropy": per_head.mean(),
         "entropy_min": per_head.amin(),
