@@ -1,0 +1,70 @@
+"""Where snapshots go: the interface every store keeps to, and `open_store`. Adding a store is adding a file to stores/.
+
+A store is used from one background thread. It may raise; the path that feeds it reports, and training goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.tensors import Receipt, Snapshot
+
+__all__ = ["Receipt", "Store", "known_stores", "open_store"]
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Snapshots by step. `sonde.testing.StoreTests` is what a store must pass."""
+
+    def write(self, snapshot: Snapshot) -> Receipt:
+        """Keep a snapshot: durable and visible when this returns, all of it or none. A step is written once."""
+        ...
+
+    def steps(self) -> list[int]:
+        """The steps that can be read, in order."""
+        ...
+
+    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
+        """A snapshot, or some tensors of it, bit by bit as it was written."""
+        ...
+
+    def delete(self, step: int) -> None:
+        """Forget a snapshot; every other one stays readable."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files, locks and processes. May be called twice."""
+        ...
+
+
+def known_stores() -> list[str]:
+    """The stores there are, by the names of their files."""
+    import sonde.record.stores
+
+    return sorted(module.name for module in pkgutil.iter_modules(sonde.record.stores.__path__))
+
+
+def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -> Store:
+    """Open the store of a run: "zarr", "icechunk", "memory", or the address of a bucket ("s3://bucket/prefix").
+
+    Raises here, before training starts, when the kind is unknown, an option is wrong or a package is missing.
+    """
+    given = dict(options or {})
+    if "://" in kind:
+        given["url"] = kind
+        kind = "cloud"
+    if kind not in known_stores():
+        raise UnknownNameError("store", kind, [*known_stores(), "s3://…", "gs://…", "az://…"])
+    module = importlib.import_module(f"sonde.record.stores.{kind}")
+    try:
+        store: Store = module.open(Path(run), **given)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UsageError(f'the store "{kind}" has no such option: {error}.') from None
+    return store

@@ -1,0 +1,1 @@
+"""One store, one file. Each has `open(run, **options) -> Store`; none knows another."""
