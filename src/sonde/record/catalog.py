@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import CorruptError
-from sonde.record.items import FindingRow
+from sonde.record.items import FindingRow, KeptRow
 from sonde.record.storable import storable_site, storable_text
 from sonde.schema.layout import CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text
 from sonde.schema.records import Event, Site, SystemSample, to_json
@@ -30,6 +30,10 @@ _SCALAR: Final = "insert or replace into scalar_names values (?, ?, ?)"
 _SEGMENT: Final = "insert into segments values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _EVENT: Final = "insert into events (time, step, type, severity, message, details) values (?, ?, ?, ?, ?, ?)"
 _FINDING: Final = "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KEPT: Final = {
+    "checkpoints": "insert into checkpoints (step, time, path, metrics) values (?, ?, ?, ?)",
+    "snapshots": "insert into snapshots (step, time, store, details) values (?, ?, ?, ?)",
+}
 _SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?)"
 
 
@@ -194,6 +198,11 @@ def finding_row(id: int, found: FindingRow) -> Row:
         to_json(found.evidence),
         storable_text(found.remedy),
     )
+
+
+def kept_row(kept: KeptRow) -> Row:
+    values = int(kept.step), float(kept.time), storable_text(kept.where), to_json(kept.details)
+    return _KEPT[kept.table], values
 
 
 def system_rows(sample: SystemSample) -> list[Row]:

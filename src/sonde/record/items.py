@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,6 +61,18 @@ class FindingRow:
     message: str
     evidence: list[dict[str, Any]]
     remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRow:
+    """Whole tensors that are on disk and visible, for the catalog's table of checkpoints or of snapshots."""
+
+    table: Literal["checkpoints", "snapshots"]
+    step: int
+    time: float
+    where: str
+    """A checkpoint's folder, a snapshot's store."""
+    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

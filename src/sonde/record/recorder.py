@@ -24,13 +24,24 @@ from sonde.record.catalog import (
     Segment,
     event_row,
     finding_row,
+    kept_row,
     scalar_row,
     segment_row,
     site_row,
     system_rows,
 )
 from sonde.record.durable import write_durably
-from sonde.record.items import Barrier, Document, Facts, FindingRow, NewScalar, NewSite, check_record, join_scalars
+from sonde.record.items import (
+    Barrier,
+    Document,
+    Facts,
+    FindingRow,
+    KeptRow,
+    NewScalar,
+    NewSite,
+    check_record,
+    join_scalars,
+)
 from sonde.record.observer import GuardedObserver, Observer, Said
 from sonde.record.options import WriterOptions
 from sonde.record.pyramid import Pyramid
@@ -201,9 +212,11 @@ class Recorder:
             self._documents[item.name] = sign_document(to_json(item.content))
         elif isinstance(item, Barrier):
             self._barriers.append(item)
+        elif isinstance(item, KeptRow):
+            self._rows.append(kept_row(item))
         elif item is not None:
             raise TypeError(f"a record was expected, not {type(item).__name__}")
-        if item is not None and not isinstance(item, Barrier):
+        if item is not None and not isinstance(item, Barrier | KeptRow):
             self._observer.saw(item)
 
     def _store(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sonde.errors import CorruptError, RunError
 from sonde.record.environment import git_state, package_versions
-from sonde.record.items import Barrier, Document, Facts, LateRecord, NewScalar, NewSite, Record
+from sonde.record.items import Barrier, Document, Facts, KeptRow, LateRecord, NewScalar, NewSite, Record
 from sonde.record.lock import RunLock
 from sonde.record.observer import Observer
 from sonde.record.options import WriterOptions
@@ -64,6 +64,8 @@ class Writer:
         self._shared = Shared()
         self._is_closed = False
         self._num_events = 0
+        self.repeats_until = 0
+        """Steps before this one are on disk from an earlier process: what comes of them again is not written twice."""
         self._site_ids: dict[Site, int] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self._scalar_ids: dict[str, int] = {}
@@ -104,6 +106,8 @@ class Writer:
         """
         if self._is_closed:
             return False
+        if step < self.repeats_until:
+            return True
         if self._queue.offer(item, num_bytes):
             return True
         shared = self._shared
@@ -120,6 +124,11 @@ class Writer:
         self._num_events += 1
         if not self._is_closed and self._num_events <= MAX_EVENTS:
             self._queue.add(event)
+
+    def kept(self, row: KeptRow) -> None:
+        """Whole tensors became visible on disk: a row of the catalog says so."""
+        if not self._is_closed:
+            self._queue.add(row)
 
     def set_step(self, step: int) -> None:
         """Where training is, for the heartbeat."""

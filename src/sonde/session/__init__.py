@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from sonde.session.current import batch, begin, finish, init, log, step, tap, watch
+from sonde.session.current import batch, begin, current, finish, init, log, step, tap, watch
 from sonde.session.decorator import record
 from sonde.session.null import NullSession
 from sonde.session.script import run_script
@@ -18,6 +18,7 @@ __all__ = [
     "Session",
     "batch",
     "begin",
+    "current",
     "finish",
     "init",
     "log",

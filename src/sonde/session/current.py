@@ -139,6 +139,11 @@ def watch(
     )
 
 
+def current() -> Session | NullSession | None:
+    """The session of this process, unless it is finished or none was begun."""
+    return None if _current is None or _current.is_finished else _current
+
+
 def _active() -> Session | NullSession:
     if _current is None:
         raise SessionError("no session. Begin one first:  sonde.init(project=...)  or  sonde.watch(model)")

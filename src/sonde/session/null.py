@@ -27,6 +27,13 @@ class NullSession:
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None: ...
 
+    @property
+    def next_step(self) -> int:
+        return self.step_number
+
+    def continue_at(self, step: int) -> bool:
+        return False
+
     def event(self, type: str, message: str, **details: Any) -> None: ...
 
     def on_finish(self, restore: Any) -> None: ...

@@ -290,6 +290,23 @@ class Session:
         if self.step_number % 100 == 1:
             self._note_facts()
 
+    @property
+    def next_step(self) -> int:
+        """The number of the step that has not begun yet."""
+        return self.step_number + self._is_step_over
+
+    def continue_at(self, step: int) -> bool:
+        """A checkpoint was restored, whose next step is this one. False where this process has recorded steps already:
+        then the numbers go on. Steps that an earlier process recorded behind the checkpoint are not recorded twice."""
+        if self.is_finished or self._is_step_over or self.step_number != self.writer.next_step:
+            return False
+        self.writer.repeats_until = self.writer.next_step
+        self.step_number = step
+        self.writer.set_step(step)
+        for watching in self._watchings:
+            watching.begin_step(step)
+        return True
+
     # ------------------------------------------------------------------------------------------------- how it ends
 
     def flush(self, timeout_s: float = 30.0) -> bool:
