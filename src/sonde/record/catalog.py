@@ -32,7 +32,7 @@ _EVENT: Final = "insert into events (time, step, type, severity, message, detail
 _FINDING: Final = "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _KEPT: Final = {
     "checkpoints": "insert into checkpoints (step, time, path, metrics) values (?, ?, ?, ?)",
-    "snapshots": "insert into snapshots (step, time, store, details) values (?, ?, ?, ?)",
+    "snapshots": "insert or replace into snapshots values (?, ?, ?, ?, ?, ?)",
 }
 _SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?)"
 
@@ -120,6 +120,7 @@ class Catalog:
         try:
             connection.execute("pragma synchronous = full")
             connection.execute("pragma journal_mode = wal")
+            _drop_early_table(connection)
             connection.executescript(CATALOG_SCHEMA)
         except BaseException:
             connection.close()
@@ -145,6 +146,13 @@ class Catalog:
                     "This run cannot be continued; start a new one (what is intact can still be read)."
                 )
         return [row[:-1] for row in rows]
+
+
+def _drop_early_table(connection: sqlite3.Connection) -> None:
+    """Runs begun before there were snapshots have a table for them that was never written to and has no checksum."""
+    columns = {column for _, column, *_ in connection.execute("pragma table_info(snapshots)")}
+    if columns and "crc" not in columns:
+        connection.execute("drop table snapshots")
 
 
 def _with_crc(*columns: Any) -> tuple[Any, ...]:
@@ -202,7 +210,8 @@ def finding_row(id: int, found: FindingRow) -> Row:
 
 def kept_row(kept: KeptRow) -> Row:
     values = int(kept.step), float(kept.time), storable_text(kept.where), to_json(kept.details)
-    return _KEPT[kept.table], values
+    # A step has one snapshot, so its step is its id: a checksum needs to know all of a row.
+    return _KEPT[kept.table], _with_crc(int(kept.step), *values) if kept.table == "snapshots" else values
 
 
 def system_rows(sample: SystemSample) -> list[Row]:

@@ -15,6 +15,8 @@ LIVE_LOG: Final = "live.log"
 LATEST_LINK: Final = "latest"
 RANKS_FOLDER: Final = "ranks"
 TRASH_FOLDER: Final = ".trash"
+REQUESTS_FOLDER: Final = "requests"
+"""Where another process asks a run that is being recorded for something, one small file for each question."""
 
 Stream = Literal["stats", "scalars"]
 STREAMS: Final[tuple[Stream, ...]] = ("stats", "scalars")
@@ -71,7 +73,8 @@ create table if not exists system_metrics (
 create table if not exists checkpoints (
     id integer primary key, step integer not null, time real not null, path text not null, metrics text not null);
 create table if not exists snapshots (
-    id integer primary key, step integer not null, time real not null, store text not null, details text not null);
+    id integer primary key, step integer not null, time real not null, store text not null, details text not null,
+    crc integer not null);
 """
 
 
