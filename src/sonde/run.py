@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,16 @@ class Run:
         """What the recorder said about the sites it could and could not see; empty when it said nothing."""
         coverage = self._now.manifest.facts.get("coverage")
         return coverage if isinstance(coverage, Mapping) else {}
+
+    def plot(self, pattern: str | Sequence[str], **options: Any) -> Any:
+        """A matplotlib figure of series (`grad/*/rms`) or scalars (`loss`): lines while there are few, else a heatmap.
+
+            run.plot("grad/*/rms").savefig("gradients.svg")
+
+        Options: `steps`, `style` ("lines", "heatmap"), `log`, `title`, `size` in inches. docs/report.md has pictures.
+        """
+        # `show` stands above this room and is not imported from here: it is found by name, as a plug-in would be.
+        return import_module("sonde.show.plot.figure").plot(self, pattern, **options)
 
     def _summary(self) -> Summary:
         state = self._now

@@ -20,6 +20,7 @@ from sonde.cli.flow import flow
 from sonde.cli.info import info
 from sonde.cli.list import list_runs
 from sonde.cli.output import complain
+from sonde.cli.plot import plot
 from sonde.cli.query import query
 from sonde.cli.run import run
 from sonde.cli.show import show
@@ -34,6 +35,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "anomalies": anomalies,
     "compare": compare,
     "query": query,
+    "plot": plot,
     "export": export,
     "delete": delete,
     "info": info,

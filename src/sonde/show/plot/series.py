@@ -1,0 +1,74 @@
+"""What a figure is drawn from: which series patterns name, thinned so that no spike is lost, and where NaN was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sonde.errors import UsageError
+from sonde.read.downsample import thin
+from sonde.read.series import by_series
+from sonde.run import Run
+from sonde.schema.names import matches
+
+POINTS: Final = 1500
+"""Buckets of a line, of which the lowest and the highest are drawn: more than a page has dots."""
+_STAT: Final = ("kind", "site", "stat")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line, and the steps at which it, or a part of its tensor, was not finite."""
+
+    name: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    odd_steps: NDArray[np.int64]
+
+
+def is_stat(run: Run, pattern: str) -> bool:
+    """Whether a pattern names a stat of sites, as `grad/*/rms`; anything else names scalars, as `val/loss`."""
+    parts = pattern.split("/")
+    return len(parts) == 3 and any(matches(parts[0], kind) for kind in set(run.sites()["kind"].to_pylist()))
+
+
+def read_series(run: Run, patterns: Sequence[str], steps: Any) -> list[Series]:
+    """Every series the patterns name, each once, in the order of the patterns."""
+    found: dict[str, Series] = {}
+    for pattern in patterns:
+        for series in (_stats if is_stat(run, pattern) else _scalars)(run, pattern, steps):
+            found.setdefault(series.name, series)
+    if not found:
+        raise UsageError(
+            f"{run.project}/{run.name} has nothing named {', '.join(patterns)}. `run.sites()` lists the sites of "
+            'patterns like "grad/*/rms", `run.scalars()` the logged numbers.'
+        )
+    return list(found.values())
+
+
+def _stats(run: Run, pattern: str, steps: Any) -> list[Series]:
+    kind, site, _ = pattern.split("/")
+    columns = by_series(run.overview(pattern, steps=steps, points=POINTS), _STAT)
+    odd = by_series(run.overview(f"{kind}/{site}/nonfinite_fraction", steps=steps, points=POINTS), _STAT)
+    return [
+        _series(name, column, odd.get(f"{name.rpartition('/')[0]}/nonfinite_fraction"))
+        for name, column in columns.items()
+    ]
+
+
+def _scalars(run: Run, pattern: str, steps: Any) -> list[Series]:
+    table: pa.Table = thin(run.scalars(pattern, steps=steps), POINTS)
+    return [_series(name, column, None) for name, column in by_series(table, ("name",)).items()]
+
+
+def _series(name: str, column: tuple[Any, Any], odd: tuple[Any, Any] | None) -> Series:
+    steps, values = column
+    odd_steps = steps[~np.isfinite(values)]
+    if odd is not None:
+        odd_steps = np.union1d(odd_steps, odd[0][odd[1] > 0])
+    return Series(name, steps, values, odd_steps)
