@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sonde.errors import UsageError
 from sonde.flow.batch import call
 from sonde.flow.monitor import ModuleMonitor
-from sonde.flow.preserve import preserved
+from sonde.probe.preserve import preserved
 from sonde.schema.names import strip_wrappers
 
 WEIGHTED: Final = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.Bilinear)

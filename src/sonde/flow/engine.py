@@ -17,9 +17,9 @@ from sonde.flow.batch import LossFunction, batch_size, copied, part
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
 from sonde.flow.metrics import FlowMetrics, Layer
-from sonde.flow.preserve import all_preserved
 from sonde.flow.report import FlowReport
 from sonde.flow.trace import Sketch, Stop, Trace, trace
+from sonde.probe.preserve import all_preserved
 
 Observer = Callable[..., None]
 """Called with (place, module, args, output) for every module call."""
