@@ -1,0 +1,217 @@
+// What a heatmap has to draw: tiles turned into bitmaps once, then only stretched. Holds no Svelte state: drawing a frame
+// reads plain fields, so that panning costs a few milliseconds and not a walk through a reactive graph.
+
+import { FIRST_CODE, LAST_CODE, type MapName, palette } from "../../lib/colour";
+import { type Codes, columnOf, LARGEST, paint, pool, type Rank, type Scale, toX, toY, type View } from "../../lib/heat";
+import { rowGroups, type Row } from "../../lib/tree";
+
+export interface Tile {
+  /** Position of each tile row in the list of sites that rows refer to. */
+  readonly sites: ArrayLike<number>;
+  /** First step of each column, ascending. */
+  readonly starts: ArrayLike<number>;
+  /** One past the last step of the last column. */
+  readonly end: number;
+  readonly codes: Uint8Array;
+  readonly scale: Scale;
+}
+
+interface Level {
+  readonly codes: Codes;
+  bitmap: ImageBitmap | HTMLCanvasElement | null;
+}
+
+/** Halving rows more often than this would make rows of the coarsest level taller than any screen. */
+const MOST_LEVELS = 8;
+
+/** Codes of one scale as colours of another, so that a tile of a part looks like the whole it is part of. */
+export function rescaled(colours: Uint32Array, from: Scale, to: Scale): Uint32Array {
+  if (from.lo === to.lo && from.hi === to.hi && from.isLog === to.isLog) return colours;
+  const out = colours.slice();
+  const last = LAST_CODE - FIRST_CODE;
+  for (let code = FIRST_CODE; code <= LAST_CODE; code++) {
+    const at = from.lo + ((code - FIRST_CODE) / last) * (from.hi - from.lo);
+    const share = to.hi !== to.lo ? (at - to.lo) / (to.hi - to.lo) : 0.5;
+    out[code] = colours[FIRST_CODE + Math.round(last * Math.min(1, Math.max(0, share)))]!;
+  }
+  return out;
+}
+
+function toBitmap(codes: Codes, colours: Uint32Array): ImageBitmap | HTMLCanvasElement {
+  const image = paint(codes, colours);
+  if (typeof OffscreenCanvas !== "undefined") {
+    const canvas = new OffscreenCanvas(image.width, image.height);
+    canvas.getContext("2d")!.putImageData(image, 0, 0);
+    return canvas.transferToImageBitmap();
+  }
+  const canvas = document.createElement("canvas");
+  canvas.width = image.width;
+  canvas.height = image.height;
+  canvas.getContext("2d")!.putImageData(image, 0, 0);
+  return canvas;
+}
+
+function halved(codes: Codes, rank: Rank): Codes {
+  const rows = Math.ceil(codes.rows / 2);
+  const members = new Int32Array(codes.rows).map((_, row) => row);
+  const starts = new Int32Array(rows + 1).map((_, row) => Math.min(2 * row, codes.rows));
+  return pool(codes, members, starts, rank);
+}
+
+/** One tile as the rows now shown, at full height and halved again and again: the largest code of each pair survives. */
+class Layer {
+  private readonly levels: Level[];
+  private readonly firstRow: number;
+  readonly rows: number;
+
+  constructor(
+    readonly tile: Tile,
+    shown: readonly Row[],
+    numSites: number,
+    readonly colours: Uint32Array,
+    private readonly rank: Rank,
+  ) {
+    const tileRow = new Int32Array(numSites).fill(-1);
+    for (let row = 0; row < tile.sites.length; row++) tileRow[tile.sites[row]!] = row;
+    // A tile may hold some of the rows only; draw what it has and leave the rest to the tile beneath.
+    let [first, end] = [0, shown.length];
+    const isThere = (row: Row): boolean => row.node.sites.every((site) => tileRow[site]! >= 0);
+    while (first < end && !isThere(shown[first]!)) first++;
+    while (end > first && !isThere(shown[end - 1]!)) end--;
+    const { members, starts } = rowGroups(shown.slice(first, end), tileRow);
+    const columns = tile.starts.length;
+    const codes = pool({ codes: tile.codes, rows: tile.sites.length, columns }, members, starts, rank);
+    this.levels = [{ codes, bitmap: null }];
+    this.firstRow = first;
+    this.rows = end - first;
+  }
+
+  private level(number: number): Level {
+    while (this.levels.length <= number) this.levels.push({ codes: halved(this.levels.at(-1)!.codes, this.rank), bitmap: null });
+    const level = this.levels[number]!;
+    level.bitmap ??= toBitmap(level.codes, this.colours);
+    return level;
+  }
+
+  draw(context: CanvasRenderingContext2D, view: View, width: number, height: number): void {
+    const { starts, end } = this.tile;
+    if (starts.length === 0 || this.rows === 0) return;
+    // At least one pixel for each row of the level chosen, or a single NaN could fall between two pixels.
+    let number = 0;
+    while (number < MOST_LEVELS && (view.bottom - view.top) / 2 ** number > height) number++;
+    const { bitmap, codes } = this.level(number);
+    const tall = 2 ** number;
+    const first = Math.max(0, Math.floor((view.top - this.firstRow) / tall));
+    const last = Math.min(codes.rows, Math.ceil((view.bottom - this.firstRow) / tall));
+    const firstColumn = Math.max(0, columnOf(starts, view.from));
+    const lastColumn = Math.min(starts.length, columnOf(starts, view.to) + 1);
+    if (last <= first || lastColumn <= firstColumn) return;
+    const x = toX(starts[firstColumn]!, view, width);
+    const right = toX(lastColumn < starts.length ? starts[lastColumn]! : end, view, width);
+    const y = toY(this.firstRow + first * tall, view, height);
+    const bottom = toY(Math.min(this.firstRow + last * tall, this.firstRow + this.rows), view, height);
+    const rows = Math.min(last * tall, this.rows) / tall - first;
+    context.drawImage(bitmap!, firstColumn, first, lastColumn - firstColumn, rows, x, y, right - x, bottom - y);
+  }
+
+  codeAt(row: number, step: number): number | null {
+    const column = columnOf(this.tile.starts, step);
+    const at = row - this.firstRow;
+    if (column < 0 || step >= this.tile.end || at < 0 || at >= this.rows) return null;
+    return this.levels[0]!.codes.codes[at * this.tile.starts.length + column]!;
+  }
+
+  free(): void {
+    for (const level of this.levels) if (level.bitmap && "close" in level.bitmap) level.bitmap.close();
+  }
+}
+
+export interface Found {
+  readonly code: number;
+  /** The steps [from, to) that share this cell. */
+  readonly from: number;
+  readonly to: number;
+  readonly scale: Scale;
+}
+
+/** The whole run, coarse, beneath; the part looked at, fine, on top. */
+export class Scene {
+  private whole: Tile | null = null;
+  private detail: Tile | null = null;
+  private layers: Layer[] = [];
+  private rows: readonly Row[] = [];
+  private numSites = 0;
+  private colours = palette("viridis", false);
+  rank: Rank = LARGEST;
+  scale: Scale = { lo: 0, hi: 1, isLog: true };
+
+  setColours(map: MapName, isDark: boolean): void {
+    this.colours = palette(map, isDark);
+    this.rebuild();
+  }
+
+  setRows(rows: readonly Row[], numSites: number): void {
+    this.rows = rows;
+    this.numSites = numSites;
+    this.rebuild();
+  }
+
+  /** The scale all tiles are shown in. */
+  setScale(scale: Scale): void {
+    if (scale.lo === this.scale.lo && scale.hi === this.scale.hi && scale.isLog === this.scale.isLog) return;
+    this.scale = scale;
+    this.rebuild();
+  }
+
+  setTiles(whole: Tile | null, detail: Tile | null): void {
+    this.whole = whole;
+    this.detail = detail;
+    this.rebuild();
+  }
+
+  private rebuild(): void {
+    const old = this.layers;
+    const tiles = [this.whole, this.detail].filter((tile) => tile !== null);
+    this.layers = tiles.map((tile) => {
+      const colours = rescaled(this.colours, tile.scale, this.scale);
+      return new Layer(tile, this.rows, this.numSites, colours, this.rank);
+    });
+    for (const layer of old) layer.free();
+  }
+
+  draw(context: CanvasRenderingContext2D, view: View, width: number, height: number): void {
+    context.imageSmoothingEnabled = false;
+    for (const layer of this.layers) layer.draw(context, view, width, height);
+  }
+
+  /** What is drawn at a row and step: the finest tile that has it. */
+  at(row: number, step: number): Found | null {
+    for (let index = this.layers.length - 1; index >= 0; index--) {
+      const layer = this.layers[index]!;
+      const code = layer.codeAt(row, step);
+      if (code === null) continue;
+      const { starts, end, scale } = layer.tile;
+      const column = columnOf(starts, step);
+      return { code, from: starts[column]!, to: column + 1 < starts.length ? starts[column + 1]! : end, scale };
+    }
+    return null;
+  }
+
+  /** The columns of the finest tile inside a range of steps: what a table of the window shows. */
+  columns(from: number, to: number): { from: number; to: number }[] {
+    const tile = this.detail ?? this.whole;
+    if (!tile) return [];
+    const found: { from: number; to: number }[] = [];
+    for (let column = Math.max(0, columnOf(tile.starts, from)); column < tile.starts.length; column++) {
+      const start = tile.starts[column]!;
+      if (start >= to) break;
+      found.push({ from: start, to: column + 1 < tile.starts.length ? tile.starts[column + 1]! : tile.end });
+    }
+    return found;
+  }
+
+  free(): void {
+    for (const layer of this.layers) layer.free();
+    this.layers = [];
+  }
+}

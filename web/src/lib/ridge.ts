@@ -1,0 +1,70 @@
+// Histograms of exponents over time as overlapping ridges, oldest at the back. Pure geometry: the canvas is drawn elsewhere.
+
+export interface Histograms {
+  /** counts[column * bins + bin]; bin b holds magnitudes from 2**(b + lowest) up. */
+  readonly counts: ArrayLike<number>;
+  readonly bins: number;
+  readonly columns: number;
+}
+
+export interface Ridge {
+  readonly column: number;
+  /** Height of the ridge's foot, in pixels from the top. */
+  readonly base: number;
+  /** One height per bin, in pixels above the foot. */
+  readonly heights: Float64Array;
+}
+
+/** The share of each bin in its column: how the values are spread, not how many there are. */
+export function shares(histograms: Histograms): Float64Array {
+  const { counts, bins, columns } = histograms;
+  const out = new Float64Array(bins * columns);
+  for (let column = 0; column < columns; column++) {
+    let total = 0;
+    for (let bin = 0; bin < bins; bin++) total += counts[column * bins + bin]!;
+    if (total > 0) for (let bin = 0; bin < bins; bin++) out[column * bins + bin] = counts[column * bins + bin]! / total;
+  }
+  return out;
+}
+
+/** First and last bin that any column uses, with one empty bin of margin on each side. */
+export function usedBins(histograms: Histograms): [number, number] {
+  const { counts, bins, columns } = histograms;
+  let [first, last] = [bins, -1];
+  for (let column = 0; column < columns; column++)
+    for (let bin = 0; bin < bins; bin++)
+      if (counts[column * bins + bin]! > 0) {
+        if (bin < first) first = bin;
+        if (bin > last) last = bin;
+      }
+  if (last < 0) return [0, bins - 1];
+  return [Math.max(0, first - 1), Math.min(bins - 1, last + 1)];
+}
+
+/** Evenly chosen columns that hold something; never more than `most`, always the first and the last. */
+export function chosenColumns(histograms: Histograms, most: number): number[] {
+  const { counts, bins, columns } = histograms;
+  const filled: number[] = [];
+  for (let column = 0; column < columns; column++)
+    for (let bin = 0; bin < bins; bin++)
+      if (counts[column * bins + bin]! > 0) {
+        filled.push(column);
+        break;
+      }
+  if (filled.length <= most) return filled;
+  return Array.from({ length: most }, (_, at) => filled[Math.round((at * (filled.length - 1)) / (most - 1))]!);
+}
+
+/** Ridges from back (first column, at the top) to front. A peak rises over about `overlap` rows. */
+export function ridges(histograms: Histograms, columns: readonly number[], height: number, overlap = 3): Ridge[] {
+  const { bins } = histograms;
+  const spread = shares(histograms);
+  let peak = 0;
+  for (const column of columns) for (let bin = 0; bin < bins; bin++) peak = Math.max(peak, spread[column * bins + bin]!);
+  const gap = height / (columns.length + overlap);
+  return columns.map((column, at) => {
+    const heights = new Float64Array(bins);
+    for (let bin = 0; bin < bins; bin++) heights[bin] = peak > 0 ? (spread[column * bins + bin]! / peak) * gap * overlap : 0;
+    return { column, base: gap * (overlap + at + 0.75), heights };
+  });
+}
