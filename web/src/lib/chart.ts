@@ -1,0 +1,130 @@
+// What a line chart needs and uPlot does not do: ticks that say small numbers, values that are not finite, series on
+// different steps. Nothing here touches the page.
+
+import uPlot from "uplot";
+import type { Lines, LineSeries } from "./api";
+import { number } from "./format";
+
+export interface Line {
+  label: string;
+  /** Steps (or times in s), ascending. */
+  x: ArrayLike<number>;
+  /** NaN where this line has no point. */
+  y: ArrayLike<number>;
+  /** Steps at which the value itself is NaN or infinite: a gap, and a cross above it. */
+  nonfinite?: ArrayLike<number>;
+  /** Place in the palette; by default its place among the lines. */
+  colour?: number;
+  dashed?: boolean;
+}
+
+export interface Mark {
+  step: number;
+  /** Until when; a band is drawn behind the data. */
+  last?: number | null;
+  severity: "critical" | "warning" | "info";
+  label: string;
+  href?: string | undefined;
+}
+
+/** Series of an answer as lines of a chart. */
+export function asLines({ steps, series }: Lines, label: (one: LineSeries) => string = (one) => one.name): Line[] {
+  return series.map((one) => ({ label: label(one), x: steps, y: one.values, nonfinite: one.nonfinite }));
+}
+
+/** All lines over one axis of steps. null is a gap, undefined a step that a line knows nothing of and runs across. */
+export function align(lines: readonly Line[], log: boolean): uPlot.AlignedData {
+  const tables = lines.map((line) => {
+    const broken = new Set(Array.from(line.nonfinite ?? []));
+    const y = Array.from(line.y, (value, n) => {
+      if (Number.isFinite(value) && !(log && value <= 0)) return value;
+      return Number.isNaN(value) && !broken.has(line.x[n] as number) ? undefined : null;
+    });
+    return [Array.from(line.x), y] as uPlot.AlignedData;
+  });
+  if (tables.length === 0) return [[]];
+  return sameSteps(lines) ? merged(tables) : uPlot.join(tables);
+}
+
+function sameSteps(lines: readonly Line[]): boolean {
+  const first = lines[0]?.x;
+  if (!first) return true;
+  return lines.every(({ x }) => {
+    if (x === first) return true;
+    if (x.length !== first.length) return false;
+    for (let i = 0; i < x.length; i++) if (x[i] !== first[i]) return false;
+    return true;
+  });
+}
+
+function merged(tables: uPlot.AlignedData[]): uPlot.AlignedData {
+  const columns = tables.flatMap((table) => table.slice(1));
+  return [tables[0]![0], ...columns] as uPlot.AlignedData;
+}
+
+/** 1, 2, 5 within a decade or two; whole decades beyond, thinned to about `most`. */
+export function logTicks(lo: number, hi: number, most = 6): number[] {
+  if (!(lo > 0) || !(hi > lo)) return [];
+  const from = Math.floor(Math.log10(lo));
+  const upTo = Math.ceil(Math.log10(hi));
+  const decades = upTo - from;
+  const every = Math.max(1, Math.ceil(decades / most));
+  const within = decades <= 2 ? [1, 2, 5] : [1];
+  const ticks: number[] = [];
+  for (let power = from; power <= upTo; power++) {
+    if (((power % every) + every) % every !== 0) continue;
+    for (const factor of within) {
+      const tick = Number(`${factor}e${power}`);
+      if (tick >= lo && tick <= hi) ticks.push(tick);
+    }
+  }
+  return ticks;
+}
+
+/** Room above and below, and a range for a line that never moves. */
+export function yRange(lo: number | null, hi: number | null, log: boolean): [number, number] {
+  if (lo === null || hi === null || !Number.isFinite(lo) || !Number.isFinite(hi)) return log ? [0.1, 1] : [0, 1];
+  if (log) {
+    const safe = Math.max(lo, 1e-300);
+    return safe === hi ? [safe / 3, hi * 3] : [safe / 1.3, hi * 1.3];
+  }
+  if (lo === hi) return lo === 0 ? [-1, 1] : [lo - Math.abs(lo) * 0.1, hi + Math.abs(hi) * 0.1];
+  const room = (hi - lo) * 0.06;
+  return [lo >= 0 && lo - room < 0 ? 0 : lo - room, hi + room];
+}
+
+export const tickLabels = (ticks: readonly (number | null)[]): string[] => {
+  const present = ticks.filter((tick): tick is number => tick !== null);
+  const gap = present.length > 1 ? Math.abs(present[1]! - present[0]!) : 0;
+  return ticks.map((tick) => (tick === null ? "" : tickLabel(tick, gap)));
+};
+
+/** As many figures as it takes to tell neighbouring ticks apart. */
+function tickLabel(tick: number, gap: number): string {
+  if (tick === 0) return "0";
+  const figures = gap > 0 ? Math.ceil(Math.log10(Math.abs(tick) / gap)) + 2 : 3;
+  return number(Number(tick.toPrecision(12)), Math.min(Math.max(figures, 2), 8));
+}
+
+export const stepLabels = (ticks: readonly (number | null)[]): string[] =>
+  ticks.map((tick) => {
+    if (tick === null || !Number.isInteger(tick)) return "";
+    if (Math.abs(tick) >= 1e6) return `${Number((tick / 1e6).toFixed(3))} M`;
+    if (Math.abs(tick) >= 1e4) return `${Number((tick / 1e3).toFixed(3))} k`;
+    return String(tick);
+  });
+
+/** Where a log axis shows more: all positive, over more than two decades. */
+export function wantsLog(lines: readonly Line[]): boolean {
+  let lo = Infinity;
+  let hi = -Infinity;
+  for (const { y } of lines) {
+    for (let i = 0; i < y.length; i++) {
+      const value = y[i] as number;
+      if (!Number.isFinite(value)) continue;
+      if (value < lo) lo = value;
+      if (value > hi) hi = value;
+    }
+  }
+  return lo > 0 && hi / lo > 100;
+}

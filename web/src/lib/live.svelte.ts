@@ -1,0 +1,48 @@
+// The server's nudges: "run X is at step N". They carry no data; whoever shows the run asks again for what it shows.
+
+import { SvelteMap } from "svelte/reactivity";
+import { listen, source, type Brief, type Nudge, type Status } from "./api";
+
+export type Connection = "off" | "open" | "away";
+
+class Live {
+  connection = $state<Connection>("off");
+  /** Newest word on each run. */
+  runs = new SvelteMap<string, { last_step: number; status: Status; reason: string }>();
+  briefs = new SvelteMap<string, Brief>();
+  /** Grow when the list of runs changed, when states of findings changed. */
+  list = $state(0);
+  states = $state(0);
+
+  private stop: (() => void) | null = null;
+
+  start(): void {
+    if (source.kind !== "live" || this.stop) return;
+    this.stop = listen(
+      (nudge) => this.receive(nudge),
+      (isUp) => (this.connection = isUp ? "open" : "away"),
+    );
+  }
+
+  /** At once, for the button in the banner. */
+  retry(): void {
+    this.stop?.();
+    this.stop = null;
+    this.start();
+  }
+
+  private receive({ type, run, last_step, status, reason, brief }: Nudge): void {
+    if (type === "runs") this.list += 1;
+    if (type === "findings") this.states += 1;
+    if (type === "brief" && run && brief) this.briefs.set(run, brief);
+    if (type === "run" && run && status) this.runs.set(run, { last_step: last_step ?? -1, status, reason: reason ?? "" });
+  }
+}
+
+export const live = new Live();
+
+/** Changes whenever `run` has something new, also after the server was away: read it in an effect that loads. */
+export function version(run: string): string {
+  const news = live.runs.get(run);
+  return `${live.list}:${news?.last_step ?? ""}:${news?.status ?? ""}`;
+}

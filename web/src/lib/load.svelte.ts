@@ -1,0 +1,82 @@
+// One thing asked of the server, again and again: the old answer stays until the new one is there. A change of the
+// question cancels the one on its way; mere news of the run never does, and is asked about at most once a second.
+
+import { untrack } from "svelte";
+import { ApiError } from "./api";
+
+const SHORTEST_MS = 1000;
+
+export class Loaded<T> {
+  value = $state.raw<T | null>(null);
+  error = $state.raw<ApiError | null>(null);
+  /** True until the first answer to the question as it now is. */
+  busy = $state(true);
+
+  private abort: AbortController | null = null;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private stale = false;
+  private lastTime = 0;
+
+  /** `question` says what is asked (which run, which range), `news` when the same is to be asked again. */
+  constructor(
+    question: () => string | null,
+    news: () => unknown,
+    private ask: (signal: AbortSignal) => Promise<T>,
+  ) {
+    let current: string | null = null;
+    $effect(() => {
+      const next = question();
+      news();
+      untrack(() => {
+        if (next === null) return this.cancel();
+        if (next === current) return this.refresh();
+        current = next;
+        this.cancel();
+        this.busy = true;
+        void this.start();
+      });
+    });
+    $effect(() => () => this.cancel());
+  }
+
+  retry(): void {
+    this.cancel();
+    this.error = null;
+    void this.start();
+  }
+
+  private refresh(): void {
+    if (this.abort) {
+      this.stale = true;
+      return;
+    }
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => void this.start(), Math.max(0, this.lastTime + SHORTEST_MS - performance.now()));
+  }
+
+  private async start(): Promise<void> {
+    const abort = new AbortController();
+    this.abort = abort;
+    this.stale = false;
+    try {
+      const value = await this.ask(abort.signal);
+      if (abort.signal.aborted) return;
+      this.value = value;
+      this.error = null;
+    } catch (error) {
+      if (abort.signal.aborted) return;
+      this.error = error instanceof ApiError ? error : new ApiError(String(error), 0, "bug");
+      if (!(error instanceof ApiError)) console.error(error);
+    }
+    this.abort = null;
+    this.busy = false;
+    this.lastTime = performance.now();
+    if (this.stale) this.refresh();
+  }
+
+  private cancel(): void {
+    clearTimeout(this.timer);
+    this.abort?.abort();
+    this.abort = null;
+  }
+}

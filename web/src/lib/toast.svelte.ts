@@ -1,0 +1,31 @@
+// Short messages at the foot of the page, some with a way back ("deleted — undo").
+
+export interface Toast {
+  id: number;
+  text: string;
+  kind: "note" | "error";
+  action?: { label: string; run: () => void };
+}
+
+const STAYS_MS = 8000;
+
+class Toasts {
+  list = $state.raw<Toast[]>([]);
+  private next = 1;
+
+  say(text: string, action?: Toast["action"], kind: Toast["kind"] = "note"): void {
+    const toast: Toast = { id: this.next++, text, kind, ...(action ? { action } : {}) };
+    this.list = [...this.list.slice(-2), toast];
+    setTimeout(() => this.close(toast.id), STAYS_MS);
+  }
+
+  error(text: string): void {
+    this.say(text, undefined, "error");
+  }
+
+  close(id: number): void {
+    this.list = this.list.filter((toast) => toast.id !== id);
+  }
+}
+
+export const toasts = new Toasts();
