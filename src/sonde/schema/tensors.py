@@ -6,6 +6,7 @@ bits their meaning; bfloat16 and the 8-bit floats have none in numpy itself, so 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -56,6 +57,11 @@ STORAGE: Final[Mapping[str, str]] = {
 }
 """The numpy type whose bits hold a type, by its name in torch."""
 
+DELTA_SUFFIX: Final = ".delta"
+"""An array of differences says so in its name: read by itself it means nothing."""
+
+_UNSAFE: Final = re.compile(r"[^\w.+=-]")
+_MAX_NAME_BYTES: Final = 120
 _STEP: Final = re.compile(r"step-(\d{9,})")
 
 
@@ -87,6 +93,8 @@ class HostTensor:
         24
         """
         name = array.dtype.name
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
         return cls(array.view(storage_dtype(name)), name, tuple(array.shape))
 
     @property
@@ -248,6 +256,33 @@ def step_of(group: str) -> int | None:
     """
     match = _STEP.fullmatch(group)
     return int(match.group(1)) if match else None
+
+
+def packed_array_name(kind: str, dtype: str, *, is_delta: bool) -> str:
+    """The array that holds the small tensors of one kind and type.
+
+    >>> packed_array_name("param", "bfloat16", is_delta=False)
+    'param.bfloat16'
+    """
+    return f"{kind}.{dtype}{DELTA_SUFFIX if is_delta else ''}"
+
+
+def own_array_name(name: str, *, is_delta: bool) -> str:
+    """The array of one large tensor. A name that had to be changed ends in a hash, so that no two share an array.
+
+    >>> own_array_name("param/layers.3.mlp.weight", is_delta=False)
+    'param-layers.3.mlp.weight'
+    """
+    plain = name.replace("/", "-", 1)
+    safe = _UNSAFE.sub("_", plain).lstrip("._-").encode()[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
+    if safe != plain or "/" not in name:
+        safe = f"{safe}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    return f"{safe}{DELTA_SUFFIX if is_delta else ''}"
+
+
+def is_array_name(name: str) -> bool:
+    """Whether a name in a document is one that no folder but the snapshot's own can be reached with."""
+    return bool(name) and not _UNSAFE.search(name) and not name.startswith(".")
 
 
 def tensors_folder(run: Path) -> Path:

@@ -1,0 +1,137 @@
+"""Whole tensors of a run, read from `tensors/` one at a time. Damage is a CorruptError, never a number.
+
+Nothing but the document of a snapshot and the chunks of the tensor that is asked for is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from sonde.errors import RunError
+from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
+from sonde.schema.tensors import AnyArray, TensorEntry, group_name, hidden_folder, step_of, tensors_folder
+
+GROUP_FILE: Final = "zarr.json"
+_NUM_READERS: Final = 256
+"""Documents of snapshots that are kept in memory."""
+
+ReadFile = Callable[[Path, int, int], bytes]
+"""Bytes of a file: from an offset (below zero: from the end), so many (below zero: all)."""
+
+
+class Lake(Protocol):
+    """The snapshots of a run, wherever they are kept."""
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which there is a snapshot, in order."""
+        ...
+
+    def document(self, step: int) -> SnapshotDocument:
+        """What is known of a snapshot without reading a tensor."""
+        ...
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        """The tensors of a snapshot, by name."""
+        ...
+
+    def read(self, step: int, name: str) -> AnyArray:
+        """A tensor's values; bfloat16 and 8-bit floats have ml_dtypes' types."""
+        ...
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        """`read(step, name)[slices]`, reading only what lies along the first axis."""
+        ...
+
+
+def open_lake(run: Path, *, rank: int = 0) -> Lake:
+    """The snapshots of a run; a run that took none has none."""
+    return FolderLake(Path(run), rank=rank)
+
+
+def read_file(path: Path, offset: int, size: int) -> bytes:
+    """A link in a run folder is not followed: a folder from elsewhere must not read what is outside it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        length = os.fstat(fd).st_size
+        start = max(length + offset, 0) if offset < 0 else offset
+        return os.pread(fd, length - start if size < 0 else size, start)
+    finally:
+        os.close(fd)
+
+
+class FolderLake:
+    """`tensors/` on a disk. Snapshots that appear later are found."""
+
+    def __init__(self, run: Path, *, rank: int = 0, read_file: ReadFile = read_file) -> None:
+        self.run = run
+        self._folder = (tensors_folder(run) / group_name(0, rank)).parent
+        self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
+        self._read_file = read_file
+        self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
+
+    @property
+    def steps(self) -> list[int]:
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(step for step in map(step_of, names) if step is not None)
+
+    def document(self, step: int) -> SnapshotDocument:
+        return self._visible(step).document
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        return dict(self._visible(step).document.tensors)
+
+    def read(self, step: int, name: str) -> AnyArray:
+        return self._visible(step).values(name)
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        return self._visible(step).part(name, slices)
+
+    def _visible(self, step: int) -> SnapshotReader:
+        if not (self._folder / group_name(step)).is_dir():
+            raise RunError(f"{self.run} has no snapshot of step {step}. {_known(self.steps)}")
+        return self._reader(step)
+
+    def _reader(self, step: int) -> SnapshotReader:
+        """Also of a deleted snapshot that others are differences to."""
+        reader = self._readers.get(step)
+        if reader is None:
+            reader = self._readers[step] = self._open(step)
+            while len(self._readers) > _NUM_READERS:
+                self._readers.popitem(last=False)
+        self._readers.move_to_end(step)
+        return reader
+
+    def _open(self, step: int) -> SnapshotReader:
+        visible = self._folder / group_name(step)
+        folder = visible if visible.is_dir() else self._hidden / group_name(step)
+        where = f"{self.run.name}/{folder.name}"
+        document = SnapshotDocument.from_bytes(self._bytes(folder / GROUP_FILE, 0, -1), where)
+        return SnapshotReader(
+            document, lambda key, offset, size: self._bytes(self._now(step) / key, offset, size), self._reader, where
+        )
+
+    def _now(self, step: int) -> Path:
+        """A snapshot that is deleted while it is read moves, if others need it."""
+        visible = self._folder / group_name(step)
+        return visible if visible.is_dir() else self._hidden / group_name(step)
+
+    def _bytes(self, path: Path, offset: int, size: int) -> bytes:
+        try:
+            return self._read_file(path, offset, size)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def _known(steps: list[int]) -> str:
+    if not steps:
+        return "It has none; take some with watch(model, snapshots=every(500))."
+    shown = ", ".join(map(str, steps[:8]))
+    return f"There are {len(steps)}: {shown}{', …' if len(steps) > 8 else ''}."
