@@ -96,7 +96,7 @@ def _read_level(state: RunState, question: Question, steps: StepFilter, level: i
         return None
     if any(segment.level and segment.name in state.damage for segment in segments):
         return None
-    return long_table(question, _average_step(question, raw))
+    return long_table(question, average_step(question, raw))
 
 
 def cover(state: RunState, level: int) -> list[Segment]:
@@ -111,7 +111,7 @@ def cover(state: RunState, level: int) -> list[Segment]:
     return found
 
 
-def _average_step(question: Question, raw: RawStats) -> RawStats:
+def average_step(question: Question, raw: RawStats) -> RawStats:
     """Divide sums by the number of steps in them, where the size of a site tells it."""
     present, inverse = np.unique(raw.site, return_inverse=True)
     size = np.array([_size(question.sites[int(number)]) for number in present], np.float64)[inverse]

@@ -14,7 +14,7 @@ from sonde.errors import CorruptError
 from sonde.read.catalog import Segment
 from sonde.read.segments import damaged
 from sonde.read.state import RunState
-from sonde.read.steps import StepFilter
+from sonde.read.steps import NO_STEPS, StepFilter
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import FIELDS, HIST_N, NUM_BINS, SUMSQ, SUMSQ_RAW, Array, N, empty_rows, merge_groups
 
@@ -68,10 +68,12 @@ def read_raw(
     with_hist: bool,
     segments: Sequence[Segment] | None = None,
     bucket: int = 1,
+    with_live: bool = True,
 ) -> RawStats:
     """Read the given fields of the given sites. Damaged files are left out and noted; if nothing is left, an error.
 
-    `segments` are all that hold single steps unless given; steps are merged by `bucket`.
+    `segments` are all that hold single steps unless given, rows that are not sealed yet come with them unless not
+    wanted; steps are merged by `bucket`.
     """
     sites = np.unique(sites)
     # Merging needs these: an empty part is told by n, and an absent raw sum means the sum itself.
@@ -87,7 +89,9 @@ def read_raw(
             continue
         if part is not None:
             parts.append(part)
-    parts.append(_from_frames(state, sites, steps, with_hist=with_hist))
+    if with_live or not parts:
+        live = steps if with_live else NO_STEPS
+        parts.append(_from_frames(state, sites, live, with_hist=with_hist))
     raw = _combine(parts, fields, bucket, with_hist=with_hist)
     if errors and not len(raw):
         raise errors[0]
@@ -195,8 +199,11 @@ def _combine(parts: list[RawStats], fields: frozenset[int], bucket: int, *, with
     parts = [part for part in parts if len(part)] or parts[:1]
     site, step = (_join([getattr(part, name) for part in parts]) for name in ("site", "step"))
     step = step // bucket * bucket if bucket > 1 else step
+    keys = _keys(site, step)
+    if len(parts) == 1 and (keys[1:] > keys[:-1]).all():
+        return RawStats(site, step, parts[0].rows, parts[0].hist)
     # Each part is made of sorted stretches, which a stable sort of whole numbers joins in nearly linear time.
-    order = np.argsort(_keys(site, step), kind="stable")
+    order = np.argsort(keys, kind="stable")
     site, step = site[order], step[order]
     rows = field_table(len(site))
     for field in fields:

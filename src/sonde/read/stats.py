@@ -114,7 +114,7 @@ def read_stats(state: RunState, patterns: str | Sequence[str], steps: StepFilter
 
 
 def long_table(question: Question, raw: RawStats) -> pa.Table:
-    pieces = [_column(question, raw, stat) for stat in question.wanted]
+    pieces = [stat_column(question, raw, stat) for stat in question.wanted]
     index = np.concatenate([np.empty(0, np.intp), *(piece.index for piece in pieces)])
     value = np.concatenate([np.empty(0), *(piece.value for piece in pieces)])
     stat = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece.index) for piece in pieces])
@@ -140,7 +140,7 @@ def wide_table(state: RunState, sites: list[int], stats: Sequence[str]) -> pa.Ta
     columns: dict[str, pa.Array] = {"step": pa.array(raw.step[keep])}
     columns["kind"], columns["site"] = _site_columns(known, raw.site[keep])
     for stat in stats:
-        piece = _column(question, raw, stat)
+        piece = stat_column(question, raw, stat)
         values = np.full(len(raw), np.nan)
         values[piece.index] = piece.value
         # NaN is "not a number" in SQL and would come out on top of every order; what is not there is null.
@@ -163,24 +163,24 @@ def _site_columns(sites: dict[int, Site], ids: Ids) -> list[pa.DictionaryArray]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class StatColumn:
     """A stat of some rows: which rows of the raw table, in order of (site, step), and its values."""
 
     index: NDArray[np.intp]
     value: Array
 
 
-def _column(question: Question, raw: RawStats, stat: str) -> _Column:
+def stat_column(question: Question, raw: RawStats, stat: str) -> StatColumn:
     if stat in JOINED:
         return _joined_column(question, raw, stat)
     index = np.flatnonzero(np.isin(raw.site, np.array(question.wanted[stat], np.int64)) & _is_present(stat, raw))
     rows = take_rows(raw.rows, index, fields_of(stat))
     if stat not in STATS:
-        return _Column(index, rows[:, INDEX[stat]])
+        return StatColumn(index, rows[:, INDEX[stat]])
     hist = np.zeros((1, NUM_BINS))
     if STATS[stat].needs_hist and raw.hist is not None:
         hist = raw.hist[index].astype(np.float64)
-    return _Column(index, STATS[stat].of(rows, hist))
+    return StatColumn(index, STATS[stat].of(rows, hist))
 
 
 def _is_present(stat: str, raw: RawStats) -> NDArray[np.bool_]:
@@ -193,7 +193,7 @@ def _is_present(stat: str, raw: RawStats) -> NDArray[np.bool_]:
     return present
 
 
-def _joined_column(question: Question, raw: RawStats, stat: str) -> _Column:
+def _joined_column(question: Question, raw: RawStats, stat: str) -> StatColumn:
     """Rows of each site beside its partners' rows of the same steps; steps that one of them lacks are left out."""
     indices, values = [np.empty(0, np.intp)], [np.empty(0)]
     for site in question.wanted[stat]:
@@ -210,4 +210,4 @@ def _joined_column(question: Question, raw: RawStats, stat: str) -> _Column:
             measured &= ~np.isnan(raw.rows[places[0], field])
         indices.append(places[0][measured])
         values.append(JOINED[stat].of(*(take_rows(raw.rows, place[measured], fields_of(stat)) for place in places)))
-    return _Column(np.concatenate(indices), np.concatenate(values))
+    return StatColumn(np.concatenate(indices), np.concatenate(values))

@@ -27,6 +27,7 @@ class StepFilter:
 
 
 ALL_STEPS: Final = StepFilter(EVERYTHING)
+NO_STEPS: Final = StepFilter(Span(1, 0))
 
 
 def parse_steps(steps: Steps, last_step: int) -> StepFilter:
