@@ -1,0 +1,113 @@
+"""What an analysis says: a verdict in words, the numbers behind it, and the series to draw. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.read.downsample import min_max
+
+Tone = Literal["good", "watch", "bad", "unknown"]
+Floats = NDArray[np.float64]
+Steps = NDArray[np.int64]
+
+POINTS: Final = 300
+"""Buckets of a line in a report, of which the lowest and the highest are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number and what it means."""
+
+    name: str
+    value: float | None
+    """None where it could not be worked out."""
+    meaning: str
+    is_step: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "value": self.value, "meaning": self.meaning, "is_step": self.is_step}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series of a chart; x is a step, or a place in `Chart.places`."""
+
+    name: str
+    x: Steps
+    y: Floats
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "x": self.x.tolist(), "y": self.y.tolist()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Lines over steps, or along the depth of the model where `places` names its layers."""
+
+    title: str
+    lines: tuple[Line, ...]
+    places: tuple[str, ...] = ()
+    is_log: bool = False
+    marks: tuple[tuple[int, str], ...] = ()
+    """Steps worth a line across, and why."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "lines": [line.as_dict() for line in self.lines],
+            "places": list(self.places),
+            "is_log": self.is_log,
+            "marks": [list(mark) for mark in self.marks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text and numbers; the most telling first."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "columns": list(self.columns), "rows": [list(row) for row in self.rows]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """One of the standard analyses."""
+
+    key: str
+    title: str
+    tone: Tone
+    verdict: str
+    """What to think of it, in a sentence or two."""
+    quantities: tuple[Quantity, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "key": self.key,
+            "title": self.title,
+            "tone": self.tone,
+            "verdict": self.verdict,
+            "quantities": [quantity.as_dict() for quantity in self.quantities],
+            "charts": [chart.as_dict() for chart in self.charts],
+            "tables": [table.as_dict() for table in self.tables],
+        }
+
+    def __getitem__(self, name: str) -> float | None:
+        """The value of a quantity."""
+        return next(quantity.value for quantity in self.quantities if quantity.name == name)
+
+
+def line(name: str, x: Steps, y: Floats, points: int = POINTS) -> Line:
+    """A line thinned so that every spike and every NaN stays."""
+    kept = min_max(x, y, points)
+    return Line(name, x[kept], y[kept])

@@ -1,0 +1,134 @@
+"""Training convergence: whether the loss fell, how far, since when it no longer does, and how noisy it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.progress import loss_name
+from sonde.schema.window import Window
+from sonde.show.plot.axes import spans_decades
+from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Steps, Tone, line
+
+MIN_POINTS: Final = 10
+STILL: Final = 0.05
+"""Share of the whole fall that the last third must bring for a run to count as still improving ..."""
+DONE: Final = 0.01
+"""... and below which it counts as converged."""
+RISEN: Final = 0.1
+"""Share of the whole fall by which a loss may stand above its best."""
+SPIKE: Final = 6.0
+"""A spike is this many typical deviations above the level around it."""
+
+TITLE: Final = "Training convergence"
+
+
+def convergence(window: Window) -> Analysis:
+    """How the training loss came down."""
+    name = loss_name(window)
+    if name is None:
+        verdict = 'No training loss was recorded, so nothing can be said. Log it:  sonde.log({"loss": loss}).'
+        return Analysis(key="convergence", title=TITLE, tone="unknown", verdict=verdict)
+    steps, values = window.get(name)
+    finite = np.isfinite(values)
+    if finite.sum() < MIN_POINTS:
+        verdict = f"{name} has {int(finite.sum())} finite values; at least {MIN_POINTS} are needed to judge it."
+        tone: Tone = "bad" if not finite.all() else "unknown"
+        return Analysis(key="convergence", title=TITLE, tone=tone, verdict=verdict, charts=_charts(window, name, None))
+    level = _level(values[finite])
+    fall = _Fall(steps[finite], values[finite], level)
+    tone, verdict = _judge(name, steps, finite, fall)
+    return Analysis(
+        key="convergence",
+        title=TITLE,
+        tone=tone,
+        verdict=verdict,
+        quantities=_quantities(fall, int((~finite).sum())),
+        charts=_charts(window, name, Line("level", *_thin(fall.steps, level))),
+    )
+
+
+class _Fall:
+    """The levels of a loss and where they were reached."""
+
+    def __init__(self, steps: Steps, values: Floats, level: Floats) -> None:
+        self.steps, self.values, self.level = steps, values, level
+        self.first, self.last = float(level[0]), float(level[-1])
+        best = int(np.argmin(level))
+        self.best, self.best_step = float(level[best]), int(steps[best])
+        self.total = self.first - self.best
+        third = level[-max(len(level) // 3, 1)]
+        self.recent = float(third - level[-1]) / self.total if self.total > 0 else 0.0
+        self.risen = (self.last - self.best) / self.total if self.total > 0 else 0.0
+        around = _level(np.abs(values - level))  # a loss that falls by decades scatters less and less
+        self.deviation = max(float(around[-1]), float(np.median(np.abs(values - level))))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self.noise = float(np.median(np.abs(values - level) / np.abs(level)))
+        # On a steep slope values lie above the level without being spikes: a spike also rises from the value before.
+        is_high = values - level > SPIKE * 1.5 * around + 1e-12
+        self.num_spikes = int((is_high & (np.diff(values, prepend=values[0]) > SPIKE * around)).sum())
+        reached = np.flatnonzero(level <= self.first - 0.9 * self.total)
+        self.step_90 = int(steps[reached[0]]) if self.total > 0 and len(reached) else None
+
+
+def _level(values: Floats) -> Floats:
+    """Running median, as long as the values: single spikes do not move it."""
+    width = max(3, len(values) // 20) | 1
+    padded = np.pad(values, width // 2, mode="edge")
+    level: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=-1)
+    return level
+
+
+def _judge(name: str, steps: Steps, finite: np.ndarray, fall: _Fall) -> tuple[Tone, str]:
+    if not finite[-1]:
+        first_bad = int(steps[np.flatnonzero(~finite)[0]])
+        return "bad", f"{name} is not finite at the end; the first value that was not stands at step {first_bad:,}."
+    change = f"from {fall.first:.4g} to {fall.last:.4g}"
+    if fall.total <= 4 * fall.deviation:
+        return "bad", f"{name} did not fall: it went {change}, less than it scatters from step to step."
+    if fall.risen > RISEN and fall.last - fall.best > 2 * fall.deviation:
+        return (
+            "watch",
+            f"{name} was best at step {fall.best_step:,} ({fall.best:.4g}) and has risen to {fall.last:.4g} since.",
+        )
+    fell = f"{name} fell {change}"
+    if fall.recent > STILL:
+        share = f"its last third brought {fall.recent:.0%} of the fall"
+        return "watch", f"{fell} and was still falling when the run ended: {share}. Training longer should help."
+    reached = "" if fall.step_90 is None else f"; nine tenths of that by step {fall.step_90:,}"
+    if fall.recent > DONE:
+        return "good", f"{fell}{reached}. It is flattening: the last third brought {fall.recent:.1%} of the fall."
+    return "good", f"{fell}{reached}. It has converged: the last third brought {max(fall.recent, 0.0):.1%} of the fall."
+
+
+def _quantities(fall: _Fall, num_odd: int) -> tuple[Quantity, ...]:
+    return (
+        Quantity("first level", fall.first, "running median at the start"),
+        Quantity("last level", fall.last, "running median at the end"),
+        Quantity("best level", fall.best, "lowest running median"),
+        Quantity("best step", fall.best_step, "where that was", is_step=True),
+        Quantity("90 % step", fall.step_90, "where nine tenths of the fall were reached", is_step=True),
+        Quantity("recent share", fall.recent, "share of the fall that the last third of the steps brought"),
+        Quantity("noise", fall.noise, "typical deviation from the level, relative to it"),
+        Quantity("spikes", fall.num_spikes, "values far above the level around them"),
+        Quantity("not finite", num_odd, "values that are NaN or infinite"),
+    )
+
+
+def _charts(window: Window, name: str, level: Line | None) -> tuple[Chart, ...]:
+    steps, values = window.get(name)
+    lines = (line(name, steps, values), *([level] if level else []))
+    charts = [Chart(title=f"{name} over steps", lines=lines, is_log=spans_decades([values]))]
+    rate = next(
+        (one for one in ("lr", "train/lr", "learning_rate", "train/learning_rate") if one in window.scalars), ""
+    )
+    rate = rate or next((one for one in window.scalars if one.rpartition("/")[2].startswith("lr")), "")
+    if rate:
+        charts.append(Chart(title=f"{rate} over steps", lines=(line(rate, *window.scalars[rate]),)))
+    return tuple(charts)
+
+
+def _thin(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
+    thinned = line("", steps, values)
+    return thinned.x, thinned.y

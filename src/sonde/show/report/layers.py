@@ -1,0 +1,101 @@
+"""The layers of a run and one of their stats early and late: what gradient flow and weight evolution are read off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sonde.errors import CorruptError
+from sonde.run import Run
+from sonde.show.pooled import Floats, Pooled, pool_table
+
+COLUMNS: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Stats of the sites of one kind over stretches of steps, sites in the order of the forward pass."""
+
+    sites: tuple[str, ...]
+    """Names without their kind."""
+    is_matrix: np.ndarray
+    """Whether a site has two dimensions or more: a layer's weight rather than a bias or a norm."""
+    stats: dict[str, Pooled]
+
+    def main(self) -> np.ndarray:
+        """The sites a profile along depth is drawn of: weights, where there are some."""
+        return self.is_matrix if self.is_matrix.sum() > 1 else np.ones(len(self.sites), np.bool_)
+
+    @property
+    def is_odd(self) -> np.ndarray:
+        return next(iter(self.stats.values())).is_odd
+
+
+def measure(run: Run, kind: str, stats: tuple[str, ...]) -> Measured | None:
+    """The stats of every site of a kind; None where nothing of it was recorded."""
+    sites = run.sites(kind)
+    if not sites.num_rows:
+        return None
+    patterns = [f"{kind}/*/{stat}" for stat in (*stats, "nonfinite_fraction")]
+    try:
+        table = run.overview(patterns, points=COLUMNS)
+    except CorruptError:  # named in the warnings, which are part of a report
+        return None
+    order = [f"{kind}/{name}" for name in sites["site"].to_pylist()]
+    pooled = {stat: pool_table(table, stat, order, COLUMNS) for stat in stats}
+    names = pooled[stats[0]].sites
+    if not names:
+        return None
+    shapes = dict(zip(order, sites["shape"].to_pylist(), strict=True))
+    return Measured(
+        tuple(name.partition("/")[2] for name in names),
+        np.array([len(shapes.get(name) or ()) >= 2 for name in names]),
+        pooled,
+    )
+
+
+def first_odd(run: Run, kind: str, measured: Measured) -> tuple[str, int]:
+    """The site that first had a value that is not finite, and the very step."""
+    pooled = next(iter(measured.stats.values()))
+    column = int(np.flatnonzero(pooled.is_odd.any(axis=0))[0])
+    row = int(np.flatnonzero(pooled.is_odd[:, column])[0])
+    here = range(pooled.column_step(column), pooled.column_step(column + 1) + 1)
+    table = run.stats(f"{kind}/*/nonfinite_fraction", steps=here)
+    odd = table.filter(np.asarray(table["value"].to_numpy() > 0))
+    if not odd.num_rows:  # merged steps said it, and the steps themselves are damaged
+        return measured.sites[row], pooled.column_step(column)
+    at = int(np.argmin(odd["step"].to_numpy()))
+    return odd["site"][at].as_py(), odd["step"][at].as_py()
+
+
+def early(values: Floats) -> Floats:
+    """Median of the first quarter of the columns, site by site; NaN where there is nothing."""
+    return _median(values[:, : max(values.shape[1] // 4, 1)])
+
+
+def late(values: Floats) -> Floats:
+    """Median of the last quarter."""
+    return _median(values[:, -max(values.shape[1] // 4, 1) :])
+
+
+def first(values: Floats) -> Floats:
+    """The first value of each site."""
+    return np.array([row[np.isfinite(row)][0] if np.isfinite(row).any() else np.nan for row in values])
+
+
+def last(values: Floats) -> Floats:
+    """The last finite value of each site."""
+    return np.array([row[np.isfinite(row)][-1] if np.isfinite(row).any() else np.nan for row in values])
+
+
+def _median(values: Floats) -> Floats:
+    known = np.isfinite(values)
+    return np.array([np.median(row[own]) if own.any() else np.nan for row, own in zip(values, known, strict=True)])
+
+
+def ratio(a: Floats, b: Floats) -> Floats:
+    """a over b; NaN where b is zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(b > 0, a / b, np.nan)

@@ -1,0 +1,173 @@
+"""A report as Markdown: reads well as it is, and where it is rendered. Text from a run is shown as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Finding
+from sonde.read.compare import flatten
+from sonde.show.diagnosis import counts_in_words, health_of, what_was_checked
+from sonde.show.report.analysis import Analysis, Chart, Quantity, Table
+from sonde.show.report.source import Report
+from sonde.show.term.finding import span
+from sonde.show.term.number import count, duration, number
+from sonde.show.term.sparkline import sparkline
+from sonde.show.term.text import plain
+
+MARK: Final = "<!-- sonde report -->"
+MAX_ROWS: Final = 20
+SPARK: Final = 40
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|~$&]|^[#+=-]|^\d+(?=[.)]))")
+_TONES: Final = {"good": "✓", "watch": "!", "bad": "✗", "unknown": "?"}
+
+
+def to_markdown(report: Report) -> str:
+    """The whole report."""
+    return "\n".join(_lines(report)).rstrip() + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    facts, found = report.facts, report.diagnosis
+    yield MARK
+    yield f"# {escape(facts['project'])}/{escape(facts['name'])}"
+    yield ""
+    health = health_of(found)
+    score = "health unknown" if health is None else f"health {health:.0f} of 100"
+    took = f"{count(facts['last_step'] + 1)} steps in {duration(facts['duration_s'])}"
+    yield f"**{facts['status']}**, {took}, {score}, found: {counts_in_words(found.counts()) or 'nothing'}."
+    yield ""
+    yield from _table(("", ""), _fact_rows(facts))
+    for warning in report.warnings:
+        yield f"> ⚠ {escape(warning)}"
+        yield ""
+    yield "## Findings"
+    yield ""
+    yield from _findings(report)
+    for analysis in report.analyses:
+        yield from _analysis(analysis)
+    config = list(flatten(facts["config"]).items())
+    if config:
+        yield "## Configuration"
+        yield ""
+        yield from _table(("setting", "value"), [(code(key), code(value)) for key, value in config])
+    yield f"Written by sonde {facts['sonde_version']}: `sonde report {facts['id']}`."
+
+
+def _fact_rows(facts: Any) -> list[tuple[str, str]]:
+    git = facts["git"] or {}
+    rows = [
+        ("why it ended", escape(facts["reason"])),
+        ("began", escape(facts["created"])),
+        ("id", code(facts["id"])),
+        ("command", code(" ".join(facts["command"]))),
+        ("host", escape(facts["host"])),
+        ("git", code(str(git.get("revision", ""))[:12])),
+        ("tags", escape(", ".join(facts["tags"]))),
+        ("notes", escape(facts["notes"])),
+        ("sites", count(facts["num_sites"])),
+        ("recording", escape(facts["overhead"])),
+        *(("coverage", escape(sentence)) for sentence in facts["coverage"]),
+    ]
+    return [(name, text) for name, text in rows if text not in ("", "``")]
+
+
+def _findings(report: Report) -> Iterator[str]:
+    found = report.diagnosis
+    shown = [*found.roots, *found.remarks]
+    if not shown:
+        yield f"Nothing: {escape(what_was_checked(found))}."
+        yield ""
+    for finding in shown:
+        yield from _finding(finding, report)
+
+
+def _finding(finding: Finding, report: Report) -> Iterator[str]:
+    yield f"### {escape(finding.rule)} ({finding.severity}, {100 * finding.confidence:.0f} % sure, {span(finding)})"
+    yield ""
+    yield escape(finding.message)
+    yield ""
+    if finding.evidence:
+        steps, values = report.diagnosis.window.get(finding.evidence[0].series)
+        if len(values) >= 3:
+            where = f"{code(finding.evidence[0].series)}, steps {steps[0]:,} to {steps[-1]:,}"
+            yield f"`{sparkline(values, SPARK)}` {where}"
+            yield ""
+        rows = [
+            (number(e.value), escape(e.meaning or e.series), count(e.step), escape(e.healthy)) for e in finding.evidence
+        ]
+        yield from _table(("value", "what it is", "step", "healthy"), rows)
+    if finding.remedy:
+        yield f"**Do:** {escape(finding.remedy)}"
+        yield ""
+    for symptom in finding.cause_of:
+        yield f"- so also {escape(symptom.rule)}: {escape(symptom.message)}"
+    if finding.cause_of:
+        yield ""
+
+
+def _analysis(analysis: Analysis) -> Iterator[str]:
+    yield f"## {analysis.title}"
+    yield ""
+    yield f"**{_TONES[analysis.tone]}** {escape(analysis.verdict)}"
+    yield ""
+    if analysis.quantities:
+        rows = [(escape(one.name), value_text(one), escape(one.meaning)) for one in analysis.quantities]
+        yield from _table(("quantity", "value", "meaning"), rows)
+    for chart in analysis.charts:
+        yield from _chart(chart)
+    for table in analysis.tables:
+        yield from _layers(table)
+
+
+def value_text(quantity: Quantity) -> str:
+    if quantity.value is None or not math.isfinite(quantity.value):
+        return "–"
+    return count(int(quantity.value)) if quantity.is_step else number(quantity.value)
+
+
+def _chart(chart: Chart) -> Iterator[str]:
+    """Each line as blocks, with its ends."""
+    yield f"{escape(chart.title)}{', log scale' if chart.is_log else ''}"
+    yield ""
+    rows = []
+    for line in chart.lines:
+        if len(line.y):
+            shown = np.where(line.y > 0, np.log10(np.maximum(line.y, 1e-300)), np.nan) if chart.is_log else line.y
+            rows.append((escape(line.name), f"`{sparkline(shown, SPARK)}`", number(line.y[0]), number(line.y[-1])))
+    yield from _table(("", "", "first", "last"), rows)
+
+
+def _layers(table: Table) -> Iterator[str]:
+    rows = [tuple(number(cell) if isinstance(cell, float | int) else code(cell) for cell in row) for row in table.rows]
+    yield from _table(tuple(map(escape, table.columns)), rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        yield f"and {len(rows) - MAX_ROWS} more; `--format json` has them all."
+        yield ""
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'|'.join(' --- ' for _ in columns)}|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+    yield ""
+
+
+def escape(value: object) -> str:
+    """Text that Markdown leaves as it is, on one line.
+
+    >>> escape("a_b <script>")
+    'a\\\\_b \\\\<script\\\\>'
+    """
+    return _SPECIAL.sub(r"\\\1", plain(value))
+
+
+def code(value: object) -> str:
+    """Text as code; a bar would end the cell of a table, a back-tick the code."""
+    text = plain(value).replace("`", "'").replace("|", "¦")
+    return f"`{text}`" if text else ""

@@ -1,0 +1,90 @@
+"""Overfitting: how the loss on held-out data follows the training loss, and where it parts from it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sonde.diagnose.held_out import MIN_POINTS, HeldOut, held_out
+from sonde.diagnose.progress import loss_name, validation
+from sonde.schema.window import Window
+from sonde.show.plot.axes import spans_decades
+from sonde.show.report.analysis import Analysis, Chart, Quantity, Tone, line
+
+TITLE: Final = "Overfitting"
+RISEN: Final = 1.15
+"""A validation loss this many times its best has turned ..."""
+GAP: Final = 1.5
+"""... and this many times the training loss, it lags behind. The rule of `sonde diagnose` asks for more."""
+
+
+def overfitting(window: Window) -> Analysis:
+    """Training against validation loss."""
+    _, values = validation(window)
+    if not len(values):
+        verdict = (
+            "No validation loss was logged, so overfitting cannot be seen. Log one now and then:  "
+            'sonde.log({"val/loss": value}).'
+        )
+        return Analysis(key="overfitting", title=TITLE, tone="unknown", verdict=verdict)
+    state = held_out(window)
+    name = next(name for name, column in window.scalars.items() if column is validation(window))
+    if state is None:
+        verdict = _why_not(name, int(np.isfinite(values).sum()))
+        return Analysis(
+            key="overfitting", title=TITLE, tone="unknown", verdict=verdict, charts=_charts(window, name, None)
+        )
+    tone, verdict = _judge(name, state)
+    quantities = (
+        Quantity("validation, best", state.best, "lowest validation loss"),
+        Quantity("best step", state.best_step, "where that was", is_step=True),
+        Quantity("validation, end", state.end, "level at the end"),
+        Quantity("training, end", state.train, "level at the end"),
+        Quantity("gap", _finite(state.gap), "validation over training loss, at the end"),
+        Quantity("rise", _finite(state.turn), "validation at the end over its best"),
+        Quantity("accuracy", _finite(state.accuracy), "typical accuracy on held-out data, where it was logged"),
+    )
+    charts = _charts(window, name, state.best_step)
+    return Analysis(key="overfitting", title=TITLE, tone=tone, verdict=verdict, quantities=quantities, charts=charts)
+
+
+def _why_not(name: str, num_finite: int) -> str:
+    if num_finite < MIN_POINTS:
+        return f"{name} has {num_finite} finite values; at least {MIN_POINTS} are needed to judge it."
+    return (
+        f"{name} cannot be held against the training loss, which is missing, not finite at the end, or a sum over sets "
+        "of another size."
+    )
+
+
+def _judge(name: str, state: HeldOut) -> tuple[Tone, str]:
+    times = f"{state.gap:.3g} times the training loss" if np.isfinite(state.gap) else "beside a training loss of zero"
+    if state.turn > RISEN and state.gap > GAP:
+        turned = (
+            f"{name} was best at step {state.best_step:,} ({state.best:.4g}) and has risen to {state.end:.4g} since"
+        )
+        return "bad", f"{turned}, {times}: what is learned after that does not carry over. Stop there, or regularise."
+    if state.turn > RISEN:
+        risen = f"{name} has risen from {state.best:.4g} at step {state.best_step:,} to {state.end:.4g}"
+        return "watch", f"{risen}, though it stays near the training loss."
+    if state.gap > GAP:
+        return (
+            "watch",
+            f"{name} ends at {state.end:.4g}, {times}, and has not turned: it still profits from training.",
+        )
+    return "good", f"{name} follows the training loss: it ends at {state.end:.4g}, {times}."
+
+
+def _charts(window: Window, name: str, best: int | None) -> tuple[Chart, ...]:
+    train = loss_name(window)
+    names = [one for one in (train, name) if one is not None]
+    columns = {one: window.get(one) for one in names}
+    marks = ((best, "best validation"),) if best is not None else ()
+    lines = tuple(line(one, *column) for one, column in columns.items())
+    is_log = spans_decades([values for _, values in columns.values()])
+    return (Chart(title="training and validation loss", lines=lines, is_log=is_log, marks=marks),)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,86 @@
+"""All that a report says of a run, gathered once: facts, findings, health, the standard analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+from sonde.diagnose.diagnosis import Diagnosis
+from sonde.run import Run
+from sonde.show.coverage import coverage_sentences, overhead_sentence
+from sonde.show.diagnosis import health_of, what_was_checked
+from sonde.show.report.analysis import Analysis
+from sonde.show.report.convergence import convergence
+from sonde.show.report.gradient_flow import gradient_flow
+from sonde.show.report.overfitting import overfitting
+from sonde.show.report.weights import weights
+from sonde.show.summary import duration_s
+
+STAGES: Final = ("findings", "convergence", "gradient flow", "weights", "overfitting")
+OnStage = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run, judged."""
+
+    facts: Mapping[str, Any]
+    diagnosis: Diagnosis
+    analyses: tuple[Analysis, ...]
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `sonde report --format json` writes."""
+        found = self.diagnosis
+        return {
+            "sonde_report": 1,
+            **self.facts,
+            "health": health_of(found),
+            "counts": found.counts(),
+            "findings": [finding.as_dict() for finding in found.findings],
+            "checked": what_was_checked(found),
+            "analyses": [analysis.as_dict() for analysis in self.analyses],
+            "warnings": list(self.warnings),
+        }
+
+
+def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
+    """Read and judge a run; `on_stage` hears what is being done."""
+    on_stage(STAGES[0])
+    diagnosis = run.diagnosis()
+    window = run.window(())
+    on_stage(STAGES[1])
+    analyses = [convergence(window)]
+    on_stage(STAGES[2])
+    analyses.append(gradient_flow(run))
+    on_stage(STAGES[3])
+    analyses.append(weights(run))
+    on_stage(STAGES[4])
+    analyses.append(overfitting(window))
+    return Report(_facts(run), diagnosis, tuple(analyses), tuple(run.warnings))
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    manifest = run.manifest
+    return {
+        "sonde_version": version("sonde"),
+        "id": run.id,
+        "project": run.project,
+        "name": run.name,
+        "status": run.status,
+        "reason": run.reason,
+        "created": run.created.isoformat(),
+        "duration_s": duration_s(run),
+        "last_step": run.last_step,
+        "num_sites": run.sites().num_rows,
+        "command": list(manifest.command),
+        "host": manifest.host,
+        "git": run.git,
+        "tags": list(run.tags),
+        "notes": run.notes,
+        "config": run.config,
+        "overhead": overhead_sentence(manifest.facts.get("overhead")),
+        "coverage": coverage_sentences(run.coverage()),
+    }
