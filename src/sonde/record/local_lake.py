@@ -12,12 +12,9 @@ import hashlib
 import os
 import secrets
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from sonde.errors import RunError, UsageError
 from sonde.record.codecs import bit_round, check_mantissa_bits, codec_for, require_codecs, rounds
@@ -27,6 +24,7 @@ from sonde.record.lock import RunLock
 from sonde.record.packing import SHARD_BYTES, ArrayPlan, plan_arrays
 from sonde.record.shards import array_document, write_shards
 from sonde.schema.lake import SnapshotDocument, SnapshotReader, difference
+from sonde.schema.shards import checksum_of
 from sonde.schema.tensors import (
     AnyArray,
     HostTensor,
@@ -218,7 +216,7 @@ class LocalLake:
                 offset=offset if plan.is_packed else None,
                 shape=tensor.shape,
                 dtype=tensor.dtype,
-                crc32=zlib.crc32(bits.view(np.uint8)),
+                crc32c=checksum_of(bits),
                 delta_of=self._deltas.step if name in chosen else None,
                 keep_mantissa_bits=self._keep_bits if is_rounded else None,
             )

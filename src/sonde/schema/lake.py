@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import CorruptError, FormatError, UnknownNameError, UsageError
-from sonde.schema.shards import ArrayReader, DamageError, Layout, ReadAt
+from sonde.schema.shards import ArrayReader, DamageError, Layout, ReadAt, checksum_of
 from sonde.schema.tensors import ATTRIBUTE, SNAPSHOT_FORMAT, AnyArray, TensorEntry, as_values, is_array_name
 
 CHECKSUM_ATTRIBUTE: Final = "sonde_crc32"
@@ -115,7 +115,7 @@ class SnapshotReader:
         """All bits of a tensor, flat, compared with its checksum."""
         entry = self.entry(name)
         bits = self._run(name, entry, 0, entry.size, 0)
-        if zlib.crc32(bits.view(np.uint8)) != entry.crc32:
+        if checksum_of(bits) != entry.crc32c:
             raise self._corrupt(name, "its checksum does not match")
         return bits
 

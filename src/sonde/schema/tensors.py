@@ -134,7 +134,7 @@ class TensorEntry:
     """The first element in a packed array; none: the array is the tensor."""
     shape: tuple[int, ...]
     dtype: str
-    crc32: int
+    crc32c: int
     """Of the tensor's raw little-endian bytes, differences undone."""
     delta_of: int | None = None
     """The step this one is a difference to."""
@@ -157,7 +157,7 @@ class TensorEntry:
             "shape": list(self.shape),
             "dtype": self.dtype,
             "delta_of": self.delta_of,
-            "crc32": self.crc32,
+            "crc32c": self.crc32c,
             **optional,
         }
 
@@ -173,7 +173,7 @@ class TensorEntry:
             offset=None if offset is None else int(offset),
             shape=shape,
             dtype=str(content["dtype"]),
-            crc32=int(content["crc32"]),
+            crc32c=int(content["crc32c"]),
             delta_of=None if delta_of is None else int(delta_of),
             keep_mantissa_bits=None if kept is None else int(kept),
         )
