@@ -66,7 +66,8 @@ class _Fall:
         with np.errstate(divide="ignore", invalid="ignore"):
             self.noise = float(np.median(np.abs(values - level) / np.abs(level)))
         # On a steep slope values lie above the level without being spikes: a spike also rises from the value before.
-        is_high = values - level > SPIKE * 1.5 * around + 1e-12
+        around = np.maximum(around, 0.01 * np.abs(level))
+        is_high = values - level > SPIKE * 1.5 * around
         self.num_spikes = int((is_high & (np.diff(values, prepend=values[0]) > SPIKE * around)).sum())
         reached = np.flatnonzero(level <= self.first - 0.9 * self.total)
         self.step_90 = int(steps[reached[0]]) if self.total > 0 and len(reached) else None
