@@ -169,6 +169,12 @@ export class Scene {
     this.rebuild();
   }
 
+  /** All at once, for a picture that is drawn and left alone. */
+  show(tile: Tile, rows: readonly Row[], numSites: number, map: MapName, isDark: boolean): void {
+    [this.whole, this.detail, this.rows, this.numSites, this.scale] = [tile, null, rows, numSites, tile.scale];
+    this.setColours(map, isDark);
+  }
+
   private rebuild(): void {
     const old = this.layers;
     const tiles = [this.whole, this.detail].filter((tile) => tile !== null);
