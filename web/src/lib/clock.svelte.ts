@@ -1,0 +1,13 @@
+// One clock for all "3 min ago" on the page.
+
+class Clock {
+  now_s = $state(Date.now() / 1000);
+
+  constructor() {
+    setInterval(() => {
+      if (!document.hidden) this.now_s = Date.now() / 1000;
+    }, 5000);
+  }
+}
+
+export const clock = new Clock();
