@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from sonde.session.current import batch, begin, current, finish, init, log, step, tap, watch
+from sonde.session.current import active_session, batch, begin, finish, init, log, step, tap, watch
 from sonde.session.decorator import record
 from sonde.session.null import NullSession
 from sonde.session.script import run_script
@@ -16,9 +16,9 @@ from sonde.session.session import Session
 __all__ = [
     "NullSession",
     "Session",
+    "active_session",
     "batch",
     "begin",
-    "current",
     "finish",
     "init",
     "log",

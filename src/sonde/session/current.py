@@ -139,7 +139,7 @@ def watch(
     )
 
 
-def current() -> Session | NullSession | None:
+def active_session() -> Session | NullSession | None:
     """The session of this process, unless it is finished or none was begun."""
     return None if _current is None or _current.is_finished else _current
 
