@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +29,8 @@ def delete(
       sonde delete gpt/broken gpt/test --yes
       sonde delete latest --permanently
     """
+    from sonde.show.trash import remove, throw_away
+
     folder = runs_dir(dir)
     found = list({run.path: run for run in (open_run(name, dir) for name in names)}.values())
     for run in found:
@@ -41,8 +39,10 @@ def delete(
         _ask(found, permanently)
     moved = []
     for run in found:
-        target = _delete(run, folder, permanently)
-        _mend_latest(folder)
+        target: Path | None = throw_away(run, folder)
+        if permanently and target is not None:
+            remove(target)
+            target = None
         moved.append({"id": run.id, "path": str(run.path), "trash": None if target is None else str(target)})
     if json:
         print_json(moved)
@@ -70,73 +70,6 @@ def _ask(runs: list[Run], permanently: bool) -> None:
         raise UsageError("delete asks before it deletes, and nobody answered. Add --yes.") from None
     if not is_sure:
         raise typer.Exit(1)
-
-
-def _delete(run: Run, folder: Path, permanently: bool) -> Path | None:
-    """Where the run is now; None when it is gone. It is moved away in one go, so that nobody sees half a run."""
-    home = folder.resolve() if run.path.is_relative_to(folder.resolve()) else run.path.parent
-    with _lock(run):
-        target = _free_name(home, run.path.name)
-        run.path.rename(target)
-    if permanently:
-        shutil.rmtree(target)
-        _remove_if_empty(target.parent)
-    if run.path.parent != home:
-        _remove_if_empty(run.path.parent)
-    return None if permanently else target
-
-
-def _free_name(home: Path, name: str) -> Path:
-    from sonde.schema.layout import TRASH_FOLDER
-
-    trash = home / TRASH_FOLDER
-    trash.mkdir(exist_ok=True)
-    target, number = trash / name, 2
-    while target.exists():
-        target, number = trash / f"{name}-{number}", number + 1
-    return target
-
-
-@contextmanager
-def _lock(run: Run) -> Iterator[None]:
-    """Hold the writer's place, so that none can begin while the run is moved."""
-    from sonde.errors import RunLockedError
-    from sonde.schema.layout import LOCK_FILE
-
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    path = run.path / LOCK_FILE
-    if not path.is_file() or path.is_symlink():
-        yield
-        return
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunLockedError(f"run {run.id} is in use by another process. Try again when it has ended.") from None
-        yield
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def _mend_latest(folder: Path) -> None:
-    """`latest` points to the newest run that is left, or is gone with the last."""
-    from sonde.run import runs
-    from sonde.schema.layout import LATEST_LINK, RUN_FILE
-
-    link = folder / LATEST_LINK
-    if not link.is_symlink() or (link / RUN_FILE).is_file():
-        return
-    left = runs(folder)
-    link.unlink()
-    if left:
-        link.symlink_to(os.path.relpath(left[0].path, folder.resolve()), target_is_directory=True)
 
 
 def _report(moved: list[dict[str, str | None]]) -> None:
