@@ -136,7 +136,7 @@ class LocalLake:
 
     def _prepare(self, root: Path) -> RunLock:
         self._hidden.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(self._hidden)
+        lock = RunLock(self._hidden, patience_s=0.0)  # no reader takes this one
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for folder in {root, self._folder}:
