@@ -25,7 +25,7 @@ def as_examples(activations: NDArray[Any], *, per_position: bool = False) -> Arr
 
 
 def linear_cka(x: Array, y: Array) -> float:
-    """CKA of Kornblith et al. 2019: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features; 1 for the same up to rotation and scale.
+    """CKA of Kornblith et al. 2019: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features; 1 where only rotation or scale differ.
 
     It is biased upwards with fewer examples than features; `unbiased_cka` is not. NaN for a constant representation.
     Cost: n·p·q, or n²·(p + q) where there are fewer examples than features.

@@ -17,7 +17,7 @@ from sonde.schema.sketch import Array
 QUANTILES: Final = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 NUM_BINS: Final = 64
 PSEUDO_COUNT: Final = 0.5
-"""Added to every bin before a KL divergence is taken (Krichevsky and Trofimov): an empty bin must not make it infinite."""
+"""Added to every bin before a KL divergence is taken (Krichevsky, Trofimov): an empty bin must not make it infinite."""
 MAX_SAMPLE: Final = 1 << 20
 
 

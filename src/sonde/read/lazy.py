@@ -1,0 +1,67 @@
+"""Named tensors that are read when asked for: what a file of weights and a snapshot of a run have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sonde.errors import SondeError, nearest
+from sonde.schema.tensors import AnyArray, storage_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What is known of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it: "bfloat16"."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * storage_dtype(self.dtype).itemsize
+
+
+class NoSuchTensorError(SondeError, KeyError):
+    """A name that is not among the tensors; a KeyError too, as mappings raise it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LazyTensors(Mapping[str, AnyArray]):
+    """A mapping from names to arrays; nothing is read until a name is asked for, and nothing is kept."""
+
+    def __init__(self, label: str, specs: Mapping[str, TensorSpec], read: Callable[[str], AnyArray]) -> None:
+        self.label = label
+        """Where the tensors are from, in words."""
+        self.specs = specs
+        """Shape and type by name: known without reading a tensor."""
+        self._read = read
+
+    def __getitem__(self, name: str) -> AnyArray:
+        if name not in self.specs:
+            raise NoSuchTensorError(f'{self.label} has no tensor "{name}".{nearest(name, self.specs)} {self._holds()}')
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.specs
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.specs.values())
+
+    def __repr__(self) -> str:
+        return f"<{self.label}: {len(self)} tensors, {self.nbytes / 2**20:,.1f} MiB, read when asked for>"
+
+    def _holds(self) -> str:
+        names = list(self.specs)
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        return f"It has {', '.join(names[:4])}{more}." if names else "It is empty."

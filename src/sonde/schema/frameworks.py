@@ -1,0 +1,143 @@
+"""One name and one layout for a tensor, whichever framework it comes from: PyTorch's, because most runs are.
+
+`canonical` says how each tensor of a Keras, TensorFlow, Flax or PyTorch model becomes its canonical form; every
+transpose, flip and reordering is written down in the answer and applied only when the tensor is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from sonde.schema.tensors import AnyArray
+
+Framework = Literal["torch", "keras", "flax"]
+Shape = tuple[int, ...]
+Step = tuple[Literal["transpose", "flip", "reshape", "rows", "gates"], tuple[int, ...]]
+"""One change of layout. `rows` keeps rows first to stop; `gates` puts equal groups of rows in another order."""
+
+LEAVES: Final[Mapping[str, str]] = {
+    "kernel": "weight",
+    "embeddings": "weight",
+    "embedding": "weight",
+    "gamma": "weight",
+    "scale": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+"""What a tensor is called in PyTorch; other names stay as they are."""
+PROJECTIONS: Final[Mapping[str, str]] = {
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "attention_output": "out_proj",
+    "out": "out_proj",
+    "query_dense": "q_proj",
+    "key_dense": "k_proj",
+    "value_dense": "v_proj",
+    "output_dense": "out_proj",
+    "q_proj": "q_proj",
+    "k_proj": "k_proj",
+    "v_proj": "v_proj",
+    "out_proj": "out_proj",
+    "o_proj": "out_proj",
+}
+"""Projections of attention, as PyTorch's own attention calls them."""
+
+_COLLECTIONS: Final = frozenset({"params", "batch_stats", "value"})
+_FLAX_LAYER: Final = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
+_SEPARATOR: Final = re.compile(r"/|%2F|\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored tensor, and how its layout is changed."""
+
+    source: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """One tensor in PyTorch's name and layout, and what it is made of."""
+
+    layer: tuple[str, ...]
+    """The path to the layer, without what only a framework puts there."""
+    role: str
+    """`weight`, `bias`, `running_mean`, `weight_ih_l0`, `q_proj.weight`, …"""
+    layer_type: str
+    """Linear, Conv, ConvTranspose, Embedding, BatchNorm, Norm, Attention, LSTM, GRU; empty when it cannot be told."""
+    shape: Shape
+    parts: tuple[Part, ...]
+    join: Literal["concat", "sum"] = "concat"
+
+    @property
+    def name(self) -> str:
+        return ".".join((*self.layer, self.role))
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether it is one stored tensor, element for element: statistics of the two are then the same."""
+        return len(self.parts) == 1 and not any(step == "rows" for step, _ in self.parts[0].steps)
+
+    def read(self, read: Callable[[str], AnyArray]) -> AnyArray:
+        """The tensor in its canonical layout."""
+        arrays = [change_layout(read(part.source), part.steps) for part in self.parts]
+        if len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate(arrays) if self.join == "concat" else np.add.reduce(arrays)
+
+
+def change_layout(array: AnyArray, steps: Iterable[Step]) -> AnyArray:
+    """Apply changes of layout in turn.
+
+    >>> change_layout(np.zeros((3, 3, 8, 16)), [("transpose", (3, 2, 0, 1))]).shape
+    (16, 8, 3, 3)
+    """
+    for step, numbers in steps:
+        if step == "transpose":
+            array = array.transpose(numbers)
+        elif step == "flip":
+            array = np.flip(array, numbers)
+        elif step == "reshape":
+            array = array.reshape(numbers)
+        elif step == "rows":
+            array = array[numbers[0] : numbers[1]]
+        else:
+            gates = array.reshape(len(numbers), -1, *array.shape[1:])
+            array = gates[list(numbers)].reshape(array.shape)
+    return array
+
+
+def split_name(name: str) -> tuple[str, ...]:
+    """The parts of a name, however the framework separates them; collections of Flax and `:0` of TensorFlow left out.
+
+    >>> split_name("params/Dense_0/kernel"), split_name("dense/kernel:0")
+    (('Dense_0', 'kernel'), ('dense', 'kernel'))
+    """
+    parts = [part for part in _SEPARATOR.split(name.removesuffix(":0")) if part]
+    return tuple(part for i, part in enumerate(parts) if part not in _COLLECTIONS or not _is_collection(parts, i))
+
+
+def _is_collection(parts: Sequence[str], place: int) -> bool:
+    """`params` and `batch_stats` in front, `value` behind (Flax NNX); a layer may be called `value`."""
+    return place == 0 if parts[place] != "value" else place == len(parts) - 1
+
+
+def detect(names: Iterable[str]) -> Framework:
+    """The framework whose names these are. Layouts of Keras and Flax differ only where the layer's name tells."""
+    names = list(names)
+    leaves = {split_name(name)[-1] for name in names if split_name(name)}
+    if not leaves & {"kernel", "gamma", "embeddings", "embedding", "moving_mean", "recurrent_kernel", "scale"}:
+        return "torch"
+    if leaves & {"gamma", "embeddings", "moving_mean", "recurrent_kernel"}:
+        return "keras"
+    is_flax = any(name.startswith(("params/", "params.", "batch_stats")) for name in names) or leaves & {"embedding"}
+    return "flax" if is_flax or any(_FLAX_LAYER.search(name) for name in names) else "keras"
