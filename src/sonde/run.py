@@ -14,6 +14,7 @@ import pyarrow as pa
 from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError
+from sonde.read.checkpoints import checkpoint_list_table, list_checkpoints
 from sonde.read.compare import (
     Comparison,
     compare_configs,
@@ -38,6 +39,7 @@ from sonde.read.structure import read_structure
 from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, finding_table, health_table, site_table, system_table
 from sonde.read.window import read_window
+from sonde.schema.checkpoints import CHECKPOINTS_FOLDER
 from sonde.schema.layout import RunStatus
 from sonde.schema.names import is_inspection
 from sonde.schema.window import Window
@@ -277,6 +279,10 @@ class Run:
     def live_findings(self) -> pa.Table:
         """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of what was found during training."""
         return finding_table(self.path, is_live=self._now.is_held)
+
+    def checkpoints(self) -> pa.Table:
+        """Table (step, time, path, metrics, num_bytes, problem) of the checkpoints in the run's folder."""
+        return checkpoint_list_table(list_checkpoints(self.path / CHECKPOINTS_FOLDER))
 
     def verify(self) -> list[str]:
         """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""
