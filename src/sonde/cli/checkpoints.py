@@ -1,0 +1,161 @@
+"""`sonde checkpoints RUN|FOLDER`: which checkpoints there are; read every byte of them, or delete some."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sonde.cli.options import Dir, Json, runs_dir
+from sonde.cli.output import print_json, remark
+
+if TYPE_CHECKING:
+    from sonde.read.checkpoints import Checkpoint
+
+
+def checkpoints(
+    where: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds checkpoints itself.")
+    ] = "latest",
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the hashes.")] = False,
+    delete: Annotated[
+        list[int] | None, typer.Option("--delete", metavar="STEP", help="Delete that one; may be given several times.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dir: Dir = None,
+    json: Json = False,
+) -> None:
+    """List checkpoints, with what was measured at each; verify or delete them.
+
+    Exits with 1 when one is damaged.
+
+    \b
+    Examples:
+      sonde checkpoints latest
+      sonde checkpoints runs/gpt/20250101-120000-baseline --verify
+      sonde checkpoints checkpoints --delete 100 --delete 200 --yes
+    """
+    from sonde.read.checkpoints import list_checkpoints, verify_checkpoint
+
+    folder = find_folder(where, dir)
+    if delete:
+        _delete(folder, delete, yes=yes, json=json)
+        return
+    found = list_checkpoints(folder)
+    problems = {c.step: verify_checkpoint(c.path) if verify else [c.problem] * bool(c.problem) for c in found}
+    rows = [_row(checkpoint, problems[checkpoint.step]) for checkpoint in found]
+    if json:
+        print_json(rows)
+    elif rows:
+        _show(rows, verified=verify)
+    else:
+        remark(f"no checkpoints in {folder}. Save some:  sonde.tune.CheckpointManager(...)")
+    if any(problems.values()):
+        raise typer.Exit(1)
+
+
+def find_folder(where: str, dir: Path | None) -> Path:
+    """The folder of checkpoints of a run, or the one that is named."""
+    from sonde.read.checkpoints import checkpoints_folder, list_checkpoints
+    from sonde.read.folder import find_run
+
+    path = Path(where)
+    if path.is_dir() and list_checkpoints(checkpoints_folder(path)):
+        return checkpoints_folder(path)
+    return checkpoints_folder(find_run(where, runs_dir(dir)))
+
+
+def _row(checkpoint: Checkpoint, problems: list[str]) -> dict[str, Any]:
+    return {
+        "step": checkpoint.step,
+        "time": checkpoint.time,
+        "bytes": checkpoint.num_bytes,
+        "metrics": dict(checkpoint.metrics),
+        "path": str(checkpoint.path),
+        "problems": problems,
+    }
+
+
+def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
+    from datetime import UTC, datetime
+
+    from sonde.show.term.console import make_console
+    from sonde.show.term.number import number, size
+    from sonde.show.term.table import Column, table
+
+    columns = [
+        Column(title="step", right=True),
+        Column(title="saved (UTC)"),
+        Column(title="size", right=True),
+        Column(title="measured", cut=True),
+        Column(title="state", cut=True),
+    ]
+    good = "verified" if verified else "whole"
+    cells = [
+        (
+            f"{row['step']:,}",
+            f"{datetime.fromtimestamp(row['time'], UTC):%Y-%m-%d %H:%M:%S}" if row["time"] else "",
+            size(row["bytes"]),
+            ", ".join(f"{name} {number(value)}" for name, value in row["metrics"].items()),
+            "; ".join(row["problems"]) or good,
+        )
+        for row in rows
+    ]
+    make_console().print(table(columns, cells))
+
+
+def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
+    from sonde.errors import RunNotFoundError, UsageError
+    from sonde.read.checkpoints import list_checkpoints
+
+    found = {c.step: c for c in list_checkpoints(folder)}
+    missing = [step for step in steps if step not in found]
+    if missing:
+        has = ", ".join(map(str, found)) or "none"
+        raise RunNotFoundError(f"no checkpoint of step {missing[0]} in {folder}. There are: {has}.")
+    if not yes:
+        try:
+            is_sure = typer.confirm(f"Delete for good: {len(steps)} of {len(found)} checkpoints?", err=True)
+        except typer.Abort:
+            raise UsageError("it asks before it deletes, and nobody answered. Add --yes.") from None
+        if not is_sure:
+            raise typer.Exit(1)
+    with _locked(folder):
+        for step in dict.fromkeys(steps):
+            _remove(found[step].path)
+    if json:
+        print_json([{"step": step, "path": str(found[step].path)} for step in dict.fromkeys(steps)])
+    else:
+        print(f"deleted {len(set(steps))} of {len(found)} checkpoints in {folder}")
+
+
+def _remove(path: Path) -> None:
+    """Gone in one rename, so that nobody sees half of it."""
+    hidden = path.with_name(f".deleting-{secrets.token_hex(4)}")
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A training process that saves here at this moment is not disturbed."""
+    import fcntl
+
+    from sonde.errors import RunLockedError
+    from sonde.schema.layout import LOCK_FILE
+
+    path = folder / LOCK_FILE
+    if not path.is_file() or path.is_symlink():
+        yield
+        return
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunLockedError(f"a checkpoint is being saved in {folder}. Try again in a moment.") from None
+        yield
