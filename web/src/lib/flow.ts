@@ -1,0 +1,99 @@
+// Pressure along the depth of a model, as tables to draw from; scalars over steps as the codes of a heatmap. Pure.
+
+import type { Flow, Heat, Lines } from "./api";
+import { FIRST_CODE, LAST_CODE, NOT_FINITE } from "./colour";
+
+export type Table = "pressure" | "rms" | "peak" | "act_rms";
+
+/** Columns in which anything was measured; steps between two recordings are not steps to stop at. */
+export function filledColumns(flow: Flow, table: Table): number[] {
+  const values = flow[table];
+  const found: number[] = [];
+  for (let column = 0; column < flow.num_columns; column++)
+    for (let layer = 0; layer < flow.layers.length; layer++)
+      if (!Number.isNaN(values[layer * flow.num_columns + column]!)) {
+        found.push(column);
+        break;
+      }
+  return found;
+}
+
+export const stepOf = (flow: Flow, column: number): number => flow.first + column * flow.steps_per_column;
+
+/** One value for each layer, input side first. */
+export function profile(flow: Flow, table: Table, column: number): Float64Array {
+  return Float64Array.from(flow.layers, (_, layer) => flow[table][layer * flow.num_columns + column]!);
+}
+
+/** The column that holds a step, among those with values: the last at or before it. */
+export function nearest(flow: Flow, columns: readonly number[], step: number | null): number {
+  if (step === null) return columns.length - 1;
+  const at = columns.findLastIndex((column) => stepOf(flow, column) <= step);
+  return Math.max(at, 0);
+}
+
+/**
+ * Half-widths of a pipe, from 0 to 1, for pressures that span orders of magnitude: logarithmic over at most eight decades
+ * below the strongest. A layer without a value is NaN, a layer without pressure a thread.
+ */
+export function pipeWidths(pressure: ArrayLike<number>): Float64Array {
+  const positive = Array.from(pressure).filter((value) => value > 0 && Number.isFinite(value));
+  const high = Math.log10(Math.max(...positive, 1e-300));
+  const low = Math.max(Math.log10(Math.min(...positive, 1e300)), high - 8);
+  const span = Math.max(high - low, 1);
+  return Float64Array.from({ length: pressure.length }, (_, at) => {
+    const value = pressure[at]!;
+    if (Number.isNaN(value)) return NaN;
+    if (value === Infinity) return 1;
+    if (!(value > 0)) return 0.02;
+    return Math.min(1, Math.max(0.04, 0.08 + 0.92 * (1 - (high - Math.log10(value)) / span)));
+  });
+}
+
+export interface Coded {
+  /** Value of code 1 and of code 254; for "lower is worse" put the good end first. */
+  readonly lo: number;
+  readonly hi: number;
+  readonly isLog: boolean;
+}
+
+/** The range of some lines, a little widened where all are equal. */
+export function rangeOf(lines: Lines, isLog: boolean): Coded {
+  let [lo, hi] = [Infinity, -Infinity];
+  for (const { values } of lines.series)
+    for (const value of values) {
+      if (!Number.isFinite(value) || (isLog && value <= 0)) continue;
+      const at = isLog ? Math.log10(value) : value;
+      if (at < lo) lo = at;
+      if (at > hi) hi = at;
+    }
+  if (lo > hi) return { lo: 0, hi: 1, isLog };
+  return lo === hi ? { lo: lo - 0.5, hi: hi + 0.5, isLog } : { lo, hi, isLog };
+}
+
+/** Lines as a heatmap: one row for each series, at most `w` columns, the highest code of each cell, like the server's. */
+export function heatOfLines(lines: Lines, coded: Coded, w: number, first: number, end: number): Heat {
+  const per = Math.max(1, Math.ceil((end - first) / Math.max(w, 1)));
+  const columns = Math.max(1, Math.ceil((end - first) / per));
+  const codes = new Uint8Array(lines.series.length * columns);
+  const put = (row: number, step: number, code: number): void => {
+    const column = Math.floor((step - first) / per);
+    if (column < 0 || column >= columns) return;
+    const at = row * columns + column;
+    if (code > codes[at]!) codes[at] = code;
+  };
+  lines.series.forEach(({ values, nonfinite }, row) => {
+    values.forEach((value, n) => {
+      if (Number.isNaN(value)) return;
+      const at = coded.isLog ? Math.log10(Math.max(value, 1e-300)) : value;
+      const share = (at - coded.lo) / (coded.hi - coded.lo);
+      put(row, lines.steps[n]!, FIRST_CODE + Math.round((LAST_CODE - FIRST_CODE) * Math.min(1, Math.max(0, share))));
+    });
+    nonfinite.forEach((step) => put(row, step, NOT_FINITE));
+  });
+  return {
+    last_step: lines.last_step, kind: "", stat: "", scale: coded.isLog ? "log10" : "linear", lo: coded.lo, hi: coded.hi,
+    is_exact: true, retry_ms: 0, first, steps_per_column: per, num_columns: columns, num_rows: lines.series.length,
+    rows: Int32Array.from(lines.series, () => -1), labels: lines.series.map(({ name }) => name), codes,
+  };
+}

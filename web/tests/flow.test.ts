@@ -1,0 +1,44 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Flow, Lines } from "../src/lib/api";
+import { filledColumns, heatOfLines, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
+
+const FLOW = {
+  first: 100, steps_per_column: 10, num_columns: 3, layers: [{ path: "a" }, { path: "b" }],
+  pressure: Float32Array.from([1, NaN, 2, NaN, NaN, 4]),
+} as unknown as Flow;
+
+test("only columns that were measured can be stopped at", () => {
+  assert.deepEqual(filledColumns(FLOW, "pressure"), [0, 2]);
+  assert.equal(stepOf(FLOW, 2), 120);
+  assert.deepEqual([...profile(FLOW, "pressure", 2)], [2, 4]);
+  assert.deepEqual([nearest(FLOW, [0, 2], 115), nearest(FLOW, [0, 2], 999), nearest(FLOW, [0, 2], 1), nearest(FLOW, [0, 2], null)], [0, 1, 0, 1]);
+});
+
+test("pipes: the strongest is full, a blocked one a thread, an unmeasured one nothing", () => {
+  const widths = pipeWidths([1, 1e-3, 0, NaN, Infinity, 1e-12]);
+  assert.equal(widths[0], 1);
+  assert.ok(widths[1]! < 1 && widths[1]! > widths[2]!);
+  assert.ok(Number.isNaN(widths[3]!));
+  assert.equal(widths[4], 1);
+  assert.ok(widths[5]! >= 0.02);
+  assert.deepEqual([...pipeWidths([5, 5])], [1, 1]);
+  assert.deepEqual([...pipeWidths([])], []);
+});
+
+const LINES = {
+  last_step: 9, steps: Float64Array.from([0, 1, 5, 9]),
+  series: [{ i: 0, name: "attn", values: Float64Array.from([1, 0.5, 0, NaN]), nonfinite: Float64Array.from([9]) }],
+} as unknown as Lines;
+
+test("lines become codes whose highest is what deserves attention", () => {
+  const low = heatOfLines(LINES, { lo: 1, hi: 0, isLog: false }, 5, 0, 10);
+  assert.deepEqual([low.num_columns, low.steps_per_column], [5, 2]);
+  // Entropy 1 and 0.5 share a column: the lower one shows. Nothing at steps 2-3; 0 at 5; NaN at 9.
+  assert.deepEqual([...low.codes], [128, 0, 254, 0, 255]);
+});
+
+test("ranges of nothing and of one value can be drawn", () => {
+  assert.deepEqual(rangeOf({ series: [] } as unknown as Lines, true), { lo: 0, hi: 1, isLog: true });
+  assert.deepEqual(rangeOf({ series: [{ values: [100, NaN, -1] }] } as unknown as Lines, true), { lo: 1.5, hi: 2.5, isLog: true });
+});
