@@ -1,0 +1,44 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { align, logTicks, tickLabels, wantsLog, yRange, type Line } from "../src/lib/chart";
+
+const line = (x: number[], y: number[], nonfinite: number[] = []): Line => ({ label: "a", x, y, nonfinite });
+
+test("a step a line knows nothing of is run across, one that is not finite is a gap", () => {
+  const data = align([line([0, 1, 2, 3], [1, NaN, NaN, 4], [2])], false);
+  assert.deepEqual(data[1], [1, undefined, null, 4]);
+});
+
+test("a log axis has no place for zero and less", () => {
+  assert.deepEqual(align([line([0, 1, 2], [1, 0, -1])], true)[1], [1, null, null]);
+});
+
+test("lines on different steps share one axis", () => {
+  const data = align([line([0, 2], [1, 2]), line([1, 2], [3, 4])], false);
+  assert.deepEqual(Array.from(data[0]), [0, 1, 2]);
+});
+
+test("log ticks are few, inside the range, and there for narrow ranges", () => {
+  for (const [lo, hi] of [[1e-12, 1e3], [1e-5, 3e-5], [0.2, 7], [1e-300, 1e300]] as const) {
+    const ticks = logTicks(lo, hi);
+    assert.ok(ticks.every((tick) => tick >= lo && tick <= hi), `${lo} ${hi}: ${ticks}`);
+    assert.ok(ticks.length >= 1 && ticks.length <= 9, `${lo} ${hi}: ${ticks}`);
+  }
+  assert.deepEqual(logTicks(0, 1), []);
+});
+
+test("neighbouring ticks have different labels", () => {
+  for (const ticks of [[1e-5, 2e-5, 3e-5], [1.0001, 1.0002, 1.0003], [0, 0.0005, 0.001], [100000, 100500]]) {
+    assert.equal(new Set(tickLabels(ticks)).size, ticks.length, String(tickLabels(ticks)));
+  }
+});
+
+test("a line that never moves still has a range", () => {
+  for (const [lo, hi] of [yRange(3, 3, false), yRange(0, 0, false), yRange(3, 3, true), yRange(null, null, true)]) assert.ok(hi > lo);
+});
+
+test("log where it shows more", () => {
+  assert.equal(wantsLog([line([0, 1], [1e-5, 1])]), true);
+  assert.equal(wantsLog([line([0, 1], [1, 2])]), false);
+  assert.equal(wantsLog([line([0, 1], [-1, 1000])]), false);
+});
