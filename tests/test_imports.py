@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 # The fixed names of the public surface, as the design lists them.
 DOCUMENTED = {
-    "init", "watch", "log", "step", "batch", "finish", "tap", "record",
+    "init", "watch", "log", "step", "batch", "finish", "tap", "snapshot", "record",
     "open", "runs", "compare",
-    "Session", "Run", "Settings", "every", "first",
+    "Session", "Run", "Settings", "Snapshots", "every", "first",
 }  # fmt: skip
 FOREIGN = ("torch", "numpy", "pyarrow", "duckdb", "pydantic", "psutil", "rich", "typer", "pandas", "yaml", "sqlite3")
 VIEWERS = ("duckdb", "rich", "typer", "pandas", "matplotlib", "starlette", "uvicorn", "textual")

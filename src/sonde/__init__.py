@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sonde.config import Settings
     from sonde.probe.schedule import every, first
     from sonde.run import Run, compare, open, runs
-    from sonde.session import Session, batch, finish, init, log, record, step, tap, watch
+    from sonde.session import Session, Snapshots, batch, finish, init, log, record, snapshot, step, tap, watch
 
     __version__: str
 
@@ -26,6 +26,7 @@ __all__ = [
     "Run",
     "Session",
     "Settings",
+    "Snapshots",
     "batch",
     "compare",
     "every",
@@ -36,6 +37,7 @@ __all__ = [
     "open",
     "record",
     "runs",
+    "snapshot",
     "step",
     "tap",
     "watch",
@@ -45,7 +47,19 @@ _HOMES = {
     "sonde.config": ("Settings",),
     "sonde.probe.schedule": ("every", "first"),
     "sonde.run": ("Run", "compare", "open", "runs"),
-    "sonde.session": ("Session", "batch", "finish", "init", "log", "record", "step", "tap", "watch"),
+    "sonde.session": (
+        "Session",
+        "Snapshots",
+        "batch",
+        "finish",
+        "init",
+        "log",
+        "record",
+        "snapshot",
+        "step",
+        "tap",
+        "watch",
+    ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

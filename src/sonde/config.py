@@ -100,6 +100,10 @@ class Settings(BaseSettings):
     """The longest `finish` waits for the writer."""
     system: bool = True
     """Whether to record processor, memory, disk and GPU."""
+    snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Host memory for snapshots that are on their way to disk; none: a quarter of what is free when they begin."""
+    snapshot_wait_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """The longest an optimizer step waits until its parameters are copied; after that the snapshot is skipped."""
     writer: WriterSettings = WriterSettings()
     """How the writer thread collects, keeps and seals what it is given."""
 
@@ -144,7 +148,7 @@ class Settings(BaseSettings):
     def _yaml_reads_on_as_true(cls, value: Any) -> Any:
         return {True: "on", False: "disabled"}[value] if isinstance(value, bool) else value
 
-    @field_validator("budget", mode="before")
+    @field_validator("budget", "snapshot_mib", mode="before")
     @classmethod
     def _none_in_words(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "off") else value

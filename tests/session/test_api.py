@@ -44,7 +44,8 @@ def test_wrong_types_are_refused_with_the_remedy(model: Any, optimizer: Any, say
         ({"sites": 5}, UsageError),
         ({"sites": [5]}, UsageError),
         ({"budget": -1.0}, SettingsError),
-        ({"snapshots": sonde.every(10)}, UsageError),
+        ({"snapshots": "often"}, UsageError),
+        ({"snapshots": sonde.Snapshots(store="zar")}, UsageError),
     ],
 )
 def test_bad_options_are_refused_before_training(options: dict[str, Any], error: Any, begin: Any) -> None:

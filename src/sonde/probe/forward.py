@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -75,6 +76,7 @@ class ForwardTap:
         model = names.model()
         self._root = names.place(model) if model is not None else None
         self._is_attached = True
+        self._instead: Callable[[Place, Any], None] | None = None
         _silence_compile_warning(self)
         # Many models are called with keywords only: without them nothing would be seen of their inputs.
         hook = protected(self._seen, on_error, "forward hook")
@@ -89,6 +91,11 @@ class ForwardTap:
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         place = self.names.place(module)
+        if place is not None and self._instead is not None:
+            if place.is_selected:
+                with quiet():
+                    self._instead(place, output)
+            return
         if place is None or not self._is_training_forward():
             return
         place.has_fired = True
@@ -108,6 +115,15 @@ class ForwardTap:
                 # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is no activation's.
                 if sink.wants_activation_grads and tensor.grad_fn is not None:
                     self._follow_back(place, suffix, tensor)
+
+    @contextmanager
+    def instead(self, seen: Callable[[Place, Any], None]) -> Iterator[None]:
+        """While a pass of ours runs, `seen` is given what the selected modules return, and nothing is recorded."""
+        self._instead = seen
+        try:
+            yield
+        finally:
+            self._instead = None
 
     def _is_training_forward(self) -> bool:
         if not is_observable():

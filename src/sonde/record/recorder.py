@@ -105,7 +105,9 @@ class Recorder:
         *,
         resume: bool,
         observer: Observer | None = None,
+        on_beat: Callable[[], None] | None = None,
     ) -> None:
+        self._on_beat = on_beat
         self.run, self.options, self.queue, self.shared, self._warn = run, options, queue, shared, warn
         self.file = RunFile.load(run)
         self.catalog = Catalog(run)
@@ -392,6 +394,8 @@ class Recorder:
             self._report_drops()
             self._store()
             self.file.write(sync_name=False, heartbeat=self._heartbeat(), facts=self._facts)
+            if self._on_beat is not None:
+                self._on_beat()
 
     def _heartbeat(self) -> dict[str, Any]:
         return {

@@ -57,8 +57,10 @@ class Writer:
         resume: bool = False,
         on_warning: Callable[[str], None] = _warn,
         observer: Observer | None = None,
+        on_beat: Callable[[], None] | None = None,
     ) -> None:
         self.run, self.options = Path(run), options
+        self._on_beat = on_beat
         self._lock = RunLock(self.run)
         self._queue = BoundedQueue(int(options.queue_mib * _MIB), int(options.flush_mib * _MIB))
         self._shared = Shared()
@@ -200,7 +202,14 @@ class Writer:
         be_nice()
         try:
             recorder = Recorder(
-                self.run, self.options, self._queue, self._shared, on_warning, resume=resume, observer=observer
+                self.run,
+                self.options,
+                self._queue,
+                self._shared,
+                on_warning,
+                resume=resume,
+                observer=observer,
+                on_beat=self._on_beat,
             )
         except BaseException as error:  # noqa: BLE001  raised where somebody can hear it
             answer.put(error)

@@ -7,15 +7,17 @@
 
 from __future__ import annotations
 
-from sonde.session.current import active_session, batch, begin, finish, init, log, step, tap, watch
+from sonde.session.current import active_session, batch, begin, finish, init, log, snapshot, step, tap, watch
 from sonde.session.decorator import record
 from sonde.session.null import NullSession
 from sonde.session.script import run_script
 from sonde.session.session import Session
+from sonde.session.snapshot_plan import Snapshots
 
 __all__ = [
     "NullSession",
     "Session",
+    "Snapshots",
     "active_session",
     "batch",
     "begin",
@@ -24,6 +26,7 @@ __all__ = [
     "log",
     "record",
     "run_script",
+    "snapshot",
     "step",
     "tap",
     "watch",

@@ -168,6 +168,11 @@ def batch(inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
     _active().batch(inputs, targets, ids=ids)
 
 
+def snapshot(kinds: Any = None) -> int | None:
+    """Keep whole tensors of the next step: `sonde.snapshot()`, or `sonde.snapshot(("param", "grad"))`. Its number."""
+    return _active().snapshot(kinds)
+
+
 def tap(name: str, tensor: Any) -> None:
     """Record the sketch of any tensor: `sonde.tap("logits", logits)`."""
     _active().tap(name, tensor)

@@ -53,7 +53,7 @@ class DataInspection:
     def follow(self, watching: Watching) -> None:
         """See what this model is called with."""
         seen = functools.partial(self._root_called, weakref.ref(watching))
-        watching.forward.on_root = protected(seen, self.session.breaker, "data inspection")
+        watching.on_root = protected(seen, self.session.breaker, "data inspection")
 
     def detach(self) -> None:
         self.tap.detach()

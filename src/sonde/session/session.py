@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from sonde.config import Settings
-from sonde.errors import SessionError
+from sonde.errors import SessionError, UsageError
 from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
 from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.layout import RunStatus
@@ -28,6 +28,7 @@ from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
 from sonde.session.null import NullSession
 from sonde.session.numbers import flattened, is_number
+from sonde.session.snapshots import Snapshotting
 
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
@@ -38,6 +39,8 @@ DEFAULT_ACTIVATIONS = first(100) | every(10)
 IN_GRAPH = "in-graph"
 """`activations="in-graph"`: those inside compiled regions as well, by an operation in the compiled program."""
 DEFAULT_INSPECT = first(20) | every(10)
+_LAST_WORDS_S = 0.5
+"""What is left of a deadline for the writer, when snapshots have used up the rest."""
 
 
 class Session:
@@ -55,7 +58,10 @@ class Session:
         )
         self._num_faults = 0
         observer = LiveRules(self._say_finding) if settings.diagnose else None
-        self.writer = Writer(run, options, resume=resume, on_warning=self.warn, observer=observer)
+        self.snapshots = Snapshotting(self)
+        self.writer = Writer(
+            run, options, resume=resume, on_warning=self.warn, observer=observer, on_beat=self.snapshots.poll
+        )
         self.step_number = self.writer.next_step
         self.governing = Governing(self)
         self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
@@ -94,8 +100,6 @@ class Session:
         """Record a model's insides. With no optimizer named, any that steps this model's parameters is followed."""
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
-        if snapshots is not None:
-            raise SessionError("snapshots= is not available in this version. Leave it out; statistics are recorded.")
         from sonde.session import watching as w
         from sonde.session.given import check_model, check_optimizers
 
@@ -121,6 +125,7 @@ class Session:
         checked, optimizers = check_model(model), check_optimizers(optimizer)
         self._unwatch(checked)
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
+        self._keep_snapshots(self._watchings[-1], snapshots)
         self._inspect_data(self._watchings[-1])
         self.writer.note(watching={"schedules": {name: repr(getattr(plan, name)) for name in w.SCHEDULED}})
         return self
@@ -132,11 +137,21 @@ class Session:
             self.data = DataInspection(self)
         self.data.follow(watching)
 
+    def _keep_snapshots(self, watching: Watching, snapshots: Any) -> None:
+        try:
+            self.snapshots.follow(watching, snapshots)
+        except BaseException:
+            self._watchings.remove(watching)
+            watching.detach()
+            raise
+        self.snapshots.begin_step(self.step_number)
+
     def _unwatch(self, model: Any) -> None:
         """Watching a model again replaces what was asked for before."""
         for watching in [w for w in self._watchings if w.names.model() is model]:
             watching.detach()
             self._watchings.remove(watching)
+            self.snapshots.unfollow(watching)
 
     # ------------------------------------------------------------------------------------------------ while it runs
 
@@ -201,11 +216,28 @@ class Session:
             else:
                 for watching in self._watchings:
                     watching.sweep()
+                self.snapshots.step_over()
                 self._describe_models()
                 self._is_step_over = True
                 self.end_step()
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("step", error)
+
+    def snapshot(self, kinds: Any = None) -> int | None:
+        """Keep whole tensors of the step that comes next, or is being made: its number. None: there will be none.
+
+        Copied while training goes on. Where no step comes any more, `finish` takes it.
+        """
+        if self.is_finished:
+            self.warn_once("snapshot after finish", "snapshot() after finish() keeps nothing.")
+            return None
+        try:
+            return self.snapshots.ask(kinds)
+        except UsageError as error:
+            self.warn_once(f"snapshot {error}", f"no snapshot: {error}")
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.breaker("snapshot", error)
+        return None
 
     def tap(self, name: str, tensor: Any) -> None:
         """Record the sketch of any tensor, under `custom/<name>`."""
@@ -247,6 +279,7 @@ class Session:
     def optimizer_stepped(self) -> None:
         """All watched optimizers have stepped. The step stays open for `log` until the next one shows itself."""
         self._emit()
+        self.snapshots.step_over()
         self._describe_models()
         self._is_step_over = True
 
@@ -287,6 +320,7 @@ class Session:
         self.writer.set_step(self.step_number)
         for watching in self._watchings:
             watching.begin_step(self.step_number)
+        self.snapshots.begin_step(self.step_number)
         if self.step_number % 100 == 1:
             self._note_facts()
 
@@ -305,13 +339,15 @@ class Session:
         self.writer.set_step(step)
         for watching in self._watchings:
             watching.begin_step(step)
+        self.snapshots.begin_step(step)
         return True
 
     # ------------------------------------------------------------------------------------------------- how it ends
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything recorded so far is on disk; False when that took too long."""
-        return self.writer.flush(timeout_s)
+        end = time.monotonic() + timeout_s
+        return self.snapshots.flush(timeout_s) and self.writer.flush(max(end - time.monotonic(), 0.0))
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
         """Write everything, remove every hook. Safe to call twice."""
@@ -325,11 +361,20 @@ class Session:
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("finish", error)
         self.is_finished = True
+        patience_s = self.settings.exit_deadline_s if self.writer.degraded else self.settings.finish_deadline_s
+        end = time.monotonic() + (deadline_s or patience_s)
+        self._finish_snapshots(status, end)
         self._detach()
         atexit.unregister(self._at_exit)
-        patience_s = self.settings.exit_deadline_s if self.writer.degraded else self.settings.finish_deadline_s
-        self.writer.close(status, reason=reason, deadline_s=deadline_s or patience_s)
+        self.writer.close(status, reason=reason, deadline_s=max(end - time.monotonic(), _LAST_WORDS_S))
         self._say(self._farewell(status))
+
+    def _finish_snapshots(self, status: RunStatus, end: float) -> None:
+        try:
+            left_s = max(end - time.monotonic() - _LAST_WORDS_S, 0.0)
+            self.snapshots.finish(left_s, is_crash=status == "crashed")
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.breaker("snapshots", error)
 
     def _detach(self) -> None:
         for watching in self._watchings:
@@ -374,6 +419,7 @@ class Session:
         """In a forked child: the run is the parent's."""
         self.is_finished = True
         atexit.unregister(self._at_exit)
+        self.snapshots.forked()
         self.writer.abandon()
         self._detach()
 
@@ -412,6 +458,7 @@ class Session:
         """Called on the writer thread, once for each kind of fault."""
         self._num_faults += 1
         message = "".join(c if c.isprintable() else "?" for c in finding.message)  # names may come from anywhere
+        self.snapshots.found(finding)
         self._say(f"{finding.severity} since step {finding.step}: {message}   [{finding.rule}]")
 
     def _note_facts(self) -> None:

@@ -82,6 +82,8 @@ class Watching:
         self._unreadable: dict[str, str] = {}
         self._stepped: set[int] = set()
         self.is_allowed = True
+        self.on_root: Callable[[Any, Any, Any], None] | None = None
+        """Who else wants to know what the model was called with."""
         self._has_other_ranks = world_size() > 1
         root = self.names.place(model)
         self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
@@ -92,7 +94,7 @@ class Watching:
         self._is_inspecting = repr(plan.inspect) != "never"
         self.clips = ClipTap(on_error)
         self.entry = EntryTap(self.names, self._entered, on_error)
-        self.forward = ForwardTap(self.names, self, on_error)
+        self.forward = ForwardTap(self.names, self, on_error, on_root=self._root_called)
         self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
         self.optimizers = OptimizerTap(
             self.names,
@@ -159,9 +161,11 @@ class Watching:
 
     def forward_seen(self) -> None:
         self.session.forward_seen()
+        self.session.snapshots.forward_begins(self)
 
     def _entered(self) -> None:
         self.session.forward_seen()
+        self.session.snapshots.forward_begins(self)
         if self.wants_inspection:
             self.inspection.forward_begins()
 
@@ -173,6 +177,14 @@ class Watching:
         if self.wants_inspection:
             with self.meter.span("inspect"):
                 self.inspection.module_called(place, module, args, output)
+        if self.session.snapshots.draft is not None:
+            self.session.snapshots.output(self, place, output)
+
+    def _root_called(self, args: Any, kwargs: Any, output: Any) -> None:
+        if self.session.snapshots.draft is not None:
+            self.session.snapshots.called(self, args, kwargs)
+        if self.on_root is not None:
+            self.on_root(args, kwargs, output)
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         self._one("act", place, suffix, tensor)
@@ -207,6 +219,7 @@ class Watching:
         if step.number in self._stepped:
             self.session.optimizer_stepped()  # this one steps a second time: the others sat this step out
         self.session.optimizer_seen()
+        self.session.snapshots.before_update(self, step)
         self._in_optimizer.update(named.name for named in step.names)
         self._in_optimizer.update(named.name for named, _ in step.unreadable)
         if step.params:
@@ -250,6 +263,7 @@ class Watching:
             if self.wants["optim"]:
                 self._states(step)
             self._note_weights(step)
+        self.session.snapshots.after_update(self, step)
         self._stepped.add(step.number)
         if self.has_stepped and self.session.have_all_stepped():
             self.session.optimizer_stepped()
@@ -353,6 +367,7 @@ class Watching:
                 step.params.append(parameter)
         if step.params:
             self.meter.see(step.params[0])
+        self.session.snapshots.before_update(self, step)
         with quiet(), self.meter.span(self._kind):
             if self.wants["grad"]:
                 self._grads(step)

@@ -1,0 +1,67 @@
+"""What another process asks of a run that is being recorded: one small file per question, one per answer.
+
+The command line writes `requests/<id>.json`; the writer thread looks for it at its heartbeat, and the answer becomes
+`requests/<id>.answer.json`. What a file says is checked: anybody who can write to the folder can write one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.record.durable import write_durably
+from sonde.schema.layout import REQUESTS_FOLDER
+from sonde.schema.records import to_json
+
+MAX_BYTES: Final = 4096
+_NAME: Final = re.compile(r"([0-9a-f]{8,32})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    what: str
+    content: dict[str, Any]
+
+
+class Requests:
+    """The questions put to one run. Those of an earlier session are thrown away: whoever asked is gone."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / REQUESTS_FOLDER
+        self._since = time.time()
+
+    def poll(self) -> Iterator[Request]:
+        """New questions; each is given once, its file is removed."""
+        if not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match and path.is_file() and not path.is_symlink():
+                request = self._read(path, match[1])
+                path.unlink(missing_ok=True)
+                if request is not None:
+                    yield request
+
+    def answer(self, id: str, **content: Any) -> None:
+        """Say what became of a question. A folder that cannot be written to is no reason to stop."""
+        with contextlib.suppress(OSError):
+            write_durably(self.folder / f"{id}.answer.json", to_json(content).encode(), sync_name=False)
+
+    def _read(self, path: Path, id: str) -> Request | None:
+        try:
+            if path.stat().st_mtime < self._since - 1.0:
+                return None
+            with path.open("rb") as file:
+                content = json.loads(file.read(MAX_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(content, dict) or not isinstance(content.get("what"), str):
+            return None
+        return Request(id, content["what"], content)

@@ -1,0 +1,181 @@
+"""One snapshot in the making: from the first forward pass of a step until its optimizers have stepped.
+
+It shows the model as its optimizer finds it: parameters and optimizer state before the update, the gradients that make
+it, buffers as the forward pass has left them, and the activations of the step's first batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sonde.record.snapshots import Pending
+from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.session.copying import Copier, Copies
+from sonde.session.gather import Gather, Named, unreadable
+from sonde.session.staging import Arena, Staging
+
+if TYPE_CHECKING:
+    from sonde.probe.optimizer import OptimizerStep
+
+
+class Streams:
+    """A stream for copies on each GPU."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Any, Any] = {}
+
+    def of(self, device: torch.device) -> Any:
+        if device.type != "cuda":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+class Draft:
+    """Used on the training thread, until `pending` gives it away."""
+
+    def __init__(
+        self,
+        step: int,
+        reason: str,
+        staging: Staging,
+        copier: Copier,
+        streams: Streams,
+        *,
+        tickets: Sequence[str] = (),
+        kinds: frozenset[str] = frozenset(),
+        is_as_planned: bool = True,
+        is_asked: bool = False,
+    ) -> None:
+        self.step, self.reason, self.time = step, reason, time.time()
+        self.tickets, self.is_asked = tuple(tickets), is_asked
+        self.kinds, self.is_as_planned = kinds, is_as_planned
+        self._copier, self._streams = copier, streams
+        self._arena = Arena(staging)
+        self._all: list[Copies] = []
+        self._begun: dict[int, list[Copies]] = {}
+        """By model; what is on its way and not settled."""
+        self._settled: set[int] = set()
+        self._names: set[str] = set()
+
+    def has_begun(self, model: int) -> bool:
+        return model in self._begun or model in self._settled
+
+    def is_settled(self, model: int) -> bool:
+        return model in self._settled
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._all
+
+    @property
+    def nbytes(self) -> int:
+        return self._arena.nbytes
+
+    # ------------------------------------------------------------------------------------------------ what goes in
+
+    def begin(self, model: int, gather: Gather, kinds: frozenset[str]) -> None:
+        """What no one writes to until the optimizer steps is copied from now on."""
+        self._begun[model] = self._copies(self._lasting(gather, kinds))
+        for copies in self._begun[model]:
+            copies.start(self._copier, self._streams.of(copies.device))
+
+    def take(self, gather: Gather, kinds: frozenset[str]) -> None:
+        """The same, copied now."""
+        self.add(self._lasting(gather, kinds))
+
+    def _lasting(self, gather: Gather, kinds: frozenset[str]) -> list[Named]:
+        named = [*gather.parameters(), *gather.buffers(large=True)] if "param" in kinds else []
+        named += gather.states() if "optim" in kinds else []
+        for name in [name for name, _ in named if name in self._names]:
+            gather.on_unreadable(name, "a name that two watched models have. Give one of them a prefix=")
+        return named
+
+    def settle(self, model: int, gather: Gather, kinds: frozenset[str], wait_s: float) -> None:
+        """The optimizer is about to step."""
+        self._settled.add(model)
+        waited = time.monotonic()
+        for copies in self._begun.pop(model, []):
+            copies.settle(max(wait_s - (time.monotonic() - waited), 0.0))
+        if "param" in kinds:
+            self.add(gather.buffers(large=False))
+
+    def add(self, named: list[Named]) -> None:
+        """Copied before this returns, or in order with what a GPU is doing."""
+        for copies in self._copies(named):
+            copies.copy()
+
+    def hold(self, named: list[Named]) -> None:
+        """Copied from now on, and thrown away with the whole snapshot should one be written to before it is copied.
+
+        On a GPU nothing is held: its memory is what training runs out of first.
+        """
+        for copies in self._copies(named):
+            if copies.device.type == "cpu":
+                copies.start(self._copier)
+            else:
+                copies.copy()
+
+    def add_output(self, name: str, tensor: Tensor) -> None:
+        """The first of each name: micro-batches and repeated calls come later."""
+        if name not in self._names and not unreadable(tensor):
+            self.add([(name, tensor)])
+
+    def add_gradients(self, gather: Gather, step: OptimizerStep, *, at_once: bool) -> None:
+        named = gather.gradients(step)
+        # A fused optimizer unscales gradients in place, uncounted.
+        self.add(named) if at_once or step.grad_scale is not None else self.hold(named)
+
+    def _copies(self, named: list[Named]) -> list[Copies]:
+        by_device: dict[torch.device, tuple[list[str], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for name, tensor in named:
+            if name not in self._names:
+                self._names.add(name)
+                names, tensors = by_device[tensor.device]
+                names.append(name)
+                tensors.append(tensor)
+        made = [Copies(names, tensors, self._arena) for names, tensors in by_device.values()]
+        self._all += made
+        return made
+
+    # ---------------------------------------------------------------------------------------------------- what follows
+
+    def pending(self) -> Pending:
+        """Nothing more goes in."""
+        return Pending(
+            step=self.step,
+            time=self.time,
+            reason=self.reason,
+            nbytes=self.nbytes,
+            resolve=self._resolve,
+            release=self._arena.release,
+            tickets=self.tickets,
+        )
+
+    def _resolve(self) -> Snapshot:
+        tensors: dict[str, HostTensor] = {}
+        for copies in self._all:
+            copies.land()
+            tensors |= copies.tensors()
+        return Snapshot(self.step, self.time, self.reason, dict(sorted(tensors.items())))
+
+    def drop(self) -> None:
+        """Give the memory back, behind the copies that still write to it."""
+        self._copier.put(_dropping(self._all, self._arena.release))
+        self._all, self._begun = [], {}
+
+
+def _dropping(copies: list[Copies], release: Callable[[], None]) -> Callable[[], None]:
+    def drop() -> None:
+        for one in copies:
+            one.abandon()
+        release()
+
+    return drop

@@ -1,0 +1,475 @@
+"""Whole tensors while training runs: who asked for a snapshot, whether there is room, and what became of it.
+
+A snapshot is taken whole or not at all. One that comes while two others are on their way, or that does not fit into the
+memory set aside, is skipped, counted, and an event of the run. Nothing here raises into training.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+from sonde.errors import UnknownNameError, UsageError
+from sonde.record.ranks import world_size
+from sonde.record.requests import Requests
+from sonde.record.snapshots import ChangedError, SnapshotWriter, abandon
+from sonde.record.store import open_store
+from sonde.session.snapshot_plan import ON_DEMAND, Snapshots, as_plan, check_kinds
+
+if TYPE_CHECKING:
+    from sonde.diagnose.finding import Finding
+    from sonde.probe.model import Place
+    from sonde.probe.optimizer import OptimizerStep
+    from sonde.record.snapshots import Outcome
+    from sonde.session.copying import Copier
+    from sonde.session.draft import Draft, Streams
+    from sonde.session.gather import Gather
+    from sonde.session.probing import Probe
+    from sonde.session.session import Session
+    from sonde.session.staging import Staging
+    from sonde.session.watching import Watching
+
+MAX_OPEN: Final = 4
+"""Scheduled snapshots on their way at one time. Those that somebody asks for are bounded by memory alone."""
+_PATIENCE_S: Final = 1.0
+"""After this long `finish` says what it waits for."""
+
+
+class Ask:
+    """Somebody wants a snapshot of the next step."""
+
+    __slots__ = ("kinds", "reason", "tickets")
+
+    def __init__(self, reason: str, kinds: tuple[str, ...] | None = None, tickets: tuple[str, ...] = ()) -> None:
+        self.reason, self.kinds, self.tickets = reason, kinds, tickets
+
+
+class Followed:
+    """One watched model and what its snapshots hold."""
+
+    def __init__(self, plan: Snapshots, gather: Gather, probe: Probe | None, *, at_once: bool) -> None:
+        self.plan, self.gather, self.probe = plan, gather, probe
+        self.at_once = at_once
+        # Several processes join their gradients in buffers that the next backward pass fills, uncounted.
+        self.grads_at_once = at_once or world_size() > 1
+
+
+class Snapshotting:
+    """One per session. Its methods are called on the training thread unless they say otherwise."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._told: set[str] = set()
+        self.counts = {"taken": 0, "skipped": 0, "failed": 0}
+        self.nbytes = self.stored_bytes = 0
+        self._followed: dict[int, Followed] = {}
+        self._asked: SimpleQueue[Ask] = SimpleQueue()
+        self._requests = Requests(session.path)
+        self.draft: Draft | None = None
+        self._writer: SnapshotWriter | None = None
+        self._staging: Staging | None = None
+        self._copier: Copier | None = None
+        self._streams: Streams | None = None
+        self._store = ON_DEMAND
+        """The plan that says which store; a session has one."""
+        self._opened: Any = None
+        self._least = ""
+        """How grave a finding must be to be worth a snapshot; empty: none is."""
+
+    # ---------------------------------------------------------------------------------------------------- start-up
+
+    def follow(self, watching: Watching, snapshots: Any) -> None:
+        """Begin with a model. What cannot work is said here, before training starts."""
+        from sonde.session.gather import Gather
+        from sonde.session.probing import Probe
+
+        plan = as_plan(snapshots)
+        gather = Gather(watching, plan.sites, self._left_out)
+        if plan is not ON_DEMAND:
+            self._check(plan, gather)
+            self._least = plan.on_finding or self._least
+        probe = Probe(plan.probe) if plan.probe is not None else None
+        self._followed[id(watching)] = Followed(plan, gather, probe, at_once=plan.at_once)
+
+    def _check(self, plan: Snapshots, gather: Gather) -> None:
+        if gather.is_sharded():
+            raise UsageError(
+                "snapshots= needs whole parameters, and this model is sharded over several processes. "
+                "Save it with torch.distributed.checkpoint; statistics are recorded without snapshots=."
+            )
+        staging = self._memory()
+        nbytes = sum(tensor.nbytes for _, tensor in gather.parameters()) if "param" in plan.kinds else 0
+        if nbytes > staging.limit_bytes:
+            have, need = staging.limit_bytes >> 20, (nbytes >> 20) + 1
+            raise UsageError(
+                f"a snapshot of this model takes {need:,} MiB, and {have:,} MiB of host memory are set aside for "
+                f"snapshots. Allow more:  sonde.init(snapshot_mib={2 * need})  or choose fewer sites."
+            )
+        if self._opened is None:
+            self._opened = open_store(plan.store, self.session.path, plan.options)
+            self._store = plan
+        elif (plan.store, dict(plan.options)) != (self._store.store, dict(self._store.options)):
+            raise UsageError(f'snapshots of this run go to "{self._store.store}" already; a run has one store.')
+
+    def unfollow(self, watching: Watching) -> None:
+        self._followed.pop(id(watching), None)
+
+    # ------------------------------------------------------------------------------------------------ who wants one
+
+    def ask(self, kinds: Any = None) -> int:
+        """From code: one of the step that has not been made yet. Its number."""
+        ask = Ask("asked", check_kinds(kinds))
+        if not self._followed:
+            raise UsageError("snapshot() needs a watched model. Watch one first:  sonde.watch(model, optimizer)")
+        if self.draft is not None:
+            return self._join(self.draft, ask)
+        step = self.session.next_step
+        self._open(step, [ask, *self._due(step)])
+        for watching in self.session.watchings:
+            self.forward_begins(watching)
+        return step
+
+    def _join(self, draft: Draft, ask: Ask) -> int:
+        """One is being taken already: it will do, unless other kinds are wanted."""
+        held = [set(self._kinds(draft, followed)) for followed in self._followed.values()]
+        wanted = [set(ask.kinds or followed.plan.kinds) for followed in self._followed.values()]
+        if all(one <= other for one, other in zip(wanted, held, strict=True)):
+            draft.is_asked = True
+            return draft.step
+        self._asked.put(ask)
+        return draft.step + 1
+
+    def found(self, finding: Finding) -> None:
+        """Called on the writer thread, once for each rule."""
+        if self._least and (self._least == "warning" or finding.severity == "critical"):
+            self._asked.put(Ask(f"finding {finding.rule}"))
+
+    def poll(self) -> None:
+        """Called on the writer thread at each heartbeat: does another process ask for one?"""
+        try:
+            for request in self._requests.poll():
+                self._take_request(request.id, request.content)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the folder, recording goes on
+            self.session.breaker("requests", error)
+
+    def _take_request(self, id: str, content: dict[str, Any]) -> None:
+        if content.get("what") != "snapshot":
+            self._requests.answer(id, state="refused", why=f'this sonde does not know "{content.get("what")}"')
+            return
+        try:
+            kinds = check_kinds(content.get("kinds"))
+        except (UnknownNameError, UsageError, TypeError) as error:
+            self._requests.answer(id, state="refused", why=str(error))
+            return
+        if not self._followed:
+            self._requests.answer(id, state="refused", why="the run watches no model; its program calls no sonde.watch")
+            return
+        self._requests.answer(id, state="waiting", step=self.session.next_step)
+        self._asked.put(Ask("asked", kinds, (id,)))
+
+    # -------------------------------------------------------------------------------------------------- the step
+
+    def begin_step(self, step: int) -> None:
+        """Decide whether this step has a snapshot."""
+        if self.draft is not None and self.draft.step == step:
+            return
+        if self.draft is not None:
+            self._drop("its step never came to an end", is_loss=self.draft.is_asked)
+        asks = self._due(step)
+        if asks and not self.session.breaker.is_open:
+            self._open(step, asks)
+
+    def _due(self, step: int) -> list[Ask]:
+        asks = self._take_asks()
+        if any(followed.plan.when(step) for followed in self._followed.values()):
+            asks.append(Ask("scheduled"))
+        return asks
+
+    def _take_asks(self) -> list[Ask]:
+        asks = []
+        with suppress(Empty):
+            while True:
+                asks.append(self._asked.get_nowait())
+        return asks
+
+    def _open(self, step: int, asks: list[Ask]) -> None:
+        from sonde.session.draft import Draft, Streams
+
+        tickets = tuple(ticket for ask in asks for ticket in ask.tickets)
+        is_asked = any(ask.reason != "scheduled" for ask in asks)
+        if self._writer is not None and self._writer.num_open >= MAX_OPEN and not is_asked:
+            self._skip(step, f"{MAX_OPEN} earlier ones are still being written", tickets)
+            return
+        self._streams = self._streams or Streams()
+        self.draft = Draft(
+            step,
+            ", ".join(dict.fromkeys(ask.reason for ask in asks)),
+            self._memory(),
+            self._copying(),
+            self._streams,
+            tickets=tickets,
+            kinds=frozenset(kind for ask in asks for kind in ask.kinds or ()),
+            is_as_planned=any(ask.kinds is None for ask in asks),
+            is_asked=is_asked,
+        )
+
+    def forward_begins(self, watching: Watching) -> None:
+        """The first forward pass of a step: copying begins."""
+        draft = self.draft
+        if draft is None or draft.has_begun(id(watching)):
+            return
+        followed = self._followed.get(id(watching))
+        if followed is None or followed.at_once:
+            return
+        self._do(lambda: draft.begin(id(watching), followed.gather, self._kinds(draft, followed)))
+
+    def output(self, watching: Watching, place: Place, output: Any) -> None:
+        """What a module returned."""
+        from sonde.probe.outputs import floating_tensors
+
+        draft, followed = self.draft, self._followed.get(id(watching))
+        if draft is None or followed is None or "act" not in self._kinds(draft, followed):
+            return
+        if draft.step != self.session.step_number or not place.is_selected or not followed.gather.is_wanted(place.name):
+            return
+        for suffix, tensor in floating_tensors(output):
+            self._do(partial(draft.add_output, f"act/{place.name}{suffix}", tensor))
+
+    def called(self, watching: Watching, args: Any, kwargs: Any) -> None:
+        """What the model was given."""
+        draft, followed = self.draft, self._followed.get(id(watching))
+        if draft is not None and followed is not None and "batch" in self._kinds(draft, followed):
+            self._do(lambda: draft.add(followed.gather.inputs(args, kwargs)))
+
+    def before_update(self, watching: Watching, step: OptimizerStep) -> None:
+        """An optimizer is about to step, or `sonde.step` was called: this is the moment that the snapshot shows."""
+        draft, followed = self.draft, self._followed.get(id(watching))
+        if draft is None or followed is None:
+            return
+        self._do(lambda: self._settle(draft, followed, watching))
+        if self.draft is draft and "grad" in self._kinds(draft, followed) and not step.has_closure:
+            self._gradients(draft, followed, step)
+
+    def after_update(self, watching: Watching, step: OptimizerStep) -> None:
+        """With a closure the gradients are made inside the step."""
+        draft, followed = self.draft, self._followed.get(id(watching))
+        if draft is not None and followed is not None and step.has_closure and "grad" in self._kinds(draft, followed):
+            self._gradients(draft, followed, step)
+
+    def step_over(self) -> None:
+        """All optimizers have stepped: what was collected is a snapshot."""
+        draft = self.draft
+        if draft is not None and draft.step == self.session.step_number:
+            self._do(lambda: self._hand_over(draft))
+
+    def _settle(self, draft: Draft, followed: Followed, watching: Watching) -> None:
+        model, kinds = id(watching), self._kinds(draft, followed)
+        if draft.is_settled(model):
+            return
+        if not draft.has_begun(model):
+            draft.take(followed.gather, kinds)
+        draft.settle(model, followed.gather, kinds, self.session.settings.snapshot_wait_s)
+        if followed.probe is not None and "probe" in kinds:
+            self._run_probe(draft, followed, watching)
+
+    def _run_probe(self, draft: Draft, followed: Followed, watching: Watching) -> None:
+        failed: list[Exception] = []
+
+        def seen(place: Place, suffix: str, tensor: Any) -> None:
+            try:
+                draft.add_output(f"probe/{place.name}{suffix}", tensor)
+            except Exception as error:  # noqa: BLE001 - raised again below, outside of the model
+                failed.append(error)
+
+        assert followed.probe is not None
+        try:
+            followed.probe.run(watching, seen)
+        except Exception as error:  # noqa: BLE001 - a batch that the model cannot take: said once, then left out
+            followed.probe = None
+            why = f"{type(error).__name__}: {error}"
+            self.session.warn_once("probe", f"the model cannot be run on the probe batch ({why}); it is left out.")
+        if failed:
+            raise failed[0]
+
+    def _gradients(self, draft: Draft, followed: Followed, step: OptimizerStep) -> None:
+        at_once = followed.grads_at_once or step.has_closure
+        self._do(lambda: draft.add_gradients(followed.gather, step, at_once=at_once))
+
+    def _kinds(self, draft: Draft, followed: Followed) -> frozenset[str]:
+        return draft.kinds.union(followed.plan.kinds if draft.is_as_planned else ())
+
+    def _do(self, work: Callable[[], None]) -> None:
+        """A piece of work on the training thread. Whatever goes wrong costs this one snapshot."""
+        if self.draft is None:
+            return
+        from sonde.session.copying import TooSlowError
+        from sonde.session.staging import NoRoomError
+
+        try:
+            with self.session.governing.meter.span("snapshots"):
+                work()
+        except (NoRoomError, TooSlowError, ChangedError) as error:
+            self._drop(str(error))
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self._drop(f"{type(error).__name__}: {error}")
+            self.session.breaker("snapshot", error)
+
+    # ----------------------------------------------------------------------------------------------- what becomes of it
+
+    def _hand_over(self, draft: Draft) -> None:
+        if draft.is_empty:
+            self._drop("there was nothing that could be copied")
+            return
+        self.draft = None
+        self._writing().put(draft.pending())
+
+    def _drop(self, why: str, *, is_loss: bool = True) -> None:
+        draft, self.draft = self.draft, None
+        if draft is not None:
+            draft.drop()
+            if is_loss:
+                self._skip(draft.step, why, draft.tickets)
+
+    def _skip(self, step: int, why: str, tickets: tuple[str, ...]) -> None:
+        self.counts["skipped"] += 1
+        message = f"the snapshot of step {step} was skipped: {why}"
+        self.session.event("snapshot_skipped", message, severity="warning", details={"step": step, "why": why})
+        self._tell_once("skipped", f"{message}. Later ones are only counted.")
+        self.note()
+        for ticket in tickets:
+            self._requests.answer(ticket, state="skipped", step=step, why=why)
+
+    def _done(self, outcome: Outcome) -> None:
+        """Called on the thread that writes."""
+        pending = outcome.pending
+        if outcome.state == "changed":
+            self._again(outcome)
+            return
+        if outcome.state == "taken" and outcome.receipt is not None:
+            self.counts["taken"] += 1
+            self.nbytes += outcome.receipt.nbytes
+            self.stored_bytes += outcome.receipt.stored_bytes
+        elif outcome.state != "exists":
+            self._failed(outcome)
+        self.note()
+        self._answer(pending.tickets, outcome)
+
+    def _again(self, outcome: Outcome) -> None:
+        """A tensor was written to while it was copied: the next step is taken, and its gradients at once."""
+        for followed in list(self._followed.values()):
+            followed.grads_at_once = True
+        self.session.event("snapshot_again", f"step {outcome.pending.step} is taken again one later: {outcome.why}")
+        self._asked.put(Ask(outcome.pending.reason, None, outcome.pending.tickets))
+
+    def _failed(self, outcome: Outcome) -> None:
+        self.counts["failed"] += 1
+        message = f"the snapshot of step {outcome.pending.step} could not be written: {outcome.why}"
+        self.session.event("snapshot_failed", message, severity="critical", details={"step": outcome.pending.step})
+        self._tell_once("failed", f"{message}. Training goes on.")
+        if outcome.error is not None and not isinstance(outcome.error, OSError):
+            self.session.breaker("snapshot", outcome.error)
+
+    def _answer(self, tickets: tuple[str, ...], outcome: Outcome) -> None:
+        receipt = outcome.receipt
+        sizes = {} if receipt is None else {
+            "nbytes": receipt.nbytes, "stored_bytes": receipt.stored_bytes, "num_tensors": receipt.num_tensors,
+        }  # fmt: skip
+        for ticket in tickets:
+            self._requests.answer(ticket, state=outcome.state, step=outcome.pending.step, why=outcome.why, **sizes)
+
+    def _tell_once(self, key: str, message: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self.session.warn(message)
+
+    def _left_out(self, name: str, why: str) -> None:
+        self.session.warn_once(f"snapshot without {why}", f"{name} is in no snapshot: it is {why}.")
+
+    def note(self) -> None:
+        facts = {**self.counts, "nbytes": self.nbytes, "stored_bytes": self.stored_bytes}
+        self.session.writer.note(snapshots={**facts, "store": self._store.store})
+
+    # ------------------------------------------------------------------------------------------------- how it ends
+
+    def flush(self, timeout_s: float) -> bool:
+        return self._writer is None or self._writer.flush(timeout_s)
+
+    def finish(self, deadline_s: float, *, is_crash: bool) -> None:
+        """Write what is on its way, as long as there is time; say what is lost."""
+        if self.draft is not None:
+            self._last_draft(is_crash=is_crash)
+        if self._writer is not None:
+            self._close(self._writer, deadline_s)
+        for ask in self._take_asks():
+            for ticket in ask.tickets:
+                self._requests.answer(ticket, state="lost", why="the run ended before its next step")
+        if self._copier is not None:
+            self._copier.close()
+        if self._staging is not None:
+            self._staging.clear()
+
+    def _last_draft(self, *, is_crash: bool) -> None:
+        """One that was asked for is taken now: no further step will come. Others belong to a step that never was."""
+        draft = self.draft
+        if draft is None or is_crash or not draft.is_asked:
+            self._drop("the run ended in the middle of its step", is_loss=draft is not None and draft.is_asked)
+            return
+        for watching in self.session.watchings:
+            followed = self._followed.get(id(watching))
+            if followed is not None:
+                self._do(partial(self._settle, draft, followed, watching))
+        self._do(lambda: self._hand_over(draft))
+
+    def _close(self, writer: SnapshotWriter, deadline_s: float) -> None:
+        end = time.monotonic() + deadline_s
+        if not writer.flush(min(_PATIENCE_S, deadline_s)):
+            num = writer.num_open
+            self.session._say(f"writing {num} more snapshot{'s' if num > 1 else ''} …")
+        if not writer.close(end - time.monotonic()):
+            num = writer.num_open
+            self.counts["failed"] += num
+            message = f"{num} snapshot{'s were' if num > 1 else ' was'} lost: not written within {deadline_s:g} s"
+            self.session.event("snapshot_lost", message, severity="critical")
+            self.session.warn(f"{message}. Allow more with finish_deadline_s.")
+        self.note()
+
+    def forked(self) -> None:
+        """In a forked child: all of it is the parent's."""
+        self.draft = None
+        self._followed.clear()
+        abandon(self._opened, self._copier)
+        if self._writer is not None:
+            self._writer.abandon()
+        self._opened = self._writer = self._copier = None
+
+    # ------------------------------------------------------------------------------------------------- made when needed
+
+    def _memory(self) -> Staging:
+        from sonde.session.staging import Staging, default_limit
+
+        if self._staging is None:
+            set_mib = self.session.settings.snapshot_mib
+            self._staging = Staging(default_limit() if set_mib is None else int(set_mib * (1 << 20)))
+        return self._staging
+
+    def _copying(self) -> Copier:
+        from sonde.session.copying import Copier
+
+        self._copier = self._copier or Copier()
+        return self._copier
+
+    def _writing(self) -> SnapshotWriter:
+        if self._writer is None:
+            opened = self._opened
+            plan, path = self._store, self.session.path
+            self._writer = SnapshotWriter(
+                lambda: opened if opened is not None else open_store(plan.store, path, plan.options),
+                plan.store,
+                self.session.writer,
+                self._done,
+            )
+        return self._writer

@@ -1,0 +1,165 @@
+"""Host memory for snapshots that are on their way: bounded, made once, used again. Knows no tensors' names.
+
+A block is a run of bytes, page-locked where the tensors come from a GPU. Memory that a snapshot gives back serves the
+next one; taking it anew each time would cost a page fault per 4 KiB, which is as dear as the copy itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from sonde.schema.tensors import STORAGE
+
+_ALIGN: Final = 64
+_MIN_BLOCK: Final = 1 << 12
+_CHUNK: Final = 1 << 20
+_FREE_SHARE: Final = 4
+
+
+class NoRoomError(Exception):
+    """A snapshot would need more memory than the limit leaves. It is skipped, whole."""
+
+
+def default_limit() -> int:
+    """A quarter of what is free now."""
+    return int(psutil.virtual_memory().available) // _FREE_SHARE
+
+
+class Block:
+    """Bytes, as torch and as numpy see them."""
+
+    __slots__ = ("bytes", "is_pinned", "nbytes", "tensor")
+
+    def __init__(self, nbytes: int, *, is_pinned: bool) -> None:
+        self.nbytes, self.is_pinned = nbytes, is_pinned
+        if is_pinned:
+            self.tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            self.bytes = self.tensor.numpy()
+        else:
+            self.bytes = np.empty(nbytes, np.uint8)
+            self.tensor = torch.from_numpy(self.bytes)
+
+
+class Place:
+    """Where one tensor is copied to."""
+
+    __slots__ = ("_block", "_offset", "dtype", "nbytes", "shape")
+
+    def __init__(self, block: Block, offset: int, source: Tensor) -> None:
+        self._block, self._offset = block, offset
+        self.nbytes, self.shape, self.dtype = source.nbytes, tuple(source.shape), source.dtype
+
+    def tensor(self) -> Tensor:
+        flat = self._block.tensor[self._offset : self._offset + self.nbytes]
+        return flat.view(self.dtype).view(self.shape)
+
+    def bits(self) -> Any:
+        """As numpy sees the same bytes, flat."""
+        return self._block.bytes[self._offset : self._offset + self.nbytes].view(STORAGE[dtype_name(self.dtype)])
+
+
+class Staging:
+    """The memory of all snapshots of a session. Used from the training thread and from the one that writes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._lock = threading.RLock()  # a signal handler of the user's may ask for a snapshot in the middle of one
+        self._free: list[Block] = []
+        self._used_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """What snapshots hold now, without what waits to be used again."""
+        return self._used_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        return max(self.limit_bytes - self._used_bytes, 0)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._used_bytes + sum(block.nbytes for block in self._free)
+
+    def take(self, nbytes: int, *, is_pinned: bool) -> Block:
+        """A block of at least that size."""
+        nbytes = max(nbytes, _MIN_BLOCK)
+        with self._lock:
+            fitting = [b for b in self._free if b.is_pinned == is_pinned and nbytes <= b.nbytes <= 2 * nbytes]
+            block = min(fitting, key=lambda b: b.nbytes, default=None)
+            taken = nbytes if block is None else block.nbytes
+            if self._used_bytes + taken > self.limit_bytes:
+                raise NoRoomError(
+                    f"it needs {mib(nbytes)} more, and {mib(self._used_bytes)} of the {mib(self.limit_bytes)} that "
+                    "snapshot_mib allows are in use"
+                )
+            if block is not None:
+                self._free.remove(block)
+            self._used_bytes += taken
+            while self._free and self.held_bytes > self.limit_bytes:
+                self._free.pop(0)
+        if block is not None:
+            return block
+        try:
+            return Block(nbytes, is_pinned=is_pinned)
+        except BaseException:
+            with self._lock:
+                self._used_bytes -= nbytes
+            raise
+
+    def give_back(self, blocks: list[Block]) -> None:
+        with self._lock:
+            self._used_bytes -= sum(block.nbytes for block in blocks)
+            self._free.extend(blocks)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._free.clear()
+
+
+class Arena:
+    """The memory of one snapshot; grows block by block, and is given back as a whole."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._blocks: list[Block] = []
+        self._rest: dict[bool, tuple[Block, int]] = {}
+        """What is left of the newest block, by whether it is page-locked."""
+        self.nbytes = 0
+
+    def places(self, sources: list[Tensor]) -> list[Place]:
+        """Room for these tensors, side by side; all are on one device."""
+        offsets, end = [], 0
+        for source in sources:
+            offsets.append(end)
+            end += -(-source.nbytes // _ALIGN) * _ALIGN
+        block, start = self._room(end, is_pinned=bool(sources) and sources[0].is_cuda)
+        self.nbytes += sum(source.nbytes for source in sources)
+        return [Place(block, start + offset, source) for offset, source in zip(offsets, sources, strict=True)]
+
+    def _room(self, nbytes: int, *, is_pinned: bool) -> tuple[Block, int]:
+        block, used = self._rest.get(is_pinned, (None, 0))
+        if block is None or used + nbytes > block.nbytes:
+            # Activations come one by one: they share blocks, so that there are not thousands.
+            block, used = self._staging.take(max(nbytes, min(_CHUNK, self._staging.left_bytes)), is_pinned=is_pinned), 0
+            self._blocks.append(block)
+        self._rest[is_pinned] = block, used + nbytes
+        return block, used
+
+    def release(self) -> None:
+        blocks, self._blocks = self._blocks, []
+        self._rest.clear()
+        self._staging.give_back(blocks)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes >= 10 << 20 else f"{nbytes / (1 << 20):.1f} MiB"
