@@ -59,6 +59,10 @@ class ForwardOrder:
             return stage, -order if order != _UNKNOWN else _UNKNOWN, -number
         return stage, order, number
 
+    def depth(self, module: str) -> int:
+        """Place of a module in the forward pass, from the input on; a very large number where it was not seen."""
+        return self._orders.get(module, _UNKNOWN)
+
     def owner(self, kind: str, site: str) -> str:
         """The module a site belongs to."""
         _, known = self._sites.get((kind, site), (0, None))

@@ -39,7 +39,7 @@ def read_overview(
     """The long table of `read_stats` with about `points` buckets per series, lowest and highest of each bucket kept."""
     question = ask(state.catalog.require().sites, patterns)
     level = pick_level(state, question, steps, max_rows)
-    table = _read_level(state, question, steps, level) if level else None
+    table = read_level(state, question, steps, level) if level else None
     if table is None:
         level = 0
         raw = read_raw(state, question.ids, steps, question.fields, with_hist=question.needs_hist)
@@ -82,7 +82,7 @@ def _value(stat: str, rows: Array, hist: Array) -> Array:
     return STATS[stat].of(rows, hist)
 
 
-def _read_level(state: RunState, question: Question, steps: StepFilter, level: int) -> pa.Table | None:
+def read_level(state: RunState, question: Question, steps: StepFilter, level: int) -> pa.Table | None:
     """None when a file of the pyramid is damaged: the rows it was made of are still there."""
     bucket = PYRAMID_FACTOR**level
     span = Span(steps.span.first // bucket * bucket, steps.span.last)

@@ -33,7 +33,11 @@ Columns = dict[str, NDArray[Any]]
 
 def read_scalars(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:
     """Rows in order of (name, step); values logged twice at one step are both there, in the order they were logged."""
-    names = find_names(state.catalog.require().scalar_names, patterns)
+    return read_named(state, find_names(state.catalog.require().scalar_names, patterns), steps)
+
+
+def read_named(state: RunState, names: dict[int, str], steps: StepFilter) -> pa.Table:
+    """The same for scalars that are known by their ids."""
     parts: list[Columns] = []
     errors: list[CorruptError] = []
     for segment in state.segments_of("scalars"):

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import CorruptError
+from sonde.read.pyramid import pick_level, read_level
 from sonde.read.raw import read_raw
 from sonde.read.scalars import read_scalars
 from sonde.read.segments import Span
@@ -41,6 +42,21 @@ def read_window(state: RunState, patterns: Sequence[str], structure: Mapping[str
         else:
             scalars[text] = column
     return Window(series, scalars, _facts(state, structure))
+
+
+def read_merged_window(state: RunState, patterns: Sequence[str], structure: Mapping[str, Any], max_rows: int) -> Window:
+    """The same for runs too long to read: steps merged by 4, 16, …, shown as an average step, about `max_rows` of them.
+
+    Good for a picture. Rules are not made for it: what lasts a step is averaged away.
+    """
+    question = ask(state.catalog.require().sites, patterns, strict=False)
+    level = pick_level(state, question, ALL_STEPS, max_rows) if question.wanted else 0
+    table = read_level(state, question, ALL_STEPS, level) if level else None
+    if table is None:
+        return read_window(state, patterns, structure)
+    found = by_series(table, ("kind", "site", "stat"))
+    series = {Series(*name.split("/")): column for name, column in found.items()}
+    return Window(series, {}, _facts(state, structure))
 
 
 def _filters(last_step: int) -> list[StepFilter]:

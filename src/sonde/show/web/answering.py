@@ -1,0 +1,202 @@
+"""From a path and a query to an answer: the table of questions. Knows no HTTP; the server and the report both ask here.
+
+answers = Answers(RunTable([Path("runs")]))
+answers.get("/api/runs").body
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunError, SondeError
+from sonde.run import Run
+from sonde.show.trash import bring_back, throw_away
+from sonde.show.web.answers import comparing, flow, judgement, lines, overview, sites, snapshots, tensor
+from sonde.show.web.answers.heat import Heats, health_heat
+from sonde.show.web.briefs import Briefs
+from sonde.show.web.cache import ByteCache
+from sonde.show.web.diagnoses import Diagnoses, finding_key
+from sonde.show.web.finding_states import STATES, FindingStates
+from sonde.show.web.query import BadRequestError, ConflictError, NotFoundError, Query
+from sonde.show.web.runs import Entry, RunTable, run_key, state_of
+from sonde.show.web.wire import Reply, json_reply
+
+ANSWER_BYTES: Final = 128 << 20
+_RUN: Final = re.compile(r"/api/runs/([0-9a-f]{16})(?:/([a-z]+))?", re.ASCII)
+_SNAPSHOT: Final = re.compile(r"/api/runs/([0-9a-f]{16})/snapshots/(\d{1,15})(?:/(\d{1,9}))?", re.ASCII)
+_STATE: Final = re.compile(r"/api/runs/([0-9a-f]{16})/findings/(\d{1,6})/state", re.ASCII)
+
+Answer = Callable[[Run, Query], Reply]
+_PLAIN: Final[dict[str, Answer]] = {
+    "sites": sites.sites,
+    "scalars": lines.scalars,
+    "lines": lines.lines,
+    "system": lines.system,
+    "cell": tensor.cell,
+    "hist": tensor.hist,
+    "flow": flow.flow,
+    "events": overview.events,
+    "snapshots": snapshots.snapshots,
+}
+"""Answers that need nothing but the run. What they say of a run that has not moved on is kept."""
+_KEPT: Final = frozenset({"sites", "scalars", "lines", "system", "hist", "flow"})
+
+
+class BrokenRunError(BadRequestError):
+    """The folder is there, and cannot be read."""
+
+    status, code = 422, "broken"
+
+
+class Answers:
+    """Everything the dashboard can ask."""
+
+    def __init__(self, table: RunTable, *, can_delete: bool = True) -> None:
+        self.table, self.can_delete = table, can_delete
+        self.states = FindingStates()
+        self.briefs = Briefs(self.states)
+        self.diagnoses = Diagnoses()
+        self.heats = Heats()
+        self.cache: ByteCache[Reply] = ByteCache(ANSWER_BYTES)
+
+    def get(self, path: str) -> Reply:
+        """The answer to a GET. BadRequestError and its children say what was wrong with the question."""
+        where, _, text = path.partition("?")
+        query = Query(text)
+        try:
+            return self._get(where, query)
+        except (RunError, SondeError) as error:
+            raise BrokenRunError(str(error)) from error
+
+    def close(self) -> None:
+        self.briefs.close()
+        self.heats.loader.close()
+
+    def _get(self, where: str, query: Query) -> Reply:
+        if where == "/api/runs":
+            return overview.runs(self.table, self.briefs, query, can_delete=self.can_delete)
+        if where == "/api/compare":
+            return self._compare(query.only("ids").ids("ids", 2, comparing.MAX_RUNS))
+        if where == "/api/compare/heat":
+            return self._ratio(query)
+        if match := _RUN.fullmatch(where):
+            return self._of_run(self.table.get(match[1]), match[2] or "", query)
+        if match := _SNAPSHOT.fullmatch(where):
+            return self._snapshot(self.table.get(match[1]), int(match[2]), match[3], query)
+        raise NotFoundError("no such question")
+
+    def _of_run(self, entry: Entry, what: str, query: Query) -> Reply:
+        with entry.open() as run:
+            if what in _KEPT:
+                return self._kept(entry, run, what, query)
+            if what in _PLAIN:
+                return _PLAIN[what](run, query)
+            match what:
+                case "":
+                    return overview.detail(entry, run, self.briefs, query)
+                case "findings":
+                    states = self.states.of(entry.home, run.id)
+                    return judgement.findings(run, self.diagnoses.of(entry, run), states, query)
+                case "health":
+                    return judgement.health(self.diagnoses.of(entry, run), query)
+                case "heat" if query.values.get("kind") == "health":
+                    return health_heat(self.diagnoses.of(entry, run), query)
+                case "heat":
+                    return self.heats.heat(entry, run, query)
+                case _:
+                    raise NotFoundError("no such question")
+
+    def _kept(self, entry: Entry, run: Run, what: str, query: Query) -> Reply:
+        state = state_of(run)
+        version = state.last_step(), len(state.catalog.segments), len(state.catalog.sites)
+        key = entry.id, what, tuple(sorted(query.values.items())), version
+        found = self.cache.get(key)
+        if found is None:
+            found = _PLAIN[what](run, query)
+            self.cache.put(key, found, len(found.body))
+        return found
+
+    def _snapshot(self, entry: Entry, step: int, n: str | None, query: Query) -> Reply:
+        with entry.open() as run:
+            if n is None:
+                return snapshots.snapshot(run, step, query)
+            return snapshots.image(run, step, int(n), query)
+
+    def _compare(self, ids: Sequence[str]) -> Reply:
+        entries = [self.table.get(id) for id in ids]
+        with ExitStack() as stack:
+            return comparing.comparison(entries, [stack.enter_context(e.open()) for e in entries], self.briefs)
+
+    def _ratio(self, query: Query) -> Reply:
+        entries = [self.table.get(query.ids(name, 1, 1)[0]) for name in ("a", "b")]
+        with ExitStack() as stack:
+            return self.heats.ratio(entries, [stack.enter_context(e.open()) for e in entries], query)
+
+    # ------------------------------------------------------------------------------------------------------- changes
+
+    def post(self, path: str, body: Any) -> Reply:
+        """States of findings, and runs brought back from the trash."""
+        if match := _STATE.fullmatch(path):
+            return self._set_state(self.table.get(match[1]), int(match[2]), body)
+        match = _RUN.fullmatch(path)
+        if match and match[2] == "restore":
+            return self._restore(match[1])
+        raise NotFoundError("no such action")
+
+    def delete(self, path: str) -> Reply:
+        match = _RUN.fullmatch(path)
+        if match is None or match[2] is not None:
+            raise NotFoundError("no such action")
+        self._refuse_changes()
+        entry = self.table.get(match[1])
+        try:
+            with entry.open() as run:
+                throw_away(run, entry.home)
+        except SondeError as error:
+            raise ConflictError(str(error)) from error
+        except OSError as error:
+            raise ConflictError(f"the run cannot be moved to the trash: {error.strerror}") from error
+        self.table.entries(fresh=True)
+        return json_reply({"deleted": entry.id})
+
+    def _restore(self, id: str) -> Reply:
+        self._refuse_changes()
+        found = self.table.trash().get(id)
+        if found is None:
+            raise NotFoundError("this run is not in the trash any more")
+        try:
+            back = bring_back(found)
+        except SondeError as error:
+            raise ConflictError(str(error)) from error
+        except OSError as error:
+            raise ConflictError(f"the run cannot be brought back: {error.strerror}") from error
+        self.table.entries(fresh=True)
+        return json_reply({"restored": run_key(back)})
+
+    def _refuse_changes(self) -> None:
+        if not self.can_delete:
+            raise ConflictError("this dashboard was started with --read-only")
+
+    def _set_state(self, entry: Entry, n: int, body: Any) -> Reply:
+        state = body.get("state") if isinstance(body, dict) else None
+        if state not in STATES:
+            raise BadRequestError(f"state is one of {', '.join(STATES)}")
+        self._refuse_changes()
+        with entry.open() as run:
+            found = self.diagnoses.of(entry, run).findings
+            keys = [finding_key(finding) for finding in found]
+            key = body.get("key", keys[n] if n < len(keys) else None)
+            if key not in keys:
+                raise NotFoundError("this finding is not there any more")
+            finding = found[keys.index(key)]
+            self.states.set(entry.home, run.id, key, state, str(finding.severity))
+        return json_reply({"key": key, "state": state})
+
+
+def answers_for(places: Sequence[Path]) -> Answers:
+    """For a report or a notebook: the same answers as the server's, without a server."""
+    return Answers(RunTable(places), can_delete=False)

@@ -1,0 +1,123 @@
+"""Several runs side by side: settings that differ, last values, and where each leaves the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.errors import SondeError
+from sonde.read.compare import flatten
+from sonde.read.scalars import read_named
+from sonde.read.steps import ALL_STEPS
+from sonde.run import Run, compare
+from sonde.schema.names import is_inspection
+from sonde.show.web.answers.lines import by_name
+from sonde.show.web.answers.overview import MAX_TEXT, run_row
+from sonde.show.web.briefs import Briefs
+from sonde.show.web.diagnoses import num_rows
+from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.structure import structure_of
+from sonde.show.web.wire import Reply, json_reply, number
+
+MAX_RUNS: Final = 8
+MAX_ROWS: Final = 3_000_000
+"""Of longer runs only settings and logged numbers are compared."""
+MAX_SERIES: Final = 500
+MAX_METRICS: Final = 500
+
+
+def comparison(entries: Sequence[Entry], runs: Sequence[Run], briefs: Briefs) -> Reply:
+    kinds = [structure_of(state_of(run)).kinds() for run in runs]
+    heads = [entry.head() for entry in entries]
+    return json_reply(
+        {
+            "runs": [run_row(e, head, briefs.of(e, head)) for e, head in zip(entries, heads, strict=True)],
+            "config": _config(runs),
+            "metrics": _metrics(runs),
+            "divergences": [_divergence(entries[0], runs[0], e, r) for e, r in zip(entries[1:], runs[1:], strict=True)],
+            "kinds": [kind for kind in kinds[0] if all(kind in other for other in kinds[1:])],
+        }
+    )
+
+
+def _config(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    flat = [flatten(run.config) for run in runs]
+    keys = sorted(set().union(*flat))
+    rows = [(key, [leaves.get(key) for leaves in flat]) for key in keys]
+    return [
+        {"key": key[:MAX_TEXT], "values": [None if value is None else value[:MAX_TEXT] for value in values]}
+        for key, values in rows
+        if len(set(values)) > 1
+    ]
+
+
+def _metrics(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    columns, ids = [], []
+    for run in runs:
+        state = state_of(run)
+        logged = {i: name for i, name in state.catalog.require().scalar_names.items() if not is_inspection(name)}
+        kept = dict(list(logged.items())[:MAX_METRICS])
+        ids.append({name: i for i, name in kept.items()})
+        columns.append(by_name(read_named(state, kept, ALL_STEPS)))
+    rows = []
+    for name in sorted(set().union(*ids)):
+        ends = [_ends(own.get(name)) for own in columns]
+        rows.append(
+            {
+                "name": name,
+                "last": [last for last, _, _ in ends],
+                "min": [low for _, low, _ in ends],
+                "max": [high for _, _, high in ends],
+                "scalars": [own.get(name) for own in ids],
+            }
+        )
+    return rows
+
+
+def _ends(column: Any) -> tuple[Any, Any, Any]:
+    if column is None or not len(column[1]):
+        return None, None, None
+    values = column[1]
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
+    return number(float(values[-1])), low, high
+
+
+def _divergence(first: Entry, a: Run, entry: Entry, b: Run) -> dict[str, Any]:
+    empty = {
+        "id": entry.id,
+        "first": None,
+        "num_steps": min(a.last_step, b.last_step) + 1,
+        "series": [],
+        "only_a": [],
+        "only_b": [],
+        "problem": "",
+    }
+    if max(num_rows(state_of(a)), num_rows(state_of(b))) > MAX_ROWS:
+        return {**empty, "problem": "too long to compare every series here: sonde compare A B does it in the terminal"}
+    try:
+        found = compare(a, b)
+    except SondeError as error:
+        return {**empty, "problem": str(error)[:MAX_TEXT]}
+    apart = found.divergence.filter(found.divergence["step"].is_valid()).slice(0, MAX_SERIES).to_pylist()
+    where = found.first_divergence
+    return {
+        **empty,
+        "first": where
+        and {
+            "step": where.step,
+            "series": where.series,
+            "a": number(where.a),
+            "b": number(where.b),
+            "reason": f"beyond {found.tolerance:g} of the larger value",
+        },
+        "num_steps": found.num_steps,
+        "series": [
+            {"series": row["series"], "step": row["step"], "a": number(row["a"]), "b": number(row["b"])}
+            for row in apart
+        ],
+        "only_a": list(found.only_a[:MAX_SERIES]),
+        "only_b": list(found.only_b[:MAX_SERIES]),
+    }

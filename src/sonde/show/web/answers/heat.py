@@ -1,0 +1,195 @@
+"""The heat map of layers × steps, of health as well, and of the ratio of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.read.heatmap import MISSING, Cells, HeatQuestion, Places, pool_into, scale_of
+from sonde.read.state import RunState
+from sonde.run import Run
+from sonde.show.web.cache import ByteCache
+from sonde.show.web.diagnoses import Judged
+from sonde.show.web.heat_index import CACHE_BYTES, HeatIndex, Loader, Picture, colour_range, encode, even_width
+from sonde.show.web.query import BadRequestError, NotFoundError, Query
+from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.structure import stats_of, structure_of
+from sonde.show.web.wire import Reply, binary_reply
+
+MAX_COLUMNS: Final = 4096
+DEFAULT_COLUMNS: Final = 1200
+RETRY_MS: Final = 700
+_WHOLE_COLUMNS: Final = 400
+"""How closely the whole run is looked at to choose the colours."""
+_RATIO_ROUND: Final = 4.0
+
+
+class Heats:
+    """Pictures of all runs, over one cache."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self.cache: ByteCache[Cells] = ByteCache(cache_bytes)
+        self.ranges: ByteCache[tuple[float, float]] = ByteCache(1 << 20)
+        self.loader = Loader()
+
+    def heat(self, entry: Entry, run: Run, query: Query) -> Reply:
+        query.only("kind", "stat", "from", "to", "w", "rows")
+        state = state_of(run)
+        structure = structure_of(state)
+        kind = query.word("kind", structure.kinds())
+        stat = query.word("stat", stats_of(kind))
+        rows = structure.rows(kind)
+        picture = self._picture(entry, state, stat, rows, query)
+        low, high = self._range(entry, state, stat, rows, picture)
+        begin, end = query.range("rows", len(rows))
+        codes = encode(picture.places[:, begin:end], low, high)
+        header = {
+            "last_step": state.last_step(),
+            "kind": kind,
+            "stat": stat,
+            "scale": scale_of(stat),
+            "lo": low,
+            "hi": high,
+            "labels": [],
+        }
+        return _reply(header, picture, rows[begin:end], codes)
+
+    def ratio(self, entries: Sequence[Entry], runs: Sequence[Run], query: Query) -> Reply:
+        """b over a, of the sites that both have."""
+        query.only("a", "b", "kind", "stat", "from", "to", "w")
+        states = [state_of(run) for run in runs]
+        structures = [structure_of(state) for state in states]
+        kind = query.word("kind", set(structures[0].kinds()) & set(structures[1].kinds()))
+        stat = query.word("stat", stats_of(kind))
+        if scale_of(stat) != "log10":
+            raise BadRequestError(f"{stat} has no ratio; choose a stat that spans orders of magnitude, such as rms")
+        ids = [{s.sites[n].name: n for n in s.rows(kind)} for s in structures]
+        names = [name for name in ids[0] if name in ids[1]]
+        if not names:
+            raise NotFoundError(f"the two runs have no {kind} of the same name")
+        span = query.span(min(state.last_step() for state in states))
+        pictures = [
+            self._picture(entry, state, stat, [own[name] for name in names], query, span)
+            for entry, state, own in zip(entries, states, ids, strict=True)
+        ]
+        places, top = _log_ratio(pictures[0].places, pictures[1].places)
+        header = {
+            "last_step": min(state.last_step() for state in states),
+            "kind": kind,
+            "stat": stat,
+            "scale": "log10",
+            "lo": -top,
+            "hi": top,
+            "labels": names,
+        }
+        is_exact = all(picture.is_exact for picture in pictures)
+        picture = Picture(places, pictures[0].first, pictures[0].steps_per_column, is_exact)
+        return _reply(header, picture, [ids[0][name] for name in names], encode(places, -top, top))
+
+    def _picture(
+        self,
+        entry: Entry,
+        state: RunState,
+        stat: str,
+        rows: Sequence[int],
+        query: Query,
+        span: tuple[int, int] | None = None,
+    ) -> Picture:
+        first, last = span or query.span(state.last_step())
+        last = max(min(last, state.last_step()), first)
+        index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
+        picture, absent = index.picture(state, first, last, query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS))
+        self.loader.add(index, absent, picture.steps_per_column)
+        return picture
+
+    def _range(
+        self, entry: Entry, state: RunState, stat: str, rows: Sequence[int], picture: Picture
+    ) -> tuple[float, float]:
+        """Colours of the whole run, so that they do not change while somebody pans or zooms."""
+        last = max(state.last_step(), 0)
+        sealed = len(state.segments_of("stats"))
+        key = entry.id, stat, tuple(rows), sealed, state.status().status
+        known = self.ranges.get(key)
+        if known is not None:
+            return known
+        whole, is_exact = picture.places, picture.is_exact
+        if picture.first > 0 or picture.first + picture.steps_per_column * len(whole) <= last:
+            index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
+            found, absent = index.picture(state, 0, last, _WHOLE_COLUMNS)
+            self.loader.add(index, absent, found.steps_per_column)
+            whole, is_exact = found.places, found.is_exact
+        range = colour_range(whole, stat)
+        if is_exact:
+            self.ranges.put(key, range, 256)
+        return range
+
+
+def _log_ratio(a: Places, b: Places) -> tuple[Places, float]:
+    """log10 of b / a: missing where one is, not finite where one is; and the largest magnitude, rounded up."""
+    columns = min(len(a), len(b))
+    a, b = a[:columns], b[:columns]
+    with np.errstate(invalid="ignore"):
+        ratio = b - a
+    ratio[np.isposinf(a) | np.isposinf(b)] = np.inf
+    ratio[(a == MISSING) | (b == MISSING)] = MISSING
+    finite = np.abs(ratio[np.isfinite(ratio)])
+    top = float(np.percentile(finite, 99.5)) if finite.size else 0.0
+    return ratio, max(np.ceil(top * _RATIO_ROUND) / _RATIO_ROUND, 1.0 / _RATIO_ROUND)
+
+
+def health_heat(judged: Judged, query: Query) -> Reply:
+    """Health as a heat map: the code is how far a score is below 100, so that the worst of a cell is what is seen."""
+    query.only("kind", "stat", "from", "to", "w", "rows")
+    query.word("stat", ("score",))
+    found = judged.health
+    first, last = query.span(judged.last_step)
+    last = max(min(last, judged.last_step), first)
+    width = even_width(first, last, query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS))
+    first = first // width * width
+    ill = (100.0 - found.scores.T).astype(np.float32)
+    ill[np.isnan(ill)] = MISSING
+    places = np.full(((last - first) // width + 1, len(found.sites)), MISSING, np.float32)
+    pool_into(places, Cells(found.steps, ill), first, width)
+    _fill_forward(places, _stride(found.steps) // width + 1)
+    begin, end = query.range("rows", len(found.sites))
+    header: dict[str, Any] = {
+        "last_step": judged.last_step,
+        "kind": "health",
+        "stat": "score",
+        "scale": "linear",
+        "lo": 100.0,
+        "hi": 0.0,
+        "labels": list(found.sites[begin:end]),
+    }
+    picture = Picture(places, first, width, True)
+    return _reply(header, picture, [-1] * (end - begin), encode(places[:, begin:end], 0.0, 100.0))
+
+
+def _stride(steps: Any) -> int:
+    return int(np.median(np.diff(steps))) if len(steps) > 1 else 1
+
+
+def _fill_forward(places: Places, reach: int) -> None:
+    """Health holds until it is measured again: a thinned window is no gap."""
+    for _ in range(min(reach, len(places))):
+        gaps = (places[1:] == MISSING) & (places[:-1] != MISSING)
+        if not gaps.any():
+            return
+        places[1:][gaps] = places[:-1][gaps]
+
+
+def _reply(header: dict[str, Any], picture: Picture, rows: Sequence[int], codes: Any) -> Reply:
+    return binary_reply(
+        {
+            **header,
+            "is_exact": picture.is_exact,
+            "retry_ms": 0 if picture.is_exact else RETRY_MS,
+            "first": picture.first,
+            "steps_per_column": picture.steps_per_column,
+            "num_columns": len(picture.places),
+            "num_rows": len(rows),
+        },
+        {"rows": ("i32", np.array(rows, np.int32)), "codes": ("u8", codes)},
+    )

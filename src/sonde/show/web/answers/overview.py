@@ -1,0 +1,179 @@
+"""Runs in a list, and one run at a glance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sonde.errors import CorruptError
+from sonde.read.catalog import read_rows
+from sonde.read.compare import flatten
+from sonde.read.state import RunState
+from sonde.run import Run
+from sonde.schema.names import is_inspection
+from sonde.show.coverage import coverage_sentences, overhead_sentence
+from sonde.show.summary import LOSS_NAMES
+from sonde.show.web.briefs import Briefs
+from sonde.show.web.query import Query
+from sonde.show.web.runs import Entry, Head, RunTable, state_of
+from sonde.show.web.wire import Reply, json_reply, number
+
+MAX_CONFIG: Final = 200
+MAX_TEXT: Final = 2_000
+MAX_EVENTS: Final = 2_000
+_OTHER_SETS: Final = frozenset({"val", "valid", "validation", "eval", "test", "dev"})
+
+
+def runs(table: RunTable, briefs: Briefs, query: Query, *, can_delete: bool) -> Reply:
+    query.only()
+    rows = [
+        run_row(entry, head, briefs.of(entry, head)) for entry in table.entries().values() if (head := entry.head())
+    ]
+    rows.sort(key=lambda row: (row["created"], row["name"]), reverse=True)
+    trash = [
+        {"id": id, "project": one.manifest.project, "name": one.manifest.name, "deleted": one.time}
+        for id, one in table.trash().items()
+    ]
+    return json_reply(
+        {
+            "runs": rows,
+            "trash": trash,
+            "num_pending": briefs.num_pending,
+            "places": [str(place) for place in table.places],
+            "can_delete": can_delete,
+        }
+    )
+
+
+def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str, Any]:
+    manifest = head.manifest
+    if manifest is None:
+        return {
+            "id": entry.id,
+            "run_id": "",
+            "project": entry.path.parent.name,
+            "name": entry.path.name,
+            "status": "broken",
+            "reason": head.reason[:MAX_TEXT],
+            "created": 0.0,
+            "ended": None,
+            "duration_s": None,
+            "last_step": -1,
+            "tags": [],
+            "notes": "",
+            "config": {},
+            "brief": None,
+        }
+    end = manifest.ended_time or manifest.heartbeat.time
+    return {
+        "id": entry.id,
+        "run_id": manifest.id,
+        "project": manifest.project[:MAX_TEXT],
+        "name": manifest.name[:MAX_TEXT],
+        "status": head.status,
+        "reason": head.reason[:MAX_TEXT],
+        "created": number(manifest.created_time),
+        "ended": manifest.ended_time,
+        "duration_s": max(end - manifest.created_time, 0.0) if end and manifest.created_time else None,
+        "last_step": max(manifest.heartbeat.step, -1 if brief is None else brief["last_step"]),
+        "tags": [tag[:MAX_TEXT] for tag in manifest.tags[:MAX_CONFIG]],
+        "notes": manifest.notes[:MAX_TEXT],
+        "config": small_config(manifest.config),
+        "brief": brief,
+    }
+
+
+def small_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """Leaves by dotted path, the first few hundred, cut to a readable length."""
+    try:
+        leaves = flatten(config)
+    except RecursionError:
+        return {}
+    return {key[:MAX_TEXT]: value[:MAX_TEXT] for key, value in list(leaves.items())[:MAX_CONFIG]}
+
+
+def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
+    query.only()
+    state = state_of(run)
+    manifest = run.manifest
+    head = entry.head()
+    row = run_row(entry, head, briefs.of(entry, head))
+    facts = manifest.facts
+    overhead = facts.get("overhead")
+    known = overhead if isinstance(overhead, Mapping) else None
+    names = state.catalog.scalar_names
+    return json_reply(
+        {
+            **row,
+            "last_step": state.last_step(),
+            "path": str(run.path),
+            "command": list(manifest.command),
+            "host": manifest.host,
+            "pid": manifest.pid,
+            "world_size": manifest.world_size,
+            "environment": manifest.environment,
+            "git": manifest.git,
+            "full_config": manifest.config,
+            "overhead": known
+            and {
+                "fraction": known.get("fraction", known.get("host_fraction")),
+                "uncertainty": known.get("uncertainty"),
+                "sentence": overhead_sentence(known),
+            },
+            "coverage": coverage_sentences(run.coverage()),
+            "warnings": [warning[:MAX_TEXT] for warning in run.warnings[:MAX_CONFIG]],
+            "first_step": _first_step(state),
+            "num_sites": len(state.catalog.sites),
+            "num_scalars": len(names),
+            "num_snapshots": _num_snapshots(state),
+            "headline": headline(names),
+        }
+    )
+
+
+def _first_step(state: RunState) -> int:
+    return min((segment.first_step for segment in state.catalog.segments), default=0)
+
+
+def _num_snapshots(state: RunState) -> int:
+    try:
+        return len(read_rows(state.run, "snapshots", is_live=state.is_held))
+    except CorruptError:  # a damaged catalog is in the warnings
+        return 0
+
+
+def headline(names: Mapping[int, str]) -> dict[str, int | None]:
+    """The scalars to draw first, by their names."""
+    logged = {name: i for i, name in names.items() if not is_inspection(name)}
+    losses = {name: i for name, i in logged.items() if "loss" in name.lower()}
+    held_out = [i for name, i in losses.items() if _words(name) & _OTHER_SETS]
+    trained = [i for name, i in losses.items() if not _words(name) & _OTHER_SETS]
+    rates = [i for name, i in logged.items() if _words(name) & {"lr"} or "learning_rate" in name.lower()]
+    first = next((logged[name] for name in LOSS_NAMES if name in logged), None)
+    return {
+        "loss": first if first is not None else next(iter(trained), None),
+        "val_loss": next(iter(held_out), None),
+        "lr": next(iter(rates), None),
+    }
+
+
+def _words(name: str) -> set[str]:
+    return set(name.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_"))
+
+
+def events(run: Run, query: Query) -> Reply:
+    """The newest events, oldest first."""
+    query.only()
+    rows = run.events().to_pylist()[-MAX_EVENTS:]
+    for row in rows:
+        row["message"] = row["message"][:MAX_TEXT]
+        row["details"] = _details(row["details"])
+    return json_reply({"events": rows})
+
+
+def _details(text: str) -> Any:
+    try:
+        return json.loads(text[: 64 * MAX_TEXT])
+    except (ValueError, RecursionError):
+        return {}

@@ -1,0 +1,127 @@
+"""Whole tensors: which snapshots there are, what is in one, and one tensor of it as an image with its spectrum."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.errors import CorruptError, MissingPackageError, RunError
+from sonde.read.folder import inside
+from sonde.read.lake import FolderLake, read_file
+from sonde.run import Run
+from sonde.schema.tensors import TensorEntry
+from sonde.show.web.query import MAX_STEP, NotFoundError, Query
+from sonde.show.web.runs import state_of
+from sonde.show.web.tensor_image import image_of
+from sonde.show.web.wire import Reply, binary_reply, json_reply, number
+
+MAX_SNAPSHOTS: Final = 2_000
+MAX_FILE_BYTES: Final = 64 << 20
+"""A document larger than this is not read."""
+MAX_ELEMENTS: Final = 1 << 30
+
+
+def _lake(run: Run) -> FolderLake:
+    root = run.path
+
+    def read_inside(path: Path, offset: int, size: int) -> bytes:
+        """Only below the run folder, however its links are laid."""
+        found = inside(root, str(path.relative_to(root)))
+        if size < 0 and offset >= 0 and os.path.getsize(found) > MAX_FILE_BYTES:  # noqa: PTH202
+            raise CorruptError(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB; it is not read.")
+        return read_file(found, offset, size)
+
+    inside(root, "tensors")
+    return FolderLake(root, read_file=read_inside)
+
+
+def snapshots(run: Run, query: Query) -> Reply:
+    query.only()
+    rows: list[dict[str, Any]] = []
+    problem = ""
+    try:
+        lake = _lake(run)
+        for step in lake.steps[-MAX_SNAPSHOTS:]:
+            document = lake.document(step)
+            rows.append(
+                {
+                    "step": step,
+                    "time": document.time,
+                    "reason": document.reason,
+                    "nbytes": document.nbytes,
+                    "num_tensors": len(document.tensors),
+                }
+            )
+    except (RunError, MissingPackageError) as error:
+        problem = str(error)
+    return json_reply({"snapshots": rows, "problem": problem})
+
+
+def snapshot(run: Run, step: int, query: Query) -> Reply:
+    query.only()
+    known = {f"{site.kind}/{site.name}": i for i, site in state_of(run).catalog.sites.items()}
+    rows = []
+    for n, (name, entry) in enumerate(_entries(_lake(run), step)):
+        kind, _, site = name.partition("/")
+        row = {"n": n, "name": name, "kind": kind, "site": site, "shape": list(entry.shape), "dtype": entry.dtype}
+        rows.append({**row, "i": known.get(name)})
+    return json_reply({"tensors": rows})
+
+
+def _entries(lake: FolderLake, step: int) -> list[tuple[str, TensorEntry]]:
+    if not 0 <= step <= MAX_STEP or step not in lake.steps:
+        raise NotFoundError(f"no snapshot of step {step}")
+    return sorted(lake.entries(step).items())
+
+
+def image(run: Run, step: int, n: int, query: Query) -> Reply:
+    query.only()
+    lake = _lake(run)
+    entries = _entries(lake, step)
+    if not 0 <= n < len(entries):
+        raise NotFoundError(f"the snapshot of step {step} has {len(entries)} tensors")
+    name, entry = entries[n]
+    if math.prod(entry.shape) > MAX_ELEMENTS or entry.dtype.startswith("complex"):
+        raise NotFoundError(f"{name} ({entry.dtype}, {math.prod(entry.shape):,} elements) is not drawn")
+    rows, columns = as_matrix_shape(entry.shape)
+
+    def read(begin: int, end: int) -> Any:
+        if len(entry.shape) < 2:
+            return lake.read(step, name)
+        return lake.read_part(step, name, slice(begin, end))
+
+    made = image_of(read, rows, columns)
+    values, sampled = made.spectrum()
+    header = {
+        "step": step,
+        "n": n,
+        "name": name,
+        "shape": list(entry.shape),
+        "dtype": entry.dtype,
+        "matrix": [rows, columns],
+        "height": made.pixels.shape[0],
+        "width": made.pixels.shape[1],
+        "min": number(made.low) if made.num_finite else None,
+        "max": number(made.high) if made.num_finite else None,
+        "rms": number(made.rms),
+        "num_nan": made.num_nan,
+        "num_inf": made.num_inf,
+        "spectrum_of": list(sampled),
+        "stable_rank": float(np.square(values).sum() / values[0] ** 2) if len(values) and values[0] > 0 else None,
+    }
+    return binary_reply(header, {"pixels": ("f32", made.pixels), "spectrum": ("f64", values)})
+
+
+def as_matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """First axis by the rest; a vector is one row.
+
+    >>> as_matrix_shape((8, 4, 3, 3)), as_matrix_shape((5,)), as_matrix_shape(())
+    ((8, 36), (1, 5), (1, 1))
+    """
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    return shape[0], math.prod(shape[1:])

@@ -1,0 +1,156 @@
+"""What the list shows of each run beyond run.json: loss curve, health, findings, overhead. Worked out on a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.errors import SondeError
+from sonde.read.downsample import min_max
+from sonde.run import Run
+from sonde.show.diagnosis import stored_diagnosis
+from sonde.show.summary import SeriesSummary, loss_series
+from sonde.show.web.diagnoses import judge, num_rows
+from sonde.show.web.finding_states import FindingStates
+from sonde.show.web.runs import Entry, Head, state_of
+from sonde.show.web.wire import number
+
+POINTS: Final = 30
+MAX_ROWS_TO_JUDGE: Final = 300_000
+"""A run without a verdict of its own is judged for the list when it is this small."""
+LIVE_EVERY_S: Final = 5.0
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    version: object
+    brief: dict[str, Any]
+    time: float
+
+
+class Briefs:
+    """Briefs by run. `of` answers at once with what is known and sees to it that it becomes known."""
+
+    def __init__(self, states: FindingStates, on_ready: Callable[[str, dict[str, Any]], None] | None = None) -> None:
+        self._states, self.on_ready = states, on_ready
+        self._kept: dict[str, _Kept] = {}
+        self._queued: set[str] = set()
+        self._tasks: SimpleQueue[tuple[Entry, Head]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def of(self, entry: Entry, head: Head) -> dict[str, Any] | None:
+        """The brief, possibly of a moment ago; None when it is still being worked out."""
+        if head.manifest is None:
+            return None
+        version = head.status, head.step, head.manifest.heartbeat.time
+        with self._lock:
+            kept = self._kept.get(entry.id)
+            is_fresh = kept is not None and (
+                kept.version == version or (head.status == "running" and time.monotonic() - kept.time < LIVE_EVERY_S)
+            )
+            if not is_fresh and entry.id not in self._queued and not self._is_closed:
+                self._queued.add(entry.id)
+                self._tasks.put((entry, head))
+                self._start()
+        return None if kept is None else self._with_states(entry, head, kept.brief)
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._queued)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def wait(self, timeout_s: float) -> None:
+        """Until nothing is pending, for tests."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="sonde-briefs", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            with self._lock:
+                try:
+                    entry, head = self._tasks.get_nowait()
+                except Empty:
+                    self._thread = None
+                    return
+            brief = _try_brief(entry)
+            with self._lock:
+                self._queued.discard(entry.id)
+                if brief is not None and head.manifest is not None:
+                    version = head.status, head.step, head.manifest.heartbeat.time
+                    self._kept[entry.id] = _Kept(version, brief, time.monotonic())
+            if brief is not None and self.on_ready is not None:
+                self.on_ready(entry.id, self._with_states(entry, head, brief))
+
+    def _with_states(self, entry: Entry, head: Head, brief: dict[str, Any]) -> dict[str, Any]:
+        """Findings that somebody has dealt with do not count."""
+        assert head.manifest is not None
+        counts = dict(brief["findings"])
+        for one in self._states.of(entry.home, head.manifest.id).values():
+            severity = one.get("severity")
+            if severity in counts:
+                counts[severity] = max(0, counts[severity] - 1)
+        return {**brief, "findings": counts}
+
+
+def _try_brief(entry: Entry) -> dict[str, Any] | None:
+    try:
+        with entry.open() as run:
+            return make_brief(run)
+    except (SondeError, OSError):  # broken: the list says why by itself
+        return None
+    except Exception:  # noqa: BLE001
+        _log.exception("the brief of %s failed", entry.path)  # one strange run must not take the others' briefs away
+        return None
+
+
+def make_brief(run: Run) -> dict[str, Any]:
+    state = state_of(run)
+    counts, score = stored_diagnosis(run)
+    if counts is None and num_rows(state) <= MAX_ROWS_TO_JUDGE and state.catalog.error is None:
+        judged = judge(run)
+        counts = {word: sum(f.severity == word for f in judged.findings) for word in ("critical", "warning", "info")}
+        score = judged.health.last
+    known = {"critical": 0, "warning": 0, "info": 0, **(counts or {})}
+    return {
+        "last_step": state.last_step(),
+        "loss": _curve(loss_series(run)) if state.catalog.error is None else None,
+        "health": None if score is None or not np.isfinite(score) else round(float(score), 1),
+        "findings": known,
+        "overhead": overhead_fraction(run.manifest.facts),
+    }
+
+
+def overhead_fraction(facts: Mapping[str, Any]) -> float | None:
+    found = facts.get("overhead")
+    share = found.get("fraction", found.get("host_fraction")) if isinstance(found, Mapping) else None
+    return float(share) if isinstance(share, int | float) and np.isfinite(share) else None
+
+
+def _curve(loss: SeriesSummary | None) -> dict[str, Any] | None:
+    if loss is None or not len(loss.steps):
+        return None
+    kept = min_max(loss.steps, loss.values, POINTS)
+    return {
+        "name": loss.name,
+        "last": number(loss.last),
+        "steps": loss.steps[kept].tolist(),
+        "values": [number(float(value)) for value in loss.values[kept]],
+    }

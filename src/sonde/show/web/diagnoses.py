@@ -1,0 +1,151 @@
+"""Findings and health of runs, worked out when asked for and kept until the run has moved on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from sonde.diagnose.diagnosis import Diagnosis
+from sonde.diagnose.finding import Evidence, Finding, Severity
+from sonde.diagnose.health import NEEDS, Health, health
+from sonde.errors import CorruptError
+from sonde.read.state import RunState
+from sonde.read.structure import read_structure
+from sonde.read.window import read_merged_window
+from sonde.run import Run
+from sonde.show.web.runs import Entry, state_of
+
+MAX_ROWS: Final = 5_000_000
+"""Runs with more sketches are not diagnosed anew: what was found during training is shown."""
+MAX_MERGED_ROWS: Final = 1_000_000
+_REST_FACTOR: Final = 10.0
+"""A run that is being written is judged again after this many times what judging it took."""
+_MIN_REST_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is wrong with a run, and how healthy it was."""
+
+    last_step: int
+    source: Literal["diagnosis", "recorded"]
+    findings: tuple[Finding, ...]
+    health: Health
+    num_rules: int = 0
+    blind: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    explained: frozenset[str] = frozenset()
+    """Keys of findings that another one explains."""
+
+
+def finding_key(finding: Finding) -> str:
+    """The same while the finding is the same: its rule and its places."""
+    text = "\x1f".join((finding.rule, *finding.sites))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    version: object
+    judged: Judged
+    fresh_until: float
+
+
+class Diagnoses:
+    """By run. One thread at a time works on a run; others wait for what it finds."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def of(self, entry: Entry, run: Run) -> Judged:
+        state = state_of(run)
+        version = state.last_step(), state.status().status, len(state.catalog.segments)
+        with self._locks[entry.id]:
+            kept = self._kept.get(entry.id)
+            if kept is not None and (kept.version == version or time.monotonic() < kept.fresh_until):
+                return kept.judged
+            began = time.monotonic()
+            judged = judge(run)
+            rest = max(_REST_FACTOR * (time.monotonic() - began), _MIN_REST_S)
+            self._kept[entry.id] = _Kept(version, judged, time.monotonic() + rest)
+            return judged
+
+
+def num_rows(state: RunState) -> int:
+    return sum(segment.num_rows for segment in state.segments_of("stats"))
+
+
+def judge(run: Run) -> Judged:
+    """All rules over all that was recorded; for very long runs what training itself found."""
+    state = state_of(run)
+    if num_rows(state) > MAX_ROWS:
+        return _recorded(run, state)
+    found = run.diagnosis()
+    return Judged(
+        last_step=state.last_step(),
+        source="diagnosis",
+        findings=found.findings,
+        health=found.health,
+        num_rules=found.num_rules,
+        blind=found.blind,
+        failed=found.failed,
+        gaps=tuple(f"{gap.what}: hides {gap.hides}. {gap.remedy}" for gap in found.gaps),
+        explained=_explained(found),
+    )
+
+
+def _explained(found: Diagnosis) -> frozenset[str]:
+    return frozenset(finding_key(symptom) for cause in found.findings for symptom in cause.cause_of)
+
+
+def _recorded(run: Run, state: RunState) -> Judged:
+    findings = recorded_findings(run)
+    window = read_merged_window(state, NEEDS, read_structure(state), MAX_MERGED_ROWS)
+    return Judged(state.last_step(), "recorded", findings, health(window, findings))
+
+
+def recorded_findings(run: Run) -> tuple[Finding, ...]:
+    """What was found during training, most severe first. Rows that hold nonsense are left out."""
+    try:
+        rows = run.live_findings().to_pylist()
+    except CorruptError:  # the catalog is damaged, which the run's warnings say
+        return ()
+    found = [finding for row in rows if (finding := _finding(row)) is not None]
+    return tuple(sorted(found, key=lambda finding: (-finding.severity.rank, finding.step)))
+
+
+def _finding(row: Mapping[str, Any]) -> Finding | None:
+    try:
+        evidence = json.loads(row["evidence"])
+        return Finding(
+            rule=str(row["rule"]),
+            severity=Severity(row["severity"]),
+            confidence=float(row["confidence"]),
+            step=int(row["step"]),
+            last_step=int(row["last_step"]),
+            message=str(row["message"]),
+            sites=tuple(str(site) for site in json.loads(row["sites"])),
+            evidence=tuple(_evidence(one) for one in evidence),
+            remedy=str(row["remedy"]),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
+        return None
+
+
+def _evidence(one: Mapping[str, Any]) -> Evidence:
+    step = one.get("step")
+    return Evidence(
+        series=str(one["series"]),
+        value=float(one["value"]),
+        healthy=str(one.get("healthy", "")),
+        step=None if step is None else int(step),
+        meaning=str(one.get("meaning", "")),
+    )

@@ -1,0 +1,236 @@
+"""Cells of heat maps, kept: sealed files never change, so each is read once and pooled for every zoom.
+
+For very many rows the first answer comes from merged steps, while a thread reads the single steps behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import numpy as np
+
+from sonde.errors import SondeError
+from sonde.read.catalog import Segment
+from sonde.read.heatmap import (
+    MISSING,
+    ZERO_PLACE,
+    Cells,
+    HeatQuestion,
+    Places,
+    live_cells,
+    merged_segments,
+    pool,
+    pool_into,
+    scale_of,
+    sealed_cells,
+)
+from sonde.read.segments import Span
+from sonde.read.state import RunState
+from sonde.schema.layout import PYRAMID_FACTOR
+from sonde.show.web.cache import ByteCache
+from sonde.show.web.runs import Entry, state_of
+
+COARSE_STEPS: Final = 16
+"""Kept for good: the highest of so many steps."""
+MAX_ROWS_AT_ONCE: Final = 4_000_000
+"""Up to so many sketches are read while the client waits: about half a second."""
+CACHE_BYTES: Final = 384 << 20
+_EDGE: Final = 0.5
+"""Shares of cells, in percent, that may lie beyond either end of the colours."""
+_MARGIN_DECADES: Final = 0.5
+_ROUND: Final = 4.0
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Places of (columns, rows), and whether each is the highest of its single steps."""
+
+    places: Places
+    first: int
+    steps_per_column: int
+    is_exact: bool
+
+
+@dataclass(slots=True)
+class HeatIndex:
+    """One stat of one kind of one run."""
+
+    asked: HeatQuestion
+    entry: Entry
+    cache: ByteCache[Cells]
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+
+    def picture(self, state: RunState, first: int, last: int, num_columns: int) -> tuple[Picture, list[Segment]]:
+        """The picture, and the files to read so that it becomes exact; none where they would not fit in memory."""
+        width = even_width(first, last, num_columns)
+        first = first // width * width
+        count = (last - first) // width + 1
+        places = np.full((count, len(self.asked.rows)), MISSING, np.float32)
+        span = Span(first, first + width * count - 1)
+        segments = [s for s in state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
+        known = {s.name: self._known(s, width) for s in segments}
+        absent = [s for s in segments if known[s.name] is None]
+        if self._num_rows(state, absent) <= MAX_ROWS_AT_ONCE:
+            for segment in absent:
+                known[segment.name] = self.load(state, segment, width)
+            absent = []
+        for cells in known.values():
+            if cells is not None:
+                pool_into(places, cells, first, width)
+        if absent:
+            self._estimate(state, places, span, width, absent)
+        pool_into(places, live_cells(state, self.asked, span), first, width)
+        fits = len(self.asked.rows) * 4 * width * count // self._bucket(width) <= self.cache.max_bytes // 2
+        return Picture(places, first, width, not absent), absent if fits else []
+
+    def load(self, state: RunState, segment: Segment, width: int) -> Cells:
+        """Read a file's single steps and keep them: pooled for good, and as they are while there is room."""
+        found = self._known(segment, width)
+        if found is not None:
+            return found
+        with self._reading:
+            fine = sealed_cells(state, self.asked, segment)
+        coarse = pool(fine, COARSE_STEPS)
+        self._put(segment, COARSE_STEPS, coarse)
+        if self._bucket(width) == COARSE_STEPS:
+            return coarse
+        self._put(segment, 1, fine)
+        return fine
+
+    def _known(self, segment: Segment, width: int) -> Cells | None:
+        return self.cache.get(self.key(segment, width))
+
+    def key(self, segment: Segment, width: int) -> tuple[object, ...]:
+        """Under what the cells of a file are kept that columns of so many steps need."""
+        return self._key(segment, self._bucket(width))
+
+    @staticmethod
+    def _bucket(width: int) -> int:
+        """Pooled steps will do where a column holds whole groups of them."""
+        return COARSE_STEPS if width % COARSE_STEPS == 0 else 1
+
+    def _put(self, segment: Segment, bucket: int, cells: Cells) -> None:
+        self.cache.put(self._key(segment, bucket), cells, cells.nbytes)
+
+    def _key(self, segment: Segment, bucket: int) -> tuple[object, ...]:
+        return self.entry.id, self.asked.stat, self.asked.rows, segment.name, segment.sha256, bucket
+
+    def _num_rows(self, state: RunState, segments: Sequence[Segment]) -> float:
+        share = len(self.asked.question.ids) / max(len(state.catalog.sites), 1)
+        return sum(segment.num_rows for segment in segments) * share
+
+    def _estimate(self, state: RunState, places: Places, span: Span, width: int, absent: Sequence[Segment]) -> None:
+        """What is not read yet, from steps merged by no more than a column holds (or by four)."""
+        level = 1
+        while PYRAMID_FACTOR ** (level + 1) <= width and state.segments_of("stats", level + 1):
+            level += 1
+        wanted = Span(min(s.first_step for s in absent), max(s.last_step for s in absent))
+        for segment in merged_segments(state, wanted, level):
+            key = self._key(segment, 1)
+            cells = self.cache.get(key)
+            if cells is None:
+                cells = sealed_cells(state, self.asked, segment)
+                self.cache.put(key, cells, cells.nbytes)
+            pool_into(places, cells, span.first, width)
+
+
+def even_width(first: int, last: int, num_columns: int) -> int:
+    """Steps per column: a multiple of the pooled groups where there are that many."""
+    width = max(1, -(-(last - first + 1) // num_columns))
+    return width if width < COARSE_STEPS else -(-width // COARSE_STEPS) * COARSE_STEPS
+
+
+def colour_range(places: Places, stat: str) -> tuple[float, float]:
+    """Lowest and highest place of the colours, rounded so that a growing run does not change them at every step."""
+    if scale_of(stat) == "linear":
+        return (-1.0, 1.0) if stat.endswith("cosine") else _linear_range(places)
+    finite = places[np.isfinite(places) & (places > ZERO_PLACE)]
+    if not finite.size:
+        return -1.0, 0.0
+    low, high = np.percentile(finite, (_EDGE, 100.0 - _EDGE))
+    low, high = max(low - _MARGIN_DECADES, finite.min()), min(high + _MARGIN_DECADES, finite.max())
+    low, high = np.floor(low * _ROUND) / _ROUND, np.ceil(high * _ROUND) / _ROUND
+    return float(low), float(max(high, low + 1.0 / _ROUND))
+
+
+def _linear_range(places: Places) -> tuple[float, float]:
+    finite = places[np.isfinite(places)]
+    top = float(finite.max()) if finite.size else 1.0
+    return 0.0, 1.0 if top <= 1.0 else float(2.0 ** np.ceil(np.log2(top)))
+
+
+def encode(places: Places, low: float, high: float) -> np.ndarray:
+    """Codes of (rows, columns): 0 nothing, 1 to 254 from low to high, 255 not finite."""
+    with np.errstate(invalid="ignore"):
+        codes = np.clip((places - low) * (253.0 / (high - low)) + 1.5, 1.0, 254.0)
+    codes[places == MISSING] = 0.0
+    codes[np.isposinf(places)] = 255.0
+    return np.ascontiguousarray(codes.astype(np.uint8).T)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    index: HeatIndex
+    segment: Segment
+    width: int
+
+
+class Loader:
+    """Reads what pictures lack, one file at a time, on a thread that starts with the first task and ends when idle."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
+        self._queued: set[tuple[object, ...]] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def add(self, index: HeatIndex, segments: Sequence[Segment], width: int) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            for segment in segments:
+                key = index.key(segment, width)
+                if key not in self._queued:
+                    self._queued.add(key)
+                    self._tasks.put(_Task(index, segment, width))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="sonde-heat", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def wait(self, timeout_s: float) -> None:
+        """Until everything asked for is read, for tests."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            with self._lock:
+                try:
+                    task = self._tasks.get_nowait()
+                except Empty:
+                    self._thread = None
+                    return
+            self._load(task)
+            with self._lock:
+                self._queued.discard(task.index.key(task.segment, task.width))
+
+    @staticmethod
+    def _load(task: _Task) -> None:
+        try:
+            with task.index.entry.open() as run:
+                task.index.load(state_of(run), task.segment, task.width)
+        except (SondeError, OSError):  # the run was deleted or damaged meanwhile; whoever asks for it next is told
+            return
+        except Exception:  # noqa: BLE001
+            _log.exception("reading %s failed", task.segment.name)  # the picture stays as it is, others go on

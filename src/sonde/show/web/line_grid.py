@@ -1,0 +1,123 @@
+"""Several series over one axis of steps: as recorded while few, else lowest and highest of each stretch of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.schema.sketch import Array
+from sonde.show.web.wire import Reply, binary_reply
+
+Column = tuple[NDArray[np.int64], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A series as it was read; `i` is -1 where it has only a name."""
+
+    i: int
+    name: str
+    column: Column
+
+
+def lines_reply(
+    lines: Sequence[Line],
+    span: tuple[int, int],
+    points: int,
+    *,
+    last_step: int,
+    is_merged: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> Reply:
+    """Lines as in api.ts."""
+    columns = [_once(line.column) for line in lines]
+    steps, values, width = _grid(columns, span, points)
+    odd = [_nonfinite(column, width) for column in columns]
+    series = [{"i": line.i, "name": line.name, "num_nonfinite": len(own)} for line, own in zip(lines, odd, strict=True)]
+    header = {
+        "last_step": last_step,
+        "from": span[0],
+        "to": span[1],
+        "steps_per_bucket": width,
+        "is_merged": is_merged,
+        "series": series,
+        **(more or {}),
+    }
+    buffers = {
+        "steps": ("f64", steps),
+        "values": ("f64", np.concatenate([np.empty(0), *values])),
+        "nonfinite": ("f64", np.concatenate([np.empty(0), *odd])),
+    }
+    return binary_reply(header, buffers)
+
+
+def _once(column: Column) -> Column:
+    """Steps ascending, each once; of values at the same step the last counts."""
+    steps, values = column
+    if len(steps) > 1 and not (steps[1:] > steps[:-1]).all():
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+        is_last = np.append(steps[1:] != steps[:-1], True)
+        steps, values = steps[is_last], values[is_last]
+    return steps, values
+
+
+def _grid(columns: Sequence[Column], span: tuple[int, int], points: int) -> tuple[Array, list[Array], int]:
+    union = _union([steps for steps, _ in columns])
+    if len(union) <= 2 * points:
+        values = []
+        for steps, own in columns:
+            row = np.full(len(union), np.nan)
+            row[np.searchsorted(union, steps)] = np.where(np.isfinite(own), own, np.nan)
+            values.append(row)
+        return union.astype(np.float64), values, 0
+    first, last = int(union[0]), int(union[-1])
+    width = max(1, -(-(last - first + 1) // points))
+    buckets = np.unique((union - first) // width)
+    rows = [_extremes(steps, own, first, width, buckets) for steps, own in columns]
+    axis = np.repeat(first + buckets * width, 2).astype(np.float64)
+    axis[1::2] += width / 2
+    return axis, rows, width
+
+
+def _union(all_steps: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    if not all_steps:
+        return np.empty(0, np.int64)
+    first = all_steps[0]
+    if all(steps is first or np.array_equal(steps, first) for steps in all_steps):
+        return first
+    return np.unique(np.concatenate(all_steps))
+
+
+def _extremes(steps: NDArray[np.int64], values: Array, first: int, width: int, buckets: NDArray[np.int64]) -> Array:
+    """Lowest and highest of each bucket, in the order in which they came; NaN where it has none."""
+    row = np.full((len(buckets), 2), np.nan)
+    finite = np.isfinite(values)
+    steps, values = steps[finite], values[finite]
+    if not len(steps):
+        return row.reshape(-1)
+    bucket = (steps - first) // width
+    starts = np.flatnonzero(np.concatenate([[True], bucket[1:] != bucket[:-1]]))
+    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
+    place = np.arange(len(values))
+    far = len(values)
+    at_low = np.minimum.reduceat(np.where(values == low[group], place, far), starts)
+    at_high = np.minimum.reduceat(np.where(values == high[group], place, far), starts)
+    at = np.searchsorted(buckets, bucket[starts])
+    falls = at_high < at_low
+    row[at, 0], row[at, 1] = np.where(falls, high, low), np.where(falls, low, high)
+    return row.reshape(-1)
+
+
+def _nonfinite(column: Column, width: int) -> Array:
+    """Steps of values that are not finite: the first of each bucket."""
+    steps = column[0][~np.isfinite(column[1])]
+    if width > 1 and len(steps):
+        bucket = steps // width
+        steps = steps[np.concatenate([[True], bucket[1:] != bucket[:-1]])]
+    return steps.astype(np.float64)

@@ -1,0 +1,150 @@
+"""Which runs there are, by ids that we made up: a client never names a path. Folders are only read, never trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sonde.errors import RunError, SondeError
+from sonde.read.folder import read_manifest, run_folders
+from sonde.read.manifest import Manifest
+from sonde.read.state import RunState
+from sonde.read.status import true_status
+from sonde.run import Run
+from sonde.schema.layout import RUN_FILE
+from sonde.show.trash import Trashed, list_trash
+from sonde.show.web.query import NotFoundError
+
+SCAN_EVERY_S: Final = 1.0
+_MAX_IDLE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What run.json says, and the truth about it."""
+
+    manifest: Manifest | None
+    status: str
+    """A RunStatus, or "broken"."""
+    reason: str
+
+    @property
+    def step(self) -> int:
+        return -1 if self.manifest is None else self.manifest.heartbeat.step
+
+
+@dataclass(slots=True)
+class Entry:
+    """A run folder. `open` lends a `Run`, which one thread at a time may use; several can be lent at once."""
+
+    id: str
+    path: Path
+    home: Path
+    """The folder of runs it was found in."""
+    _idle: list[Run] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _head: tuple[object, Head] | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[Run]:
+        """Lend a run. RunError when the folder cannot be read."""
+        with self._lock:
+            run = self._idle.pop() if self._idle else None
+        run = run or Run(self.path)
+        yield run
+        # After an exception the reader may be in any state: it is not lent again.
+        with self._lock:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(run)
+
+    def head(self) -> Head:
+        """Read again only when run.json changed, except for whether somebody still writes."""
+        signature = _signature(self.path / RUN_FILE)
+        known = self._head
+        if known is not None and known[0] == signature and known[1].status != "running":
+            return known[1]
+        head = _read_head(self.path)
+        self._head = signature, head
+        return head
+
+
+def _read_head(path: Path) -> Head:
+    try:
+        manifest = read_manifest(path)
+        found = true_status(path, manifest, manifest.heartbeat.step)
+    except (SondeError, OSError) as error:
+        return Head(None, "broken", str(error))
+    return Head(manifest, found.status, found.reason)
+
+
+def _signature(path: Path) -> object:
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def run_key(path: Path) -> str:
+    """The id of a run folder: the same after a restart, so that addresses can be kept."""
+    return hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class RunTable:
+    """Runs below some places, each of which is a run or a folder of runs."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self.places = [place.resolve() for place in places]
+        self._entries: dict[str, Entry] = {}
+        self._scanned = -SCAN_EVERY_S
+        self._lock = threading.Lock()
+
+    def entries(self, *, fresh: bool = False) -> dict[str, Entry]:
+        """All runs by id; folders are looked for about once a second."""
+        with self._lock:
+            if fresh or time.monotonic() - self._scanned >= SCAN_EVERY_S:
+                self._scan()
+            return dict(self._entries)
+
+    def get(self, id: str) -> Entry:
+        found = self.entries().get(id)
+        if found is None:
+            raise NotFoundError("no such run: it was deleted, or it is in a folder that was not given to sonde ui")
+        return found
+
+    def trash(self) -> dict[str, Trashed]:
+        """Deleted runs by the id they had."""
+        return {run_key(one.origin): one for place in self._folders() for one in list_trash(place)}
+
+    def _folders(self) -> list[Path]:
+        return [place for place in self.places if not (place / RUN_FILE).is_file()]
+
+    def _scan(self) -> None:
+        found: dict[str, Entry] = {}
+        for place in self.places:
+            single = (place / RUN_FILE).is_file()
+            for path in [place] if single else run_folders(place):
+                id = run_key(path)
+                found[id] = self._entries.get(id) or Entry(id, path, place.parent if single else place)
+        self._entries = found
+        self._scanned = time.monotonic()
+
+
+def state_of(run: Run) -> RunState:
+    """What the folder holds now; a `Run` composes it, the dashboard's fixed questions go to it directly."""
+    return run._now
+
+
+def check_places(places: Sequence[Path]) -> None:
+    """Say at once what is not there; an empty folder is fine, runs may come."""
+    for place in places:
+        if not place.is_dir():
+            raise RunError(
+                f"{place} is not a folder. Give a run, or a folder of runs; `sonde list` shows the runs there are."
+            )
