@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
 from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError
+from sonde.read.analysis.run_tensors import RunTensors
 from sonde.read.checkpoints import checkpoint_list_table, list_checkpoints
 from sonde.read.compare import (
     Comparison,
@@ -22,10 +23,15 @@ from sonde.read.compare import (
     compare_series,
     flatten,
 )
+from sonde.read.compare_frameworks import other_names, renamed
+from sonde.read.compare_weights import WeightComparison, compare_weights
 from sonde.read.divergence import first_divergence
+from sonde.read.files import is_tensor_file, open_tensors
 from sonde.read.folder import default_dir, find_run, run_folders
 from sonde.read.follow import Update, follow
 from sonde.read.forward_order import ForwardOrder
+from sonde.read.lake import open_lake
+from sonde.read.lazy import LazyTensors, of_kind
 from sonde.read.manifest import Manifest
 from sonde.read.pyramid import read_overview
 from sonde.read.rounding import Tolerance
@@ -38,11 +44,15 @@ from sonde.read.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.structure import read_structure
 from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, finding_table, health_table, site_table, system_table
+from sonde.read.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.window import read_window
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER
 from sonde.schema.layout import RunStatus
 from sonde.schema.names import is_inspection
 from sonde.schema.window import Window
+
+if TYPE_CHECKING:
+    import xarray
 
 
 def open(path: str | os.PathLike[str] = "latest", *, dir: str | os.PathLike[str] | None = None) -> Run:
@@ -67,25 +77,69 @@ def broken_runs(dir: str | os.PathLike[str] | None = None) -> dict[Path, SondeEr
     return {folder: result for folder, result in tried.items() if isinstance(result, SondeError)}
 
 
+@overload
+def compare(a: Run, b: Run, *, stats: str | Sequence[str] = ..., tolerance: float | None = ...) -> Comparison: ...
+@overload
+def compare(
+    a: str | os.PathLike[str] | Run,
+    b: str | os.PathLike[str] | Run,
+    *,
+    stats: str | Sequence[str] = ...,
+    tolerance: float | None = ...,
+    kind: str = ...,
+) -> Comparison | WeightComparison: ...
 def compare(
     a: str | os.PathLike[str] | Run,
     b: str | os.PathLike[str] | Run,
     *,
     stats: str | Sequence[str] = "*/*/norm",
     tolerance: float | None = None,
-) -> Comparison:
-    """What differs between two runs: config, scalars, the first step at which each series diverges, the first of all.
+    kind: str = "param",
+) -> Comparison | WeightComparison:
+    """What differs between two runs, or between the tensors of two files or snapshots ("RUN@500").
 
         sonde.compare("gpt/eager", "gpt/compiled").first_divergence  # step, site, both values, what rounding explains
+        sonde.compare("a.safetensors", "gpt/warmup@500").tensors
 
-    Without a tolerance, what rounding explains is told by the types of the recorded tensors.
+    Without a tolerance, what rounding explains is told by the types of the recorded tensors. Beside a file a run is its
+    last snapshot; `kind` says which tensors of snapshots are meant. Other frameworks' layers are found by their shapes.
     """
+    weights = [open_weights(source, kind=kind) for source in (a, b)]
+    if any(found is not None for found in weights):
+        ours, theirs = (
+            found if found is not None else _last_weights(source, kind)
+            for source, found in zip((a, b), weights, strict=True)
+        )
+        return compare_weights(ours, theirs)
     first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
+    return _compare_runs(first, second, stats, tolerance)
+
+
+def open_weights(
+    source: str | os.PathLike[str] | Run, *, dir: Path | None = None, kind: str = "param"
+) -> LazyTensors | None:
+    """The tensors of a file of weights or of a snapshot, "RUN@500" or "RUN@latest"; None when it names a run."""
+    if isinstance(source, Run):
+        return None
+    text = os.fspath(source)
+    name, _, step = text.rpartition("@")
+    if name and (step == "latest" or step.removeprefix("-").isdigit()):
+        return of_kind(open(name, dir=dir).snapshot(step if step == "latest" else int(step)), kind)
+    return open_tensors(text) if is_tensor_file(text) else None
+
+
+def _last_weights(source: str | os.PathLike[str] | Run, kind: str) -> LazyTensors:
+    run = source if isinstance(source, Run) else open(source)
+    return of_kind(run.snapshot("latest"), kind)
+
+
+def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance: float | None) -> Comparison:
     scalars, series = [], []
     for run in (first, second):
         logged = by_series(run.scalars(), ("name",))
         scalars.append({name: column for name, column in logged.items() if not is_inspection(name)})
         series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
+    series[1] = renamed(series[1], other_names(_parameters(first), _parameters(second)))
     states = first._now, second._now
     rounding = Tolerance(states, tolerance)
     limit, _ = rounding.of("", "")
@@ -101,6 +155,11 @@ def compare(
         first_divergence=first_divergence(*states, ForwardOrder(states[0], first.structure()), rounding),
         num_steps=min(state.last_step() for state in states) + 1,
     )
+
+
+def _parameters(run: Run) -> dict[str, tuple[int, ...]]:
+    sites = run.sites("param").to_pylist() or run.sites("grad").to_pylist()
+    return {site["site"]: tuple(site["shape"]) for site in sites}
 
 
 def _dir(dir: str | os.PathLike[str] | None) -> Path:
@@ -283,6 +342,29 @@ class Run:
     def checkpoints(self) -> pa.Table:
         """Table (step, time, path, metrics, num_bytes, problem) of the checkpoints in the run's folder."""
         return checkpoint_list_table(list_checkpoints(self.path / CHECKPOINTS_FOLDER))
+
+    def tensor(self, name: str, *, steps: Steps = None) -> xarray.DataArray:
+        """One whole tensor over the snapshots that have it, read when its values are asked for: dims step, d0, d1, …
+
+        run.tensor("param/layers.3.mlp.weight").sel(step=500)
+        """
+        return tensor_over_steps(open_lake(self.path), name, steps)
+
+    def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
+        """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last."""
+        return snapshot_tensors(open_lake(self.path), step, pattern)
+
+    def snapshots(self) -> pa.Table:
+        """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio) of the snapshots of whole tensors."""
+        return snapshot_table(self.path, open_lake(self.path), is_live=self._now.is_held)
+
+    @property
+    def tensors(self) -> RunTensors:
+        """What whole tensors tell: evolution, distribution, spectra, similarity, CKA, low-rank updates.
+
+        run.tensors.evolution("param/*").to_pandas()
+        """
+        return RunTensors(self.path)
 
     def verify(self) -> list[str]:
         """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""

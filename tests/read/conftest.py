@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from sonde.record.folder import create_run
+from sonde.record.store import open_store
 from sonde.record.writer import Writer, WriterOptions
 from sonde.reduce.numpy import sketch
+from sonde.run import Run
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, NUM_BINS, SUMSQ_RAW
+from sonde.schema.tensors import HostTensor, Snapshot
 
 SITES = [
     (kind, name)
@@ -130,3 +133,20 @@ def finished(finished_once: Recording, tmp_path: Path) -> Recording:
     return Recording(
         path, finished_once.writer, num_steps=40, tensors=finished_once.tensors, losses=finished_once.losses
     )
+
+
+def write_snapshots(dir: Path, snapshots: Mapping[int, Mapping[str, np.ndarray]]) -> Run:
+    """A finished run with these tensors, kept by the real store."""
+    path = create_run(dir, project="lake", name=None, config={}, tags=(), notes="")
+    store = open_store("zarr", path)
+    for step, tensors in snapshots.items():
+        host = {name: HostTensor.of(np.asarray(array, order="C")) for name, array in tensors.items()}
+        store.write(Snapshot(step, 1000.0 + step, "test", host))
+    store.close()
+    Writer(path, OPTIONS).close("finished")
+    return Run(path)
+
+
+@pytest.fixture
+def keep_snapshots(tmp_path: Path) -> Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]:
+    return lambda snapshots: write_snapshots(tmp_path / "lakes", snapshots)

@@ -107,7 +107,7 @@ def test_equal_layers_are_matched_in_order_and_ambiguous_ones_not_at_all() -> No
 
 
 def test_alphabetical_order_is_not_the_order_of_layers() -> None:
-    flax = {name: (4, 4) for name in sorted(f"params/Dense_{i}/kernel" for i in range(12))}
+    flax = dict.fromkeys(sorted(f"params/Dense_{i}/kernel" for i in range(12)), (4, 4))
     found = match_models({f"{i}.weight": (4, 4) for i in range(12)}, flax)
     assert found.pairs[2].b.name == "Dense_2.weight"
     assert found.pairs[10].b.name == "Dense_10.weight"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sonde.errors import SondeError, nearest
+from sonde.errors import SondeError, UsageError, nearest
 from sonde.schema.tensors import AnyArray, storage_dtype
 
 
@@ -65,3 +65,13 @@ class LazyTensors(Mapping[str, AnyArray]):
         names = list(self.specs)
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         return f"It has {', '.join(names[:4])}{more}." if names else "It is empty."
+
+
+def of_kind(snapshot: LazyTensors, kind: str) -> LazyTensors:
+    """The tensors of one kind of a snapshot under the names of their sites, as a file of weights has them."""
+    sites = {name.removeprefix(f"{kind}/"): name for name in snapshot if name.startswith(f"{kind}/")}
+    if not sites:
+        kinds = sorted({name.partition("/")[0] for name in snapshot})
+        raise UsageError(f'{snapshot.label} has no tensors of kind "{kind}". It has {", ".join(kinds) or "none"}.')
+    specs = {site: snapshot.specs[name] for site, name in sites.items()}
+    return LazyTensors(snapshot.label, specs, lambda site: snapshot[sites[site]])

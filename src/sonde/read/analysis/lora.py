@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.read.analysis.spectra import Spectrum
+from sonde.schema.sketch import Array
 
 _A: Final = re.compile(r"^(?P<module>.*?)\.?lora_(?P<embedding>embedding_)?A(?P<adapter>(\.[^.]+)*?)(\.weight)?$")
 
@@ -53,7 +54,8 @@ def delta_spectrum(a: NDArray[Any], b: NDArray[Any], scale: float = 1.0) -> Spec
 
     Cost: (out + in)·r² instead of out·in·r; nothing larger than the factors is made.
     """
-    left = np.linalg.qr(np.asarray(b).astype(np.float64), mode="r")
-    right = np.linalg.qr(np.asarray(a).astype(np.float64).T, mode="r")
-    values = abs(scale) * np.linalg.svd(left @ right.T, compute_uv=False)
+    left: Any = np.linalg.qr(np.asarray(b).astype(np.float64), mode="r")
+    right: Any = np.linalg.qr(np.asarray(a).astype(np.float64).T, mode="r")
+    small: Array = left @ right.T
+    values = abs(scale) * np.linalg.svd(small, compute_uv=False).astype(np.float64, copy=False)
     return Spectrum(values, float(np.linalg.norm(values)), is_complete=True)

@@ -31,7 +31,8 @@ def cosines(gram: Array) -> Array:
     """
     norms = np.sqrt(np.diag(gram))
     product = np.outer(norms, norms)
-    return np.clip(np.divide(gram, product, out=np.full_like(gram, np.nan), where=product > 0), -1.0, 1.0)
+    cosine: Array = np.divide(gram, product, out=np.full_like(gram, np.nan), where=product > 0)
+    return np.clip(cosine, -1.0, 1.0)
 
 
 def same_turns(a: Array, b: Array) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sonde.schema.sketch import Array
 
 EXACT_UP_TO: Final = 1024
-"""Smaller side of a matrix whose whole spectrum is worked out: half a second at this size, eight times that at twice."""
+"""Smaller side of a matrix whose whole spectrum is worked out: half a second there, eight times that at twice it."""
 OVERSAMPLE: Final = 10
 POWER_ITERATIONS: Final = 4
 MIN_TAIL: Final = 10
@@ -56,13 +56,18 @@ def spectrum(matrix: Array, k: int = 8, *, exact: bool | None = None, seed: int 
     """
     frobenius = float(np.linalg.norm(matrix))
     if min(matrix.shape) <= EXACT_UP_TO if exact is None else exact:
-        return Spectrum(np.linalg.svd(matrix, compute_uv=False), frobenius, is_complete=True)
+        return Spectrum(_singular_values(matrix), frobenius, is_complete=True)
     width = min(k + OVERSAMPLE, *matrix.shape)
     basis = np.linalg.qr(matrix @ np.random.default_rng(seed).standard_normal((matrix.shape[1], width)))[0]
     for _ in range(POWER_ITERATIONS):
         basis = np.linalg.qr(matrix @ np.linalg.qr(matrix.T @ basis)[0])[0]
-    values = np.linalg.svd(basis.T @ matrix, compute_uv=False)
+    values = _singular_values(basis.T @ matrix)
     return Spectrum(values[:k], frobenius, is_complete=width == min(matrix.shape) and k >= width)
+
+
+def _singular_values(matrix: Array) -> Array:
+    values: Array = np.linalg.svd(matrix, compute_uv=False).astype(np.float64, copy=False)
+    return values
 
 
 def stable_rank(found: Spectrum) -> float:

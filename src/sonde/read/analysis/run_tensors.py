@@ -1,0 +1,336 @@
+"""`run.tensors`: the questions that whole tensors answer. Reads block by block; every answer is a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.errors import UsageError
+from sonde.read.analysis.blocks import BLOCK, Rows, Tracked, lake_at, read_block, track
+from sonde.read.analysis.distribution import MAX_SAMPLE, NUM_BINS, distribution, sample
+from sonde.read.analysis.evolution import COLUMNS, evolution_columns, evolution_sums
+from sonde.read.analysis.lora import adapter_pairs, delta_spectrum
+from sonde.read.analysis.representations import representation_rows
+from sonde.read.analysis.similarity import cosines, gram, mean_cosine, same_turns
+from sonde.read.analysis.spectra import effective_rank, spectrum_row, stable_rank
+from sonde.read.analysis.spread import spread
+from sonde.read.lake import Lake
+from sonde.read.steps import Steps
+from sonde.schema.sketch import Array
+
+Pattern = str | Sequence[str]
+
+_KEYS: Final = [("step", pa.int64()), ("kind", pa.string()), ("site", pa.string())]
+_EVOLUTION: Final = pa.schema([*_KEYS, *((column, pa.float64()) for column in COLUMNS)])
+_DISTRIBUTION: Final = pa.schema(
+    [
+        *_KEYS,
+        *((column, pa.float64()) for column in ("mean", "std")),
+        ("quantiles", pa.list_(pa.float64())),
+        *((f"{what}_{to}", pa.float64()) for what in ("kl", "wasserstein") for to in ("first", "previous")),
+        ("counts", pa.list_(pa.int64())),
+        ("edges", pa.list_(pa.float64())),
+        ("nonfinite", pa.int64()),
+        ("num_sampled", pa.int64()),
+        ("num_elements", pa.int64()),
+    ]
+)
+_SPECTRA: Final = pa.schema(
+    [
+        *_KEYS,
+        ("method", pa.string()),
+        ("rows", pa.int64()),
+        ("columns", pa.int64()),
+        *((c, pa.float64()) for c in ("frobenius", "spectral_norm", "stable_rank", "effective_rank")),
+        *((c, pa.float64()) for c in ("alpha", "alpha_ks", "alpha_x_min")),
+        ("alpha_tail", pa.int64()),
+        ("singular_values", pa.list_(pa.float64())),
+    ]
+)
+_SIMILARITY: Final = pa.schema(
+    [
+        *((c, pa.string()) for c in ("kind", "site")),
+        *((c, pa.int64()) for c in ("step_a", "step_b")),
+        ("cosine", pa.float64()),
+    ]
+)
+_LAYERS: Final = pa.schema(
+    [
+        *((c, pa.string()) for c in ("kind", "site_a", "site_b")),
+        *((c, pa.float64()) for c in ("cosine", "same_turns")),
+        ("num_steps", pa.int64()),
+    ]
+)
+_CKA: Final = pa.schema(
+    [
+        ("tensor", pa.string()),
+        *((c, pa.int64()) for c in ("step_a", "step_b")),
+        ("cka", pa.float64()),
+        ("num_examples", pa.int64()),
+        ("same_batch", pa.bool_()),
+    ]
+)
+_LORA: Final = pa.schema(
+    [
+        ("step", pa.int64()),
+        *((c, pa.string()) for c in ("module", "adapter")),
+        ("rank", pa.int64()),
+        *((c, pa.float64()) for c in ("scale", "norm", "spectral_norm", "stable_rank", "effective_rank", "relative")),
+        ("singular_values", pa.list_(pa.float64())),
+    ]
+)
+
+
+class RunTensors:
+    """Analysis of the snapshots of one run. Patterns are globs over names: "param/*", "grad/layers.3.*".
+
+    `cluster` is a Dask client; where one is active it is used without being named.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = str(run)
+
+    @property
+    def _lake(self) -> Lake:
+        return lake_at(self._run)
+
+    def evolution(self, pattern: Pattern = "param/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
+        """How tensors move: norm, distance from the first snapshot and from the one before, cosines, relative change.
+
+        Cost: every snapshot of the tensors is read once; three blocks of 8 MiB in memory per task.
+        """
+        found = track(self._lake, pattern, steps)
+        sums = self._summed(evolution_block, found, cluster)
+        rows = ((tracked, evolution_columns(total)) for tracked, total in zip(found, sums, strict=True))
+        return _over_steps(_EVOLUTION, rows)
+
+    def distribution(
+        self,
+        pattern: Pattern = "param/*",
+        *,
+        steps: Steps = None,
+        bins: int = NUM_BINS,
+        max_sample: int = MAX_SAMPLE,
+        cluster: Any = None,
+    ) -> pa.Table:
+        """How values are spread: quantiles, histograms on common bins, KL and Wasserstein-1 to the first and previous.
+
+        Tensors larger than `max_sample` are sampled, evenly and at the same places; `num_sampled` says so.
+        """
+        found = track(self._lake, pattern, steps)
+        calls = [(self._run, tracked, bins, max_sample) for tracked in found]
+        rows = (row for answer in spread(distribution_rows, calls, cluster) for row in answer)
+        return pa.Table.from_pylist(list(rows), schema=_DISTRIBUTION)
+
+    def spectra(
+        self,
+        pattern: Pattern = "param/*",
+        *,
+        steps: Steps = None,
+        k: int = 8,
+        exact: bool | None = None,
+        seed: int = 0,
+        cluster: Any = None,
+    ) -> pa.Table:
+        """Singular values of matrices (convolutions by output channel): the k largest, ranks, and the tail's exponent.
+
+        Exact up to a smaller side of 1,024; beyond that randomised, without effective rank and alpha, unless `exact`.
+        """
+        found = track(self._lake, pattern, steps)
+        calls = [
+            (self._run, tracked.name, step, k, exact, seed)
+            for tracked in found
+            for step, shape in zip(tracked.steps, tracked.shapes, strict=True)
+            if len(shape) > 1
+        ]
+        answers = spread(spectrum_at, calls, cluster)
+        rows = [
+            {"step": step, **_names(name), **row}
+            for (_, name, step, *_), row in zip(calls, answers, strict=True)
+            if row
+        ]
+        return pa.Table.from_pylist(rows, schema=_SPECTRA)
+
+    def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
+        """Cosine of each tensor with itself at every later step: do gradients agree from step to step?"""
+        found = [tracked for tracked in track(self._lake, pattern, steps) if len(tracked.steps) > 1]
+        sums = self._summed(gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
+        rows = []
+        for tracked, total in zip(found, sums, strict=True):
+            cosine = cosines(total)
+            rows += [
+                {**_names(tracked.name), "step_a": a, "step_b": b, "cosine": cosine[i, j]}
+                for i, a in enumerate(tracked.steps)
+                for j, b in enumerate(tracked.steps)
+                if i < j
+            ]
+        return pa.Table.from_pylist(rows, schema=_SIMILARITY)
+
+    def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
+        """How alike layers are: the mean cosine of those of one shape, and whether they turn at the same steps."""
+        found = track(self._lake, pattern, steps)
+        sums = self._summed(gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
+        turns = [cosines(total) for total in sums]
+        pairs = [(i, j) for i in range(len(found)) for j in range(i + 1, len(found)) if found[i].kind == found[j].kind]
+        rows = []
+        for i, j in pairs:
+            common = sorted(set(found[i].steps) & set(found[j].steps))
+            a, b = (_at(turns[n], found[n].steps, common) for n in (i, j))
+            rows.append(
+                {
+                    "kind": found[i].kind,
+                    "site_a": found[i].site,
+                    "site_b": found[j].site,
+                    "cosine": self._mean_cosine(found[i], found[j], common),
+                    "same_turns": same_turns(a, b),
+                    "num_steps": len(common),
+                }
+            )
+        return pa.Table.from_pylist(rows, schema=_LAYERS)
+
+    def cka(
+        self,
+        pattern: Pattern = "probe/*",
+        *,
+        other: Any = None,
+        steps: Steps = None,
+        unbiased: bool = True,
+        per_position: bool = False,
+        check: bool = True,
+    ) -> pa.Table:
+        """Linear CKA of activations: each step against every later one, or each common step against another run's.
+
+        With `unbiased`, HSIC is averaged over batches of 256 examples without bias. Activations of different batches
+        cannot be compared; where the batches were kept they are checked, unless `check` is off.
+        """
+        theirs = None if other is None else str(getattr(other, "path", other))
+        rows = representation_rows(
+            self._run,
+            theirs,
+            track(self._lake, pattern, steps),
+            unbiased=unbiased,
+            per_position=per_position,
+            check=check,
+        )
+        return pa.Table.from_pylist(list(rows), schema=_CKA)
+
+    def lora(self, *, steps: Steps = None, scale: float = 1.0) -> pa.Table:
+        """What low-rank adapters have added: norm and ranks of ΔW = scale · B · A, and its size relative to the weight.
+
+        The scale (alpha / rank, or alpha / √rank) is not in the tensors: give it, or read norms as unscaled.
+        """
+        found = {tracked.name: tracked for tracked in track(self._lake, "param/*", steps)}
+        pairs = adapter_pairs(found)
+        if not pairs:
+            raise UsageError("no pair of tensors named …lora_A… and …lora_B… is in the snapshots.")
+        rows = []
+        for pair in pairs:
+            base = _base(pair.module, found)
+            for step in sorted(set(found[pair.a].steps) & set(found[pair.b].steps)):
+                a, b = (self._lake.read(step, name) for name in (pair.a, pair.b))
+                delta = delta_spectrum(a, b, scale)
+                rows.append(
+                    {
+                        "step": step,
+                        "module": pair.module.partition("/")[2],
+                        "adapter": pair.adapter,
+                        "rank": a.shape[0],
+                        "scale": scale,
+                        "norm": delta.frobenius,
+                        "spectral_norm": float(delta.values[0]),
+                        "stable_rank": stable_rank(delta),
+                        "effective_rank": effective_rank(delta),
+                        "relative": self._relative(delta.frobenius, base, step),
+                        "singular_values": delta.values,
+                    }
+                )
+        return pa.Table.from_pylist(rows, schema=_LORA)
+
+    def _relative(self, norm: float, base: Tracked | None, step: int) -> float | None:
+        """To the frozen weight, which the nearest earlier snapshot may hold."""
+        if base is None:
+            return None
+        at = max((known for known in base.steps if known <= step), default=base.steps[0])
+        weight = float(np.linalg.norm(self._lake.read(at, base.name).astype(np.float64)))
+        return norm / weight if weight > 0 else None
+
+    def _summed(
+        self,
+        task: Callable[[str, Tracked, Rows], Array],
+        found: Sequence[Tracked],
+        cluster: Any,
+        size: Callable[[Tracked], int] = lambda _: BLOCK,
+    ) -> list[Array]:
+        """A task's sums over all blocks of each tensor."""
+        blocks = [tracked.blocks(size(tracked)) for tracked in found]
+        calls = [(self._run, tracked, rows) for tracked, own in zip(found, blocks, strict=True) for rows in own]
+        answers = spread(task, calls, cluster)
+        return [sum((next(answers) for _ in own[1:]), start=next(answers)) for own in blocks]
+
+    def _mean_cosine(self, a: Tracked, b: Tracked, steps: Sequence[int]) -> float | None:
+        if {*a.shapes} != {*b.shapes} or len({*a.shapes}) > 1:
+            return None
+        lake = self._lake
+        return mean_cosine([(lake.read(step, a.name), lake.read(step, b.name)) for step in steps])
+
+
+# --------------------------------------------------------------------------------- tasks: what a worker is asked to do
+
+
+def evolution_block(run: str, tracked: Tracked, rows: Rows) -> Array:
+    return evolution_sums(read_block(run, step, tracked.name, rows) for step in tracked.steps)
+
+
+def gram_block(run: str, tracked: Tracked, rows: Rows) -> Array:
+    return gram([read_block(run, step, tracked.name, rows) for step in tracked.steps])
+
+
+def spectrum_at(run: str, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
+    return spectrum_row(lake_at(run).read(step, name), k, exact=exact, seed=seed)
+
+
+def distribution_rows(run: str, tracked: Tracked, bins: int, limit: int) -> list[dict[str, Any]]:
+    samples, sizes = [], []
+    for step in tracked.steps:
+        blocks = tracked.blocks()
+        parts = [sample(read_block(run, step, tracked.name, rows), max(1, limit // len(blocks))) for rows in blocks]
+        samples.append(np.concatenate(parts))
+        sizes.append(int(np.prod(tracked.shapes[tracked.steps.index(step)])))
+    rows = distribution(samples, bins)
+    return [
+        {"step": step, **_names(tracked.name), **row, "num_sampled": values.size, "num_elements": size}
+        for step, row, values, size in zip(tracked.steps, rows, samples, sizes, strict=True)
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def _names(name: str) -> dict[str, str]:
+    kind, _, site = name.partition("/")
+    return {"kind": kind, "site": site}
+
+
+def _over_steps(schema: pa.Schema, found: Iterator[tuple[Tracked, dict[str, Array]]]) -> pa.Table:
+    """Long table from columns per tensor; NaN, which means there is none, is null."""
+    tables = []
+    for tracked, columns in found:
+        num = len(tracked.steps)
+        numbers = [pa.array(columns[name], pa.float64(), from_pandas=True) for name in schema.names[3:]]
+        keys = [pa.array(tracked.steps, pa.int64()), *(pa.array([v] * num) for v in _names(tracked.name).values())]
+        tables.append(pa.Table.from_arrays([*keys, *numbers], schema=schema))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _at(cosine: Array, steps: Sequence[int], common: Sequence[int]) -> Array:
+    places = [steps.index(step) for step in common]
+    return cosine[np.ix_(places, places)]
+
+
+def _base(module: str, found: dict[str, Tracked]) -> Tracked | None:
+    names = (f"{module}.base_layer.weight", f"{module}.weight", f"{module}.base.weight")
+    return next((found[name] for name in names if name in found), None)
