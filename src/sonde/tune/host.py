@@ -41,6 +41,6 @@ def _copy(tensor: Tensor, devices: set[torch.device]) -> Tensor:
 
 
 def _event(device: torch.device) -> torch.cuda.Event:
-    event = torch.cuda.Event()
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

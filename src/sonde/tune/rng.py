@@ -18,7 +18,7 @@ def take_rng() -> dict[str, Any]:
         "numpy": np.random.get_state(),  # noqa: NPY002  the generator that user code shares
         "torch": _bytes(torch.get_rng_state()),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = [_bytes(each) for each in torch.cuda.get_rng_state_all()]
     if torch.backends.mps.is_available():
         state["mps"] = _bytes(torch.mps.get_rng_state())

@@ -74,8 +74,7 @@ class LocalStorage(StorageBackend):
         files: dict[str, FileWriter] = {
             f"{stem}.safetensors": _tensor_writer(tensors) for stem, tensors in checkpoint.tensors.items()
         }
-        text = json.dumps(checkpoint.state, allow_nan=False).encode("utf-8", "surrogatepass")
-        files[STATE_FILE] = lambda path: path.write_bytes(text) and None
+        files[STATE_FILE] = _text_writer(checkpoint.state)
         with locked(self.folder):
             path, manifest = write_checkpoint(self.folder, manifest, files)
         return Checkpoint(path, manifest.step, manifest.time, manifest.metrics, manifest.num_bytes, manifest.details)
@@ -137,6 +136,15 @@ def _tensor_writer(tensors: dict[str, Tensor]) -> FileWriter:
             raise UsageError(
                 f"safetensors cannot hold these tensors ({error}); they are of {', '.join(dtypes)}."
             ) from error
+
+    return write
+
+
+def _text_writer(state: dict[str, Any]) -> FileWriter:
+    data = json.dumps(state, allow_nan=False).encode("utf-8", "surrogatepass")
+
+    def write(path: Path) -> None:
+        path.write_bytes(data)
 
     return write
 
