@@ -9,11 +9,16 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from sonde.errors import RunError
+from sonde.errors import RunError, UsageError
+from sonde.schema.addresses import read_address
 from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import AnyArray, TensorEntry, group_name, hidden_folder, step_of, tensors_folder
+from sonde.schema.uploads import UploadState, upload_file
+
+if TYPE_CHECKING:
+    from sonde.read.lake_icechunk import IcechunkLake
 
 GROUP_FILE: Final = "zarr.json"
 _NUM_READERS: Final = 256
@@ -48,9 +53,35 @@ class Lake(Protocol):
         ...
 
 
-def open_lake(run: Path, *, rank: int = 0) -> Lake:
-    """The snapshots of a run; a run that took none has none."""
-    return FolderLake(Path(run), rank=rank)
+def open_lake(
+    run: Path, *, rank: int = 0, branch: str | None = None, tag: str | None = None, commit: str | None = None
+) -> Lake:
+    """The snapshots of a run; a run that took none has none.
+
+    With `branch`, `tag` or `commit`: as the run's Icechunk repository was there, and nothing from the spool.
+    """
+    state = upload_state(run, rank=rank)
+    if state is None:
+        if branch or tag or commit:
+            raise UsageError(f"{run} has no Icechunk repository; branches, tags and commits belong to one.")
+        return FolderLake(Path(run), rank=rank)
+    from sonde.read.lake_icechunk import IcechunkLake
+
+    address = read_address(state.url, Path(run))
+    if branch or tag or commit:
+        return IcechunkLake(address, rank=rank, branch=branch, tag=tag, commit=commit)
+    return SpooledLake(FolderLake(Path(run), rank=rank), lambda: IcechunkLake(address, rank=rank, branch=state.branch))
+
+
+def upload_state(run: Path, *, rank: int = 0) -> UploadState | None:
+    """How far the upload has come; none: the run's snapshots stay where they are."""
+    path = upload_file(Path(run), rank)
+    try:
+        return UploadState.from_bytes(read_file(path, 0, -1), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}.") from error
 
 
 def read_file(path: Path, offset: int, size: int) -> bytes:
@@ -68,7 +99,7 @@ class FolderLake:
     """`tensors/` on a disk. Snapshots that appear later are found."""
 
     def __init__(self, run: Path, *, rank: int = 0, read_file: ReadFile = read_file) -> None:
-        self.run = run
+        self.run, self.rank = run, rank
         self._folder = (tensors_folder(run) / group_name(0, rank)).parent
         self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
         self._read_file = read_file
@@ -128,6 +159,42 @@ class FolderLake:
             return self._read_file(path, offset, size)
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror}.") from error
+
+
+class SpooledLake:
+    """Snapshots that are here, and those that are in a repository; the repository is opened when it is needed."""
+
+    def __init__(self, local: FolderLake, open_remote: Callable[[], IcechunkLake]) -> None:
+        self._local, self._open_remote = local, open_remote
+        self._remote: IcechunkLake | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        state = upload_state(self._local.run, rank=self._local.rank)
+        return sorted({*self._local.steps, *(state.uploaded if state else ())})
+
+    def document(self, step: int) -> SnapshotDocument:
+        return self._of(step).document(step)
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        return self._of(step).entries(step)
+
+    def read(self, step: int, name: str) -> AnyArray:
+        return self._of(step).read(step, name)
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        return self._of(step).read_part(step, name, slices)
+
+    def _of(self, step: int) -> Lake:
+        if step in self._local.steps:
+            return self._local
+        if step not in self.steps:
+            raise RunError(f"{self._local.run} has no snapshot of step {step}. {_known(self.steps)}")
+        if self._remote is None:
+            self._remote = self._open_remote()
+        elif step not in self._remote.steps:
+            self._remote.refresh()
+        return self._remote
 
 
 def _known(steps: list[int]) -> str:

@@ -112,6 +112,11 @@ class LocalLake:
             shutil.rmtree(target)
         self._collect()
 
+    @property
+    def base(self) -> int:
+        """The step that the next snapshot may be a difference to; below zero: none."""
+        return self._deltas.step
+
     def close(self) -> None:
         self._deltas.forget()
         self._lock.release()

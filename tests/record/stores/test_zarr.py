@@ -71,9 +71,7 @@ def test_zarr_python_reads_every_tensor(tmp_path: Path, compression: str) -> Non
 )
 @pytest.mark.parametrize("shard_bytes", [2000, 9000, 1 << 30])
 @pytest.mark.usefixtures("small_large")
-def test_a_large_tensor_keeps_its_shape_for_zarr_python(
-    tmp_path: Path, shape: tuple[int, ...], shard_bytes: int
-) -> None:
+def test_a_large_tensor_keeps_its_shape(tmp_path: Path, shape: tuple[int, ...], shard_bytes: int) -> None:
     from sonde.record.local_lake import LocalLake
 
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -1,0 +1,179 @@
+"""Whole tensors from an Icechunk repository: as it is now, or as it was at a commit, a tag, on a branch.
+
+Reads the same files by the same code as from a disk, and no more of them: a range of bytes of a shard is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sonde.errors import RunError, UnknownNameError, UsageError
+from sonde.schema.addresses import Address, icechunk_storage
+from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
+from sonde.schema.tensors import AnyArray, TensorEntry, group_name, step_of
+
+_GROUP_FILE: Final = "zarr.json"
+_DELETED: Final = "deleted"
+_NUM_READERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One state of the repository."""
+
+    id: str
+    message: str
+    time: float
+    step: int | None
+    """The snapshot it brought, if it brought one."""
+
+
+class IcechunkLake:
+    """A repository at one point of its history; opened on a branch it is that branch's newest state."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        rank: int = 0,
+        branch: str | None = None,
+        tag: str | None = None,
+        commit: str | None = None,
+    ) -> None:
+        if sum(name is not None for name in (branch, tag, commit)) > 1:
+            raise UsageError("give one of branch, tag and commit.")
+        self.address, self._rank = address, rank
+        self._branch = branch or (None if tag or commit else "main")
+        self._tag, self._commit = tag, commit
+        self._repository = _open(address)
+        self._store = self._session().store
+        self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
+
+    @property
+    def steps(self) -> list[int]:
+        found = [step_of(name.strip("/")) for name in self._list(group_name(0, self._rank).rpartition("/")[0])]
+        return sorted(step for step in found if step is not None)
+
+    def document(self, step: int) -> SnapshotDocument:
+        return self._visible(step).document
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        return dict(self._visible(step).document.tensors)
+
+    def read(self, step: int, name: str) -> AnyArray:
+        return self._visible(step).values(name)
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        return self._visible(step).part(name, slices)
+
+    def refresh(self) -> None:
+        """See what was committed since."""
+        self._store = self._session().store
+        self._readers.clear()
+
+    def history(self) -> Iterator[Commit]:
+        """The commits that led here, newest first."""
+        for info in self._repository.ancestry(branch=self._branch, tag=self._tag, snapshot_id=self._commit):
+            step = info.metadata.get("step")
+            yield Commit(str(info.id), str(info.message), info.written_at.timestamp(), step)
+
+    @property
+    def branches(self) -> list[str]:
+        return sorted(self._repository.list_branches())
+
+    @property
+    def tags(self) -> list[str]:
+        return sorted(self._repository.list_tags())
+
+    def _session(self) -> Any:
+        import icechunk
+
+        try:
+            return self._repository.readonly_session(self._branch, tag=self._tag, snapshot_id=self._commit)
+        except icechunk.IcechunkError as error:
+            if self._branch is not None and self._branch not in self.branches:
+                raise UnknownNameError("branch", self._branch, self.branches) from error
+            if self._tag is not None and self._tag not in self.tags:
+                raise UnknownNameError("tag", self._tag, self.tags) from error
+            raise RunError(f"cannot read {self.address}: {_short(error)}.") from error
+
+    def _visible(self, step: int) -> SnapshotReader:
+        reader = self._readers.get(step)
+        if reader is None:
+            group = group_name(step, self._rank)
+            if not self._exists(f"{group}/{_GROUP_FILE}"):
+                raise RunError(f"{self.address} has no snapshot of step {step}. There are: {self.steps}.")
+            reader = self._remember(step, self._open_group(group))
+        return reader
+
+    def _base(self, step: int) -> SnapshotReader:
+        """A snapshot that others are differences to; it may have been deleted."""
+        group = group_name(step, self._rank)
+        if self._exists(f"{group}/{_GROUP_FILE}"):
+            return self._visible(step)
+        return self._open_group(f"{_DELETED}/{group}")
+
+    def _remember(self, step: int, reader: SnapshotReader) -> SnapshotReader:
+        self._readers[step] = reader
+        while len(self._readers) > _NUM_READERS:
+            self._readers.popitem(last=False)
+        return reader
+
+    def _open_group(self, group: str) -> SnapshotReader:
+        where = f"{self.address}/{group}"
+        document = SnapshotDocument.from_bytes(self._bytes(f"{group}/{_GROUP_FILE}"), where)
+        return SnapshotReader(
+            document, lambda key, offset, size: self._bytes(f"{group}/{key}", offset, size), self._base, where
+        )
+
+    def _exists(self, key: str) -> bool:
+        return bool(self._sync(self._store.exists(key)))
+
+    def _list(self, prefix: str) -> list[str]:
+        async def listed() -> list[str]:
+            return [name async for name in self._store.list_dir(prefix)]
+
+        names: list[str] = self._sync(listed())
+        return names
+
+    def _bytes(self, key: str, offset: int = 0, size: int = -1) -> bytes:
+        from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+        from zarr.core.buffer import default_buffer_prototype
+
+        wanted: Any = None
+        if offset < 0:
+            wanted = SuffixByteRequest(-offset)
+        elif size >= 0:
+            wanted = RangeByteRequest(offset, offset + size)
+        found = self._sync(self._store.get(key, default_buffer_prototype(), wanted))
+        if found is None:
+            raise RunError(f"{key} is missing from {self.address}.")
+        data: bytes = found.to_bytes()
+        return data
+
+    def _sync(self, work: Any) -> Any:
+        import icechunk
+        from zarr.core.sync import sync
+
+        try:
+            return sync(work)
+        except icechunk.IcechunkError as error:
+            raise RunError(f"cannot read {self.address}: {_short(error)}.") from error
+
+
+def _open(address: Address) -> Any:
+    storage = icechunk_storage(address)
+    import icechunk
+
+    try:
+        return icechunk.Repository.open(storage)
+    except icechunk.IcechunkError as error:
+        raise RunError(f"cannot open {address}: {_short(error)}.") from error
+
+
+def _short(error: BaseException) -> str:
+    lines = [line.strip(" |`->x") for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line)[:300]

@@ -1,0 +1,267 @@
+"""An Icechunk repository of snapshots: one commit per snapshot. For the uploader's process only.
+
+icechunk hangs in a forked child and must not be imported where training runs. A snapshot's files are put into the
+repository as they are: the same shards, the same checksums, read back by the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunError
+from sonde.record.lock import RunLock
+from sonde.schema.addresses import Address, icechunk_storage
+from sonde.schema.lake import SnapshotDocument
+from sonde.schema.tensors import group_name, step_of
+
+_GROUP_FILE: Final = "zarr.json"
+_ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'
+DELETED: Final = "deleted"
+"""Where deleted snapshots go that others are differences to. It has no document: no Zarr reader lists it."""
+_AT_ONCE: Final = 4
+_REBASE_TRIES: Final = 1000
+
+Tick = Callable[[], None]
+
+
+class Repository:
+    """One writer of a repository. On a local disk it is the only one: there, two commits at once lose one of them."""
+
+    def __init__(self, address: Address, *, rank: int = 0, branch: str = "main", tick: Tick = lambda: None) -> None:
+        self.address, self._rank, self._branch, self._tick = address, rank, branch, tick
+        self._lock: RunLock | None = None
+        if address.is_local:
+            beside = Path(address.bucket).parent  # icechunk wants its own folder empty when it begins
+            beside.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(beside, patience_s=0.0)
+        try:
+            self._repository = self._open()
+            self._make_root()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    # ------------------------------------------------------------------------------------------------------ snapshots
+
+    def commit(self, step: int, folder: Path, bases: Iterable[tuple[int, Path]] = ()) -> str:
+        """Put a snapshot's folder into the repository; the commit that has it, also if an earlier attempt made it.
+
+        `bases` are snapshots it is a difference to that were deleted before they could be uploaded.
+        """
+        while True:
+            session = self._repository.writable_session(self._branch)
+            if _run(session.store.exists(f"{group_name(step, self._rank)}/{_GROUP_FILE}")):
+                return self.commit_of(step)
+            parts = [(group_name(step, self._rank), folder)]
+            parts += [(self._hidden(base), path) for base, path in bases if not self._has(session, base)]
+            _run(self._put_all(session, parts))
+            document = SnapshotDocument.from_bytes((folder / _GROUP_FILE).read_bytes(), str(folder))
+            metadata = {"step": step, "rank": self._rank, "reason": document.reason, "num": len(document.tensors)}
+            commit = self._commit(session, f"step {step}", metadata)
+            if commit is not None:
+                return commit
+
+    def steps(self) -> list[int]:
+        return _run(self._steps(self._reading(), group_name(0, self._rank).rpartition("/")[0]))
+
+    def commit_of(self, step: int) -> str:
+        """The newest commit that brought a step."""
+        for info in self._repository.ancestry(branch=self._branch):
+            if info.metadata.get("step") == step and info.metadata.get("rank", 0) == self._rank:
+                return str(info.id)
+        return str(self._repository.lookup_branch(self._branch))
+
+    def fetch(self, step: int, folder: Path) -> None:
+        """Copy a snapshot, visible or not, into a folder as it was in the spool."""
+        _run(self._fetch(self._reading(), step, folder))
+
+    def delete(self, step: int) -> None:
+        """One commit. What others are differences to is kept out of sight until the last of them goes."""
+        while True:
+            session = self._repository.writable_session(self._branch)
+            if not _run(self._delete(session, step)):
+                return
+            if self._commit(session, f"delete step {step}", {"deleted": step, "rank": self._rank}) is not None:
+                return
+
+    def document(self, step: int) -> SnapshotDocument:
+        return _run(self._document(self._reading(), step))
+
+    # -------------------------------------------------------------------------------------------------------- history
+
+    def tag(self, name: str, step: int | None = None) -> str:
+        """Name the state as it is now, or as it was when a step came. A tag is set once and never moves."""
+        commit = self.commit_of(step) if step is not None else self._repository.lookup_branch(self._branch)
+        self._repository.create_tag(name, commit)
+        return str(commit)
+
+    def create_branch(self, name: str, step: int | None = None) -> str:
+        commit = self.commit_of(step) if step is not None else self._repository.lookup_branch(self._branch)
+        self._repository.create_branch(name, commit)
+        return str(commit)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every commit of the branch, newest first."""
+        return [
+            {"id": info.id, "message": info.message, "time": info.written_at.timestamp(), "metadata": info.metadata}
+            for info in self._repository.ancestry(branch=self._branch)
+        ]
+
+    def expire(self, older_than: datetime) -> int:
+        """Forget commits before a time (what they brought stays if it is still there), and free what nothing uses.
+
+        Nothing newer than that time is freed: the parts of an upload that is going on belong to no commit yet.
+        """
+        num = len(self._repository.expire_snapshots(older_than))
+        self._repository.garbage_collect(older_than)
+        return num
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _open(self) -> Any:
+        storage = icechunk_storage(self.address)
+        import icechunk
+
+        config = icechunk.RepositoryConfig.default()
+        config.storage = icechunk.StorageSettings(
+            retries=icechunk.StorageRetriesSettings(max_tries=3, initial_backoff_ms=100, max_backoff_ms=1000)
+        )
+        return icechunk.Repository.open_or_create(storage, config=config)
+
+    def _make_root(self) -> None:
+        """The groups above the snapshots; another writer may be making the same root at the same time."""
+        keys = [_GROUP_FILE]
+        if self._rank:
+            keys.append(f"rank-{self._rank:04d}/{_GROUP_FILE}")
+        while True:
+            session = self._repository.writable_session(self._branch)
+            missing = [key for key in keys if not _run(session.store.exists(key))]
+            if not missing:
+                return
+            for key in missing:
+                _run(_put(session, key, _ROOT))
+            if self._commit(session, "begin", {}) is not None:
+                return
+
+    def _commit(self, session: Any, message: str, metadata: dict[str, Any]) -> str | None:
+        """None: somebody else changed the same thing; look again, and try again."""
+        import icechunk
+
+        try:
+            commit = session.commit(
+                message, metadata, rebase_with=icechunk.ConflictDetector(), rebase_tries=_REBASE_TRIES
+            )
+        except (icechunk.ConflictError, icechunk.RebaseFailedError):
+            return None
+        self._tick()
+        return str(commit)
+
+    def _reading(self) -> Any:
+        return self._repository.readonly_session(self._branch)
+
+    def _hidden(self, step: int) -> str:
+        return f"{DELETED}/{group_name(step, self._rank)}"
+
+    def _has(self, session: Any, step: int) -> bool:
+        """Whether a step is there, visible or not."""
+        places = (group_name(step, self._rank), self._hidden(step))
+        return any(_run(session.store.exists(f"{place}/{_GROUP_FILE}")) for place in places)
+
+    async def _put_all(self, session: Any, parts: list[tuple[str, Path]]) -> None:
+        """Documents first: a chunk needs the array it belongs to."""
+        files = [
+            (f"{prefix}/{path.relative_to(folder).as_posix()}", path)
+            for prefix, folder in parts
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        ]
+        for key, path in files:
+            if path.name == _GROUP_FILE:
+                await _put(session, key, path.read_bytes())
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def put(key: str, path: Path) -> None:
+            async with limit:
+                await _put(session, key, await asyncio.to_thread(path.read_bytes))
+                self._tick()
+
+        await asyncio.gather(*[put(key, path) for key, path in files if path.name != _GROUP_FILE])
+
+    async def _steps(self, session: Any, prefix: str) -> list[int]:
+        found = [step_of(name.strip("/")) async for name in session.store.list_dir(prefix)]
+        return sorted(step for step in found if step is not None)
+
+    async def _place(self, session: Any, step: int) -> str:
+        for place in (group_name(step, self._rank), self._hidden(step)):
+            if await session.store.exists(f"{place}/{_GROUP_FILE}"):
+                return place
+        raise RunError(f"{self.address} has no snapshot of step {step}.")
+
+    async def _document(self, session: Any, step: int) -> SnapshotDocument:
+        place = await self._place(session, step)
+        return SnapshotDocument.from_bytes(await _get(session, f"{place}/{_GROUP_FILE}"), f"{self.address}/{place}")
+
+    async def _fetch(self, session: Any, step: int, folder: Path) -> None:
+        place = await self._place(session, step)
+        async for key in session.store.list_prefix(f"{place}/"):
+            target = folder / key.removeprefix(f"{place}/")
+            data = await _get(session, key)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            self._tick()
+
+    async def _delete(self, session: Any, step: int) -> bool:
+        """False: there was nothing to delete."""
+        prefix = group_name(0, self._rank).rpartition("/")[0]
+        visible = set(await self._steps(session, prefix))
+        hidden = set(await self._steps(session, f"{DELETED}/{prefix}".rstrip("/")))
+        if step not in visible:
+            return False
+        bases = {at: (await self._document(session, at)).bases for at in visible | hidden}
+        gone, visible, hidden = {step}, visible - {step}, hidden | {step}
+        while unneeded := {at for at in hidden if not any(at in bases[other] for other in visible | hidden)}:
+            hidden -= unneeded
+            gone |= unneeded
+        if step in hidden:
+            await self._move(session, group_name(step, self._rank), self._hidden(step))
+        for at in gone:
+            await session.store.delete_dir(group_name(at, self._rank) if at == step else self._hidden(at))
+        return True
+
+    async def _move(self, session: Any, source: str, target: str) -> None:
+        keys = [key async for key in session.store.list_prefix(f"{source}/")]
+        for key in sorted(keys, key=lambda key: not key.endswith(_GROUP_FILE)):
+            await _put(session, f"{target}/{key.removeprefix(f'{source}/')}", await _get(session, key))
+            self._tick()
+
+
+def _run(work: Any) -> Any:
+    return asyncio.run(_awaited(work))
+
+
+async def _awaited(work: Any) -> Any:
+    return await work
+
+
+async def _put(session: Any, key: str, data: bytes) -> None:
+    from zarr.core.buffer.cpu import Buffer
+
+    await session.store.set(key, Buffer.from_bytes(data))
+
+
+async def _get(session: Any, key: str) -> bytes:
+    from zarr.core.buffer import default_buffer_prototype
+
+    found = await session.store.get(key, default_buffer_prototype())
+    if found is None:
+        raise RunError(f"{key} is missing from the repository.")
+    data: bytes = found.to_bytes()
+    return data
