@@ -18,7 +18,7 @@ from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
 from sonde.flow.metrics import FlowMetrics, Layer
 from sonde.flow.report import FlowReport
-from sonde.flow.trace import Sketch, Stop, Trace, trace
+from sonde.flow.trace import Passed, Sketch, Stop, Trace, run_pass
 from sonde.probe.preserve import all_preserved
 
 Observer = Callable[..., None]
@@ -50,8 +50,7 @@ class FlowAnalyzer:
     def analyze(self, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1) -> FlowReport:
         """Forward and backward, once or for `steps` parts of the batch. Parameters, buffers, gradients, mode and random
         numbers are afterwards as before."""
-        traces = self.traces(x, y, loss_fn, steps)
-        return self.report(traces)
+        return self.analyze_with((), x, y, loss_fn, steps)
 
     def analyze_with(
         self, analyzers: Sequence[Analyzer], x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1
@@ -59,19 +58,21 @@ class FlowAnalyzer:
         """The same with the findings of analyzers, all in the same passes."""
         with ExitStack() as stack:
             observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(self.model))]
-            traces = self.traces(x, y, loss_fn, steps, observers)
+            passes = self._passes(x, y, loss_fn, steps, observers)
+        apart = queries_and_keys(self.model)  # while a GPU still works on the passes
+        traces = [passed.trace() for passed in passes]
         issues: list[Issue] = []
         details: dict[str, Any] = {}
         for analyzer in analyzers:
             found, measures = analyzer.conclude(traces)
             issues += found
             details |= measures
-        return self.report(traces, issues, details)
+        return self._report(traces, issues, details, apart)
 
-    def traces(
-        self, x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1, observers: Sequence[Observer] = ()
-    ) -> list[Trace]:
-        """One trace per part of the batch."""
+    def _passes(
+        self, x: Any, y: Any, loss_fn: LossFunction | None, steps: int, observers: Sequence[Observer]
+    ) -> list[Passed]:
+        """One pass per part of the batch."""
         if steps < 1:
             raise UsageError(f"steps is at least 1; got {steps}.")
         if steps > 1 and batch_size(x) < steps:
@@ -80,22 +81,22 @@ class FlowAnalyzer:
         with torch.enable_grad(), all_preserved(self.model, loss_fn):
             for index in range(steps):
                 pieces = copied(part(x, index, steps)), part(y, index, steps)
-                found.append(trace(self.model, *pieces, loss_fn, observers=tuple(observers)))
+                found.append(run_pass(self.model, *pieces, loss_fn, observers=tuple(observers)))
                 for parameter in self.model.parameters():
                     parameter.grad = None
         return found
 
-    def report(
-        self, traces: list[Trace], issues: Sequence[Issue] = (), details: dict[str, Any] | None = None
+    def _report(
+        self, traces: list[Trace], issues: Sequence[Issue], details: dict[str, Any], apart: set[str]
     ) -> FlowReport:
         """Judge what was seen; `issues` are what an analyzer found beyond single layers."""
-        layers = judged(measured(traces), self.thresholds, issues, queries_and_keys(self.model))
+        layers = judged(measured(traces), self.thresholds, issues, apart)
         return FlowReport(
             model_name=type(self.model).__name__,
             loss=fmean(t.loss for t in traces),
             layers=tuple(layers),
             model_issues=tuple(issue for issue in issues if issue.layer not in {layer.name for layer in layers}),
-            details=details or {},
+            details=details,
             is_relative=self.thresholds.is_relative,
         )
 

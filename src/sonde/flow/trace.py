@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 
 from sonde.flow.batch import LossFunction, forward
@@ -17,8 +18,8 @@ from sonde.probe.functional import CallTap
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.outputs import floating_tensors, is_plain_tensor
-from sonde.reduce.torch import Reducer, resolve_all
-from sonde.schema.sketch import INF, MAX, MIN, NAN, SUMABS, SUMSQ, ZERO, Array, N
+from sonde.reduce.torch import Reducer, Table, resolve_all
+from sonde.schema.sketch import INF, MAX, MIN, NAN, SUMABS, SUMSQ, ZERO, N
 
 
 @dataclass(slots=True)
@@ -51,17 +52,19 @@ class Sketch:
     nonfinite: int
 
     @staticmethod
-    def of(row: Array) -> Sketch:
-        finite = row[N] - row[NAN] - row[INF]
-        largest = max(abs(row[MIN]), abs(row[MAX])) if finite > 0 else 0.0
+    def of(row: Sequence[float]) -> Sketch:
+        n = row[N]
+        finite = n - row[NAN] - row[INF]
+        if finite <= 0:
+            return Sketch(n, 0.0, 0.0, math.sqrt(row[SUMSQ]), 0.0, row[ZERO] / n if n else 0.0, int(n))
         return Sketch(
-            n=float(row[N]),
-            mean_abs=float(row[SUMABS] / finite) if finite > 0 else 0.0,
-            max_abs=float(largest),
-            norm=float(np.sqrt(row[SUMSQ])),
-            rms=float(np.sqrt(row[SUMSQ] / finite)) if finite > 0 else 0.0,
-            zero_fraction=float(row[ZERO] / row[N]) if row[N] else 0.0,
-            nonfinite=int(row[NAN] + row[INF]),
+            n=n,
+            mean_abs=row[SUMABS] / finite,
+            max_abs=max(abs(row[MIN]), abs(row[MAX])),
+            norm=math.sqrt(row[SUMSQ]),
+            rms=math.sqrt(row[SUMSQ] / finite),
+            zero_fraction=row[ZERO] / n,
+            nonfinite=int(n - finite),
         )
 
 
@@ -99,6 +102,7 @@ class _Collector:
         self.names, self.reducer = names, reducer
         self.stops: dict[str, Stop] = {}
         self.keys: dict[tuple[str, str], int] = {}
+        self.is_reentrant = False
         self.observers: list[Any] = []
         """Called with (place, module, args, output) for every module call; see `trace`."""
 
@@ -106,7 +110,8 @@ class _Collector:
         return self.keys.setdefault((kind, name), len(self.keys))
 
     def forward_seen(self) -> None:
-        """Steps are not counted here."""
+        # Seen without gradients, in training, is what runs inside a reentrant checkpoint.
+        self.is_reentrant = self.is_reentrant or not torch.is_grad_enabled()
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         stop = self.stops.get(place.name)
@@ -141,7 +146,27 @@ def _stop(names: ModelNames, place: Place, module: nn.Module, order: int, args: 
     )
 
 
-def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Any, ...] = ()) -> Trace:
+@dataclass(slots=True)
+class Passed:
+    """A pass whose numbers may still be on their way from the device. Only `trace` waits for them."""
+
+    loss: Tensor
+    collector: _Collector
+    tables: list[Table]
+    units: UnitWatch
+
+    def trace(self) -> Trace:
+        with quiet():
+            sketches = _resolve(self.collector, self.tables)
+            loss = float(self.loss)
+            return Trace(
+                loss, self.collector.stops, sketches, self.units.silent_shares(), self.units.saturated_shares()
+            )
+
+
+def run_pass(
+    model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Any, ...] = ()
+) -> Passed:
     """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
     names = ModelNames(model)
     collector = _Collector(names, Reducer(hist_samples=1, on_unreadable=lambda *_: None))
@@ -154,8 +179,7 @@ def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, obs
         calls.open()
         _, loss = forward(model, x, y, loss_fn)
         calls.close()
-        with _foreign_grads_kept(loss, model):
-            loss.backward()  # type: ignore[no-untyped-call]
+        _backward(loss, model, everywhere=bool(observers) or collector.is_reentrant or _wants_grad(x))
     finally:
         calls.close()
         tap.detach()
@@ -168,9 +192,28 @@ def trace(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, obs
                 keys.append(collector.key(kind, name))
                 tensors.append(tensor)
             collector.reducer.add_all(kind, keys, tensors, histogram=False)
-        sketches = _resolve(collector)
+        tables = collector.reducer.take()
         collector.reducer.forget()
-    return Trace(float(loss.detach()), collector.stops, sketches, units.silent_shares(), units.saturated_shares())
+    return Passed(loss.detach(), collector, tables, units)
+
+
+def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:
+    """Gradients of the model's own parameters, and of nothing else's.
+
+    `everywhere`: not only along the ways to them. An observer may have laid others, a batch may want a gradient, and a
+    reentrant checkpoint refuses to go along some ways only.
+    """
+    own = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if own and not everywhere:
+        # torch leaves other leaves alone by itself, and faster than by looking for them.
+        loss.backward(inputs=own)  # type: ignore[no-untyped-call]
+        return
+    with _foreign_grads_kept(loss, model):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _wants_grad(x: Any) -> bool:
+    return any(tensor.requires_grad for _, tensor in floating_tensors(x))
 
 
 @contextmanager
@@ -219,7 +262,8 @@ def _grads(names: ModelNames, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield named.name, parameter.grad
 
 
-def _resolve(collector: _Collector) -> dict[tuple[str, str], Sketch]:
-    keys, rows, _, _ = resolve_all(collector.reducer.take())
+def _resolve(collector: _Collector, tables: list[Table]) -> dict[tuple[str, str], Sketch]:
+    keys, rows, _, _ = resolve_all(tables)
     name_of = {number: name for name, number in collector.keys.items()}
-    return {name_of[int(key)]: Sketch.of(row) for key, row in zip(keys, rows, strict=True)}
+    # As Python's numbers: numpy's, one at a time, take ten times as long.
+    return {name_of[key]: Sketch.of(row) for key, row in zip(keys.tolist(), rows.tolist(), strict=True)}

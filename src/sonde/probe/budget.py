@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -31,6 +31,10 @@ _KEPT: Final = 48
 _MIN_PAIRS: Final = 8
 _PAUSE: Final = 8
 """A step this many times as long as others is an evaluation or a checkpoint, and says nothing about either."""
+_FAR_OUT: Final = 6
+"""A cost this many times the usual one is no cost of every time."""
+_FIRST_STRIDE: Final = 25.0
+"""The first review has seen little, and at an hour when everything is slow: nothing becomes rarer than this by it."""
 _MARGIN: Final = 0.15
 """A stride changes when it is wrong by more than this; measured times always waver a little."""
 
@@ -117,6 +121,7 @@ class Governor:
     _num_tried: dict[str, int] = field(default_factory=dict, init=False)
     _is_paired: bool = field(default=False, init=False)
     _base_s: float = field(default=0.0, init=False)
+    _largest: float = field(default=float(MAX_STRIDE), init=False)
     _shares: dict[str, float] = field(default_factory=dict, init=False)
 
     # ------------------------------------------------------------------------------------------------ what is recorded
@@ -229,6 +234,7 @@ class Governor:
 
     def _review(self, step: int) -> Change | None:
         window, self._window = self._window, []
+        self._largest = _FIRST_STRIDE if not self._has_reviewed else float(MAX_STRIDE)
         self._has_reviewed = True
         self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
         self._base_s = statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window)
@@ -262,7 +268,8 @@ class Governor:
         others_s = sum(cost.values()) - cost["grads"]
         left_s = allowed_s - cost["grads"] / grads
         others = others_s / left_s if left_s > 0 else float(MAX_STRIDE)
-        others = min(max(others, 1.0) * self.pressure, float(MAX_STRIDE))
+        others = min(max(others, 1.0), self._largest) * self.pressure
+        others = min(others, float(MAX_STRIDE))
         return {kind: grads if kind == "grads" else others for kind in self.strides}
 
     def _cost(self, kind: str) -> float:
@@ -270,9 +277,23 @@ class Governor:
         known = self._costs.get(kind)
         if not known:
             return 0.0
-        # The mean, not the median: what is dear only now and then is paid for all the same.
-        cost = statistics.fmean(known)
+        cost = _usual(known)
         if kind == "optimizer" and self._is_paired and self._costs.get("grads"):
             # They are read together, so that gradients come with it: only the rest is added.
-            cost = max(cost - statistics.fmean(self._costs["grads"]), 0.0)
+            cost = max(cost - _usual(self._costs["grads"]), 0.0)
         return cost
+
+
+def _usual(costs: Sequence[float]) -> float:
+    """The mean, not the median: what is dear now and then is paid for all the same. Only the odd one that is far out,
+    such as a kernel that is compiled, is left out: where little is recorded it would be believed for long.
+
+    >>> _usual([1.0, 1.0, 3.0, 1.0, 900.0])
+    1.5
+    """
+    limit = _FAR_OUT * statistics.median(costs)
+    known = sorted(costs)
+    for _ in range(max(1, len(known) // 16)):
+        if len(known) > 1 and known[-1] > limit:
+            known.pop()
+    return statistics.fmean(known)

@@ -156,10 +156,11 @@ def _restore_attributes(module: nn.Module, saved: dict[str, tuple[Any, Any]]) ->
     for name in [name for name in attributes if name not in saved and name not in _OWN]:
         del attributes[name]
     for name, (value, inside) in saved.items():
-        if isinstance(inside, Tensor):
-            _write_back({name: (value, inside)})
-        elif inside is not None and not _same_items(value, inside):
-            _refill(value, inside)
+        if inside is not None:
+            if isinstance(inside, Tensor):
+                _write_back({name: (value, inside)})
+            elif not _same_items(value, inside):
+                _refill(value, inside)
         if attributes.get(name, module) is not value:
             attributes[name] = value
 
@@ -168,6 +169,8 @@ def _same_items(a: Any, b: Any) -> bool:
     """By identity: comparing tensors would compare their elements."""
     if len(a) != len(b):
         return False
+    if not a:  # as nearly all are: the hooks that a module has not
+        return True
     if isinstance(a, set):
         return bool(a == b)
     pairs = zip(a.items(), b.items(), strict=True) if isinstance(a, dict) else zip(a, b, strict=True)

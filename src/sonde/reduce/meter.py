@@ -28,6 +28,8 @@ class StepTimes:
 
     step: int
     host_s: dict[str, float] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)
+    """What the GPU was given work for; host time alone may be added to others."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     mark: Any = None
     """Where the first of our work at the optimizer's step was put into the GPU's queue."""
@@ -135,6 +137,7 @@ class _Span:
 
     def __enter__(self) -> None:
         meter = self._meter
+        meter._now.launched.add(self._kind)
         if meter._is_timed:
             self._start = meter._event()
         if meter.device is not None and meter._now.mark is None and self._kind in _AT_STEP:

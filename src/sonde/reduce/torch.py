@@ -210,17 +210,18 @@ class Reducer:
 
     def _bank(self, values: Tensor) -> Bank | None:
         """Memory for what is read on the stream that is current now; None where the fused kernels cannot read it."""
-        stream = current_stream(values.device)
-        if stream is None:
+        device = values.device
+        if device.type != "cuda":
             return None
-        place = (values.device, stream.cuda_stream)
-        if place not in self._banks:
-            bank = new_bank(values.device, self.hist_samples)
+        # By its number: an object for the stream takes longer to make than all the rest here.
+        place = (device, torch._C._cuda_getCurrentRawStream(device.index))
+        known = self._banks.get(place)
+        if known is None:
+            bank = new_bank(device, self.hist_samples)
             if bank is None:
                 return None
-            self._banks[place] = stream, bank
-        bank = self._banks[place][1]
-        return bank if bank.reads_dtype(values.dtype) else None
+            known = self._banks[place] = current_stream(device), bank
+        return known[1] if known[1].reads_dtype(values.dtype) else None
 
     def _combine_banks(self) -> None:
         with self._lock:

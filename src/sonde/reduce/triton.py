@@ -382,7 +382,9 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
 
 def beside(device: torch.device) -> AbstractContextManager[object]:
     """Launch on this device. The CPU is one only where Triton interprets its kernels, as tests do."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def warm_up(device: torch.device) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -170,6 +170,7 @@ class Bank:
     _num_samples: int = 0
     _layout: tuple[list[tuple[int, int, int]], Tensor, Tensor] | None = None
     _strides: dict[int, int] = field(default_factory=dict)
+    _kernels: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def reads_dtype(self, dtype: torch.dtype) -> bool:
         return reads(dtype, self.device)
@@ -184,21 +185,30 @@ class Bank:
         numel = values.numel()
         num_chunks = -(-numel // CHUNK)
         self._make_room(num_chunks)
-        wide = values.dtype in WIDE
         bits = values.view(torch.uint8) if values.dtype.itemsize == 1 else values
-        with beside(self.device):
-            _single[(num_chunks,)](
-                bits, self._partial, self._used, numel, self._num_places,
-                1e-300 if wide else 1e-32, 1e300 if wide else 3e38,
-                DTYPE=TYPES[values.dtype], WORK=tl.float64 if wide else tl.float32, NARROW=not wide,
-                CHUNK=CHUNK, BLOCK=_BLOCK, CAREFUL=_CAREFUL_BLOCK, num_warps=_NUM_WARPS,
-            )  # fmt: skip
+        self._launch(bits, values.dtype, numel, num_chunks)
         read = Read(key, numel, self._used, self._used + num_chunks, unstored_zeros)
         self._used = read.end
         self.reads.append(read)
         if turn is not None:
             self._pick(read, bits, values.dtype, turn)
         return read
+
+    def _launch(self, bits: Tensor, dtype: torch.dtype, numel: int, num_chunks: int) -> None:
+        """Through the compiled kernel itself where it is known: Triton takes longer to find it than to launch it."""
+        wide = dtype in WIDE
+        numbers = self._used, numel, self._num_places, 1e-300 if wide else 1e-32, 1e300 if wide else 3e38
+        fixed = TYPES[dtype], tl.float64 if wide else tl.float32, not wide, CHUNK, _BLOCK, _CAREFUL_BLOCK
+        # What a kernel is compiled for: the type, where it begins, and how wide its numbers are.
+        form = dtype, bits.data_ptr() % 16 == 0, numel < 1 << 31, self._num_places
+        known = self._kernels.get(form)
+        with beside(self.device):
+            if known is None:
+                kernel = _single[(num_chunks,)](bits, self._partial, *numbers, *fixed, num_warps=_NUM_WARPS)
+                if kernel is not None and not hasattr(kernel, "result"):  # interpreted, or still being compiled
+                    self._kernels[form] = kernel
+            else:
+                known[num_chunks, 1, 1](bits, self._partial, *numbers, *fixed)
 
     def again(self, key: int, read: Read) -> None:
         """The same tensor under another name."""

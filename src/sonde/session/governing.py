@@ -38,6 +38,8 @@ class Governing:
     def __init__(self, session: Session) -> None:
         self.session, self.meter = session, Meter()
         self.governor = Governor(session.settings.budget, session.settings.free_steps)
+        self.snapshots_s = 0.0
+        """What snapshots took on the training thread; no part of the budget."""
         self._gpu_s: dict[str, deque[float]] = {}
         """What each kind took lately; no single time is believed."""
         self._num_seen: dict[str, int] = {}
@@ -54,13 +56,14 @@ class Governing:
             self._look_at_memory()
 
     def facts(self) -> dict[str, Any]:
-        return dict(self.governor.facts())
+        return {**self.governor.facts(), "snapshots_s": round(self.snapshots_s, 4)}
 
     @property
     def overhead(self) -> float:
         return self.governor.overhead
 
     def _take(self, times: StepTimes) -> None:
+        self.snapshots_s += times.host_s.get("snapshots", 0.0)
         if self._is_first(times):
             return
         for kind, seconds in (times.gpu_s or {}).items():
@@ -69,9 +72,10 @@ class Governing:
         change = self.governor.observe(
             times.step,
             costs,
-            step_s=times.step_s,
-            host_s=sum(times.host_s.values()),
-            gpu_s=sum(self._on_gpu(kind) for kind in costs),
+            # A snapshot is asked for, and not thinned: a step is not dearer to watch because one was taken in it.
+            step_s=max(times.step_s - times.host_s.get("snapshots", 0.0), 0.0),
+            host_s=sum(seconds for kind, seconds in times.host_s.items() if kind != "snapshots"),
+            gpu_s=sum(self._on_gpu(kind) for kind in costs if kind in times.launched),
         )
         if change is not None:
             self._tell(change)
@@ -88,7 +92,7 @@ class Governing:
         host_s = times.host_s[kind]
         if self.meter.device is None:
             return host_s
-        gpu_s = self._on_gpu(kind)
+        gpu_s = self._on_gpu(kind) if kind in times.launched else 0.0
         return max(gpu_s, host_s) if times.is_host_bound else gpu_s
 
     def _on_gpu(self, kind: str) -> float:
