@@ -16,7 +16,11 @@ from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.session import begin
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # advice that torch gives
+]
 
 
 def make(width: int = 256) -> torch.nn.Module:
