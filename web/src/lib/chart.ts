@@ -78,7 +78,29 @@ export function logTicks(lo: number, hi: number, most = 6): number[] {
       if (tick >= lo && tick <= hi) ticks.push(tick);
     }
   }
-  return ticks;
+  // Within less than a decade a log axis is nearly straight: even steps say more than one lonely tick.
+  return ticks.length >= 3 || decades > 2 ? ticks : evenTicks(lo, hi, 4);
+}
+
+function evenTicks(lo: number, hi: number, most: number): number[] {
+  const rough = (hi - lo) / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough) ?? rough;
+  const first = Math.ceil(lo / step);
+  return Array.from({ length: Math.floor(hi / step) - first + 1 }, (_, n) => Number(((first + n) * step).toPrecision(12)));
+}
+
+/** Whether two answers would be drawn the same: then nobody has to be told of news. */
+export function sameLines(a: readonly Line[], b: readonly Line[]): boolean {
+  const same = (p: ArrayLike<number>, q: ArrayLike<number>): boolean => {
+    if (p.length !== q.length) return false;
+    for (let n = 0; n < p.length; n++) if (!Object.is(p[n], q[n])) return false;
+    return true;
+  };
+  return a.length === b.length && a.every((line, n) => {
+    const other = b[n]!;
+    return line.label === other.label && same(line.x, other.x) && same(line.y, other.y) && same(line.nonfinite ?? [], other.nonfinite ?? []);
+  });
 }
 
 /** Room above and below, and a range for a line that never moves. */
