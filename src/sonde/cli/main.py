@@ -24,6 +24,7 @@ from sonde.cli.plot import plot
 from sonde.cli.query import query
 from sonde.cli.run import run
 from sonde.cli.show import show
+from sonde.cli.snapshot import snapshot
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
 VERBS: Final[dict[str, Callable[..., None]]] = {
@@ -39,6 +40,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "export": export,
     "delete": delete,
     "info": info,
+    "snapshot": snapshot,
     "doctor": doctor,
 }
 
