@@ -147,6 +147,6 @@ def write_snapshots(dir: Path, snapshots: Mapping[int, Mapping[str, np.ndarray]]
     return Run(path)
 
 
-@pytest.fixture
-def keep_snapshots(tmp_path: Path) -> Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]:
-    return lambda snapshots: write_snapshots(tmp_path / "lakes", snapshots)
+@pytest.fixture(scope="session")
+def keep_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]:
+    return lambda snapshots: write_snapshots(tmp_path_factory.mktemp("lakes"), snapshots)

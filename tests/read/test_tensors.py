@@ -24,7 +24,7 @@ def weights(step: int) -> np.ndarray:
     return np.random.default_rng(step).normal(size=(4, 6)).astype(ml_dtypes.bfloat16)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(keep_snapshots: Keep) -> Run:
     return keep_snapshots(
         {
