@@ -113,7 +113,7 @@ class Briefs:
 def _try_brief(entry: Entry) -> dict[str, Any] | None:
     try:
         with entry.open() as run:
-            return make_brief(run)
+            return make_brief(entry, run)
     except (SondeError, OSError):  # broken: the list says why by itself
         return None
     except Exception:  # noqa: BLE001
@@ -121,11 +121,11 @@ def _try_brief(entry: Entry) -> dict[str, Any] | None:
         return None
 
 
-def make_brief(run: Run) -> dict[str, Any]:
+def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
     state = state_of(run)
     counts, score = stored_diagnosis(run)
     if counts is None and num_rows(state) <= MAX_ROWS_TO_JUDGE and state.catalog.error is None:
-        judged = judge(run)
+        judged = judge(entry, run)
         counts = {word: sum(f.severity == word for f in judged.findings) for word in ("critical", "warning", "info")}
         score = judged.health.last
     known = {"critical": 0, "warning": 0, "info": 0, **(counts or {})}

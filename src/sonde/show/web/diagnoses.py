@@ -7,8 +7,9 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from sonde.diagnose.diagnosis import Diagnosis
@@ -29,20 +30,25 @@ _REST_FACTOR: Final = 10.0
 _MIN_REST_S: Final = 3.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Judged:
     """What is wrong with a run, and how healthy it was."""
 
     last_step: int
     source: Literal["diagnosis", "recorded"]
     findings: tuple[Finding, ...]
-    health: Health
+    make_health: Callable[[], Health]
     num_rules: int = 0
     blind: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
     explained: frozenset[str] = frozenset()
     """Keys of findings that another one explains."""
+
+    @cached_property
+    def health(self) -> Health:
+        """Worked out when asked for: of a very long run that takes a second or two."""
+        return self.make_health()
 
 
 def finding_key(finding: Finding) -> str:
@@ -73,7 +79,7 @@ class Diagnoses:
             if kept is not None and (kept.version == version or time.monotonic() < kept.fresh_until):
                 return kept.judged
             began = time.monotonic()
-            judged = judge(run)
+            judged = judge(entry, run)
             rest = max(_REST_FACTOR * (time.monotonic() - began), _MIN_REST_S)
             self._kept[entry.id] = _Kept(version, judged, time.monotonic() + rest)
             return judged
@@ -83,17 +89,17 @@ def num_rows(state: RunState) -> int:
     return sum(segment.num_rows for segment in state.segments_of("stats"))
 
 
-def judge(run: Run) -> Judged:
+def judge(entry: Entry, run: Run) -> Judged:
     """All rules over all that was recorded; for very long runs what training itself found."""
     state = state_of(run)
     if num_rows(state) > MAX_ROWS:
-        return _recorded(run, state)
+        return _recorded(entry, run, state)
     found = run.diagnosis()
     return Judged(
         last_step=state.last_step(),
         source="diagnosis",
         findings=found.findings,
-        health=found.health,
+        make_health=lambda: found.health,
         num_rules=found.num_rules,
         blind=found.blind,
         failed=found.failed,
@@ -106,10 +112,15 @@ def _explained(found: Diagnosis) -> frozenset[str]:
     return frozenset(finding_key(symptom) for cause in found.findings for symptom in cause.cause_of)
 
 
-def _recorded(run: Run, state: RunState) -> Judged:
+def _recorded(entry: Entry, run: Run, state: RunState) -> Judged:
     findings = recorded_findings(run)
-    window = read_merged_window(state, NEEDS, read_structure(state), MAX_MERGED_ROWS)
-    return Judged(state.last_step(), "recorded", findings, health(window, findings))
+
+    def make_health() -> Health:
+        with entry.open() as own:
+            now = state_of(own)
+            return health(read_merged_window(now, NEEDS, read_structure(now), MAX_MERGED_ROWS), findings)
+
+    return Judged(state.last_step(), "recorded", findings, make_health)
 
 
 def recorded_findings(run: Run) -> tuple[Finding, ...]:

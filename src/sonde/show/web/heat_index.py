@@ -35,11 +35,11 @@ from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.show.web.cache import ByteCache
 from sonde.show.web.runs import Entry, state_of
 
-COARSE_STEPS: Final = 16
+COARSE_STEPS: Final = 8
 """Kept for good: the highest of so many steps."""
 MAX_ROWS_AT_ONCE: Final = 4_000_000
 """Up to so many sketches are read while the client waits: about half a second."""
-CACHE_BYTES: Final = 384 << 20
+CACHE_BYTES: Final = 512 << 20
 _EDGE: Final = 0.5
 """Shares of cells, in percent, that may lie beyond either end of the colours."""
 _MARGIN_DECADES: Final = 0.5
@@ -143,7 +143,7 @@ class HeatIndex:
 def even_width(first: int, last: int, num_columns: int) -> int:
     """Steps per column: a multiple of the pooled groups where there are that many."""
     width = max(1, -(-(last - first + 1) // num_columns))
-    return width if width < COARSE_STEPS else -(-width // COARSE_STEPS) * COARSE_STEPS
+    return width if width <= COARSE_STEPS // 2 else -(-width // COARSE_STEPS) * COARSE_STEPS
 
 
 def colour_range(places: Places, stat: str) -> tuple[float, float]:

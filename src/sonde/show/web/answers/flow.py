@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.read.catalog import Segment
 from sonde.read.pyramid import cover
 from sonde.read.raw import RawStats, read_raw
 from sonde.read.segments import Span
@@ -23,6 +24,8 @@ from sonde.show.web.wire import Reply, binary_reply
 
 MAX_COLUMNS: Final = 1024
 DEFAULT_COLUMNS: Final = 240
+MAX_CELLS: Final = 150_000
+"""Of layers × columns: for very many layers the columns are fewer."""
 _FIELDS: Final = frozenset({N, NAN, INF, SUMSQ, SUMABS, MIN, MAX})
 
 
@@ -33,13 +36,14 @@ def flow(run: Run, query: Query) -> Reply:
     last_step = state.last_step()
     first, last = query.span(last_step)
     last = max(min(last, last_step), first)
-    width = max(1, -(-(last - first + 1) // query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS)))
+    kind = "actgrad" if "actgrad" in structure.kinds() else "grad"
+    layers = _layers(structure, kind)
+    wanted = min(query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS), max(MAX_CELLS // max(len(layers), 1), 16))
+    width = max(1, -(-(last - first + 1) // wanted))
     level = _level(state, width)
     width = -(-width // PYRAMID_FACTOR**level) * PYRAMID_FACTOR**level
     first = first // width * width
     shape = _Shape(first, last, width, level)
-    kind = "actgrad" if "actgrad" in structure.kinds() else "grad"
-    layers = _layers(structure, kind)
     back = _grid(state, layers, structure, kind, shape)
     forward = _grid(state, layers, structure, "act", shape)
     header = {
@@ -54,12 +58,19 @@ def flow(run: Run, query: Query) -> Reply:
     }
     with np.errstate(divide="ignore", invalid="ignore"):
         buffers: dict[str, tuple[str, NDArray[Any]]] = {
-            "rms": ("f32", np.sqrt(back.sumsq / back.n)),
-            "pressure": ("f32", back.sumabs / back.n),
-            "peak": ("f32", np.where(back.is_odd, np.inf, back.peak)),
-            "act_rms": ("f32", np.sqrt(forward.sumsq / forward.n)),
+            "rms": ("f32", _short(np.sqrt(back.sumsq / back.n))),
+            "pressure": ("f32", _short(back.sumabs / back.n)),
+            "peak": ("f32", _short(np.where(back.is_odd, np.inf, back.peak))),
+            "act_rms": ("f32", _short(np.sqrt(forward.sumsq / forward.n))),
         }
     return binary_reply(header, buffers)
+
+
+def _short(values: Array) -> NDArray[np.float32]:
+    """Ten bits of mantissa are a tenth of a percent, and compress to half the bytes."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded: NDArray[np.float32] = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    return rounded
 
 
 class _Shape:
@@ -119,11 +130,15 @@ def _grid(state: RunState, layers: Sequence[dict[str, Any]], structure: Structur
     own = {n: place[p] for n in structure.rows(kind) if (p := _owner(structure, n)) in place}
     if not own:
         return sums.close()
-    raw = _read(state, np.array(sorted(own)), shape)
-    if len(raw):
-        table = np.zeros(max(own) + 1, np.intp)
-        table[list(own)] = list(own.values())
-        sums.add(table[raw.site], (raw.step - shape.first) // shape.width, raw.rows)
+    table = np.zeros(max(own) + 1, np.intp)
+    table[list(own)] = list(own.values())
+    # File by file: sums need no sorting, and a part of a bucket in each of two files is added like any other row.
+    sources = [[segment] for segment in cover(state, shape.level)]
+    for segments in [*sources, []]:
+        raw = _read(state, np.array(sorted(own)), shape, segments)
+        if len(raw):
+            column = np.clip((raw.step - shape.first) // shape.width, 0, shape.num_columns - 1)
+            sums.add(table[raw.site], column, raw.rows)
     return sums.close()
 
 
@@ -132,15 +147,15 @@ def _owner(structure: Structure, number: int) -> str:
     return site.owner or site.name
 
 
-def _read(state: RunState, ids: NDArray[np.int64], shape: _Shape) -> RawStats:
+def _read(state: RunState, ids: NDArray[np.int64], shape: _Shape, segments: Sequence[Segment]) -> RawStats:
     return read_raw(
         state,
         ids,
         StepFilter(Span(shape.first, shape.last)),
         _FIELDS,
         with_hist=False,
-        segments=cover(state, shape.level) if shape.level else None,
-        bucket=PYRAMID_FACTOR**shape.level,
+        segments=segments,
+        with_live=not segments,
     )
 
 

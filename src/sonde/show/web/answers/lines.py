@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import CorruptError
+from sonde.read.columns import read_columns
 from sonde.read.pyramid import pick_level, read_level
-from sonde.read.raw import read_raw
 from sonde.read.scalars import read_named
 from sonde.read.segments import Span
 from sonde.read.series import by_series, edges
 from sonde.read.state import RunState
-from sonde.read.stats import Question, long_table
+from sonde.read.stats import Question
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.run import Run
 from sonde.show.web.line_grid import Column, Line, lines_reply
@@ -77,22 +77,24 @@ def lines(run: Run, query: Query) -> Reply:
     able = [i for i in wanted if stat in stats_of(known[i].kind)]
     last_step = state.last_step()
     span = query.span(last_step)
-    table, is_merged = _read(state, Question(known, {stat: sorted(able)}), StepFilter(Span(*span)))
-    found = by_series(table, ("kind", "site", "stat"))
-    own = [
-        Line(i, name, found.get(name, _NOTHING)) for i in wanted if (name := f"{known[i].kind}/{known[i].name}/{stat}")
-    ]
+    columns, is_merged = _read(state, Question(known, {stat: sorted(able)}), stat, Span(*span))
+    own = [Line(i, f"{known[i].kind}/{known[i].name}/{stat}", columns.get(i, _NOTHING)) for i in wanted]
     return lines_reply(own, span, _points(query), last_step=last_step, is_merged=is_merged)
 
 
-def _read(state: RunState, question: Question, steps: StepFilter) -> tuple[pa.Table, bool]:
+def _read(state: RunState, question: Question, stat: str, span: Span) -> tuple[dict[int, Column], bool]:
     """Every step where that is not too much, else steps merged by fours."""
-    level = pick_level(state, question, steps, MAX_ROWS)
-    table = read_level(state, question, steps, level) if level else None
-    if table is not None:
-        return table, True
-    raw = read_raw(state, question.ids, steps, question.fields, with_hist=question.needs_hist)
-    return long_table(question, raw), False
+    level = pick_level(state, question, StepFilter(span), MAX_ROWS)
+    table = read_level(state, question, StepFilter(span), level) if level else None
+    if table is None:
+        return read_columns(state, question, stat, span), False
+    found = by_series(table, ("kind", "site", "stat"))
+    return {ids: column for name, column in found.items() if (ids := _id_of(question, name)) is not None}, True
+
+
+def _id_of(question: Question, name: str) -> int | None:
+    kind, site, _ = name.split("/")
+    return question.ids_by_name.get((kind, site))
 
 
 def system(run: Run, query: Query) -> Reply:
