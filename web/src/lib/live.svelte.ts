@@ -13,14 +13,17 @@ class Live {
   /** Grow when the list of runs changed, when states of findings changed. */
   list = $state(0);
   states = $state(0);
+  /** Grows when the line came back: what was missed meanwhile has to be asked for again. */
+  epoch = $state(0);
 
+  private numOpened = 0;
   private stop: (() => void) | null = null;
 
   start(): void {
     if (source.kind !== "live" || this.stop) return;
     this.stop = listen(
       (nudge) => this.receive(nudge),
-      (isUp) => (this.connection = isUp ? "open" : "away"),
+      (isUp) => this.changed(isUp),
     );
   }
 
@@ -29,6 +32,11 @@ class Live {
     this.stop?.();
     this.stop = null;
     this.start();
+  }
+
+  private changed(isUp: boolean): void {
+    this.connection = isUp ? "open" : "away";
+    if (isUp && this.numOpened++ > 0) this.epoch += 1;
   }
 
   private receive({ type, run, last_step, status, reason, brief }: Nudge): void {
@@ -44,5 +52,5 @@ export const live = new Live();
 /** Changes whenever `run` has something new, also after the server was away: read it in an effect that loads. */
 export function version(run: string): string {
   const news = live.runs.get(run);
-  return `${live.list}:${news?.last_step ?? ""}:${news?.status ?? ""}`;
+  return `${live.epoch}:${news?.last_step ?? ""}:${news?.status ?? ""}`;
 }
