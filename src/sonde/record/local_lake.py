@@ -19,7 +19,7 @@ from typing import Final
 from sonde.errors import RunError, UsageError
 from sonde.record.codecs import bit_round, check_mantissa_bits, codec_for, require_codecs, rounds
 from sonde.record.deltas import Deltas
-from sonde.record.durable import sync_folder, write_all, write_durably
+from sonde.record.durable import sync_folder, write_all
 from sonde.record.lock import RunLock
 from sonde.record.packing import SHARD_BYTES, ArrayPlan, plan_arrays
 from sonde.record.shards import array_document, write_shards
@@ -146,11 +146,16 @@ class LocalLake:
             self._folder.mkdir(parents=True, exist_ok=True)
             for folder in {root, self._folder}:
                 if not (folder / GROUP_FILE).exists():
-                    write_durably(folder / GROUP_FILE, _ROOT)
-            for folder in (root.parent, root, self._hidden.parent):
+                    # Other ranks may do the same at this moment: a name of its own, and any of them may win.
+                    tmp = self._hidden / f"root-{secrets.token_hex(4)}"
+                    _write_synced(tmp, _ROOT)
+                    os.replace(tmp, folder / GROUP_FILE)  # noqa: PTH105
+            for folder in {root.parent, root, self._folder, self._hidden, self._hidden.parent}:
                 sync_folder(folder)
             for left in self._hidden.glob(f"{_TMP}*"):
                 shutil.rmtree(left)
+            for left in self._hidden.glob("root-*"):
+                left.unlink()
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError):

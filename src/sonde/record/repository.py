@@ -7,6 +7,7 @@ repository as they are: the same shards, the same checksums, read back by the sa
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,9 @@ DELETED: Final = "deleted"
 """Where deleted snapshots go that others are differences to. It has no document: no Zarr reader lists it."""
 _AT_ONCE: Final = 4
 _REBASE_TRIES: Final = 1000
+_OPEN_TRIES: Final = 10
+_BEING_MADE: Final = ("clean prefixes", "updated by other session")
+"""What icechunk says when two writers make the same repository at once."""
 
 Tick = Callable[[], None]
 
@@ -134,7 +138,17 @@ class Repository:
         config.storage = icechunk.StorageSettings(
             retries=icechunk.StorageRetriesSettings(max_tries=3, initial_backoff_ms=100, max_backoff_ms=1000)
         )
-        return icechunk.Repository.open_or_create(storage, config=config)
+        for _ in range(_OPEN_TRIES):
+            try:
+                return icechunk.Repository.open_or_create(storage, config=config)
+            except icechunk.IcechunkError as error:
+                if not any(words in str(error) for words in _BEING_MADE):
+                    raise
+                time.sleep(0.3)  # another writer is making it at this moment
+        raise RunError(
+            f"{self.address} is no repository and not empty: whoever began to make one was stopped half way. "
+            "Remove what is there, and it will be made again."
+        )
 
     def _make_root(self) -> None:
         """The groups above the snapshots; another writer may be making the same root at the same time."""

@@ -221,10 +221,7 @@ class _Process:
         process, self._process = self._process, None
         if process is None:
             return
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        _close_pipes(process)
         if wait:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_S)
@@ -232,6 +229,8 @@ class _Process:
             process.returncode = 0  # it is left behind on purpose; nobody waits for it
 
     def _start(self) -> None:
+        if self._process is not None:
+            _close_pipes(self._process)
         self._answers = b""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -266,6 +265,13 @@ class _Process:
         line, _, self._answers = self._answers.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
         return found
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _require(package: str, address: Address) -> None:
