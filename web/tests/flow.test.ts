@@ -1,17 +1,19 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Flow, Lines } from "../src/lib/api";
-import { filledColumns, heatOfLines, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
+import { depthOrder, filledColumns, heatOfLines, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
 
 const FLOW = {
   first: 100, steps_per_column: 10, num_columns: 3, layers: [{ path: "a" }, { path: "b" }],
-  pressure: Float32Array.from([1, NaN, 2, NaN, NaN, 4]),
+  pressure: Float32Array.from([1, NaN, 2, NaN, NaN, 4]), peak: Float32Array.from([1, NaN, 2, Infinity, NaN, 4]),
 } as unknown as Flow;
 
 test("only columns that were measured can be stopped at", () => {
   assert.deepEqual(filledColumns(FLOW, "pressure"), [0, 2]);
   assert.equal(stepOf(FLOW, 2), 120);
-  assert.deepEqual([...profile(FLOW, "pressure", 2)], [2, 4]);
+  assert.deepEqual([...profile(FLOW, "pressure", 2, [1, 0])], [4, 2]);
+  // All of its elements are NaN: that is measured, and must not look like nothing.
+  assert.deepEqual([...profile(FLOW, "pressure", 0, [0, 1])], [1, Infinity]);
   assert.deepEqual([nearest(FLOW, [0, 2], 115), nearest(FLOW, [0, 2], 999), nearest(FLOW, [0, 2], 1), nearest(FLOW, [0, 2], null)], [0, 1, 0, 1]);
 });
 
@@ -34,8 +36,22 @@ const LINES = {
 test("lines become codes whose highest is what deserves attention", () => {
   const low = heatOfLines(LINES, { lo: 1, hi: 0, isLog: false }, 5, 0, 10);
   assert.deepEqual([low.num_columns, low.steps_per_column], [5, 2]);
-  // Entropy 1 and 0.5 share a column: the lower one shows. Nothing at steps 2-3; 0 at 5; NaN at 9.
-  assert.deepEqual([...low.codes], [128, 0, 254, 0, 255]);
+  // Entropy 1 and 0.5 share a column: the lower one shows and holds until the next, 0 at 5. NaN at 9.
+  assert.deepEqual([...low.codes], [128, 128, 254, 254, 255]);
+});
+
+test("a value holds until the next is due, and a real gap stays a gap", () => {
+  const sparse = { last_step: 99, steps: Float64Array.from([0, 10, 20, 30, 90]), series: [{ values: [1, 1, 1, 1, 1], nonfinite: [] }] } as unknown as Lines;
+  const many = { ...sparse, steps: Float64Array.from([...Array(40).keys()].map((n) => 2 * n).concat([99])), series: [{ values: new Array(41).fill(1), nonfinite: [] }] } as unknown as Lines;
+  const codes = heatOfLines(many, { lo: 0, hi: 1, isLog: false }, 100, 0, 100).codes;
+  assert.ok(codes.slice(0, 80).every((code) => code === 254));
+  assert.ok(codes.slice(81, 98).every((code) => code === 0));
+  assert.ok(heatOfLines(sparse, { lo: 0, hi: 1, isLog: false }, 100, 0, 100).codes.slice(0, 30).every((code) => code === 254));
+});
+
+test("layers that are never called themselves stand beside their siblings", () => {
+  const flow = { layers: ["embed", "blocks.0.norm", "blocks.1.norm", "head", "blocks.0.out"].map((path) => ({ path })) } as unknown as Flow;
+  assert.deepEqual(depthOrder(flow), [0, 1, 4, 2, 3]);
 });
 
 test("ranges of nothing and of one value can be drawn", () => {

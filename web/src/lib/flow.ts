@@ -1,28 +1,40 @@
 // Pressure along the depth of a model, as tables to draw from; scalars over steps as the codes of a heatmap. Pure.
 
 import type { Flow, Heat, Lines } from "./api";
+import { buildTree, visibleRows } from "./tree";
 import { FIRST_CODE, LAST_CODE, NOT_FINITE } from "./colour";
 
 export type Table = "pressure" | "rms" | "peak" | "act_rms";
 
 /** Columns in which anything was measured; steps between two recordings are not steps to stop at. */
 export function filledColumns(flow: Flow, table: Table): number[] {
-  const values = flow[table];
   const found: number[] = [];
   for (let column = 0; column < flow.num_columns; column++)
     for (let layer = 0; layer < flow.layers.length; layer++)
-      if (!Number.isNaN(values[layer * flow.num_columns + column]!)) {
+      if (!Number.isNaN(valueAt(flow, table, layer, column))) {
         found.push(column);
         break;
       }
   return found;
 }
 
+/** A value, Infinity where the layer was measured and nothing finite was found, NaN where it was not measured. */
+function valueAt(flow: Flow, table: Table, layer: number, column: number): number {
+  const at = layer * flow.num_columns + column;
+  const value = flow[table][at]!;
+  return Number.isNaN(value) && table !== "act_rms" && flow.peak[at] === Infinity ? Infinity : value;
+}
+
+/** Layers with those of one module together, modules in the model's order: some are never called themselves. */
+export function depthOrder(flow: Flow): number[] {
+  return visibleRows(buildTree(flow.layers.map(({ path }) => path)), new Set()).flatMap(({ node }) => node.sites);
+}
+
 export const stepOf = (flow: Flow, column: number): number => flow.first + column * flow.steps_per_column;
 
-/** One value for each layer, input side first. */
-export function profile(flow: Flow, table: Table, column: number): Float64Array {
-  return Float64Array.from(flow.layers, (_, layer) => flow[table][layer * flow.num_columns + column]!);
+/** One value for each layer, in the order given. */
+export function profile(flow: Flow, table: Table, column: number, order: readonly number[]): Float64Array {
+  return Float64Array.from(order, (layer) => valueAt(flow, table, layer, column));
 }
 
 /** The column that holds a step, among those with values: the last at or before it. */
@@ -71,6 +83,19 @@ export function rangeOf(lines: Lines, isLog: boolean): Coded {
   return lo === hi ? { lo: lo - 0.5, hi: hi + 0.5, isLog } : { lo, hi, isLog };
 }
 
+/**
+ * Where each column takes its value from, for values that are taken every so often and hold until the next: itself, or
+ * the last one before it, over at most the usual distance. -1 in a longer gap, which stays a gap.
+ */
+export function heldFrom(isFilled: (column: number) => boolean, columns: number): Int32Array {
+  const filled = Array.from({ length: columns }, (_, column) => column).filter(isFilled);
+  const gaps = filled.slice(1).map((column, n) => column - filled[n]!).sort((a, b) => a - b);
+  const usual = gaps[Math.max(0, Math.ceil(gaps.length * 0.95) - 1)] ?? 1;
+  const from = new Int32Array(columns).fill(-1);
+  for (const column of filled) for (let at = column; at < Math.min(column + usual, columns); at++) from[at] = column;
+  return from;
+}
+
 /** Lines as a heatmap: one row for each series, at most `w` columns, the highest code of each cell, like the server's. */
 export function heatOfLines(lines: Lines, coded: Coded, w: number, first: number, end: number): Heat {
   const per = Math.max(1, Math.ceil((end - first) / Math.max(w, 1)));
@@ -91,6 +116,10 @@ export function heatOfLines(lines: Lines, coded: Coded, w: number, first: number
     });
     nonfinite.forEach((step) => put(row, step, NOT_FINITE));
   });
+  for (let row = 0; row < lines.series.length; row++) {
+    const own = codes.slice(row * columns, (row + 1) * columns);
+    heldFrom((column) => own[column] !== 0, columns).forEach((from, column) => from >= 0 && (codes[row * columns + column] = own[from]!));
+  }
   return {
     last_step: lines.last_step, kind: "", stat: "", scale: coded.isLog ? "log10" : "linear", lo: coded.lo, hi: coded.hi,
     is_exact: true, retry_ms: 0, first, steps_per_column: per, num_columns: columns, num_rows: lines.series.length,
