@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+
+from sonde.record.store import open_store
+from sonde.schema.tensors import HostTensor, Snapshot
 
 
 def losses(change_at: int | None = None) -> list[float]:
@@ -86,3 +92,65 @@ def test_runs_without_common_series_have_no_divergence(sonde: Any, make_run: Any
     make_run(name="a", steps=0, sites=())
     make_run(name="b", steps=0, sites=())
     assert "no series in common" in sonde("compare", "a", "b", "--divergence").stdout
+
+
+# ------------------------------------------------------------------------------------------------------------ weights
+
+
+def save(path: str, **arrays: np.ndarray) -> str:
+    save_file(arrays, path)
+    return path
+
+
+def test_weights_that_are_the_same(sonde: Any) -> None:
+    a = save("a.safetensors", **{"fc.weight": np.ones((2, 2), np.float32)})
+    b = save("b.safetensors", **{"fc.weight": np.ones((2, 2), np.float32)})
+    assert "All 1 tensors are the same" in sonde("compare", a, b, "--exit-code").stdout
+    assert sonde("compare", a, b, "--json").json["same"] is True
+
+
+def test_weights_that_differ(sonde: Any) -> None:
+    w = np.arange(4, dtype=np.float32)
+    a = save("a.safetensors", **{"fc.weight": w, "fc.bias": w, "old": w, "head.weight": w})
+    b = save("b.safetensors", **{"fc.weight": w * 2, "fc.bias": w, "new": w, "head.weight": w * 1.01})
+    answer = sonde("compare", a, b, "--exit-code", code=1)
+    assert answer.stdout.index("fc.weight") < answer.stdout.index("head.weight")
+    assert "Of 5 tensors 2 changed, 1 only in a, 1 only in b, 1 the same." in answer.stdout
+    found = sonde("compare", a, b, "--json").json
+    assert found["total"]["num_changed"] == 2
+    by_name = {row["name"]: row for row in found["tensors"]}
+    assert by_name["fc.weight"]["relative"] == pytest.approx(1.0)
+    assert by_name["old"]["status"] == "only_a"
+    assert found["layers"][0]["layer"] == "fc"
+
+
+def test_only_the_most_changed_are_shown(sonde: Any) -> None:
+    a = save("a.safetensors", **{f"l{i}.weight": np.ones(2, np.float32) for i in range(9)})
+    b = save("b.safetensors", **{f"l{i}.weight": np.full(2, 1.0 + i, np.float32) for i in range(9)})
+    answer = sonde("compare", a, b, "--top", "3")
+    assert "l8.weight" in answer.stdout
+    assert "l1.weight" not in answer.stdout
+    assert "5 more; show them with --top 8" in answer.stdout
+
+
+def test_file_that_is_not_there_is_one_line(sonde: Any) -> None:
+    answer = sonde("compare", "a.safetensors", "b.safetensors", code=1)
+    assert answer.stderr == "sonde: error: No such file: a.safetensors\n"
+
+
+def test_pickle_that_is_not_weights_is_one_line(sonde: Any) -> None:
+    Path("a.pt").write_bytes(b"not a zip")
+    assert "safetensors.torch.save_file" in sonde("compare", "a.pt", "a.pt", code=2).stderr
+
+
+def test_snapshot_of_a_run_and_a_file(sonde: Any, make_run: Any) -> None:
+    run = make_run(name="a")
+    w = np.ones((2, 2), np.float32)
+    store = open_store("zarr", run)
+    store.write(Snapshot(5, 1.0, "test", {"param/fc.weight": HostTensor.of(w), "grad/fc.weight": HostTensor.of(w * 2)}))
+    store.close()
+    b = save("b.safetensors", **{"fc.weight": w})
+    for name in (f"{run}@5", "a@latest", "a"):
+        assert sonde("compare", name, b, "--json", "--exit-code").json["same"]
+    assert not sonde("compare", "a@5", b, "--kind", "grad", "--json").json["same"]
+    assert "no snapshot of step 7. The nearest is 5." in sonde("compare", "a@7", b, code=2).stderr

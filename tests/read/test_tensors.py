@@ -134,6 +134,7 @@ def test_table_of_snapshots(run: Run) -> None:
     assert table["reason"].to_pylist() == ["test"] * 4
 
 
+@pytest.mark.slow
 def test_table_knows_what_a_real_run_stored(tmp_path: Path) -> None:
     import torch
 
@@ -169,8 +170,12 @@ class Counting:
         return found
 
 
-def test_large_tensor_is_read_in_chunks_and_only_where_asked(keep_snapshots: Keep) -> None:
-    large = np.random.default_rng(0).normal(size=(6144, 1024)).astype(np.float32)  # 24 MiB
+def test_large_tensor_is_read_in_chunks_and_only_where_asked(
+    keep_snapshots: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonde.read.tensors.LARGE", 2 << 20)
+    monkeypatch.setattr("sonde.read.tensors.CHUNK", 1 << 20)
+    large = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)  # 2 MiB
     run = keep_snapshots({step: {"param/large": large + step, "param/other": large[:512]} for step in (0, 1)})
     counting = Counting()
     found = tensor_over_steps(FolderLake(run.path, read_file=counting), "param/large")

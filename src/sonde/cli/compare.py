@@ -1,7 +1,8 @@
-"""`sonde compare A B`: which settings differ, how the numbers came out, where each series first diverges."""
+"""`sonde compare A B`: two runs (settings, numbers, where each series first diverges), or two sets of weights."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -18,9 +19,12 @@ _DIVERGENCE_KEYS: Final = ("a", "b", "first_divergence", "num_steps", "tolerance
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A run: folder, id, project/name, or latest.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")],
-    top: Annotated[int, typer.Option("--top", min=1, help="How many series to show.")] = 20,
+    a: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A run (folder, id, project/name, latest), RUN@STEP, or a file of weights."),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="How many series, tensors or layers to show.")] = 20,
     divergence: Annotated[
         bool, typer.Option("--divergence", help="Only the first step and place at which they differ beyond rounding.")
     ] = False,
@@ -28,21 +32,31 @@ def compare(
         float | None,
         typer.Option("--tolerance", min=0.0, help="Relative difference that is none. Default: by the type of numbers."),
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when the runs differ, as diff does.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when they differ, as diff does.")] = False,
+    kind: Annotated[
+        str, typer.Option("--kind", help="Which tensors of RUN@STEP: param, grad, act, optim, …")
+    ] = "param",
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Compare two runs: config, scalars, divergence.
+    """Compare two runs (config, scalars, divergence) or two sets of weights (tensor by tensor).
 
-    Settings that differ, last values of scalars, and the first step at which each series differs.
+    Of runs: settings that differ, last values of scalars, and the first step at which each series differs.
+    Of weights (.safetensors, .pt, .bin, .npz, .h5, .keras, folders of shards, RUN@STEP, RUN@latest): what was added,
+    removed, reshaped or changed, per tensor, per layer and in total. A pickle is read without being run. Layers of
+    PyTorch, Keras and Flax models are matched by their shapes, and transposed where they lie differently.
 
     \b
     Examples:
       sonde compare gpt/baseline gpt/warmup
+      sonde compare before.safetensors after.safetensors --exit-code
+      sonde compare gpt/baseline@500 gpt/baseline@latest
       sonde compare 3f2a9c01 latest --json
       sonde compare eager compiled --divergence
       sonde compare before after --exit-code || echo "the numbers have changed"
     """
+    if _compare_weights(a, b, dir=dir, kind=kind, top=top, json=json, exit_code=exit_code):
+        return
     from sonde.run import compare as compare_runs
 
     first, second = open_run(a, dir), open_run(b, dir)
@@ -58,6 +72,36 @@ def compare(
         raise typer.Exit(1 if exit_code and found.first_divergence is not None else 0)
     differs = found.config.num_rows or found.first_divergence is not None or found.only_a or found.only_b
     raise typer.Exit(1 if exit_code and differs else 0)
+
+
+def _compare_weights(a: str, b: str, *, dir: Path | None, kind: str, top: int, json: bool, exit_code: bool) -> bool:
+    """Compare two sets of weights; False when both names are of runs."""
+    from sonde.cli.options import runs_dir
+    from sonde.run import open_weights
+
+    found = [open_weights(name, dir=runs_dir(dir), kind=kind) for name in (a, b)]
+    if not any(weights is not None for weights in found):
+        return False
+    from sonde.read.compare_weights import compare_weights
+    from sonde.read.lazy import of_kind
+    from sonde.show.progress import progress
+    from sonde.show.weights import weights_as_json, weights_as_rich
+
+    ours, theirs = (
+        weights if weights is not None else of_kind(open_run(name, dir).snapshot("latest"), kind)
+        for weights, name in zip(found, (a, b), strict=True)
+    )
+    with progress("tensors", quiet=json) as advance:
+        compared = compare_weights(ours, theirs, advance)
+    if json:
+        print_json(weights_as_json(compared))
+    else:
+        from sonde.show.term.console import make_console
+
+        make_console().print(weights_as_rich(compared, top))
+    if exit_code and not compared.is_same:
+        raise typer.Exit(1)
+    return True
 
 
 def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:

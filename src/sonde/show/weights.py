@@ -1,0 +1,94 @@
+"""Two sets of weights side by side, for the terminal and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rich.console import Group
+from rich.text import Text
+
+from sonde.read.compare_weights import WeightComparison
+from sonde.show.term.number import number
+from sonde.show.term.table import Column, table
+from sonde.show.term.text import plain
+
+_NUMBERS: Final = ("relative", "max_abs", "cosine", "changed_fraction")
+_TITLES: Final = ("relative change", "max |Δ|", "cosine", "changed")
+_STATUSES: Final = {"only_a": "only in a", "only_b": "only in b", "retyped": "other type"}
+
+
+def weights_as_json(found: WeightComparison) -> dict[str, Any]:
+    """Everything there is."""
+    return {
+        "a": found.a,
+        "b": found.b,
+        "same": found.is_same,
+        "frameworks": list(found.frameworks),
+        "total": dict(found.total),
+        "layers": found.layers.to_pylist(),
+        "tensors": found.tensors.to_pylist(),
+    }
+
+
+def weights_as_rich(found: WeightComparison, top: int = 20) -> Group:
+    """The verdict, the layers and the tensors that changed most."""
+    parts: list[Any] = [Text(f"a = {plain(found.a)}"), Text(f"b = {plain(found.b)}")]
+    if found.frameworks[0] != found.frameworks[1]:
+        parts.append(Text(f"a is of {found.frameworks[0]}, b of {found.frameworks[1]}: matched by layer", style="dim"))
+    changed = [row for row in found.tensors.to_pylist() if row["status"] != "same"]
+    if changed:
+        layers = [row for row in found.layers.to_pylist() if row["num_changed"]]
+        parts += [Text(), _layers(layers[:top]), Text(), _tensors(changed[:top])]
+        parts += [Text(f"{len(changed) - top} more; show them with --top {len(changed)}.", style="dim")] * (
+            len(changed) > top
+        )
+    return Group(*parts, Text(), Text(_verdict(found)))
+
+
+def _layers(rows: list[dict[str, Any]]) -> Any:
+    columns = [Column(title="layer", cut=True), Column(title="tensors changed", right=True), *_number_columns()]
+    cells = [(row["layer"] or "(root)", f"{row['num_changed']} of {row['num_tensors']}", *_cells(row)) for row in rows]
+    return table(columns, cells)
+
+
+def _tensors(rows: list[dict[str, Any]]) -> Any:
+    columns = [Column(title="tensor", cut=True), Column(title=""), *_number_columns()]
+    return table(columns, [(row["name"], _status(row), *_cells(row)) for row in rows])
+
+
+def _number_columns() -> list[Column]:
+    return [Column(title=title, right=True) for title in _TITLES]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    values = [row[name] for name in _NUMBERS]
+    if values[0] is None:
+        return ["–"] * len(values)
+    return [*(number(value) for value in values[:3]), f"{values[3]:.1%}"]
+
+
+def _status(row: dict[str, Any]) -> str:
+    if row["status"] == "reshaped":
+        return f"{row['shape_a']} → {row['shape_b']}"
+    a, b = row["dtype_a"], row["dtype_b"]
+    types = f" {a} → {b}" if a and b and a != b else ""
+    return f"{_STATUSES.get(row['status'], row['status'])}{types}"
+
+
+def _verdict(found: WeightComparison) -> str:
+    total = found.total
+    if found.is_same:
+        return f"All {total['num_tensors']} tensors are the same, bit for bit in value."
+    said = [
+        f"{total[f'num_{status}']} {words}"
+        for status, words in (
+            ("changed", "changed"),
+            ("retyped", "of another type with the same values"),
+            ("reshaped", "of another shape"),
+            ("only_a", "only in a"),
+            ("only_b", "only in b"),
+        )
+        if total[f"num_{status}"]
+    ]
+    change = f" Relative change in all: {number(total['relative'])}." if total["num_changed"] else ""
+    return f"Of {total['num_tensors']} tensors {', '.join(said)}, {total['num_same']} the same.{change}"
