@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sonde.errors import RunError, SondeError
+from sonde.errors import SondeError
 from sonde.read.folder import read_manifest, run_folders
 from sonde.read.manifest import Manifest
 from sonde.read.state import RunState
@@ -139,12 +139,3 @@ class RunTable:
 def state_of(run: Run) -> RunState:
     """What the folder holds now; a `Run` composes it, the dashboard's fixed questions go to it directly."""
     return run._now
-
-
-def check_places(places: Sequence[Path]) -> None:
-    """Say at once what is not there; an empty folder is fine, runs may come."""
-    for place in places:
-        if not place.is_dir():
-            raise RunError(
-                f"{place} is not a folder. Give a run, or a folder of runs; `sonde list` shows the runs there are."
-            )

@@ -1,0 +1,195 @@
+"""The process behind `sonde ui`: a socket on this machine, uvicorn on it, a browser that is told where."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sonde.errors import MissingPackageError, UsageError
+from sonde.show.web.access import Access, kept_token, new_token, token_file
+
+DEFAULT_PORT: Final = 7007
+LOOPBACK: Final = "127.0.0.1"
+_LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
+_NUM_TRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where to listen, and the names to answer to."""
+
+    host: str = LOOPBACK
+    port: int | None = None
+    """None: the usual port, or the next free one. 0: any."""
+    expose: bool = False
+    """Listening beyond this machine was asked for in so many words."""
+    names: tuple[str, ...] = ()
+    """Other names under which the server is reached."""
+
+    def __post_init__(self) -> None:
+        if not is_loopback(self.host) and not self.expose:
+            raise UsageError(
+                f"--host {self.host} lets every machine that reaches this one ask for your runs; only the token in the "
+                "address protects them, and it travels unencrypted. Better keep the default and use a tunnel:  "
+                f"{tunnel_line(self.port or DEFAULT_PORT)}  To do it all the same, add --expose."
+            )
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise UsageError(f"--port {self.port} is no port; give 1 to 65535, or 0 for any free one.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def tunnel_line(port: int) -> str:
+    """What to type on the machine with the browser."""
+    return f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}"
+
+
+def bind(address: Address) -> socket.socket:
+    """A listening socket. A port that was asked for and is taken is an error with one that is free."""
+    wanted = address.port
+    candidates: Sequence[int] = [wanted] if wanted is not None else range(DEFAULT_PORT, DEFAULT_PORT + _NUM_TRIES)
+    for port in candidates:
+        found = _try_bind(address.host, port)
+        if found is not None:
+            return found
+    if wanted is None:
+        raise UsageError(f"ports {DEFAULT_PORT} to {DEFAULT_PORT + _NUM_TRIES - 1} are all taken. Give --port 0.")
+    free = next((port for port in range(wanted + 1, wanted + 1 + _NUM_TRIES) if _is_free(address.host, port)), 0)
+    raise UsageError(f"port {wanted} is taken, perhaps by another dashboard. Free is:  sonde ui --port {free}")
+
+
+def _try_bind(host: str, port: int) -> socket.socket | None:
+    """None when the port is taken."""
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(128)
+    except PermissionError as error:
+        listening.close()
+        raise UsageError(f"port {port} may not be opened ({error.strerror}). Give one above 1023.") from error
+    except OSError as error:
+        listening.close()
+        if isinstance(error, socket.gaierror) or error.errno == 99:
+            raise UsageError(f"--host {host} is no address of this machine ({error}).") from error
+        return None
+    except OverflowError:
+        listening.close()
+        return None
+    return listening
+
+
+def _is_free(host: str, port: int) -> bool:
+    if port > 65535:
+        return False
+    found = _try_bind(host, port)
+    if found is not None:
+        found.close()
+    return found is not None
+
+
+def host_names(address: Address) -> list[str]:
+    """What may stand in a Host header; anything else is somebody's trick with DNS."""
+    names = [*_LOOPBACK_NAMES, *address.names]
+    if not is_loopback(address.host):
+        names += [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
+        names.append(f"[{address.host}]" if ":" in address.host else address.host)
+    return [name.lower() for name in names]
+
+
+def _own_addresses() -> list[str]:
+    import psutil
+
+    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+    return [f"[{one}]" if ":" in one else one for one in found if one.count(".") == 3 or "::" in one]
+
+
+class Dashboard:
+    """A server that is bound and not yet running: its address is known before anybody can ask it."""
+
+    def __init__(self, places: Sequence[Path], address: Address, *, read_only: bool = False, keep: bool = True) -> None:
+        _require()
+        from sonde.show.web.answering import Answers
+        from sonde.show.web.app import make_app
+        from sonde.show.web.runs import RunTable
+
+        self.address = address
+        self.socket = bind(address)
+        self.port = int(self.socket.getsockname()[1])
+        self.access = Access(kept_token(token_file()) if keep else new_token(), port=self.port)
+        self.app = make_app(Answers(RunTable(places), can_delete=not read_only), self.access, host_names(address))
+
+    @property
+    def origin(self) -> str:
+        host = self.address.host if self.address.host not in ("0.0.0.0", "::") else socket.gethostname()  # noqa: S104
+        host = LOOPBACK if is_loopback(host) and ":" not in host else host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """With the token in the fragment, which browsers keep to themselves."""
+        return f"{self.origin}/#token={self.access.token}"
+
+    def serve(self) -> None:
+        """Until interrupted."""
+        from sonde.show.web.serving import serve
+
+        try:
+            serve(self.app, self.socket)
+        except KeyboardInterrupt:  # uvicorn ends in good order and then passes the signal on
+            pass
+        finally:
+            self.socket.close()
+
+
+def _require() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError("starlette and uvicorn", "web", "sonde ui") from error
+
+
+def can_open_browser() -> bool:
+    """Whether there is a screen: a text browser would take over the terminal."""
+    if os.environ.get("BROWSER") or sys.platform in ("darwin", "win32"):
+        return True
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@contextmanager
+def opened_browser(url: str) -> Iterator[None]:
+    """Open the page without putting the token on a command line, where every user of the machine could read it."""
+    with tempfile.TemporaryDirectory(prefix="sonde-") as folder:  # made with mode 0700
+        page = Path(folder) / "open.html"
+        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n', encoding="utf-8")
+        thread = threading.Thread(target=_open, args=(page.as_uri(),), name="sonde-browser", daemon=True)
+        thread.start()
+        yield
+
+
+def _open(url: str) -> None:
+    try:
+        webbrowser.open(url)
+    except (webbrowser.Error, OSError):  # the address is in the terminal
+        return

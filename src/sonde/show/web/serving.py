@@ -1,0 +1,41 @@
+"""uvicorn with our settings: nothing logged about requests, nothing kept open when asked to stop."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import uvicorn
+
+from sonde.show.web.guard import Guard
+
+
+class QuickServer(uvicorn.Server):
+    """Lines for news never end by themselves: they are ended first, so that Ctrl-C does not wait for them."""
+
+    def __init__(self, config: uvicorn.Config, app: Guard) -> None:
+        super().__init__(config)
+        self.app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.on_stop()
+        await super().shutdown(sockets=sockets)
+
+
+def serve(app: Guard, listening: socket.socket) -> None:
+    """Until SIGINT or SIGTERM."""
+    asgi: Any = app  # starlette and uvicorn each have types of their own for the same thing
+    config = uvicorn.Config(
+        asgi,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        ws="none",
+        limit_concurrency=256,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=32_768,
+    )
+    QuickServer(config, app).run(sockets=[listening])
