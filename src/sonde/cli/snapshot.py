@@ -30,7 +30,9 @@ def snapshot(
     run: RunName = "latest",
     kinds: Annotated[
         str | None,
-        typer.Option("--kinds", "-k", metavar="KINDS", help="param, grad, act, optim, batch; several with commas."),
+        typer.Option(
+            "--kinds", "-k", metavar="KINDS", help="param, grad, act, optim, batch; several with commas, or all."
+        ),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it is on disk; or only ask, and go.")
@@ -55,7 +57,7 @@ def snapshot(
     found = open_run(run, dir)
     _refuse_ended(found)
     wanted = None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()]
-    request = _ask(found.path, wanted)
+    request = _ask(found.path, wanted, wait=wait)
     if not wait:
         answer: dict[str, Any] = {"state": "asked", "id": request.stem}
     else:
@@ -79,13 +81,13 @@ def _refuse_ended(run: Run) -> None:
         )
 
 
-def _ask(run: Path, kinds: list[str] | None) -> Path:
+def _ask(run: Path, kinds: list[str] | None, *, wait: bool) -> Path:
     """The request, under its name only when it is whole."""
     from sonde.errors import RunError
     from sonde.schema.layout import REQUESTS_FOLDER
 
     path = run / REQUESTS_FOLDER / f"{secrets.token_hex(8)}.json"
-    content = {"what": "snapshot", "time": time.time(), **({} if kinds is None else {"kinds": kinds})}
+    content = {"what": "snapshot", "time": time.time(), "wait": wait, **({} if kinds is None else {"kinds": kinds})}
     tmp = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -161,7 +163,7 @@ def _tell(answer: dict[str, Any], name: str) -> None:
     elif state == "asked":
         remark(f"asked {name}. It takes the snapshot at its next step; run.snapshots() will show it.")
     else:
-        remark(f"no snapshot: {why or state}.")
+        remark(f"no snapshot: {str(why or state).rstrip('.')}.")
 
 
 def _size(answer: dict[str, Any]) -> str:

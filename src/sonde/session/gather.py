@@ -48,7 +48,7 @@ class Gather:
         return self._readable(
             (f"param/{name}", buffer)
             for name, buffer in self._buffers()
-            if (is_plain_tensor(buffer) and buffer.nbytes >= LARGE_BUFFER) == large
+            if (not unreadable(buffer) and buffer.nbytes >= LARGE_BUFFER) == large
         )
 
     def states(self) -> list[Named]:

@@ -72,9 +72,9 @@ def check_kinds(kinds: Any) -> tuple[str, ...] | None:
 
 
 def _kinds(given: Any, *, has_probe: bool) -> tuple[str, ...]:
-    if given == "all":
-        return tuple(kind for kind in KINDS if kind != "probe" or has_probe)
     wanted = [given] if isinstance(given, str) else list(given)
+    if wanted == ["all"]:
+        return tuple(kind for kind in KINDS if kind != "probe" or has_probe)
     for kind in wanted:
         if kind not in KINDS:
             raise UnknownNameError("kind of snapshot", str(kind), KINDS)

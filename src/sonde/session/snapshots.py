@@ -168,8 +168,10 @@ class Snapshotting:
         if not self._followed:
             self._requests.answer(id, state="refused", why="the run watches no model; its program calls no sonde.watch")
             return
-        self._requests.answer(id, state="waiting", step=self.session.next_step)
-        self._asked.put(Ask("asked", kinds, (id,)))
+        is_awaited = content.get("wait") is not False
+        if is_awaited:
+            self._requests.answer(id, state="waiting", step=self.session.next_step)
+        self._asked.put(Ask("asked", kinds, (id,) if is_awaited else ()))
 
     # -------------------------------------------------------------------------------------------------- the step
 

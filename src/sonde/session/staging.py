@@ -18,7 +18,7 @@ from sonde.schema.tensors import STORAGE
 
 _ALIGN: Final = 64
 _MIN_BLOCK: Final = 1 << 12
-_CHUNK: Final = 1 << 20
+_CHUNKS: Final = (1 << 14, 1 << 24)
 _FREE_SHARE: Final = 4
 
 
@@ -146,7 +146,8 @@ class Arena:
         block, used = self._rest.get(is_pinned, (None, 0))
         if block is None or used + nbytes > block.nbytes:
             # Activations come one by one: they share blocks, so that there are not thousands.
-            block, used = self._staging.take(max(nbytes, min(_CHUNK, self._staging.left_bytes)), is_pinned=is_pinned), 0
+            chunk = min(max(self.nbytes // 8, _CHUNKS[0]), _CHUNKS[1], self._staging.left_bytes)
+            block, used = self._staging.take(max(nbytes, chunk), is_pinned=is_pinned), 0
             self._blocks.append(block)
         self._rest[is_pinned] = block, used + nbytes
         return block, used
