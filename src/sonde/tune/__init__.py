@@ -6,22 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sonde.tune.analyzer import CheckpointAnalyzer
     from sonde.tune.checkpoints import CheckpointManager
+    from sonde.tune.live import LiveAnalyzer
     from sonde.tune.loader import ResumableLoader
+    from sonde.tune.method import FineTuningMethod
+    from sonde.tune.report import StandardReport
     from sonde.tune.storage import LocalStorage, StorageBackend
+    from sonde.tune.wrapper import TrainingResult, TrainingWrapper
 
 __all__ = [
+    "CheckpointAnalyzer",
     "CheckpointManager",
+    "FineTuningMethod",
+    "LiveAnalyzer",
     "LocalStorage",
     "ResumableLoader",
+    "StandardReport",
     "StorageBackend",
+    "TrainingResult",
+    "TrainingWrapper",
 ]
 
 _HOME_OF = {
+    "CheckpointAnalyzer": "sonde.tune.analyzer",
     "CheckpointManager": "sonde.tune.checkpoints",
-    "ResumableLoader": "sonde.tune.loader",
+    "FineTuningMethod": "sonde.tune.method",
+    "LiveAnalyzer": "sonde.tune.live",
     "LocalStorage": "sonde.tune.storage",
+    "ResumableLoader": "sonde.tune.loader",
+    "StandardReport": "sonde.tune.report",
     "StorageBackend": "sonde.tune.storage",
+    "TrainingResult": "sonde.tune.wrapper",
+    "TrainingWrapper": "sonde.tune.wrapper",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +80,8 @@ class CheckpointManager:
         self.num_steps = 0
         """Calls of `step` without a number count themselves."""
         self.last_error: Exception | None = None
+        self.documents: dict[str, Callable[[], Any]] = {}
+        """Files for other programs, by name: what the function gives is written beside the rest as JSON."""
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[Checkpoint] | None = None
         _refuse_plain_loader(self._capture.others["dataloader"])
@@ -103,8 +105,12 @@ class CheckpointManager:
         self.num_steps = self.num_steps + 1 if step is None else int(step)
         if self.interval is None or self.num_steps % self.interval or self.num_steps == 0:
             return None
+        return self.try_save(self.num_steps, metrics)
+
+    def try_save(self, step: int, metrics: Mapping[str, Any] | None = None) -> Checkpoint | None:
+        """`save` that reports a failing disk instead of raising."""
         try:
-            return self.save(self.num_steps, metrics)
+            return self.save(step, metrics)
         except (OSError, RunError) as error:
             self._report(error)
             return None
@@ -124,6 +130,7 @@ class CheckpointManager:
             "details": describe(reason, adapters_only=self._capture.adapters_only),
         }
         payload = self._capture.take()
+        payload.documents.update({name: make() for name, make in self.documents.items()})
         payload.state["step"] = self.num_steps
         payload.state["session_step"] = None if self.session is None else self.session.next_step
         if not self.background:

@@ -26,7 +26,7 @@ def copied_to_host(payload: Payload) -> Callable[[], Payload]:
     def ready() -> Payload:
         for event in events:
             event.synchronize()
-        return Payload(copies, payload.state)
+        return Payload(copies, payload.state, payload.documents)
 
     return ready
 

@@ -24,10 +24,12 @@ _MAX_STATE_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """All of a checkpoint: tensors by file (`model`, `optimizer`, …) and name, and the rest as JSON."""
+    """All of a checkpoint: tensors by file (`model`, `optimizer`, …) and name, the rest as JSON, files for others."""
 
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    documents: dict[str, Any] = field(default_factory=dict)
+    """JSON files that other programs look for: `trainer_state.json`. They are not read back."""
 
 
 class StorageBackend(ABC):
@@ -74,7 +76,8 @@ class LocalStorage(StorageBackend):
         files: dict[str, FileWriter] = {
             f"{stem}.safetensors": _tensor_writer(tensors) for stem, tensors in checkpoint.tensors.items()
         }
-        files[STATE_FILE] = _text_writer(checkpoint.state)
+        for name, content in {**checkpoint.documents, STATE_FILE: checkpoint.state}.items():
+            files[name] = _text_writer(content)
         with locked(self.folder):
             path, manifest = write_checkpoint(self.folder, manifest, files)
         return Checkpoint(path, manifest.step, manifest.time, manifest.metrics, manifest.num_bytes, manifest.details)
@@ -140,8 +143,8 @@ def _tensor_writer(tensors: dict[str, Tensor]) -> FileWriter:
     return write
 
 
-def _text_writer(state: dict[str, Any]) -> FileWriter:
-    data = json.dumps(state, allow_nan=False).encode("utf-8", "surrogatepass")
+def _text_writer(content: Any) -> FileWriter:
+    data = json.dumps(content, allow_nan=False).encode("utf-8", "surrogatepass")
 
     def write(path: Path) -> None:
         path.write_bytes(data)

@@ -1,0 +1,50 @@
+"""Our words for a training loop as transformers' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sonde.errors import SettingsError, nearest
+from sonde.tune.config import KeepConfig, RecordConfig, TrainingConfig
+
+
+def trainer_arguments(
+    folder: Path, training: TrainingConfig, keep: KeepConfig, record: RecordConfig, *, has_eval: bool
+) -> Any:
+    """An `SFTConfig`. What is in `training.arguments` goes over everything."""
+    from trl import SFTConfig
+
+    ours = {
+        "output_dir": str(folder),
+        "num_train_epochs": training.num_epochs,
+        "max_steps": training.max_steps,
+        "learning_rate": training.learning_rate,
+        "per_device_train_batch_size": training.batch_size,
+        "per_device_eval_batch_size": training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation,
+        "max_length": training.max_length,
+        "weight_decay": training.weight_decay,
+        "warmup_steps": training.warmup_steps,
+        "lr_scheduler_type": training.scheduler,
+        "max_grad_norm": training.max_grad_norm,
+        "logging_steps": training.logging_interval,
+        "seed": training.seed,
+        "bf16": training.precision == "bfloat16",
+        "fp16": training.precision == "float16",
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "save_strategy": "steps",
+        "save_steps": keep.interval,
+        "eval_strategy": "steps" if has_eval else "no",
+        "eval_steps": (training.eval_interval or keep.interval) if has_eval else None,
+        "report_to": "none" if record.wandb_project is None else "wandb",
+        "use_cpu": not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    unknown = [name for name in training.arguments if name not in SFTConfig.__dataclass_fields__]
+    if unknown:
+        hint = nearest(unknown[0], SFTConfig.__dataclass_fields__)
+        raise SettingsError(f'no key "training.arguments.{unknown[0]}".{hint} They are those of trl.SFTConfig.')
+    return SFTConfig(**{**ours, **training.arguments})

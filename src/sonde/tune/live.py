@@ -1,0 +1,47 @@
+"""`LiveAnalyzer`: watches a fine-tuning run while it goes on. The pictures are the terminal monitor's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sonde.errors import RunNotFoundError
+from sonde.tune.link import linked_run
+
+
+class LiveAnalyzer:
+    """Of a folder that `TrainingWrapper` writes to, or of a run.
+
+    LiveAnalyzer(checkpoint_dir="./checkpoints").start_monitoring()
+    """
+
+    def __init__(self, checkpoint_dir: str | os.PathLike[str]) -> None:
+        self.folder = Path(checkpoint_dir)
+
+    def start_monitoring(self, *, wait_s: float = 60.0, block: bool = True) -> subprocess.Popen[bytes]:
+        """`sonde monitor` in this terminal, until it is left or the run ends. Waits for training to begin.
+
+        A process of its own: what draws must not slow down what trains, nor be imported by it.
+        """
+        run = self._wait(wait_s)
+        process = subprocess.Popen([sys.executable, "-m", "sonde.cli.main", "monitor", str(run)])
+        if block:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.terminate()
+                process.wait()
+        return process
+
+    def _wait(self, wait_s: float) -> Path:
+        deadline = time.monotonic() + wait_s
+        while (run := linked_run(self.folder)) is None:
+            if time.monotonic() >= deadline:
+                raise RunNotFoundError(
+                    f"no run began in {self.folder} within {wait_s:g} s. Train with output_dir={str(self.folder)!r}."
+                )
+            time.sleep(0.2)
+        return run

@@ -1,0 +1,79 @@
+"""`FineTuningMethod`: what is trained, and how a step goes. One method, one file in `methods/`; yours anywhere."""
+
+from __future__ import annotations
+
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+import sonde.tune.methods as home
+from sonde.errors import UnknownNameError
+from sonde.tune.config import MethodConfig
+
+
+class FineTuningMethod(ABC):
+    """Three steps that a way of fine-tuning is made of."""
+
+    uses_trainer_step: ClassVar[bool] = False
+    """Whether transformers' own forward and backward are used in place of `train_step`."""
+    is_adapter: ClassVar[bool] = False
+    """Whether the base model stays as it was: checkpoints then leave it out."""
+
+    @abstractmethod
+    def setup_training(self, model: nn.Module, config: MethodConfig) -> nn.Module:
+        """The model to train: what is frozen is frozen, what is added is added."""
+
+    @abstractmethod
+    def train_step(self, batch: Mapping[str, Any]) -> Tensor:
+        """Forward and backward of one batch; gives the loss. The optimizer steps elsewhere."""
+
+    @abstractmethod
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write what was trained, as others read it."""
+
+    def load_options(self, config: MethodConfig) -> dict[str, Any]:
+        """What `from_pretrained` needs besides a name. Raises where the method cannot work here."""
+        return {}
+
+
+class TransformersMethod(FineTuningMethod):
+    """What the methods for models of transformers share."""
+
+    uses_trainer_step = True
+    model: Any = None
+
+    def setup_training(self, model: nn.Module, config: MethodConfig) -> nn.Module:
+        self.model = self.prepare(model, config)
+        return self.model
+
+    @abstractmethod
+    def prepare(self, model: Any, config: MethodConfig) -> Any:
+        """Freeze and add."""
+
+    def train_step(self, batch: Mapping[str, Any]) -> Tensor:
+        loss: Tensor = self.model(**batch).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        self.model.save_pretrained(path)
+
+
+def method_names() -> list[str]:
+    """Every file in `methods/`."""
+    return sorted(module.name for module in pkgutil.iter_modules(home.__path__))
+
+
+def find_method(method: str | FineTuningMethod) -> FineTuningMethod:
+    """A method by name, or one of your own."""
+    if isinstance(method, FineTuningMethod):
+        return method
+    if method not in method_names():
+        raise UnknownNameError("training method", method, method_names())
+    found: FineTuningMethod = import_module(f"{home.__name__}.{method}").Method()
+    return found

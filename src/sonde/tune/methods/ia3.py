@@ -1,0 +1,13 @@
+"""(IA)³: keys, values and the inside of the feed-forward layers are rescaled. Liu et al. 2022."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sonde.tune.config import MethodConfig
+from sonde.tune.peft import PeftMethod
+
+
+class Method(PeftMethod):
+    def adapter(self, peft: Any, config: MethodConfig) -> Any:
+        return peft.IA3Config(target_modules=config.target_modules, task_type="CAUSAL_LM")

@@ -1,0 +1,19 @@
+"""LoRA: a product of two small matrices is added to each linear layer. Hu et al. 2021."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sonde.tune.config import MethodConfig
+from sonde.tune.peft import PeftMethod
+
+
+class Method(PeftMethod):
+    def adapter(self, peft: Any, config: MethodConfig) -> Any:
+        return peft.LoraConfig(
+            r=config.r,
+            lora_alpha=config.alpha,
+            lora_dropout=config.dropout,
+            target_modules=config.target_modules or "all-linear",
+            task_type="CAUSAL_LM",
+        )

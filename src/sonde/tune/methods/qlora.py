@@ -1,0 +1,43 @@
+"""QLoRA: LoRA on a base model of four bits. Dettmers et al. 2023. Needs bitsandbytes and a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from sonde.errors import UsageError
+from sonde.tune.config import MethodConfig
+from sonde.tune.methods.lora import Method as Lora
+from sonde.tune.peft import import_peft
+
+
+class Method(Lora):
+    def load_options(self, config: MethodConfig) -> dict[str, Any]:
+        _require()
+        from transformers import BitsAndBytesConfig
+
+        quantized = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+        return {"quantization_config": quantized}
+
+    def prepare(self, model: Any, config: MethodConfig) -> Any:
+        _require()
+        if not getattr(model, "is_loaded_in_4bit", False):
+            raise UsageError(
+                "qlora needs a model of four bits: give model_name= and it is loaded so, or load yours with "
+                'BitsAndBytesConfig(load_in_4bit=True). For this model use training_method="lora".'
+            )
+        return super().prepare(import_peft().prepare_model_for_kbit_training(model), config)
+
+
+def _require() -> None:
+    missing = [] if find_spec("bitsandbytes") else ["bitsandbytes, which is not installed (pip install bitsandbytes)"]
+    missing += [] if torch.cuda.is_available() else ["a CUDA device, which is not here"]
+    if missing:
+        raise UsageError(f'qlora needs {" and ".join(missing)}. training_method="lora" works without.')

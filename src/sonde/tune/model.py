@@ -1,0 +1,82 @@
+"""Models and tokenizers: saved ones by name, new ones by architecture without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.tune.config import MethodConfig, ModelConfig
+from sonde.tune.method import FineTuningMethod
+
+_SPECIAL: Final = ("<pad>", "<unk>", "<eos>")
+
+
+def load_model(config: ModelConfig, method: FineTuningMethod, options: MethodConfig, tokenizer: Any) -> Any:
+    """The base model, before the method changes it."""
+    transformers = _transformers()
+    extra = method.load_options(options)
+    if config.name is not None:
+        return transformers.AutoModelForCausalLM.from_pretrained(config.name, **extra)
+    assert config.architecture is not None
+    try:
+        kind = transformers.AutoConfig.for_model(config.architecture)
+    except ValueError:
+        known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+        raise UnknownNameError("architecture", config.architecture, _near(config.architecture, known)) from None
+    unknown = [key for key in config.options if not hasattr(kind, key)]
+    if unknown:
+        raise UnknownNameError(f"option of {config.architecture}", unknown[0], _near(unknown[0], kind.to_dict()))
+    given = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        **config.options,
+    }
+    if given["vocab_size"] < len(tokenizer):
+        raise UsageError(f"vocab_size {given['vocab_size']} is less than the {len(tokenizer)} tokens of the tokenizer.")
+    built = transformers.AutoConfig.for_model(config.architecture, **given)
+    return transformers.AutoModelForCausalLM.from_config(built)
+
+
+def load_tokenizer(config: ModelConfig, texts: Iterable[str]) -> Any:
+    """The model's own, another by name, or one that is learned word by word from the texts."""
+    transformers = _transformers()
+    name = config.tokenizer or config.name
+    if name is None:
+        return learn_tokenizer(texts, config.vocab_size)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def learn_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Any:
+    """One token for each word and each mark between words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))  # noqa: S106  no secret
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(_SPECIAL), show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    pad, unknown, end = _SPECIAL
+    return _transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown, eos_token=end
+    )
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """A few of hundreds, the nearest first."""
+    import difflib
+
+    names = sorted(known)
+    return difflib.get_close_matches(name, names, n=8, cutoff=0.4) or names[:8]
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingPackageError("transformers", "tune", "fine-tuning") from None
+    return transformers

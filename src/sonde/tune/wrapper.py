@@ -1,0 +1,221 @@
+"""`TrainingWrapper`: fine-tunes a language model with transformers, TRL and PEFT, and records everything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import MissingPackageError, UsageError
+from sonde.read.checkpoints import Checkpoint, list_checkpoints
+from sonde.session import NullSession, Session, active_session, init
+from sonde.session.session import status_of
+from sonde.tune.config import KeepConfig, MethodConfig, ModelConfig, RecordConfig, TrainingConfig, checked
+from sonde.tune.data import as_dataset, texts_of
+from sonde.tune.link import linked_run, write_link
+from sonde.tune.method import FineTuningMethod, find_method
+from sonde.tune.model import load_model, load_tokenizer
+
+FINAL_FOLDER = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What came of it."""
+
+    run: Path | None
+    """The recorded run; None when sonde is disabled."""
+    output_dir: Path
+    model: Any
+    tokenizer: Any
+    num_steps: int
+    train_loss: float
+    metrics: dict[str, float]
+    checkpoints: list[Checkpoint]
+
+
+class TrainingWrapper:
+    """A model, a method and how to train it.
+
+    wrapper = TrainingWrapper(model_name="meta-llama/Llama-2-7b-hf", training_method="lora", checkpoint_interval=100)
+    wrapper.train(dataset=dataset, output_dir="./checkpoints", num_epochs=3)
+    """
+
+    def __init__(
+        self,
+        model_name: str | None = None,
+        *,
+        model: Any = None,
+        tokenizer: Any = None,
+        training_method: str | FineTuningMethod = "lora",
+        checkpoint_interval: int = 100,
+        wandb_project: str | None = None,
+        method: Mapping[str, Any] | MethodConfig | None = None,
+        keep: Mapping[str, Any] | KeepConfig | None = None,
+        run: Mapping[str, Any] | RecordConfig | None = None,
+        watch: Mapping[str, Any] | None = None,
+        **training: Any,
+    ) -> None:
+        """`method`, `keep` and `run` are the parts of a `sonde train` file of these names; `training` are its loop's:
+        `learning_rate=1e-3, batch_size=4, …`. `watch` goes to `Session.watch`."""
+        if isinstance(model, ModelConfig):
+            self.model_config, self.model = model, None
+        else:
+            self.model_config = None if model_name is None else ModelConfig(name=model_name)
+            self.model = model
+        if (self.model is None) == (self.model_config is None):
+            raise UsageError("give model_name= for a saved model, or model= for one you have; one of the two.")
+        self.tokenizer = tokenizer
+        self.method = find_method(training_method)
+        self.options = _part(MethodConfig, method, "method")
+        if isinstance(training_method, str):
+            self.options = self.options.model_copy(update={"name": training_method})
+        self.keep = _part(KeepConfig, keep, "checkpoints")
+        if "interval" not in self.keep.model_fields_set:
+            self.keep = checked(KeepConfig, {**self.keep.model_dump(), "interval": checkpoint_interval}, "checkpoints")
+        self.record = _part(RecordConfig, run, "run")
+        if wandb_project is not None:
+            self.record = self.record.model_copy(update={"wandb_project": wandb_project})
+        self.training: TrainingConfig = checked(TrainingConfig, training, "training")
+        self.watch = dict(watch or {})
+        if self.model_config is not None and self.model_config.name is not None:
+            self.method.load_options(self.options)  # what cannot work here is said before anything is loaded
+
+    def train(
+        self,
+        dataset: Any,
+        output_dir: str | os.PathLike[str] = "checkpoints",
+        num_epochs: float | None = None,
+        *,
+        eval_dataset: Any = None,
+        max_steps: int | None = None,
+        resume: bool = False,
+    ) -> TrainingResult:
+        """Train, record and save. `resume` goes on from the newest checkpoint in `output_dir`, if there is one."""
+        folder = Path(output_dir)
+        changes = {"num_epochs": num_epochs, "max_steps": max_steps}
+        asked = {name: value for name, value in changes.items() if value is not None}
+        training: TrainingConfig = checked(TrainingConfig, {**self.training.model_dump(), **asked}, "training")
+        train_data = as_dataset(dataset)
+        eval_data = None if eval_dataset is None else as_dataset(eval_dataset)
+        model, tokenizer = self._prepare(training, train_data)
+        found = [c for c in list_checkpoints(folder) if not c.problem] if resume else []
+        session, is_ours = self._session(folder, training, resume=bool(found))
+        try:
+            result = self._fit(session, folder, training, model, tokenizer, train_data, eval_data, found)
+        except BaseException as error:
+            if is_ours:
+                session.finish(*status_of(error))
+            raise
+        if is_ours:
+            session.finish()
+        return result
+
+    def _prepare(self, training: TrainingConfig, train_data: Any) -> tuple[Any, Any]:
+        """The seed is set before the model is built: adapters begin at random."""
+        from transformers import set_seed
+
+        set_seed(training.seed)
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            if self.model_config is None:
+                raise UsageError("with model= give its tokenizer= too.")
+            tokenizer = load_tokenizer(self.model_config, texts_of(train_data))
+        model = self.model
+        if model is None:
+            assert self.model_config is not None
+            model = load_model(self.model_config, self.method, self.options, tokenizer)
+        return self.method.setup_training(model, self.options), tokenizer
+
+    def _session(self, folder: Path, training: TrainingConfig, *, resume: bool) -> tuple[Session | NullSession, bool]:
+        session = active_session()
+        if session is None:
+            record = self.record
+            earlier = linked_run(folder) if resume else None
+            session = init(
+                project=record.project,
+                name=record.name,
+                dir=record.dir,
+                tags=record.tags,
+                notes=record.notes,
+                config=self._config(training),
+                resume=str(earlier) if earlier is not None else False,
+            )
+            is_ours = True
+        else:
+            is_ours = False
+        if session.path is not None:
+            write_link(folder, session.path)
+        return session, is_ours
+
+    def _config(self, training: TrainingConfig) -> dict[str, Any]:
+        model = {"class": type(self.model).__name__} if self.model_config is None else self.model_config.model_dump()
+        return {
+            "model": model,
+            "method": self.options.model_dump(),
+            "training": training.model_dump(),
+            "checkpoints": self.keep.model_dump(),
+        }
+
+    def _fit(
+        self,
+        session: Session | NullSession,
+        folder: Path,
+        training: TrainingConfig,
+        model: Any,
+        tokenizer: Any,
+        train_data: Any,
+        eval_data: Any,
+        found: list[Checkpoint],
+    ) -> TrainingResult:
+        from sonde.tune.arguments import trainer_arguments
+        from sonde.tune.callback import RecordingCallback
+        from sonde.tune.trainer import RecordedTrainer
+
+        self._use_wandb()
+        watch = self.watch
+        if self.record.snapshots is not None:
+            watch = {"snapshots": _snapshots(self.record.snapshots), **watch}
+        trainer = RecordedTrainer(
+            method=self.method,
+            keep=self.keep,
+            folder=folder,
+            model=model,
+            args=trainer_arguments(folder, training, self.keep, self.record, has_eval=eval_data is not None),
+            train_dataset=train_data,
+            eval_dataset=eval_data,
+            processing_class=tokenizer,
+            callbacks=[RecordingCallback(session, adapters_every=self.record.adapters, watch=watch)],
+        )
+        output = trainer.train(resume_from_checkpoint=str(found[-1].path) if found else None)
+        if trainer.manager is not None:
+            trainer.manager.close()
+        final = folder / FINAL_FOLDER
+        self.method.save_checkpoint(final)
+        tokenizer.save_pretrained(final)
+        metrics = {k: v for entry in trainer.state.log_history for k, v in entry.items() if k.startswith("eval_")}
+        return TrainingResult(
+            session.path, folder, model, tokenizer, output.global_step, output.training_loss, metrics,
+            list_checkpoints(folder),
+        )  # fmt: skip
+
+    def _use_wandb(self) -> None:
+        if self.record.wandb_project is None:
+            return
+        from importlib.util import find_spec
+
+        if find_spec("wandb") is None:
+            raise MissingPackageError("wandb", "wandb", "wandb_project=")
+        os.environ["WANDB_PROJECT"] = self.record.wandb_project
+
+
+def _snapshots(interval: int) -> Any:
+    from sonde.probe.schedule import every
+
+    return every(interval)
+
+
+def _part(kind: type[Any], given: Any, name: str) -> Any:
+    return given if isinstance(given, kind) else checked(kind, given or {}, name)
