@@ -40,6 +40,13 @@ test("thin rows are labelled by the module they belong to, tall ones by name", (
   assert.deepEqual(labels(root, new Set(), 1), []);
 });
 
+test("of a hundred thin blocks some are named, evenly", () => {
+  const root = buildTree(Array.from({ length: 400 }, (_, i) => `h.${i >> 2}.w${i & 3}`));
+  const named = labels(root, new Set(), 1.5).map((label) => [label.node.path, label.first, label.end]);
+  assert.deepEqual(named.slice(0, 2), [["h.0", 0, 4], ["h.4", 16, 20]]);
+  assert.equal(named.length, 25);
+});
+
 test("a leaf knows what can be folded around it", () => {
   assert.deepEqual(ancestors(buildTree(NAMES), 3).map((node) => node.path), ["h.1", "h"]);
 });

@@ -117,8 +117,19 @@ export function labels(root: Node, folded: ReadonlySet<string>, rowHeight: numbe
     node.children.forEach(visit);
     if (node.depth === 0) return;
     const room = (row - first) * rowHeight;
-    // No child found room: this node speaks for all of them, if there is room for itself.
-    if (found.length === at && room >= least) found.push({ node, first, end: row, isFolded: false });
+    if (found.length > at || room < least) return;
+    // No child found room: some of very many are named, as on the axis of a chart; of few, this node speaks for all.
+    const every = Math.ceil((least * 1.5 * node.children.length) / room);
+    if (room < 6 * least || every >= node.children.length / 2) found.push({ node, first, end: row, isFolded: false });
+    else sample(node, first, every);
+  };
+  const sample = (node: Node, first: number, every: number): void => {
+    let start = first;
+    node.children.forEach((child, number) => {
+      const end = start + visibleRows(child, folded).length;
+      if (number % every === 0) found.push({ node: child, first: start, end, isFolded: folded.has(child.path) });
+      start = end;
+    });
   };
   visit(root);
   return found;

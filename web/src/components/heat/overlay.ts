@@ -100,10 +100,12 @@ export function drawMarks(
   }
 }
 
-/** The tip of a mark; kept far enough inside the left edge to be seen. */
+/** The tip of a mark; kept far enough inside the edges to be seen. */
 export function markAt(mark: Mark, view: View, width: number, height: number): [number, number] {
   const x = toX(mark.step, view, width);
-  return [x >= 0 && x < 10 ? 10 : x, toY(mark.row + 0.5, view, height)];
+  const y = toY(mark.row + 0.5, view, height);
+  const isInside = mark.row + 1 > view.top && mark.row < view.bottom;
+  return [x >= 0 && x < 10 ? 10 : x, isInside ? Math.min(Math.max(y, 6), height - 6) : y];
 }
 
 export function nearestMark(

@@ -1,7 +1,7 @@
 // What a heatmap has to draw: tiles turned into bitmaps once, then only stretched. Holds no Svelte state: drawing a frame
 // reads plain fields, so that panning costs a few milliseconds and not a walk through a reactive graph.
 
-import { FIRST_CODE, LAST_CODE, type MapName, palette } from "../../lib/colour";
+import { css, FIRST_CODE, LAST_CODE, type MapName, NOT_FINITE, notFiniteColour, palette } from "../../lib/colour";
 import { type Codes, columnOf, LARGEST, paint, pool, type Rank, type Scale, toX, toY, type View } from "../../lib/heat";
 import { rowGroups, type Row } from "../../lib/tree";
 
@@ -58,11 +58,23 @@ function halved(codes: Codes, rank: Rank): Codes {
   return pool(codes, members, starts, rank);
 }
 
+/** Pixels a cell that is not finite takes at least. */
+const LEAST = 4;
+/** With more of them they are no needles in a haystack. */
+const MOST_ODD = 400;
+
+function oddCells(codes: Uint8Array): number[] {
+  const found: number[] = [];
+  for (let at = codes.indexOf(NOT_FINITE); at >= 0 && found.length <= MOST_ODD; at = codes.indexOf(NOT_FINITE, at + 1)) found.push(at);
+  return found.length > MOST_ODD ? [] : found;
+}
+
 /** One tile as the rows now shown, at full height and halved again and again: the largest code of each pair survives. */
 class Layer {
   private readonly levels: Level[];
   private readonly firstRow: number;
   readonly rows: number;
+  private odd: number[] | null = null;
 
   constructor(
     readonly tile: Tile,
@@ -114,6 +126,25 @@ class Layer {
     context.drawImage(bitmap!, firstColumn, first, lastColumn - firstColumn, rows, x, y, right - x, bottom - y);
   }
 
+  /** Cells that are not finite and too small to be noticed, drawn large enough: one red pixel in a million is not seen. */
+  drawOdd(context: CanvasRenderingContext2D, view: View, width: number, height: number, colour: string): void {
+    const { starts, end } = this.tile;
+    const columns = starts.length;
+    this.odd ??= oddCells(this.levels[0]!.codes.codes);
+    for (const at of this.odd) {
+      const column = at % columns;
+      const row = this.firstRow + Math.floor(at / columns);
+      const [x, right] = [toX(starts[column]!, view, width), toX(column + 1 < columns ? starts[column + 1]! : end, view, width)];
+      const [y, bottom] = [toY(row, view, height), toY(row + 1, view, height)];
+      if (right < 0 || x > width || bottom < 0 || y > height || (right - x >= LEAST && bottom - y >= LEAST)) continue;
+      const [w, h] = [Math.max(right - x, LEAST), Math.max(bottom - y, LEAST)];
+      context.fillStyle = "#fff";
+      context.fillRect((x + right - w) / 2 - 1, (y + bottom - h) / 2 - 1, w + 2, h + 2);
+      context.fillStyle = colour;
+      context.fillRect((x + right - w) / 2, (y + bottom - h) / 2, w, h);
+    }
+  }
+
   codeAt(row: number, step: number): number | null {
     const column = columnOf(this.tile.starts, step);
     const at = row - this.firstRow;
@@ -142,11 +173,13 @@ export class Scene {
   private rows: readonly Row[] = [];
   private numSites = 0;
   private colours = palette("viridis", false);
+  private oddColour = "";
   rank: Rank = LARGEST;
   scale: Scale = { lo: 0, hi: 1, isLog: true };
 
   setColours(map: MapName, isDark: boolean): void {
     this.colours = palette(map, isDark);
+    this.oddColour = css(notFiniteColour(map, isDark));
     this.rebuild();
   }
 
@@ -188,6 +221,7 @@ export class Scene {
   draw(context: CanvasRenderingContext2D, view: View, width: number, height: number): void {
     context.imageSmoothingEnabled = false;
     for (const layer of this.layers) layer.draw(context, view, width, height);
+    for (const layer of this.layers) layer.drawOdd(context, view, width, height, this.oddColour);
   }
 
   /** What is drawn at a row and step: the finest tile that has it. */
