@@ -11,6 +11,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from sonde.cli.anomalies import anomalies
+from sonde.cli.checkpoints import checkpoints
 from sonde.cli.compare import compare
 from sonde.cli.delete import delete
 from sonde.cli.diagnose import diagnose
@@ -19,12 +20,15 @@ from sonde.cli.export import export
 from sonde.cli.flow import flow
 from sonde.cli.info import info
 from sonde.cli.list import list_runs
+from sonde.cli.monitor import monitor
 from sonde.cli.output import complain
 from sonde.cli.plot import plot
 from sonde.cli.query import query
+from sonde.cli.report import report
 from sonde.cli.run import run
 from sonde.cli.show import show
 from sonde.cli.snapshot import snapshot
+from sonde.cli.ui import ui
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
 VERBS: Final[dict[str, Callable[..., None]]] = {
@@ -36,8 +40,12 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "anomalies": anomalies,
     "compare": compare,
     "query": query,
+    "monitor": monitor,
+    "report": report,
     "plot": plot,
     "export": export,
+    "checkpoints": checkpoints,
+    "ui": ui,
     "delete": delete,
     "info": info,
     "snapshot": snapshot,

@@ -14,7 +14,7 @@ ENDINGS: Final = ("png", "svg", "pdf")
 
 def plot(
     run: RunName,
-    pattern: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="As grad/*/rms, loss or val/*.")],
+    pattern: Annotated[list[str], typer.Argument(metavar="PATTERN", help="As grad/*/rms, loss or val/*.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file: .png, .svg or .pdf. Default: RUN-PATTERN.png.")
     ] = None,

@@ -78,9 +78,16 @@ def _stats(state: RunState, patterns: Sequence[str], steps: StepFilter) -> dict[
     raw = read_raw(state, question.ids, steps, question.fields, with_hist=question.needs_hist)
     table = long_table(question, raw)
     found = by_series(table, ("kind", "site", "stat"))
-    named = {Series(*name.split("/")): column for name, column in found.items()}
+    named = {_series(name): column for name, column in found.items()}
     order = {(site.kind, site.name): number for number, site in question.sites.items()}
     return dict(sorted(named.items(), key=lambda item: order.get((item[0].kind, item[0].site), 0)))
+
+
+def _series(name: str) -> Series:
+    """A recorder keeps "/" out of the names of sites; a folder that somebody else wrote may not."""
+    kind, _, rest = name.partition("/")
+    site, _, stat = rest.rpartition("/")
+    return Series(kind, site, stat)
 
 
 def _joined(a: Column, b: Column) -> Column:

@@ -25,7 +25,8 @@ def spans_decades(columns: Iterable[np.ndarray]) -> bool:
     if not len(positive) or (values < 0).any() or len(positive) < 0.5 * len(values):
         return False
     low, high = np.quantile(positive, 0.01, method="lower"), np.quantile(positive, 0.99, method="higher")
-    return bool(np.log10(high / low) > DECADES or np.log10(positive.max() / np.median(positive)) > DECADES)
+    typical, peak = np.log10(high) - np.log10(low), np.log10(positive.max()) - np.log10(np.median(positive))
+    return bool(typical > DECADES or peak > DECADES)
 
 
 def short_names(names: Sequence[str]) -> tuple[list[str], str]:

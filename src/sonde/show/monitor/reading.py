@@ -1,0 +1,215 @@
+"""A run read while it is written: each look reads only what is new. Knows no terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.errors import SondeError
+from sonde.read.downsample import min_max
+from sonde.read.series import by_series
+from sonde.run import Run
+from sonde.schema.names import is_inspection
+from sonde.show.diagnosis import health_of, stored_diagnosis
+from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
+from sonde.show.monitor.live_pool import COLUMNS, LivePool
+from sonde.show.summary import LOSS_NAMES
+
+SCALARS: Final = ("*loss*", "*lr*", "*learning_rate*", "*acc*")
+LATE_STEPS: Final = 16
+"""Rows of a step may reach the disk a little after those of the next: the newest steps are read once more."""
+MAX_POINTS: Final = 4000
+FULL_DIAGNOSIS_ROWS: Final = 5_000_000
+"""A run that ended is judged by all rules, unless it holds more values than this."""
+
+
+class Reading:
+    """What is known of one run so far."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.pattern = ("grad", "rms")
+        self.pool = LivePool("rms")
+        self.scalars: dict[str, dict[int, tuple[float, float]]] = {}
+        self._thin: dict[str, Curve] = {}
+        self._seen_stats = self._seen_scalars = -1
+        self._judged: dict[str, Any] | None = None
+        self.problem = ""
+
+    # ------------------------------------------------------------------------------------------------------- looking
+
+    def look(self) -> None:
+        """Read what was written since the last look. What cannot be read is said, and tried again."""
+        try:
+            last = self.run.last_step
+            self._look_at_scalars(last)
+            self._look_at_stats(last)
+            self.problem = ""
+        except SondeError as error:
+            self.problem = str(error)
+        except OSError as error:  # the folder was moved or deleted under us
+            self.problem = f"{self.run.path} can no longer be read: {error.strerror}."
+
+    def show(self, kind: str, stat: str) -> None:
+        """Look at another quantity from now on."""
+        if (kind, stat) != self.pattern:
+            self.pattern, self.pool, self._seen_stats = (kind, stat), LivePool(stat), -1
+
+    def kinds(self) -> list[str]:
+        """The kinds that were measured, in the order of their first site."""
+        return list(dict.fromkeys(self.run.sites()["kind"].to_pylist()))
+
+    def _look_at_stats(self, last: int) -> None:
+        if last <= self._seen_stats or not self.run.sites(self.pattern[0]).num_rows:
+            return
+        kind, stat = self.pattern
+        patterns = list(dict.fromkeys([f"{kind}/*/{stat}", f"{kind}/*/nonfinite_fraction"]))
+        if self._seen_stats < 0:
+            table = self.run.overview(patterns, points=COLUMNS)
+            order = [f"{kind}/{name}" for name in self.run.sites(kind)["site"].to_pylist()]
+        else:
+            table = self.run.stats(patterns, steps=range(max(self._seen_stats - LATE_STEPS, 0), last + 1))
+            order = list(self.pool.row_of)
+        self.pool.add(table, order)
+        self._seen_stats = last
+
+    def _look_at_scalars(self, last: int) -> None:
+        first = max(self._seen_scalars - LATE_STEPS, 0) if self._seen_scalars >= 0 else None
+        steps = None if first is None else slice(first, None)
+        table: pa.Table = self.run.scalars(SCALARS, steps=steps)
+        if first is None and not table.num_rows:
+            table = self.run.scalars("*", steps=steps)
+        for name, (own, values), times in _with_times(table):
+            column = self.scalars.setdefault(name, {})
+            column.update(zip(own.tolist(), zip(values.tolist(), times.tolist(), strict=True), strict=True))
+            self._keep_few(name, column)
+        self._seen_scalars = max(self._seen_scalars, last)
+
+    def _keep_few(self, name: str, column: dict[int, tuple[float, float]]) -> None:
+        """A curve of any length stays drawable: of each stretch the lowest, the highest and the first not finite."""
+        steps = np.array(sorted(column), np.int64)
+        values = np.array([column[step][0] for step in steps.tolist()])
+        if len(steps) > 2 * MAX_POINTS:
+            kept = min_max(steps, values, MAX_POINTS // 2)
+            self.scalars[name] = {int(step): column[int(step)] for step in steps[kept]}
+            steps, values = steps[kept], values[kept]
+        self._thin[name] = Curve(name, steps, values)
+
+    # ------------------------------------------------------------------------------------------------------ answering
+
+    def frame(self, runs: tuple[RunLine, ...] = ()) -> Frame:
+        """Everything as it is now."""
+        try:
+            return self._frame(runs)
+        except (SondeError, OSError) as error:
+            return Frame(run=None, runs=runs, problem=self.problem or str(error))
+
+    def _frame(self, runs: tuple[RunLine, ...]) -> Frame:
+        heat = self.pool.pooled()
+        _, health = stored_diagnosis(self.run)
+        judged = self._judged
+        findings = _live_findings(self.run) if judged is None else judged["findings"]
+        manifest = self.run.manifest
+        sign = max(manifest.heartbeat.time, manifest.created_time)
+        return Frame(
+            run=run_line(self.run),
+            reason=self.run.reason,
+            losses=tuple(self._curves()),
+            rate=self._rate(),
+            stat=f"{self.pattern[0]}/*/{self.pattern[1]}",
+            heat=heat if heat.values.size else None,
+            worst=worst_layers(heat),
+            findings=tuple(findings),
+            health=health if judged is None else judged["health"],
+            is_judged=judged is not None,
+            warnings=(*self.run.warnings, *([self.problem] if self.problem else [])),
+            runs=runs,
+            age_s=max(time.time() - sign, 0.0) if sign else None,
+        )
+
+    def _curves(self) -> list[Curve]:
+        """The training loss first, other losses, then the rest; what rules recorded for themselves comes last."""
+        names = sorted(self._thin, key=_place)
+        shown = [name for name in names if not is_inspection(name)] or names
+        return [self._thin[name] for name in shown]
+
+    def _rate(self) -> Curve | None:
+        """Steps per second, from the times at which the densest scalar was logged."""
+        if not self.scalars:
+            return None
+        column = max(self.scalars.values(), key=len)
+        steps = np.array(sorted(column), np.int64)
+        times = np.array([column[step][1] for step in steps.tolist()])
+        return throughput(steps, times)
+
+    def judge(self) -> None:
+        """Ask all rules; takes a second or more."""
+        try:
+            found = self.run.diagnosis()
+        except (SondeError, OSError) as error:
+            self.problem = str(error)
+            return
+        rows = []
+        for finding in (*found.roots, *found.remarks):
+            rows.append(finding.as_dict())
+            rows += [{**symptom.as_dict(), "caused_by": finding.rule} for symptom in finding.cause_of]
+        self._judged = {"findings": rows, "health": health_of(found)}
+
+    def is_worth_judging(self) -> bool:
+        """Whether the run ended, was not judged yet, and is small enough to be judged in a moment."""
+        if self._judged is not None or self.run.status == "running":
+            return False
+        return self.run.sites().num_rows * max(self.run.last_step, 0) <= FULL_DIAGNOSIS_ROWS
+
+
+def throughput(steps: Any, times: Any, num_points: int = 120) -> Curve | None:
+    """Steps per second over stretches; None where fewer than two moments are known."""
+    if len(steps) < 2:
+        return None
+    picked = np.unique(np.linspace(0, len(steps) - 1, min(num_points + 1, len(steps))).astype(np.intp))
+    took, done = np.diff(times[picked]), np.diff(steps[picked])
+    known = took > 0
+    if not known.any():
+        return None
+    return Curve("steps/s", steps[picked][1:][known], done[known] / took[known])
+
+
+def run_line(run: Run) -> RunLine:
+    return RunLine(run.id, str(run.path), run.project, run.name, run.status, run.last_step, run.created.timestamp())
+
+
+def _with_times(table: pa.Table) -> list[tuple[str, Any, Any]]:
+    times = table.set_column(table.column_names.index("value"), "value", table["time"])
+    moments = by_series(times, ("name",))
+    return [(name, column, moments[name][1]) for name, column in by_series(table, ("name",)).items()]
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    if name in LOSS_NAMES:
+        return LOSS_NAMES.index(name), 0, name
+    return len(LOSS_NAMES) + (0 if "loss" in name else 1) + 2 * is_inspection(name), len(name), name
+
+
+def _live_findings(run: Run) -> list[dict[str, Any]]:
+    """What was found while it trained, each once: the gravest and newest first."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in run.live_findings().to_pylist():
+        newest[row["rule"], row["sites"]] = {
+            **row,
+            "sites": _listed(row["sites"]),
+            "evidence": _listed(row["evidence"]),
+        }
+    ranks = {"critical": 0, "warning": 1, "info": 2}
+    return sorted(newest.values(), key=lambda row: (ranks.get(row["severity"], 3), -row["step"]))
+
+
+def _listed(text: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []

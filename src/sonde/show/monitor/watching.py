@@ -1,0 +1,84 @@
+"""Which run is shown and what is known of all: one look after another, from a thread that may take its time."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from sonde.show.monitor.frame import Frame, RunLine
+from sonde.show.monitor.reading import Reading, run_line
+from sonde.show.monitor.target import Target
+
+LIST_INTERVAL_S: Final = 3.0
+"""How often the folder is looked through; a run that died is marked at the next look."""
+
+
+class Watching:
+    """The runs of a target, and one of them closely. Not for several threads at once."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.reading: Reading | None = None
+        self.chosen: str | None = None
+        """The folder of the run that was chosen by hand; without one the newest that runs is shown."""
+        self.pattern = ("grad", "rms")
+        self._listed: tuple[RunLine, ...] = ()
+        self._listed_at = -LIST_INTERVAL_S
+
+    def look(self) -> Frame:
+        """Read what is new, and say how things are."""
+        self._list()
+        self._pick()
+        if self.reading is None:
+            return Frame(run=None, problem=self.what_to_do())
+        self.reading.show(*self.pattern)
+        self.reading.look()
+        return self.reading.frame(self._with_newest())
+
+    def judge(self) -> Frame:
+        """Ask all rules about the run that is shown."""
+        if self.reading is None:
+            return self.look()
+        self.reading.judge()
+        return self.reading.frame(self._with_newest())
+
+    def choose(self, path: str) -> None:
+        """Show this run, and stay with it."""
+        self.chosen = path
+
+    def kinds(self) -> list[str]:
+        return [] if self.reading is None else self.reading.kinds()
+
+    def what_to_do(self) -> str:
+        where = self.target.only or self.target.folder
+        return (
+            f"No run in {where} yet. Record one:  sonde run train.py,  or in the training script  "
+            "with sonde.watch(model, optimizer): ...   Waiting for it."
+        )
+
+    def _list(self) -> None:
+        now = time.monotonic()
+        if now - self._listed_at >= LIST_INTERVAL_S or self.reading is None:
+            self._listed = tuple(run_line(run) for run in self.target.runs())
+            self._listed_at = now
+
+    def _pick(self) -> None:
+        paths = {line.path: line for line in self._listed}
+        wanted = self.chosen if self.chosen in paths else None
+        if wanted is None:
+            running = [line for line in self._listed if line.status == "running"]
+            newest = next(iter(running or self._listed), None)
+            current = None if self.reading is None else paths.get(str(self.reading.run.path))
+            # A run that is shown and still runs is not left for another that began.
+            wanted = current.path if current and current.status == "running" else newest.path if newest else None
+        if wanted is None or (self.reading is not None and str(self.reading.run.path) == wanted):
+            return
+        run = next((run for run in self.target.runs() if str(run.path) == wanted), None)
+        self.reading = None if run is None else Reading(run)
+
+    def _with_newest(self) -> tuple[RunLine, ...]:
+        """The list, with the run that is shown as it is this moment."""
+        if self.reading is None or self.reading.problem:
+            return self._listed
+        own = run_line(self.reading.run)
+        return tuple(own if line.path == own.path else line for line in self._listed)
