@@ -10,9 +10,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
+from sonde.errors import UsageError
+from sonde.run import Run
 from sonde.run import open as open_run
 from sonde.show.export.atomic import replacing
 
@@ -203,3 +207,34 @@ def test_hostile_names_survive(format: str, make_run: Any, sonde: Any) -> None:
     else:
         assert {row["name"] for row in read_csv("o")} == stored
     assert {entry.name for entry in Path().iterdir()} == {"o", "runs"}
+
+
+def test_interrupted_export_of_a_large_table_goes_on_where_it_was(
+    run: Path, sonde: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonde.show.export.source.ROWS_AT_ONCE", 1)  # a piece per site
+    arguments = ("export", run, "--what", "stats", "-o", "out.parquet")
+    read: list[str] = []
+    stats = Run.stats
+
+    def watched(self: Run, pattern: Any, *, steps: Any = None) -> Any:
+        if steps is None:
+            read.append(pattern)
+            if len(read) == 3:
+                raise UsageError("stopped")
+        return stats(self, pattern, steps=steps)
+
+    monkeypatch.setattr(Run, "stats", watched)
+    sonde(*arguments, code=2)
+    assert not Path("out.parquet").exists()
+    assert "2 parts are there" in sonde(*arguments).stderr
+    assert len(read) == 4  # of three sites, two were not read again
+    assert pq.read_table("out.parquet").num_rows == open_run(run).stats("*").num_rows
+    assert not Path(".out.parquet.parts").exists()
+
+
+def test_arrow(run: Path, sonde: Any) -> None:
+    sonde("export", run, "--what", "scalars", "--format", "arrow", "-o", "out.arrow")
+    with pa.memory_map("out.arrow") as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert same(table.filter(pa.compute.equal(table["name"], "loss"))["value"].to_pylist(), LOSSES)

@@ -1,9 +1,8 @@
-"""`sonde export RUN`: a run's tables as CSV, Parquet, JSON or HDF5 files."""
+"""`sonde export RUN`: a run's tables and whole tensors as files of other programs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,61 +10,147 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
-from sonde.cli.output import print_json
+from sonde.cli.output import print_json, remark
 
 if TYPE_CHECKING:
     from sonde.run import Run
+    from sonde.show.export.parts import Parts
     from sonde.show.export.source import Source
 
-ENDINGS: Final = {"csv": "csv", "parquet": "parquet", "json": "json", "hdf5": "h5"}
-ONE_TABLE_PER_FILE: Final = ("csv", "parquet")
+ENDINGS: Final = {"csv": "csv", "parquet": "parquet", "arrow": "arrow", "json": "json", "hdf5": "h5"}
+ONE_TABLE_PER_FILE: Final = ("csv", "parquet", "arrow")
+SHORT: Final = {"h5": "hdf5", "feather": "arrow"}
 
 
 def export(
     run: RunName,
-    what: Annotated[str, typer.Option("--what", "-w", help="stats, scalars, events, system, sites or all.")] = "all",
-    format: Annotated[str, typer.Option("--format", "-f", help="csv, parquet, json or hdf5.")] = "parquet",
+    what: Annotated[
+        str,
+        typer.Option(
+            "--what",
+            "-w",
+            help="Tables: stats, scalars, events, system, sites or all. "
+            "Whole tensors: weights, gradients, updates, activations, optimizer or tensors.",
+        ),
+    ] = "all",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="h5, parquet, arrow; of tables also csv, json; of tensors also safetensors, npz. "
+            "Default: parquet, of tensors safetensors.",
+        ),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file; for all as csv or parquet, the folder.")
+        Path | None,
+        typer.Option("--output", "-o", help="The file; for several tables or steps that go one a file, the folder."),
     ] = None,
     steps: Annotated[
         str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, as 100:200.")
     ] = None,
     series: Annotated[
-        list[str] | None, typer.Option("--series", metavar="GLOB", help="Only these stats, as grad/*/norm.")
+        list[str] | None,
+        typer.Option(
+            "--series", metavar="GLOB", help="Only these stats, as grad/*/norm, or tensors, as grad/layers.3.*"
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Export a run's tables for other programs. A file is there whole or not at all.
+    """Export a run's tables or whole tensors for other programs. A file is there whole or not at all.
+
+    A long export that was interrupted goes on where it was when it is asked for again. Exported tensors open with
+    `sonde.read.exports.open_export`, every name and type as it was.
 
     \b
     Examples:
       sonde export latest --what scalars --format csv -o loss.csv
       sonde export latest --what stats --series "grad/*/norm" --steps 1000:2000
-      sonde export latest --format hdf5 -o run.h5
+      sonde export latest --format h5 -o run.h5
+      sonde export latest --what gradients --steps 100:200 --format h5
+      sonde export latest --what weights --steps -1: -o model.safetensors
     """
     from sonde.errors import UnknownNameError
-    from sonde.show.export.source import TABLES, sources
+    from sonde.show.export.source import TABLES
+    from sonde.show.export.tensors import FORMATS, KINDS
 
-    if format not in ENDINGS:
-        raise UnknownNameError("format", format, ENDINGS)
-    if what not in (*TABLES, "all"):
-        raise UnknownNameError("table", what, (*TABLES, "all"))
-    if format == "hdf5":
-        from sonde.show.export.hdf5 import require_h5py
+    if what not in (*TABLES, *KINDS, "all"):
+        raise UnknownNameError("table or kind of tensors", what, (*TABLES, *KINDS, "all"))
+    known = FORMATS if what in KINDS else ENDINGS
+    chosen = SHORT.get(format, format) if format else ("safetensors" if what in KINDS else "parquet")
+    if chosen not in known:
+        raise UnknownNameError(f"format for {what}", chosen, known)
+    if chosen == "hdf5":
+        from sonde.read.files_hdf5 import require_h5py
 
         require_h5py()
     found = open_run(run, dir)
-    tables = TABLES if what == "all" else (what,)
-    paths = _paths(found, output, tables, format)
-    _refuse_overwriting(paths, force)
-    asked = sources(found, tables, series=tuple(series or ("*",)), steps=_parse_steps(steps))
-    with _progress(asked, quiet=json) as watched:
-        written = _write(found, watched, paths, format)
+    globs, span = tuple(series or ("*",)), _parse_steps(steps)
+    if what in KINDS:
+        written = _export_tensors(found, what, chosen, output, globs, span, force=force, quiet=json)
+    else:
+        tables = TABLES if what == "all" else (what,)
+        written = _export_tables(found, tables, chosen, output, globs, span, force=force, quiet=json)
     files = [{"path": str(path), "bytes": path.stat().st_size} for path in written]
     print_json(files) if json else _report(files)
+
+
+def _export_tensors(
+    run: Run,
+    what: str,
+    format: str,
+    output: Path | None,
+    names: tuple[str, ...],
+    steps: slice | None,
+    *,
+    force: bool,
+    quiet: bool,
+) -> list[Path]:
+    from sonde.show.export.tensors import default_path, is_folder, plan_export, write_export
+    from sonde.show.progress import progress
+
+    asked = plan_export(run, what, format, names=names, steps=steps)
+    path = output or default_path(asked)
+    _refuse_overwriting([path], force, may_be_folder=is_folder(asked))
+    with progress("steps", quiet=quiet) as tell:
+        return write_export(asked, path, tell, on_resume=_say_resumed)
+
+
+def _export_tables(
+    run: Run,
+    tables: tuple[str, ...],
+    format: str,
+    output: Path | None,
+    series: tuple[str, ...],
+    steps: slice | None,
+    *,
+    force: bool,
+    quiet: bool,
+) -> list[Path]:
+    from sonde.show.export.parts import Parts
+    from sonde.show.export.source import sources
+
+    paths = _paths(run, output, tables, format)
+    _refuse_overwriting(list(paths.values()), force)
+    asked = sources(run, tables, series=series, steps=steps)
+    if all(source.num_pieces == 1 for source in asked):
+        with _watched(asked, None, quiet=quiet) as watched:
+            return _write(run, watched, paths, format)
+    request = {"run": run.id, "tables": tables, "series": series, "steps": str(steps), "last_step": run.last_step}
+    where = (
+        next(iter(paths.values())) if format not in ONE_TABLE_PER_FILE or len(tables) == 1 else paths["stats"].parent
+    )
+    with Parts(where, request).open() as parts:
+        _say_resumed(parts.num_found)
+        with _watched(asked, parts, quiet=quiet) as watched:
+            return _write(run, watched, paths, format)
+
+
+def _say_resumed(num_parts: int) -> None:
+    if num_parts:
+        remark(f"Goes on where it was: {num_parts} parts are there.")
 
 
 def _parse_steps(text: str | None) -> slice | None:
@@ -95,11 +180,11 @@ def _paths(run: Run, output: Path | None, tables: tuple[str, ...], format: str) 
     return dict.fromkeys(tables, path)
 
 
-def _refuse_overwriting(paths: dict[str, Path], force: bool) -> None:
+def _refuse_overwriting(paths: list[Path], force: bool, *, may_be_folder: bool = False) -> None:
     from sonde.errors import UsageError
 
-    for path in dict.fromkeys(paths.values()):
-        if path.is_dir():
+    for path in dict.fromkeys(paths):
+        if path.is_dir() and not may_be_folder:
             raise UsageError(f"{path} is a folder. Name a file with -o.")
         if path.exists() and not force:
             raise UsageError(f"{path} is there already. Name another with -o, or replace it with --force.")
@@ -126,7 +211,7 @@ def _write(run: Run, sources: list[Source], paths: dict[str, Path], format: str)
     return list(paths.values())
 
 
-def _writer(format: str) -> Any:
+def _writer(format: str) -> Callable[..., None]:
     if format == "csv":
         from sonde.show.export.csv import write_csv
 
@@ -135,6 +220,10 @@ def _writer(format: str) -> Any:
         from sonde.show.export.parquet import write_parquet
 
         return write_parquet
+    if format == "arrow":
+        from sonde.show.export.arrow import write_arrow
+
+        return write_arrow
     if format == "json":
         from sonde.show.export.json import write_json
 
@@ -145,22 +234,26 @@ def _writer(format: str) -> Any:
 
 
 @contextmanager
-def _progress(sources: list[Source], *, quiet: bool) -> Iterator[list[Source]]:
-    """The same sources; a bar on stderr moves as they are read, where somebody is there to see it."""
-    from rich.progress import Progress
-
+def _watched(sources: list[Source], parts: Parts | None, *, quiet: bool) -> Iterator[list[Source]]:
+    """The same sources; a bar on stderr moves as they are read, and what was read is kept in parts."""
+    from sonde.show.export.kept import kept
     from sonde.show.export.source import Source
-    from sonde.show.term.console import make_console
+    from sonde.show.progress import progress
 
-    with Progress(console=make_console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
+    total, done = sum(source.num_pieces for source in sources), 0
+    with progress("tables", quiet=quiet) as tell:
 
-        def watched(source: Source) -> Iterator[Any]:
-            task = bar.add_task(source.name, total=source.num_pieces)
-            for piece in source.pieces:
-                yield piece
-                bar.advance(task)
+        def watched(source: Source) -> Source:
+            def read(number: int) -> Any:
+                nonlocal done
+                piece = source.read(number)
+                done += 1
+                tell(done, total)
+                return piece
 
-        yield [Source(source.name, source.num_pieces, watched(source)) for source in sources]
+            return Source(source.name, source.num_pieces, read)
+
+        yield [watched(source if parts is None else kept(source, parts)) for source in sources]
 
 
 def _report(files: list[dict[str, Any]]) -> None:

@@ -15,6 +15,8 @@ from sonde.schema.tensors import STORAGE, AnyArray, as_values
 
 DTYPES_KEY: Final = "__sonde_dtypes__"
 """JSON, as bytes: the type of each tensor that is stored as the bits of another."""
+STEP_KEY: Final = "__sonde_step__"
+"""The step an export is of."""
 
 
 def open_npz(path: Path) -> LazyTensors:
@@ -27,7 +29,7 @@ def open_npz(path: Path) -> LazyTensors:
             stored = {name.removesuffix(".npy"): _spec(archive, name) for name in names}
     except (ValueError, OSError, zipfile.BadZipFile, KeyError) as error:
         raise CorruptError(f"{path} cannot be read as .npz: {error}.") from error
-    stored.pop(DTYPES_KEY, None)
+    stored = {name: spec for name, spec in stored.items() if name not in (DTYPES_KEY, STEP_KEY)}
     specs = {
         name: TensorSpec(shape, dtypes.get(name, dtype))
         for name, (shape, dtype) in stored.items()

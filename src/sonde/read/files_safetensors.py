@@ -57,6 +57,12 @@ def open_safetensors(path: Path) -> LazyTensors:
     return LazyTensors(str(path), {name: spec for name, (spec, _) in places.items()}, read)
 
 
+def metadata(path: Path) -> dict[str, str]:
+    """What a file says of itself."""
+    said = _header(path)[0].get("__metadata__", {})
+    return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+
+
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -11,8 +11,9 @@ from sonde.show.export.source import Source
 
 def write_csv(path: Path, source: Source) -> None:
     """A header and one line per row; numbers that are not finite are `nan`, `inf` and `-inf`."""
-    first = next(source.pieces)
+    pieces = source.pieces()
+    first = next(pieces)
     with pyarrow.csv.CSVWriter(str(path), first.schema) as writer:
         writer.write_table(first)
-        for piece in source.pieces:
+        for piece in pieces:
             writer.write_table(piece)

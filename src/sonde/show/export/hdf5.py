@@ -12,19 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sonde.errors import MissingPackageError
+from sonde.read.files_hdf5 import require_h5py
 from sonde.schema.names import site_name
 from sonde.schema.records import to_json
 from sonde.show.export.source import Source
-
-
-def require_h5py() -> Any:
-    """The package, or the line that installs it."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingPackageError("h5py", "h5", "export to HDF5") from None
-    return h5py
 
 
 def write_hdf5(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> None:
@@ -34,7 +25,7 @@ def write_hdf5(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> 
             file.attrs[key] = value if isinstance(value, str | int) else to_json(value)
         for source in sources:
             group = file.create_group(source.name)
-            for piece in source.pieces:
+            for piece in source.pieces():
                 _write_piece(group, source.name, piece)
 
 

@@ -17,7 +17,7 @@ def write_json(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> 
         for source in sources:
             file.write(f',\n"{source.name}": [')
             separator = "\n"
-            for piece in source.pieces:
+            for piece in source.pieces():
                 for batch in piece.to_batches(max_chunksize=10_000):
                     for row in batch.to_pylist():
                         file.write(f"{separator}{to_json(row)}")

@@ -13,9 +13,10 @@ from sonde.show.export.source import Source
 
 def write_parquet(path: Path, source: Source, facts: dict[str, Any]) -> None:
     """Row groups as they come; the run's description is in the file's metadata under `sonde`."""
-    first = next(source.pieces)
+    pieces = source.pieces()
+    first = next(pieces)
     schema = first.schema.with_metadata({"sonde": to_json(facts)})
     with pq.ParquetWriter(str(path), schema, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(first.cast(schema))
-        for piece in source.pieces:
+        for piece in pieces:
             writer.write_table(piece.cast(schema))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,11 +19,15 @@ ROWS_AT_ONCE: Final = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One table to export: its name, how many pieces it has, and the pieces. A series is never split over two."""
+    """One table to export, piece by piece; a series is never split over two."""
 
     name: str
     num_pieces: int
-    pieces: Iterator[pa.Table]
+    read: Callable[[int], pa.Table]
+    """The piece of a number."""
+
+    def pieces(self) -> Iterator[pa.Table]:
+        return (self.read(number) for number in range(self.num_pieces))
 
 
 def sources(
@@ -36,8 +40,8 @@ def sources(
 def _source(run: Run, table: str, series: Sequence[str], steps: slice | None) -> Source:
     if table == "stats":
         patterns = _stat_patterns(run, series, steps)
-        return Source(table, len(patterns), (_stats(run, group, steps) for group in patterns))
-    return Source(table, 1, (_small(run, table, steps) for _ in range(1)))
+        return Source(table, len(patterns), lambda number: _stats(run, patterns[number], steps))
+    return Source(table, 1, lambda _: _small(run, table, steps))
 
 
 def _stat_patterns(run: Run, series: Sequence[str], steps: slice | None) -> list[list[str]]:

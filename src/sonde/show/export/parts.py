@@ -1,0 +1,83 @@
+"""An export in parts: each is there whole or not at all, so that one that was interrupted goes on where it was.
+
+The parts lie in a hidden folder beside the output until all are there; only then does the output appear.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import UsageError
+from sonde.schema.records import to_json
+from sonde.show.export.atomic import replacing
+
+REQUEST: Final = "request.json"
+
+
+class Parts:
+    """The folder of the parts of one export. Parts of another request, or of a run that has moved on, are not used."""
+
+    def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
+        self.folder = output.with_name(f".{output.name}.parts")
+        self._text = to_json(dict(request))
+        self._file = -1
+
+    @property
+    def num_found(self) -> int:
+        """How many parts there are already."""
+        return sum(not path.name.startswith(".") and path.name != REQUEST for path in self.folder.iterdir())
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def has(self, name: str) -> bool:
+        return self.path(name).exists()
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Where to write a part to; it counts when the block ends well and its bytes are on disk."""
+        with replacing(self.path(name)) as draft:
+            yield draft
+
+    @contextmanager
+    def open(self) -> Iterator[Parts]:
+        """Begin, or go on. When the block ends well the folder is gone; when not, it waits for the next time."""
+        self.folder.mkdir(exist_ok=True)
+        self._lock()
+        try:
+            self._forget_others()
+            yield self
+            shutil.rmtree(self.folder, ignore_errors=True)
+        finally:
+            os.close(self._file)
+
+    def _lock(self) -> None:
+        """Two exports to one place would mix their parts."""
+        self._file = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise UsageError(f"another export to this place is under way ({self.folder}). Wait for it.") from None
+
+    def _forget_others(self) -> None:
+        request = self.path(REQUEST)
+        is_ours = request.exists() and request.read_text(encoding="utf-8") == self._text
+        for path in self.folder.iterdir():
+            if not is_ours or path.name.startswith("."):  # a draft of one that was killed
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not is_ours:
+            with self.writing(REQUEST) as draft:
+                draft.write_text(self._text, encoding="utf-8")
+
+
+def fingerprint(value: Any) -> str:
+    """A short name for something long, such as a list of thousands of tensors."""
+    return hashlib.sha256(to_json(value).encode()).hexdigest()[:16]

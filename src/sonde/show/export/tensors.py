@@ -1,0 +1,186 @@
+"""Whole tensors of a run as files: HDF5, safetensors, npz, Parquet, Arrow. Step by step, and resumable.
+
+One step is one part. Formats that hold many steps are joined from the parts at the end; safetensors and npz hold one
+step a file, and several steps are a folder of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import UnknownNameError, UsageError
+from sonde.read.lazy import LazyTensors, TensorSpec
+from sonde.run import Run
+from sonde.schema.names import matches_any
+from sonde.schema.tensors import group_name
+from sonde.show.export.atomic import replacing
+from sonde.show.export.parts import Parts, fingerprint
+from sonde.show.export.source import run_facts
+
+KINDS: Final = {
+    "weights": ("param",),
+    "gradients": ("grad",),
+    "updates": ("update",),
+    "activations": ("act", "actgrad", "probe"),
+    "optimizer": ("optim",),
+    "tensors": None,
+}
+"""What can be asked for, and the kinds of tensors that are meant; tensors: all of them."""
+FORMATS: Final = {"safetensors": "safetensors", "hdf5": "h5", "npz": "npz", "parquet": "parquet", "arrow": "arrow"}
+ONE_STEP_PER_FILE: Final = ("safetensors", "npz")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorExport:
+    """Which tensors of which steps, in which format."""
+
+    run: Run
+    what: str
+    format: str
+    steps: tuple[int, ...]
+    names: tuple[frozenset[str], ...]
+
+    def tensors(self, step: int) -> LazyTensors:
+        """The tensors asked for of one step; none of them is read yet."""
+        whole = self.run.snapshot(step)
+        wanted = self.names[self.steps.index(step)]
+        specs = {name: _readable(spec) for name, spec in whole.specs.items() if name in wanted}
+        return LazyTensors(whole.label, specs, whole.__getitem__)
+
+    def request(self) -> dict[str, Any]:
+        """What must be the same for parts of an earlier try to be used."""
+        return {
+            "run": self.run.id,
+            "what": self.what,
+            "format": self.format,
+            "steps": list(self.steps),
+            "names": fingerprint([sorted(names) for names in self.names]),
+        }
+
+
+def _readable(spec: TensorSpec) -> TensorSpec:
+    """complex32 is read as complex64: no numpy has it."""
+    return replace(spec, dtype="complex64") if spec.dtype == "complex32" else spec
+
+
+def plan_export(
+    run: Run, what: str, format: str, *, names: Sequence[str] = ("*",), steps: slice | None = None
+) -> TensorExport:
+    """Find what is asked for; that nothing is there is said before anything is written."""
+    if format not in FORMATS:
+        raise UnknownNameError("format for whole tensors", format, FORMATS)
+    kinds = KINDS[what]
+    table = run.snapshots()
+    every = table["step"].to_pylist()
+    if not every:
+        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+    first, stop, stride = (steps or slice(None)).indices(every[-1] + 1)
+    found = {}
+    for step in every:
+        if first <= step < stop and (step - first) % stride == 0:
+            kept = run.snapshot(step)
+            chosen = [n for n in kept if (kinds is None or n.partition("/")[0] in kinds) and matches_any(names, n)]
+            if chosen:
+                found[step] = frozenset(chosen)
+    if not found:
+        there = sorted({name.partition("/")[0] for name in run.snapshot("latest")})
+        raise UsageError(
+            f"no {what} {'' if list(names) == ['*'] else 'of these names '}were kept at the steps asked for. "
+            f"There are snapshots of {len(every)} steps, {every[0]} to {every[-1]}; the last has {', '.join(there)}."
+        )
+    return TensorExport(run, what, format, tuple(found), tuple(found.values()))
+
+
+def default_path(export: TensorExport) -> Path:
+    ending = FORMATS[export.format]
+    name = f"{export.run.path.name}-{export.what}"
+    return Path(name) if is_folder(export) else Path(f"{name}.{ending}")
+
+
+def is_folder(export: TensorExport) -> bool:
+    return export.format in ONE_STEP_PER_FILE and len(export.steps) > 1
+
+
+def write_export(
+    export: TensorExport,
+    path: Path,
+    tell: Callable[[int, int], None] | None = None,
+    on_resume: Callable[[int], None] | None = None,
+) -> list[Path]:
+    """Write what is missing, then let the output appear at once. `tell(done, total)` hears of every finished step."""
+    write = _writer(export.format)
+    with Parts(path, export.request()).open() as parts:
+        if on_resume is not None:
+            on_resume(parts.num_found)
+        names = [f"{group_name(step)}.{FORMATS[export.format]}" for step in export.steps]
+        for done, (step, name) in enumerate(zip(export.steps, names, strict=True), 1):
+            if not parts.has(name):
+                with parts.writing(name) as draft:
+                    write(draft, step, export.tensors(step), run_facts(export.run))
+            if tell is not None:
+                tell(done, len(names))
+        return _finish(export, path, [parts.path(name) for name in names])
+
+
+def _finish(export: TensorExport, path: Path, parts: list[Path]) -> list[Path]:
+    if is_folder(export):
+        draft = path.with_name(f".{path.name}.draft")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        for part in parts:
+            _link(part, draft / part.name)
+        _replace_folder(draft, path)
+        return [path / part.name for part in parts]
+    if export.format in ONE_STEP_PER_FILE or len(parts) == 1:
+        parts[0].replace(path)
+    else:
+        with replacing(path) as draft:
+            _joiner(export.format)(draft, parts)
+    return [path]
+
+
+def _link(part: Path, place: Path) -> None:
+    """Under a second name: were it moved, a crash before the last rename would lose the work."""
+    try:
+        os.link(part, place)
+    except OSError:  # a file system without links
+        shutil.copyfile(part, place)
+
+
+def _replace_folder(draft: Path, path: Path) -> None:
+    if path.exists():
+        old = path.with_name(f".{path.name}.old")
+        path.rename(old)
+        draft.rename(path)
+        shutil.rmtree(old)
+    else:
+        draft.rename(path)
+
+
+def _writer(format: str) -> Callable[[Path, int, LazyTensors, dict[str, Any]], None]:
+    if format == "hdf5":
+        from sonde.show.export.tensors_hdf5 import write_step
+    elif format == "safetensors":
+        from sonde.show.export.tensors_safetensors import write_step
+    elif format == "npz":
+        from sonde.show.export.tensors_npz import write_step
+    elif format == "parquet":
+        from sonde.show.export.tensors_arrow import write_parquet_step as write_step
+    else:
+        from sonde.show.export.tensors_arrow import write_arrow_step as write_step
+    return write_step
+
+
+def _joiner(format: str) -> Callable[[Path, Sequence[Path]], None]:
+    if format == "hdf5":
+        from sonde.show.export.tensors_hdf5 import join
+    elif format == "parquet":
+        from sonde.show.export.tensors_arrow import join_parquet as join
+    else:
+        from sonde.show.export.tensors_arrow import join_arrow as join
+    return join
