@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from sonde.errors import RunError, UsageError
 from sonde.schema.addresses import read_address
-from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
+from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import AnyArray, TensorEntry, group_name, hidden_folder, step_of, tensors_folder
 from sonde.schema.uploads import UploadState, upload_file
 
@@ -104,6 +104,7 @@ class FolderLake:
         self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
         self._read_file = read_file
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
+        self._recent = RecentRuns()
 
     @property
     def steps(self) -> list[int]:
@@ -146,7 +147,11 @@ class FolderLake:
         where = f"{self.run.name}/{folder.name}"
         document = SnapshotDocument.from_bytes(self._bytes(folder / GROUP_FILE, 0, -1), where)
         return SnapshotReader(
-            document, lambda key, offset, size: self._bytes(self._now(step) / key, offset, size), self._reader, where
+            document,
+            lambda key, offset, size: self._bytes(self._now(step) / key, offset, size),
+            self._reader,
+            where,
+            self._recent,
         )
 
     def _now(self, step: int) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
+from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import AnyArray, TensorEntry, group_name, step_of
 
 _GROUP_FILE: Final = "zarr.json"
@@ -51,6 +51,7 @@ class IcechunkLake:
         self._repository = _open(address)
         self._store = self._session().store
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
+        self._recent = RecentRuns()
 
     @property
     def steps(self) -> list[int]:
@@ -73,6 +74,7 @@ class IcechunkLake:
         """See what was committed since."""
         self._store = self._session().store
         self._readers.clear()
+        self._recent = RecentRuns()
 
     def history(self) -> Iterator[Commit]:
         """The commits that led here, newest first."""
@@ -126,7 +128,11 @@ class IcechunkLake:
         where = f"{self.address}/{group}"
         document = SnapshotDocument.from_bytes(self._bytes(f"{group}/{_GROUP_FILE}"), where)
         return SnapshotReader(
-            document, lambda key, offset, size: self._bytes(f"{group}/{key}", offset, size), self._base, where
+            document,
+            lambda key, offset, size: self._bytes(f"{group}/{key}", offset, size),
+            self._base,
+            where,
+            self._recent,
         )
 
     def _exists(self, key: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -62,7 +63,7 @@ class SnapshotDocument:
     def to_bytes(self) -> bytes:
         """The group's zarr.json."""
         group = {"zarr_format": 3, "node_type": "group", "attributes": self.to_attributes()}
-        return json.dumps(group).encode()
+        return json.dumps(group, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> SnapshotDocument:
@@ -95,14 +96,43 @@ class SnapshotDocument:
         )
 
 
+class RecentRuns:
+    """What was read last, for reading a tensor step after step: each step is a difference to the one before.
+
+    Wanted is a cache of a few megabytes, so that the whole chain is not read again for each of its steps.
+    """
+
+    def __init__(self, limit: int = 64 << 20) -> None:
+        self._limit, self._num_bytes = limit, 0
+        self._runs: OrderedDict[tuple[int, str, int, int], AnyArray] = OrderedDict()
+
+    def get(self, key: tuple[int, str, int, int]) -> AnyArray | None:
+        return self._runs.get(key)
+
+    def keep(self, key: tuple[int, str, int, int], run: AnyArray) -> None:
+        if run.nbytes > self._limit:
+            return
+        run.flags.writeable = False
+        self._runs[key] = run
+        self._num_bytes += run.nbytes
+        while self._num_bytes > self._limit:
+            self._num_bytes -= self._runs.popitem(last=False)[1].nbytes
+
+
 class SnapshotReader:
     """Tensors of one snapshot. `read_at` reads files of its group; `base` opens the snapshots it is a difference to."""
 
     def __init__(
-        self, document: SnapshotDocument, read_at: ReadAt, base: Callable[[int], SnapshotReader], where: str
+        self,
+        document: SnapshotDocument,
+        read_at: ReadAt,
+        base: Callable[[int], SnapshotReader],
+        where: str,
+        recent: RecentRuns | None = None,
     ) -> None:
         self.document, self.where = document, where
         self._read_at, self._base = read_at, base
+        self._recent = recent if recent is not None else RecentRuns(0)
         self._arrays: dict[str, ArrayReader] = {}
 
     def entry(self, name: str) -> TensorEntry:
@@ -115,6 +145,8 @@ class SnapshotReader:
         """All bits of a tensor, flat, compared with its checksum."""
         entry = self.entry(name)
         bits = self._run(name, entry, 0, entry.size, 0)
+        if not bits.flags.writeable:
+            bits = bits.copy()
         if checksum_of(bits) != entry.crc32c:
             raise self._corrupt(name, "its checksum does not match")
         return bits
@@ -137,11 +169,24 @@ class SnapshotReader:
         start, stop = _bounds(given[0], entry.shape[0], name)
         row = entry.size // entry.shape[0]
         bits = self._run(name, entry, start * row, stop * row, 0).reshape(stop - start, *entry.shape[1:])
+        if not bits.flags.writeable:
+            bits = bits.copy()
         first = given[0] % entry.shape[0] - start if isinstance(given[0], int) else _shifted(given[0], entry.shape[0])
         return np.asarray(as_values(bits, entry.dtype)[(first, *given[1:])])
 
     def _run(self, name: str, entry: TensorEntry, start: int, stop: int, depth: int) -> AnyArray:
-        """A run of a tensor's elements, with the difference to earlier snapshots undone."""
+        """A run of a tensor's elements, with the difference to earlier snapshots undone. Not to be changed: it is kept
+        for the snapshot that comes next."""
+        key = (self.document.step, name, start, stop)
+        known = self._recent.get(key)
+        if known is not None:
+            return known
+        run = self._read_run(name, entry, start, stop, depth)
+        if entry.delta_of is not None or depth:
+            self._recent.keep(key, run)
+        return run
+
+    def _read_run(self, name: str, entry: TensorEntry, start: int, stop: int, depth: int) -> AnyArray:
         if depth > MAX_CHAIN:
             raise self._corrupt(name, "its differences go in circles")
         try:

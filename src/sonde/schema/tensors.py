@@ -150,21 +150,20 @@ class TensorEntry:
         return self.size * storage_dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
-        optional = {"keep_mantissa_bits": self.keep_mantissa_bits} if self.keep_mantissa_bits is not None else {}
+        optional = {"delta_of": self.delta_of, "keep_mantissa_bits": self.keep_mantissa_bits}
         return {
             "array": self.array,
             "offset": self.offset,
             "shape": list(self.shape),
             "dtype": self.dtype,
-            "delta_of": self.delta_of,
             "crc32c": self.crc32c,
-            **optional,
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TensorEntry:
         """Raises KeyError, TypeError or ValueError on what no writer of ours wrote."""
-        offset, delta_of, kept = content["offset"], content["delta_of"], content.get("keep_mantissa_bits")
+        offset, delta_of, kept = content["offset"], content.get("delta_of"), content.get("keep_mantissa_bits")
         shape = tuple(int(length) for length in content["shape"])
         if min(shape, default=0) < 0 or content["dtype"] not in STORAGE:
             raise ValueError(f"no tensor is {content['dtype']} {list(shape)}")

@@ -1,0 +1,372 @@
+"""Reading whole tensors: only what is needed, and a CorruptError wherever a bit is not as it was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sonde.errors import CorruptError, FormatError, RunError, UnknownNameError, UsageError
+from sonde.read.lake import FolderLake, open_lake, read_file
+from sonde.record.store import open_store
+from sonde.schema.lake import SnapshotDocument
+from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.testing.stores import awkward_tensors, drifting
+
+STEP = "tensors/step-000000001"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two snapshots, the second a difference to the first."""
+    return written(tmp_path, {})
+
+
+def written(run: Path, options: dict[str, Any], *, size: int = 500) -> Path:
+    store = open_store("zarr", run, options)
+    for step in range(2):
+        store.write(Snapshot(step, float(step), "every", drifting(step, size=size)))
+    store.close()
+    return run
+
+
+def test_values_have_their_own_types(tmp_path: Path) -> None:
+    tensors = awkward_tensors()
+    store = open_store("zarr", tmp_path)
+    store.write(Snapshot(3, 0.0, "", tensors))
+    store.close()
+    lake = open_lake(tmp_path)
+    assert lake.steps == [3]
+    for name, tensor in tensors.items():
+        found = lake.read(3, name)
+        assert found.shape == tensor.shape
+        if tensor.dtype != "complex32":  # which numpy lacks: it is read as complex64
+            assert found.dtype.name == tensor.dtype
+            assert found.tobytes() == tensor.flat().tobytes()
+
+
+def test_complex32_is_read_as_complex64(tmp_path: Path) -> None:
+    pairs = np.array([1.5, -2.0, 0.25, 8.0], np.float16)
+    store = open_store("zarr", tmp_path)
+    store.write(Snapshot(0, 0.0, "", {"act/x": HostTensor(pairs.view(np.uint32), "complex32", (2,))}))
+    store.close()
+    assert open_lake(tmp_path).read(0, "act/x").tolist() == [1.5 - 2j, 0.25 + 8j]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        3,
+        -1,
+        slice(None),
+        slice(2, 9),
+        slice(30, 2, -7),
+        slice(5, 5),
+        slice(-6, None, 2),
+        (4, slice(1, 3)),
+        (slice(1, 30, 4), -2),
+        (slice(None), slice(None), 1),
+        (0, 1, 2),
+        (),
+    ],
+)
+@pytest.mark.parametrize("compression", ["none", "auto"])
+def test_a_part_is_what_numpy_would_cut_out(tmp_path: Path, index: Any, compression: str) -> None:
+    values = np.arange(40 * 7 * 5, dtype=np.float32).reshape(40, 7, 5)
+    store = open_store("zarr", tmp_path, {"compression": compression})
+    for step in range(2):
+        store.write(Snapshot(step, 0.0, "", {"param/pad": HostTensor.of(values[0]), "param/x": HostTensor.of(values)}))
+    store.close()
+    for step in range(2):
+        assert np.array_equal(open_lake(tmp_path).read_part(step, "param/x", index), values[index])
+
+
+def test_a_wrong_index_is_said(run: Path) -> None:
+    lake = open_lake(run)
+    with pytest.raises(UsageError, match=r"outside param/weight.*500"):
+        lake.read_part(1, "param/weight", 500)
+    with pytest.raises(UsageError, match="1 dimensions; the index has 2"):
+        lake.read_part(1, "param/weight", (0, 0))
+
+
+def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
+    lake = open_lake(run)
+    with pytest.raises(RunError, match=r"no snapshot of step 7.*There are 2: 0, 1"):
+        lake.read(7, "param/weight")
+    with pytest.raises(UnknownNameError, match='Did you mean "grad/weight"'):
+        lake.read(1, "grad/wieght")
+    nothing = open_lake(tmp_path / "empty")
+    assert nothing.steps == []
+    with pytest.raises(RunError, match=r"snapshots=every"):
+        nothing.read(0, "param/weight")
+
+
+def test_snapshots_that_come_later_are_seen(run: Path) -> None:
+    lake = open_lake(run)
+    assert lake.steps == [0, 1]
+    store = open_store("zarr", run)
+    store.write(Snapshot(2, 2.0, "", drifting(2, size=500)))
+    assert lake.steps == [0, 1, 2]
+    assert lake.read(2, "param/weight").tobytes() == drifting(2, size=500)["param/weight"].flat().tobytes()
+    store.delete(0)  # 1 is a difference to it: it moves out of sight while this lake is open
+    assert lake.steps == [1, 2]
+    assert lake.read(1, "param/weight").tobytes() == drifting(1, size=500)["param/weight"].flat().tobytes()
+    store.close()
+
+
+class CountingReader:
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def __call__(self, path: Path, offset: int, size: int) -> bytes:
+        data = read_file(path, offset, size)
+        self.num_bytes += len(data)
+        return data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["none", "auto"])
+def test_one_layer_over_200_snapshots_reads_little(tmp_path: Path, compression: str) -> None:
+    """Of a hundred layers one percent must be read; two is the limit, documents, indexes and differences included."""
+    random = np.random.default_rng(0)
+    layers = {f"param/layers.{n}.weight": random.standard_normal((128, 64)).astype(np.float32) for n in range(300)}
+    store = open_store("zarr", tmp_path, {"compression": compression})
+    for step in range(200):
+        for values in layers.values():
+            values *= np.float32(1.0001)
+        store.write(Snapshot(step, 0.0, "", {name: HostTensor.of(values) for name, values in layers.items()}))
+    store.close()
+    total = sum(path.stat().st_size for path in (tmp_path / "tensors").rglob("*") if path.is_file())
+    reader = CountingReader()
+    lake = FolderLake(tmp_path, read_file=reader)
+    series = [lake.read(step, "param/layers.150.weight") for step in lake.steps]
+    assert len(series) == 200
+    assert np.array_equal(series[-1], layers["param/layers.150.weight"])
+    assert reader.num_bytes < 0.02 * total, f"{reader.num_bytes / total:.2%}"
+
+
+def test_one_layer_is_read_without_the_others(tmp_path: Path) -> None:
+    """The quick form of the same, on one snapshot without its document."""
+    layers = {f"param/{n}": np.random.default_rng(n).standard_normal(1 << 14).astype(np.float32) for n in range(100)}
+    store = open_store("zarr", tmp_path)
+    store.write(Snapshot(0, 0.0, "", {name: HostTensor.of(values) for name, values in layers.items()}))
+    store.close()
+    reader = CountingReader()
+    lake = FolderLake(tmp_path, read_file=reader)
+    lake.entries(0)
+    reader.num_bytes = 0
+    assert np.array_equal(lake.read(0, "param/50"), layers["param/50"])
+    assert reader.num_bytes < 0.025 * sum(values.nbytes for values in layers.values())
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+def outcome(run: Path, step: int = 1) -> dict[str, Any]:
+    """What each tensor reads as: its bytes, or "refused"."""
+    lake = open_lake(run)
+    try:
+        names = list(lake.entries(step))
+    except RunError:
+        return {}
+    found: dict[str, Any] = {}
+    for name in names:
+        for how in (lambda name=name: lake.read(step, name), lambda name=name: lake.read_part(step, name, slice(None))):
+            try:
+                found.setdefault(name, set()).add(how().tobytes())
+            except RunError:
+                found.setdefault(name, set()).add("refused")
+    return found
+
+
+def sweep(run: Path, positions: Any) -> tuple[int, int]:
+    """Flip one bit at a time. Returns how many flips were tried and how many were refused somewhere."""
+    truth = {name: tensor.flat().tobytes() for name, tensor in drifting(1, size=500).items()}
+    num_tried = num_refused = 0
+    for path in sorted(path for path in (run / "tensors").rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        for position, bit in positions(len(data)):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << int(bit)
+            path.write_bytes(damaged)
+            found = outcome(run)
+            num_tried += 1
+            num_refused += not found or any("refused" in results for results in found.values())
+            for name, results in found.items():
+                assert results <= {"refused", truth.get(name)}, f"{path.name} byte {position} bit {bit}: {name}"
+        path.write_bytes(data)
+    return num_tried, num_refused
+
+
+@pytest.mark.parametrize("compression", ["none", "auto"])
+def test_a_flipped_bit_is_never_a_number(tmp_path: Path, compression: str) -> None:
+    run = written(tmp_path, {"compression": compression})
+    random = np.random.default_rng(1)
+    tried, refused = sweep(
+        run, lambda length: [(int(random.integers(length)), int(random.integers(8))) for _ in range(12)]
+    )
+    assert tried > 100
+    assert refused > tried // 4  # documents of arrays are for other readers: a flip there changes nothing here
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["none", "auto"])
+def test_no_bit_of_any_byte_becomes_a_number(tmp_path: Path, compression: str) -> None:
+    run = written(tmp_path, {"compression": compression})
+    tried, _ = sweep(run, lambda length: [(position, (5 * position) % 8) for position in range(0, length, 3)])
+    assert tried > 2000
+
+
+def test_every_bit_of_a_shard_is_covered(tmp_path: Path) -> None:
+    """Nothing in a shard is without a checksum: each byte, flipped, is noticed by the tensors in it."""
+    run = written(tmp_path, {"compression": "none", "delta_mib": 0}, size=40)
+    path = run / STEP / "param.float32" / "c" / "0"
+    data = path.read_bytes()
+    assert len(data) < 300
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptError, match=r'tensor "param/weight" at step 1'):
+            open_lake(run).read(1, "param/weight")
+
+
+def test_a_changed_letter_of_a_document_is_refused(run: Path) -> None:
+    """It is still JSON, and everything in it is still possible."""
+    path = run / STEP / "zarr.json"
+    path.write_bytes(path.read_bytes().replace(b'"grad/weight"', b'"grad/weighs"').replace(b"every", b"evera"))
+    with pytest.raises(CorruptError, match="checksum of the document"):
+        open_lake(run).entries(1)
+
+
+def test_what_was_read_belongs_to_the_reader(run: Path) -> None:
+    """Reading keeps what the next step is a difference to; changing what it gave changes nothing of that."""
+    lake = open_lake(run)
+    for _ in range(2):
+        for step in (0, 1):
+            found = lake.read(step, "param/weight")
+            assert found.tobytes() == drifting(step, size=500)["param/weight"].flat().tobytes()
+            found[:] = 0
+            part = lake.read_part(step, "param/weight", slice(3, 9))
+            assert part.tobytes() == drifting(step, size=500)["param/weight"].flat()[3:9].tobytes()
+            part[:] = 0
+
+
+def test_a_shard_cut_short_is_refused(run: Path) -> None:
+    path = run / STEP / "grad.float32" / "c" / "0"
+    data = path.read_bytes()
+    for length in (0, 1, 19, 20, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(CorruptError, match=r'tensor "grad/weight" at step 1'):
+            open_lake(run).read(1, "grad/weight")
+
+
+def test_a_whole_shard_of_another_step_is_refused(tmp_path: Path) -> None:
+    """Every chunk's checksum fits; only the tensor's own tells."""
+    run = written(tmp_path, {"compression": "none"})
+    shutil.copy(run / "tensors/step-000000000/grad.float32/c/0", run / STEP / "grad.float32/c/0")
+    with pytest.raises(CorruptError, match=r'tensor "grad/weight" at step 1 .* its checksum does not match'):
+        open_lake(run).read(1, "grad/weight")
+
+
+def test_damage_in_the_base_is_told_of_the_tensor_that_was_asked_for(run: Path) -> None:
+    path = run / "tensors/step-000000000/param.float32/c/0"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match=r'tensor "param/weight" at step 0'):
+        open_lake(run).read(1, "param/weight")
+    assert open_lake(run).read(1, "grad/weight").tobytes() == drifting(1, size=500)["grad/weight"].flat().tobytes()
+
+
+def test_zarr_python_refuses_a_flipped_bit_too(tmp_path: Path) -> None:
+    import zarr
+
+    run = written(tmp_path, {"compression": "none"})
+    path = run / STEP / "grad.float32" / "c" / "0"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    group: Any = zarr.open_group(run / "tensors", mode="r")
+    with pytest.raises(ValueError, match="checksum"):
+        group["step-000000001/grad.float32"][...]
+
+
+# ------------------------------------------------------------------------------------------------- folders of strangers
+
+
+def rewrite(run: Path, change: Any) -> None:
+    """Change a document and sign it again, as somebody with bad intentions would."""
+    from sonde.schema.lake import _sum
+
+    path = run / STEP / "zarr.json"
+    group = json.loads(path.read_bytes())
+    change(group["attributes"]["sonde"])
+    group["attributes"]["sonde_crc32"] = f"{_sum(group['attributes']['sonde']):08x}"
+    path.write_text(json.dumps(group))
+
+
+def test_an_array_outside_the_snapshot_is_refused(run: Path) -> None:
+    def change(content: Any) -> None:
+        content["arrays"]["../../../etc"] = content["arrays"].pop("grad.float32")
+        content["tensors"]["grad/weight"]["array"] = "../../../etc"
+
+    rewrite(run, change)
+    with pytest.raises(CorruptError, match="outside itself"):
+        open_lake(run).read(1, "grad/weight")
+
+
+def test_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
+    path = run / STEP / "grad.float32" / "c" / "0"
+    secret = tmp_path / "secret"
+    shutil.move(path, secret)
+    path.symlink_to(secret)
+    with pytest.raises(RunError, match="cannot read"):
+        open_lake(run).read(1, "grad/weight")
+
+
+@pytest.mark.parametrize("shape", [[1 << 62], [1 << 40, 1 << 10], [-1], ["x"]])
+def test_a_shape_no_machine_could_hold_is_refused(run: Path, shape: Any) -> None:
+    def change(content: Any) -> None:
+        content["arrays"]["grad.float32"]["shape"] = shape
+
+    rewrite(run, change)
+    with pytest.raises(CorruptError):
+        open_lake(run).read(1, "grad/weight")
+
+
+def test_a_tensor_larger_than_its_array_is_refused(run: Path) -> None:
+    rewrite(run, lambda content: content["tensors"]["grad/weight"].update(shape=[501]))
+    with pytest.raises(CorruptError, match="grad/weight"):
+        open_lake(run).read(1, "grad/weight")
+
+
+def test_differences_in_a_circle_are_refused(run: Path) -> None:
+    rewrite(run, lambda content: content["tensors"]["param/weight"].update(delta_of=1))
+    with pytest.raises(CorruptError, match="circles"):
+        open_lake(run).read(1, "param/weight")
+
+
+def test_a_newer_format_is_said(run: Path) -> None:
+    rewrite(run, lambda content: content.update(format=99))
+    with pytest.raises(FormatError, match="pip install -U sonde"):
+        open_lake(run).read(1, "grad/weight")
+
+
+def test_a_document_is_the_same_after_reading_it(run: Path) -> None:
+    data = (run / STEP / "zarr.json").read_bytes()
+    assert SnapshotDocument.from_bytes(data, "here").to_bytes() == data
+
+
+def test_reading_leaves_no_file_open(run: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    lake = open_lake(run)
+    for name in lake.entries(1):
+        lake.read(1, name)
+    assert len(os.listdir("/proc/self/fd")) == before
