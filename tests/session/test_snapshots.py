@@ -159,6 +159,7 @@ def test_activations_are_those_of_the_first_batch_before_anything_changes_them_i
 def test_the_probe_batch_stays_the_same_and_runs_in_evaluation_mode(begin: Any) -> None:
     trained, session = Trained(), begin()
     probe = torch.randn(5, 6)
+    given = probe.clone()
     session.watch(trained.model, trained.optimizer, snapshots=plan(kinds=("param",), probe=probe))
     expected = {}
     for step in range(3):
@@ -168,10 +169,8 @@ def test_the_probe_batch_stays_the_same_and_runs_in_evaluation_mode(begin: Any) 
         # As the optimizer found it: parameters from before the step, statistics from after the forward pass.
         copy.load_state_dict({n: trained.seen[step][f"param/{n}"] for n in frozen})
         with torch.no_grad():
-            expected[step] = copy.eval()(probe if step == 0 else kept_probe)
-        if step == 0:
-            kept_probe = probe.clone()
-            probe.zero_()  # what becomes of the original does not matter
+            expected[step] = copy.eval()(given)
+        probe.zero_()  # what becomes of the original does not matter
     store = kept(session)
     for step in (0, 2):
         assert np.array_equal(store.read(step).tensors["probe/model"].values(), expected[step].numpy())
@@ -376,7 +375,10 @@ def test_a_request_file_is_answered(begin: Any) -> None:
 # --------------------------------------------------------------------------------------------- whole or not at all
 
 
-def test_under_pressure_whole_snapshots_are_skipped_counted_and_told(begin: Any, blocked: Any, capfd: Any) -> None:
+def test_under_pressure_whole_snapshots_are_skipped_counted_and_told(
+    begin: Any, blocked: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FREE_BYTES", 1 << 20)
     trained, session = Trained(), begin()
     session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
     for _ in range(module.MAX_OPEN + 3):
@@ -550,11 +552,16 @@ def test_what_cannot_be_written_in_time_is_said_to_be_lost(begin: Any, blocked: 
 
 def test_an_exception_still_writes_what_is_staged(begin: Any) -> None:
     trained, session = Trained(), begin()
-    with pytest.raises(RuntimeError, match="theirs"), session:
-        session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
-        trained.step()
-        trained.model(torch.randn(8, 6))
-        raise RuntimeError("theirs")
+
+    def train() -> None:
+        with session:
+            session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
+            trained.step()
+            trained.model(torch.randn(8, 6))
+            raise RuntimeError("theirs")
+
+    with pytest.raises(RuntimeError, match="theirs"):
+        train()
     assert session.snapshots._writer._store.steps() == [0]
     assert session.snapshots.counts == {"taken": 1, "skipped": 0, "failed": 0}
 

@@ -7,6 +7,7 @@ gradients and random generators are as before. It takes the time of a forward pa
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -45,6 +46,9 @@ class Probe:
         with ExitStack() as stack:
             stack.enter_context(preserved(root, training=False))
             stack.enter_context(torch.no_grad())
+            # What a model says about a pass without gradients is no news, and an error under `-W error`.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
             stack.enter_context(_eager())
             stack.enter_context(watching.forward.instead(outputs))
             root(*args, **kwargs)

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from sonde.session.watching import Watching
 
 MAX_OPEN: Final = 4
-"""Scheduled snapshots on their way at one time. Those that somebody asks for are bounded by memory alone."""
+"""Scheduled snapshots on their way at one time, once they take more than FREE_BYTES together. Those that somebody asks
+for are bounded by memory alone."""
+FREE_BYTES: Final = 256 << 20
 _PATIENCE_S: Final = 1.0
 """After this long `finish` says what it waits for."""
 
@@ -203,7 +205,7 @@ class Snapshotting:
 
         tickets = tuple(ticket for ask in asks for ticket in ask.tickets)
         is_asked = any(ask.reason != "scheduled" for ask in asks)
-        if self._writer is not None and self._writer.num_open >= MAX_OPEN and not is_asked:
+        if not is_asked and self._is_behind():
             self._skip(step, f"{MAX_OPEN} earlier ones are still being written", tickets)
             return
         self._streams = self._streams or Streams()
@@ -218,6 +220,11 @@ class Snapshotting:
             is_as_planned=any(ask.kinds is None for ask in asks),
             is_asked=is_asked,
         )
+
+    def _is_behind(self) -> bool:
+        if self._writer is None or self._writer.num_open < MAX_OPEN:
+            return False
+        return self._memory().used_bytes > FREE_BYTES
 
     def forward_begins(self, watching: Watching) -> None:
         """The first forward pass of a step: copying begins."""

@@ -1,0 +1,162 @@
+"""A tensor that is written to while it is copied is never kept as it was half-way; the guard is proved by removing it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+from sonde.session import copying
+from sonde.session.copying import Copier
+
+SIZE = 70_000
+
+
+class Writes(nn.Module):
+    """Waits in its forward pass until the first copy is done, then writes to its own parameter: a careless model."""
+
+    def __init__(self, write: Callable[[nn.Parameter], None]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(SIZE))
+        self.write, self.is_copied = write, threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.is_copied.wait(10)
+        self.write(self.weight)
+        return (x * self.weight.mean()).sum()
+
+
+def in_place(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight += 1.0
+
+
+def replaced(weight: nn.Parameter) -> None:
+    weight.data = torch.ones(SIZE)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[threading.Event]:
+    """Events to set whenever the copying thread has done a piece of work."""
+    events: list[threading.Event] = []
+    put = Copier.put
+
+    def tell(self: Copier, job: Callable[[], None]) -> None:
+        def then_tell() -> None:
+            job()
+            for event in events:
+                event.set()
+
+        put(self, then_tell)
+
+    monkeypatch.setattr(Copier, "put", tell)
+    return events
+
+
+def train(model: Writes, begin: Any, **options: Any) -> Any:
+    session = begin()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    session.watch(model, optimizer, snapshots=sonde.Snapshots(store="memory", when=sonde.every(1), **options))
+    model(torch.ones(3)).backward()
+    found = model.weight.detach().clone()
+    optimizer.step()
+    assert session.flush(30)
+    return session.snapshots._writer._store.read(0).tensors["param/weight"].values(), found.numpy()
+
+
+@pytest.mark.parametrize("write", [in_place, replaced])
+def test_a_parameter_written_to_after_it_was_copied_is_copied_again(
+    write: Any, begin: Any, copied: list[threading.Event]
+) -> None:
+    model = Writes(write)
+    copied.append(model.is_copied)
+    kept, found = train(model, begin)
+    assert np.array_equal(kept, found)
+    assert kept[0] == 1.0
+
+
+@pytest.mark.parametrize("write", [in_place, replaced])
+def test_without_the_guard_the_old_values_would_be_kept(
+    write: Any, begin: Any, copied: list[threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "mark", lambda tensor: (0, 0))
+    model = Writes(write)
+    copied.append(model.is_copied)
+    kept, found = train(model, begin)
+    assert not np.array_equal(kept, found), "the test above cannot fail"
+
+
+def test_copied_at_once_nothing_needs_to_be_found_out(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "mark", lambda tensor: (0, 0))
+    model = Writes(in_place)
+    model.is_copied.set()
+    kept, found = train(model, begin, at_once=True)
+    assert np.array_equal(kept, found)
+
+
+class Slow:
+    """Lets the copying thread begin only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go, put = threading.Event(), Copier.put
+
+        def wait(copier: Copier, job: Callable[[], None]) -> None:
+            put(copier, lambda: (self.may_go.wait(30), job())[1])
+
+        monkeypatch.setattr(Copier, "put", wait)
+
+
+def linear(begin: Any, **settings: Any) -> tuple[nn.Linear, torch.optim.Optimizer, Any]:
+    model, session = nn.Linear(300, 300), begin(**settings)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), session
+
+
+def test_a_copy_that_is_not_there_in_time_costs_the_snapshot_and_not_the_step(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(monkeypatch)
+    model, optimizer, session = linear(begin, snapshot_wait_s=0.01)
+    session.watch(model, optimizer, snapshots=sonde.Snapshots(store="memory", when=sonde.every(1)))
+    for _ in range(2):
+        model(torch.randn(2, 300)).sum().backward()
+        optimizer.step()
+    slow.may_go.set()
+    assert session.snapshots.counts == {"taken": 0, "skipped": 2, "failed": 0}
+    model(torch.randn(2, 300)).sum().backward()
+    optimizer.step()
+    assert session.flush(30)
+    assert session.snapshots.counts == {"taken": 1, "skipped": 2, "failed": 0}
+    assert session.snapshots._memory().used_bytes == 0
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_zeroed_before_they_are_copied_are_taken_again_and_then_at_once(
+    set_to_none: bool, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `set_to_none` nobody writes to them: they are only let go, and we hold them."""
+    slow = Slow(monkeypatch)
+    model, optimizer, session = linear(begin)
+    session.watch(
+        model, optimizer, snapshots=sonde.Snapshots(store="memory", when=lambda step: step == 2, kinds=("grad",))
+    )
+    grads: list[np.ndarray] = []
+    for step in range(6):
+        model(torch.randn(2, 300)).square().sum().backward()
+        assert model.weight.grad is not None
+        grads.append(model.weight.grad.numpy().copy())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        if step >= 2:
+            slow.may_go.set()
+            assert session.flush(30)
+    store = session.snapshots._writer._store
+    assert store.steps() == ([0, 2] if set_to_none else [3])
+    for step in store.steps():
+        assert np.array_equal(store.read(step).tensors["grad/weight"].values(), grads[step])
+    assert session.snapshots.counts["failed"] == 0
