@@ -10,6 +10,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from sonde.cli.analyze import analyze
 from sonde.cli.anomalies import anomalies
 from sonde.cli.checkpoints import checkpoints
 from sonde.cli.compare import compare
@@ -28,6 +29,7 @@ from sonde.cli.report import report
 from sonde.cli.run import run
 from sonde.cli.show import show
 from sonde.cli.snapshot import snapshot
+from sonde.cli.train import train
 from sonde.cli.ui import ui
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
@@ -44,6 +46,8 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "report": report,
     "plot": plot,
     "export": export,
+    "train": train,
+    "analyze": analyze,
     "checkpoints": checkpoints,
     "ui": ui,
     "delete": delete,
