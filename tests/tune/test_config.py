@@ -1,0 +1,120 @@
+"""Files for `sonde train`: every key known, every value checked, nothing loaded to say so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonde.cli.train import EXAMPLE
+from sonde.errors import SettingsError, UsageError
+from sonde.tune.config import MethodConfig, TuneConfig, checked, load_config
+from sonde.tune.data import generate, read_texts, texts_of
+from sonde.tune.from_config import split_data
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tune.yaml"
+    path.write_text(EXAMPLE)
+    return path
+
+
+def test_the_example_is_a_configuration(file):
+    config = load_config(file)
+    assert config.model.architecture == "llama"
+    assert config.model.options["hidden_size"] == 64
+    assert config.method.r == 8
+    assert config.checkpoints.interval == 20
+
+
+def test_overrides_go_over_the_file(file):
+    config = load_config(
+        file, ["training.learning_rate=1e-3", "method.name=full", "model.hidden_size=32", "run.tags=[a, b]"]
+    )
+    assert config.training.learning_rate == 1e-3
+    assert (config.method.name, config.model.options["hidden_size"], config.run.tags) == ("full", 32, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.lerning_rate=1", r'no key "training.lerning_rate". Did you mean "learning_rate"\? Known: arguments'),
+        ("trainning.batch_size=1", r'no key "trainning". Did you mean "training"\?'),
+        ("training.batch_size=0", r'"training.batch_size": Input should be greater than or equal to 1; got 0'),
+        ("method.r=much", r'"method.r": Input should be a valid integer.*got \'much\''),
+        ("data.path=x.txt", r"give data.path for a file or data.generate"),
+        ("model.name=gpt2", r"give model.name for a saved model or model.architecture"),
+        ("data.generate=poetry", r"'counting', 'copying' or 'sorting'"),
+    ],
+)
+def test_a_wrong_value_is_named(file, override, message):
+    with pytest.raises(SettingsError, match=message):
+        load_config(file, [override])
+
+
+@pytest.mark.parametrize("override", ["learning_rate", "=3", "output_dir.x=1"])
+def test_a_wrong_override_is_named(file, override):
+    with pytest.raises(UsageError):
+        load_config(file, [override])
+
+
+def test_a_file_that_is_none(tmp_path):
+    with pytest.raises(UsageError, match="--example"):
+        load_config(tmp_path / "no.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(SettingsError, match="holds no keys"):
+        load_config(tmp_path / "list.yaml")
+    (tmp_path / "object.yaml").write_text("model: !!python/object/apply:os.system ['true']")
+    with pytest.raises(SettingsError, match="not YAML"):
+        load_config(tmp_path / "object.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(SettingsError, match='"model" is missing'):
+        load_config(tmp_path / "empty.yaml")
+
+
+def test_a_part_alone_is_checked_too():
+    with pytest.raises(SettingsError, match=r'no key "method.rank".*Known: alpha'):
+        checked(MethodConfig, {"rank": 3}, "method")
+
+
+def test_texts_of_files(tmp_path):
+    (tmp_path / "a.txt").write_text("one two\n\nthree\n")
+    assert read_texts(tmp_path / "a.txt") == [{"text": "one two"}, {"text": "three"}]
+    (tmp_path / "b.jsonl").write_text(
+        '{"prompt": "a", "completion": "b"}\n{"messages": [{"role": "user", "content": "c"}]}\n'
+    )
+    assert list(texts_of(read_texts(tmp_path / "b.jsonl"))) == ["a", "b", "c"]
+    (tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(UsageError, match=r"c.jsonl, line 2: not JSON"):
+        read_texts(tmp_path / "c.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["counting", "copying", "sorting"])
+def test_made_up_texts_are_the_same_for_the_same_seed(kind):
+    assert generate(kind, 20, seed=1) == generate(kind, 20, seed=1)
+    assert generate(kind, 20, seed=1) != generate(kind, 20, seed=2)
+
+
+def test_held_out_texts_are_not_trained_on(file):
+    data = load_config(file).data
+    rows, held_out = split_data(data, 0)
+    assert (len(rows), len(held_out)) == (450, 50)
+    assert split_data(data, 0) == (rows, held_out)
+
+
+def test_reading_a_configuration_imports_neither_torch_nor_transformers(file):
+    code = f"""
+import sys
+from sonde.cli.main import main
+try:
+    main(["train", {str(file)!r}, "--check"])
+except SystemExit as exit:
+    assert not exit.code
+assert not {{"torch", "transformers"}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert TuneConfig.model_validate_json(done.stdout).output_dir == Path("checkpoints")
