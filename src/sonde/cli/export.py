@@ -70,7 +70,7 @@ def export(
       sonde export latest --what stats --series "grad/*/norm" --steps 1000:2000
       sonde export latest --format h5 -o run.h5
       sonde export latest --what gradients --steps 100:200 --format h5
-      sonde export latest --what weights --steps -1: -o model.safetensors
+      sonde export latest --what weights --steps=-1: -o model.safetensors
     """
     from sonde.errors import UnknownNameError
     from sonde.show.export.source import TABLES

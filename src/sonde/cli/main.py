@@ -31,6 +31,7 @@ from sonde.cli.show import show
 from sonde.cli.snapshot import snapshot
 from sonde.cli.train import train
 from sonde.cli.ui import ui
+from sonde.cli.weights import weights
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
 VERBS: Final[dict[str, Callable[..., None]]] = {
@@ -41,6 +42,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "diagnose": diagnose,
     "anomalies": anomalies,
     "compare": compare,
+    "weights": weights,
     "query": query,
     "monitor": monitor,
     "report": report,

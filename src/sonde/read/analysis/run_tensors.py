@@ -20,6 +20,7 @@ from sonde.read.analysis.spectra import effective_rank, spectrum_row, stable_ran
 from sonde.read.analysis.spread import spread
 from sonde.read.lake import Lake
 from sonde.read.steps import Steps
+from sonde.read.tensors import find_step
 from sonde.schema.sketch import Array
 
 Pattern = str | Sequence[str]
@@ -51,6 +52,7 @@ _SPECTRA: Final = pa.schema(
         ("singular_values", pa.list_(pa.float64())),
     ]
 )
+_STANDING: Final = pa.schema([*_EVOLUTION, *list(_SPECTRA)[3:]])
 _SIMILARITY: Final = pa.schema(
     [
         *((c, pa.string()) for c in ("kind", "site")),
@@ -192,6 +194,33 @@ class RunTensors:
             )
         return pa.Table.from_pylist(rows, schema=_LAYERS)
 
+    def standing(
+        self,
+        pattern: Pattern = "param/*",
+        *,
+        step: int | str = "latest",
+        spectra: bool = True,
+        on_tensor: Callable[[int, int], None] | None = None,
+        cluster: Any = None,
+    ) -> pa.Table:
+        """Where each tensor of one snapshot stands, the most moved first: one row of `evolution` and of `spectra` each.
+
+        Reads the first snapshot, this one and the one before. `on_tensor(done, total)` is told how far it is.
+        """
+        at = find_step(self._lake, step)
+        calls = []
+        for tracked in track(self._lake, pattern, slice(None, at + 1)):
+            if tracked.steps[-1] == at:
+                steps = tuple(dict.fromkeys((tracked.steps[0], *tracked.steps[-2:])))
+                calls.append((self._run, tracked.name, steps, spectra))
+        rows = []
+        for row in spread(standing_row, calls, cluster):
+            rows.append(row)
+            if on_tensor is not None:
+                on_tensor(len(rows), len(calls))
+        rows.sort(key=lambda row: -(row["relative_from_first"] or 0.0))
+        return pa.Table.from_pylist(rows, schema=_STANDING)
+
     def cka(
         self,
         pattern: Pattern = "probe/*",
@@ -291,6 +320,13 @@ def gram_block(run: str, tracked: Tracked, rows: Rows) -> Array:
 
 def spectrum_at(run: str, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
     return spectrum_row(lake_at(run).read(step, name), k, exact=exact, seed=seed)
+
+
+def standing_row(run: str, name: str, steps: tuple[int, ...], spectra: bool) -> dict[str, Any]:
+    arrays = [lake_at(run).read(step, name) for step in steps]
+    columns = evolution_columns(evolution_sums(arrays))
+    moved = {column: None if np.isnan(values[-1]) else float(values[-1]) for column, values in columns.items()}
+    return {"step": steps[-1], **_names(name), **moved, **(spectrum_row(arrays[-1]) if spectra else {})}
 
 
 def distribution_rows(run: str, tracked: Tracked, bins: int, limit: int) -> list[dict[str, Any]]:
