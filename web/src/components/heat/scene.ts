@@ -1,7 +1,7 @@
 // What a heatmap has to draw: tiles turned into bitmaps once, then only stretched. Holds no Svelte state: drawing a frame
 // reads plain fields, so that panning costs a few milliseconds and not a walk through a reactive graph.
 
-import { css, FIRST_CODE, LAST_CODE, type MapName, NOT_FINITE, notFiniteColour, palette } from "../../lib/colour";
+import { codeColour, css, FIRST_CODE, LAST_CODE, type MapName, NOT_FINITE, palette } from "../../lib/colour";
 import { type Codes, columnOf, LARGEST, paint, pool, type Rank, type Scale, toX, toY, type View } from "../../lib/heat";
 import { rowGroups, type Row } from "../../lib/tree";
 
@@ -58,15 +58,15 @@ function halved(codes: Codes, rank: Rank): Codes {
   return pool(codes, members, starts, rank);
 }
 
-/** Pixels a cell that is not finite takes at least. */
+/** Pixels a rare cell takes at least. */
 const LEAST = 4;
 /** With more of them they are no needles in a haystack. */
-const MOST_ODD = 400;
+const MOST_RARE = 200;
 
-function oddCells(codes: Uint8Array): number[] {
+function rareCells(codes: Uint8Array, code: number): number[] {
   const found: number[] = [];
-  for (let at = codes.indexOf(NOT_FINITE); at >= 0 && found.length <= MOST_ODD; at = codes.indexOf(NOT_FINITE, at + 1)) found.push(at);
-  return found.length > MOST_ODD ? [] : found;
+  for (let at = codes.indexOf(code); at >= 0 && found.length <= MOST_RARE; at = codes.indexOf(code, at + 1)) found.push(at);
+  return found.length > MOST_RARE ? [] : found;
 }
 
 /** One tile as the rows now shown, at full height and halved again and again: the largest code of each pair survives. */
@@ -74,7 +74,7 @@ class Layer {
   private readonly levels: Level[];
   private readonly firstRow: number;
   readonly rows: number;
-  private odd: number[] | null = null;
+  private readonly rare = new Map<number, number[]>();
 
   constructor(
     readonly tile: Tile,
@@ -126,12 +126,13 @@ class Layer {
     context.drawImage(bitmap!, firstColumn, first, lastColumn - firstColumn, rows, x, y, right - x, bottom - y);
   }
 
-  /** Cells that are not finite and too small to be noticed, drawn large enough: one red pixel in a million is not seen. */
-  drawOdd(context: CanvasRenderingContext2D, view: View, width: number, height: number, colour: string): void {
+  /** Few cells of a kind, too small to be noticed, drawn large enough: one red pixel in a million is not seen. */
+  drawRare(context: CanvasRenderingContext2D, view: View, width: number, height: number, code: number, colour: string): void {
     const { starts, end } = this.tile;
     const columns = starts.length;
-    this.odd ??= oddCells(this.levels[0]!.codes.codes);
-    for (const at of this.odd) {
+    let rare = this.rare.get(code);
+    if (!rare) this.rare.set(code, (rare = rareCells(this.levels[0]!.codes.codes, code)));
+    for (const at of rare) {
       const column = at % columns;
       const row = this.firstRow + Math.floor(at / columns);
       const [x, right] = [toX(starts[column]!, view, width), toX(column + 1 < columns ? starts[column + 1]! : end, view, width)];
@@ -173,13 +174,13 @@ export class Scene {
   private rows: readonly Row[] = [];
   private numSites = 0;
   private colours = palette("viridis", false);
-  private oddColour = "";
+  private rareColours: [number, string][] = [];
   rank: Rank = LARGEST;
   scale: Scale = { lo: 0, hi: 1, isLog: true };
 
   setColours(map: MapName, isDark: boolean): void {
     this.colours = palette(map, isDark);
-    this.oddColour = css(notFiniteColour(map, isDark));
+    this.rareColours = [LAST_CODE, NOT_FINITE].map((code) => [code, css(codeColour(code, map, isDark))]);
     this.rebuild();
   }
 
@@ -221,7 +222,9 @@ export class Scene {
   draw(context: CanvasRenderingContext2D, view: View, width: number, height: number): void {
     context.imageSmoothingEnabled = false;
     for (const layer of this.layers) layer.draw(context, view, width, height);
-    for (const layer of this.layers) layer.drawOdd(context, view, width, height, this.oddColour);
+    // Only the finest tile: a coarse one beneath has the same cells, wider.
+    const top = this.layers.at(-1);
+    for (const [code, colour] of this.rareColours) top?.drawRare(context, view, width, height, code, colour);
   }
 
   /** What is drawn at a row and step: the finest tile that has it. */
