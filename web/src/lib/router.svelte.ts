@@ -3,7 +3,7 @@
 
 import { source } from "./api";
 
-export type ViewName = "runs" | "overview" | "layers" | "tensor" | "flow" | "findings" | "compare" | "missing";
+export type ViewName = "runs" | "report" | "overview" | "layers" | "tensor" | "flow" | "findings" | "compare" | "missing";
 
 export interface Route {
   view: ViewName;
@@ -16,7 +16,7 @@ export interface Route {
 
 export type Changes = Record<string, string | number | null | undefined>;
 
-const VIEWS: ReadonlySet<string> = new Set(["layers", "flow", "findings"]);
+const VIEWS: ReadonlySet<string> = new Set(["layers", "flow", "findings", "report"]);
 
 /** Reports are opened from disk or from a mail: their routes live in the hash. */
 export const inHash = source.kind === "report";
@@ -39,7 +39,7 @@ function safely(text: string): string {
 export function parse(path: string, query: URLSearchParams): Route {
   const words = path.split("/").filter(Boolean).map(safely);
   const route: Route = { view: "missing", run: null, site: null, query };
-  if (words.length === 0 && reportRun) return { ...route, view: "overview", run: reportRun };
+  if (words.length === 0 && reportRun) return { ...route, view: "report", run: reportRun };
   if (words.length === 0) return { ...route, view: "runs" };
   if (words[0] === "compare" && words.length === 1) return { ...route, view: "compare" };
   if (words[0] !== "run" || !words[1]) return route;
