@@ -69,12 +69,14 @@ class Briefs:
         return len(self._queued)
 
     def close(self) -> None:
+        """Begin nothing more, and wait a moment for what was begun."""
         self._is_closed = True
+        self.wait(2.0)
 
     def wait(self, timeout_s: float) -> None:
         """Until nothing is pending, for tests."""
         thread = self._thread
-        if thread is not None:
+        if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
     def _start(self) -> None:

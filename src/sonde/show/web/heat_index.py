@@ -205,12 +205,14 @@ class Loader:
                 self._thread.start()
 
     def close(self) -> None:
+        """Begin nothing more, and wait a moment for what was begun."""
         self._is_closed = True
+        self.wait(2.0)
 
     def wait(self, timeout_s: float) -> None:
         """Until everything asked for is read, for tests."""
         thread = self._thread
-        if thread is not None:
+        if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
     def _work(self) -> None:

@@ -19,7 +19,7 @@ from sonde.read.status import true_status
 from sonde.run import Run
 from sonde.schema.layout import RUN_FILE
 from sonde.show.trash import Trashed, list_trash
-from sonde.show.web.query import NotFoundError
+from sonde.show.web.query import BadRequestError, NotFoundError
 
 SCAN_EVERY_S: Final = 1.0
 _MAX_IDLE: Final = 3
@@ -47,6 +47,8 @@ class Entry:
     path: Path
     home: Path
     """The folder of runs it was found in."""
+    damage: dict[str, str] = field(default_factory=dict)
+    """What any reader found damaged, for the warnings of all."""
     _idle: list[Run] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _head: tuple[object, Head] | None = None
@@ -56,9 +58,18 @@ class Entry:
         """Lend a run. RunError when the folder cannot be read."""
         with self._lock:
             run = self._idle.pop() if self._idle else None
-        run = run or Run(self.path)
-        yield run
-        # After an exception the reader may be in any state: it is not lent again.
+        if run is None:
+            run = Run(self.path)
+            run._state.damage = self.damage
+        try:
+            yield run
+        except (SondeError, BadRequestError):  # an answer like any other
+            self._take_back(run)
+            raise
+        # After any other exception the reader may be in any state: it is not lent again.
+        self._take_back(run)
+
+    def _take_back(self, run: Run) -> None:
         with self._lock:
             if len(self._idle) < _MAX_IDLE:
                 self._idle.append(run)

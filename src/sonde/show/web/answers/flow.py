@@ -56,7 +56,7 @@ def flow(run: Run, query: Query) -> Reply:
         "attention": _inspected(state, "attn"),
         "recurrent": _inspected(state, "rnn"),
     }
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         buffers: dict[str, tuple[str, NDArray[Any]]] = {
             "rms": ("f32", _short(np.sqrt(back.sumsq / back.n))),
             "pressure": ("f32", _short(back.sumabs / back.n)),

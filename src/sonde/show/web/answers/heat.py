@@ -42,7 +42,7 @@ class Heats:
         stat = query.word("stat", stats_of(kind))
         rows = structure.rows(kind)
         picture = self._picture(entry, state, stat, rows, query)
-        low, high = self._range(entry, state, stat, rows, picture)
+        low, high = self._range(entry, state, stat, rows)
         begin, end = query.range("rows", len(rows))
         codes = encode(picture.places[:, begin:end], low, high)
         header = {
@@ -104,24 +104,17 @@ class Heats:
         self.loader.add(index, absent, picture.steps_per_column)
         return picture
 
-    def _range(
-        self, entry: Entry, state: RunState, stat: str, rows: Sequence[int], picture: Picture
-    ) -> tuple[float, float]:
-        """Colours of the whole run, so that they do not change while somebody pans or zooms."""
-        last = max(state.last_step(), 0)
-        sealed = len(state.segments_of("stats"))
-        key = entry.id, stat, tuple(rows), sealed, state.status().status
+    def _range(self, entry: Entry, state: RunState, stat: str, rows: Sequence[int]) -> tuple[float, float]:
+        """Colours of the whole run at one fixed width, so that they do not change while somebody pans or zooms."""
+        key = entry.id, stat, tuple(rows), len(state.segments_of("stats")), state.status().status
         known = self.ranges.get(key)
         if known is not None:
             return known
-        whole, is_exact = picture.places, picture.is_exact
-        if picture.first > 0 or picture.first + picture.steps_per_column * len(whole) <= last:
-            index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
-            found, absent = index.picture(state, 0, last, _WHOLE_COLUMNS)
-            self.loader.add(index, absent, found.steps_per_column)
-            whole, is_exact = found.places, found.is_exact
-        range = colour_range(whole, stat)
-        if is_exact:
+        index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
+        whole, absent = index.picture(state, 0, max(state.last_step(), 0), _WHOLE_COLUMNS)
+        self.loader.add(index, absent, whole.steps_per_column)
+        range = colour_range(whole.places, stat)
+        if whole.is_exact:
             self.ranges.put(key, range, 256)
         return range
 

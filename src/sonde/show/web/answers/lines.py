@@ -93,8 +93,8 @@ def _read(state: RunState, question: Question, stat: str, span: Span) -> tuple[d
 
 
 def _id_of(question: Question, name: str) -> int | None:
-    kind, site, _ = name.split("/")
-    return question.ids_by_name.get((kind, site))
+    kind, _, rest = name.partition("/")
+    return question.ids_by_name.get((kind, rest.rpartition("/")[0]))
 
 
 def system(run: Run, query: Query) -> Reply:

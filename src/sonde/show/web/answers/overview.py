@@ -17,11 +17,12 @@ from sonde.show.summary import LOSS_NAMES
 from sonde.show.web.briefs import Briefs
 from sonde.show.web.query import Query
 from sonde.show.web.runs import Entry, Head, RunTable, state_of
-from sonde.show.web.wire import Reply, json_reply, number
+from sonde.show.web.wire import Reply, json_reply
 
 MAX_CONFIG: Final = 200
 MAX_TEXT: Final = 2_000
 MAX_EVENTS: Final = 2_000
+_YEAR_9999: Final = 253_370_764_800.0
 _OTHER_SETS: Final = frozenset({"val", "valid", "validation", "eval", "test", "dev"})
 
 
@@ -65,7 +66,8 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
             "config": {},
             "brief": None,
         }
-    end = manifest.ended_time or manifest.heartbeat.time
+    began, ended = _time(manifest.created_time), _time(manifest.ended_time or 0.0)
+    end = ended or _time(manifest.heartbeat.time)
     return {
         "id": entry.id,
         "run_id": manifest.id,
@@ -73,15 +75,20 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
         "name": manifest.name[:MAX_TEXT],
         "status": head.status,
         "reason": head.reason[:MAX_TEXT],
-        "created": number(manifest.created_time),
-        "ended": manifest.ended_time,
-        "duration_s": max(end - manifest.created_time, 0.0) if end and manifest.created_time else None,
+        "created": began,
+        "ended": ended or None,
+        "duration_s": max(end - began, 0.0) if end and began else None,
         "last_step": max(manifest.heartbeat.step, -1 if brief is None else brief["last_step"]),
         "tags": [tag[:MAX_TEXT] for tag in manifest.tags[:MAX_CONFIG]],
         "notes": manifest.notes[:MAX_TEXT],
         "config": small_config(manifest.config),
         "brief": brief,
     }
+
+
+def _time(seconds: float) -> float:
+    """Seconds since 1970 that a calendar has; 0 for anything else."""
+    return seconds if 0.0 <= seconds < _YEAR_9999 else 0.0
 
 
 def small_config(config: Mapping[str, Any]) -> dict[str, str]:
