@@ -139,7 +139,8 @@ def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance
         logged = by_series(run.scalars(), ("name",))
         scalars.append({name: column for name, column in logged.items() if not is_inspection(name)})
         series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
-    series[1] = renamed(series[1], other_names(_parameters(first), _parameters(second)))
+    names = other_names(_parameters(first), _parameters(second))
+    series[1] = renamed(series[1], names)
     states = first._now, second._now
     rounding = Tolerance(states, tolerance)
     limit, _ = rounding.of("", "")
@@ -152,7 +153,7 @@ def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance
         only_a=tuple(sorted(series[0].keys() - series[1].keys())),
         only_b=tuple(sorted(series[1].keys() - series[0].keys())),
         tolerance=limit,
-        first_divergence=first_divergence(*states, ForwardOrder(states[0], first.structure()), rounding),
+        first_divergence=first_divergence(*states, ForwardOrder(states[0], first.structure()), rounding, names),
         num_steps=min(state.last_step() for state in states) + 1,
     )
 

@@ -13,7 +13,11 @@ import pytest
 from sonde.read.analysis.difference import Difference, difference
 from sonde.read.compare_weights import WeightComparison, compare_weights
 from sonde.read.lazy import LazyTensors, TensorSpec
+from sonde.record.folder import create_run
+from sonde.record.writer import Writer, WriterOptions
+from sonde.reduce.numpy import sketch
 from sonde.run import Run, compare
+from sonde.schema.records import Site, StatsRecord
 
 Keep = Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]
 
@@ -140,3 +144,32 @@ def test_files_snapshots_and_runs(keep_snapshots: Keep, tmp_path: Path) -> None:
     assert row(compare(f"{run.path}@0", f"{run.path}@10"), "fc.weight")["cosine"] == pytest.approx(1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r'no tensors of kind "grad"\. It has param'):
         compare(f"{run.path}@0", f"{run.path}@10", kind="grad")
+
+
+def write_model(dir: Path, weights: Mapping[str, np.ndarray], diverge_at: int | None = None) -> Run:
+    """A run that recorded the statistics of these parameters."""
+    path = create_run(dir, project="p", name=None, config={}, tags=(), notes="")
+    writer = Writer(path, WriterOptions())
+    sites = [Site(kind="param", name=name, shape=array.shape, dtype="float64") for name, array in weights.items()]
+    ids = np.array([writer.site_id(site) for site in sites], np.int32)
+    for step in range(4):
+        shift = 0.5 if diverge_at is not None and step >= diverge_at else 0.0
+        made = [sketch(array * (1 + step) + shift) for array in weights.values()]
+        rows = np.array([one.rows for one in made])
+        writer.put(StatsRecord.without_hist(step, 1.0, ids, rows), rows.nbytes, step=step)
+        writer.set_step(step)
+    writer.close("finished")
+    return Run(path)
+
+
+def test_runs_of_two_frameworks_are_compared_under_one_name(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    conv, fc, bias = rng.normal(size=(8, 3, 3, 3)), rng.normal(size=(5, 8)), rng.normal(size=5)
+    torch_run = write_model(tmp_path / "a", {"conv.weight": conv, "fc.weight": fc, "fc.bias": bias})
+    keras = {"conv2d.kernel": conv.transpose(2, 3, 1, 0), "dense.kernel": fc.T, "dense.bias": bias}
+    same = compare(torch_run, write_model(tmp_path / "b", keras))
+    assert (same.only_a, same.only_b, same.first_divergence) == ((), (), None)
+    assert same.divergence.num_rows == 3
+    apart = compare(torch_run, write_model(tmp_path / "c", keras, diverge_at=2)).first_divergence
+    assert apart is not None
+    assert (apart.step, apart.kind, apart.site) == (2, "param", "conv.weight")

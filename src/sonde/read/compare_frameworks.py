@@ -42,9 +42,12 @@ def renamed(series: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, 
 def _rename(key: str, names: Mapping[str, str]) -> str:
     kind, _, rest = key.partition("/")
     site, _, stat = rest.rpartition("/")
-    if kind in _OF_PARAMETERS and site in names:
-        return f"{kind}/{names[site]}/{stat}"
+    return f"{kind}/{other_site(kind, site, names)}/{stat}" if site else key
+
+
+def other_site(kind: str, site: str, names: Mapping[str, str]) -> str:
+    """A site under its name in the other framework, where it has one."""
+    if kind in _OF_PARAMETERS:
+        return names.get(site, site)
     owner, _, state = site.rpartition(".")
-    if kind == "optim" and owner in names:  # optim/dense.kernel.exp_avg
-        return f"{kind}/{names[owner]}.{state}/{stat}"
-    return key
+    return f"{names[owner]}.{state}" if kind == "optim" and owner in names else site  # optim/dense.kernel.exp_avg

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
+from sonde.read.compare_frameworks import other_site
 from sonde.read.forward_order import FORWARD, WORDS, ForwardOrder
 from sonde.read.raw import read_raw
 from sonde.read.rounding import Tolerance
@@ -76,12 +77,20 @@ class Divergence:
         return asdict(self)
 
 
-def first_divergence(a: RunState, b: RunState, order: ForwardOrder, tolerance: Tolerance) -> Divergence | None:
-    """Chunk by chunk, so that an early difference is found without reading the rest."""
+def first_divergence(
+    a: RunState, b: RunState, order: ForwardOrder, tolerance: Tolerance, names: Mapping[str, str] | None = None
+) -> Divergence | None:
+    """Chunk by chunk, so that an early difference is found without reading the rest.
+
+    `names` says what the parameters of b are called in a, where they are of different frameworks.
+    """
     last = min(a.last_step(), b.last_step())
     before: dict[Series, float] = {}
     for span in _chunks(last):
-        pair = _read(a, span), _read(b, span)
+        theirs = _read(b, span)
+        if names:
+            theirs = {name._replace(site=other_site(name.kind, name.site, names)): c for name, c in theirs.items()}
+        pair = _read(a, span), theirs
         found = _first_in(pair, order, tolerance, before)
         if found is not None:
             return found
