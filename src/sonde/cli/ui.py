@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def ui(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUNS]...", help="Folders of runs, or runs. Default: where runs are kept."),
+        typer.Argument(metavar="RUNS...", help="Folders of runs, or runs. Default: where runs are kept."),
     ] = None,
     port: Annotated[int | None, typer.Option("--port", help="0 for any free one. Default: 7007, or the next.")] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; beyond this machine add --expose.")] = (
@@ -79,8 +79,8 @@ def _say(dashboard: Dashboard, places: list[Path]) -> None:
     if not is_loopback(dashboard.address.host):
         print(
             "! Every machine that reaches this one can ask for these runs. Only the token in the address protects\n"
-            "  them, and it travels unencrypted: whoever reads the network reads it. The better way from another machine,\n"
-            "  without --host and --expose:\n"
+            "  them, and it travels unencrypted: whoever reads the network reads it. The better way from\n"
+            "  another machine, without --host and --expose:\n"
             f"  {tunnel_line(dashboard.port)}\n"
         )
     elif os.environ.get("SSH_CONNECTION"):

@@ -16,7 +16,7 @@ from sonde.read.raw import read_raw
 from sonde.read.rounding import Tolerance
 from sonde.read.scalars import read_scalars
 from sonde.read.segments import Span
-from sonde.read.series import Column, by_series
+from sonde.read.series import Column, by_series, series_of
 from sonde.read.state import RunState
 from sonde.read.stats import ask, long_table
 from sonde.read.steps import StepFilter
@@ -111,7 +111,7 @@ def _read(state: RunState, span: Span) -> dict[Series, Column]:
     if question.wanted:
         raw = read_raw(state, question.ids, StepFilter(span), question.fields, with_hist=False)
         table = by_series(long_table(question, raw), ("kind", "site", "stat"))
-        found = {Series(*name.split("/")): column for name, column in table.items()}
+        found = {series_of(name): column for name, column in table.items()}
     try:
         scalars = by_series(read_scalars(state, "*", StepFilter(span)), ("name",))
     except CorruptError:  # named in the run's warnings; the rest can still be compared

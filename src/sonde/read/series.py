@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from sonde.schema.names import Series
 from sonde.schema.sketch import Array
 
 Column = tuple[NDArray[np.int64], Array]
@@ -37,3 +38,14 @@ def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
         is_last = np.append(own[1:] != own[:-1], True)
         series[name] = (own[is_last], values[start:end][is_last])
     return series
+
+
+def series_of(name: str) -> Series:
+    """Kind, site and stat of a series' name. A recorder keeps "/" out of sites; a folder from elsewhere may not.
+
+    >>> series_of("grad/a/b/norm").site
+    'a/b'
+    """
+    kind, _, rest = name.partition("/")
+    site, _, stat = rest.rpartition("/")
+    return Series(kind, site, stat)

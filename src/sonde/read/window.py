@@ -14,7 +14,7 @@ from sonde.read.pyramid import pick_level, read_level
 from sonde.read.raw import read_raw
 from sonde.read.scalars import read_scalars
 from sonde.read.segments import Span
-from sonde.read.series import by_series
+from sonde.read.series import by_series, series_of
 from sonde.read.state import RunState
 from sonde.read.stats import ask, long_table
 from sonde.read.steps import ALL_STEPS, StepFilter
@@ -55,7 +55,7 @@ def read_merged_window(state: RunState, patterns: Sequence[str], structure: Mapp
     if table is None:
         return read_window(state, patterns, structure)
     found = by_series(table, ("kind", "site", "stat"))
-    series = {Series(*name.split("/")): column for name, column in found.items()}
+    series = {series_of(name): column for name, column in found.items()}
     return Window(series, {}, _facts(state, structure))
 
 
@@ -78,16 +78,9 @@ def _stats(state: RunState, patterns: Sequence[str], steps: StepFilter) -> dict[
     raw = read_raw(state, question.ids, steps, question.fields, with_hist=question.needs_hist)
     table = long_table(question, raw)
     found = by_series(table, ("kind", "site", "stat"))
-    named = {_series(name): column for name, column in found.items()}
+    named = {series_of(name): column for name, column in found.items()}
     order = {(site.kind, site.name): number for number, site in question.sites.items()}
     return dict(sorted(named.items(), key=lambda item: order.get((item[0].kind, item[0].site), 0)))
-
-
-def _series(name: str) -> Series:
-    """A recorder keeps "/" out of the names of sites; a folder that somebody else wrote may not."""
-    kind, _, rest = name.partition("/")
-    site, _, stat = rest.rpartition("/")
-    return Series(kind, site, stat)
 
 
 def _joined(a: Column, b: Column) -> Column:

@@ -116,3 +116,13 @@ def test_a_run_that_vanishes_meanwhile_is_said_to_be_gone(open_page: Any, tmp_pa
     (row,) = page.get("/api/runs")["runs"]
     run.rename(tmp_path / "elsewhere")
     assert page.client.get(f"/api/runs/{row['id']}/sites").status_code in (404, 422)
+
+
+def test_hostile_runs_can_be_compared(here: Any) -> None:
+    rows = here.get("/api/runs")["runs"]
+    names = {row["name"]: row["id"] for row in rows if row["status"] != "broken"}
+    pair = names[NAMES[1]], names["whole"]
+    answer = here.get(f"/api/compare?ids={pair[0]},{pair[1]}")
+    assert answer["divergences"][0]["problem"] == ""
+    header, _ = here.get(f"/api/compare/heat?a={pair[0]}&b={pair[1]}&kind=grad&stat=rms")
+    assert NAMES[0] in header["labels"]
