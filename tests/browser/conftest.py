@@ -145,7 +145,8 @@ class Server:
         self.base, _, fragment = self.url.partition("/#")
         self.fragment = f"#{fragment}"
         # Somebody has to read on, or the server stops when the pipe is full.
-        threading.Thread(target=self._drain, daemon=True).start()
+        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader.start()
 
     def at(self, path: str) -> str:
         """Address of a page, with the token."""
@@ -159,6 +160,9 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def _read_url(self) -> str:
         assert self.process.stdout is not None

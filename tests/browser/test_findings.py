@@ -46,7 +46,7 @@ def test_muting_hides_is_kept_by_the_server_and_undone(open_run: Callable[..., A
     expect(cards.first).to_contain_text("muted")
     page.goto(page.url.split("?")[0])
     expect(cards).to_have_count(before - 1)
-    page.get_by_label("show").select_option("muted")
+    page.get_by_label("Which findings").select_option("muted")
     expect(page.get_by_role("article", name=name)).to_be_visible()
     page.reload()
     page.get_by_role("article", name=name).get_by_role("button", name="mute").click()

@@ -76,11 +76,14 @@ def test_chart_does_not_move_under_the_cursor_and_follows_when_left(
         page = open_page(server.at("/"))
         page.get_by_role("link", name="alive", exact=True).click()
         chart = page.get_by_role("application", name=re.compile("^loss"))
+        expect(page.get_by_text("rules looked at")).to_be_visible()
+        expect(chart.locator("canvas")).to_be_visible()
         chart.hover()
         pill = page.locator("figure", has=chart).get_by_role("button", name="new data")
         expect(pill).to_be_visible(timeout=30_000)
         page.mouse.move(2, 2)
         expect(pill).to_be_hidden()
+        page.close()  # before its server
 
 
 def test_phone_width_has_no_sideways_scroll(open_run: Callable[..., Any], picture: Callable[..., None]) -> None:

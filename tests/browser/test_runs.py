@@ -84,6 +84,7 @@ def test_delete_can_be_undone(
         page.get_by_role("button", name="Undo").click()
         expect(page.locator("a[data-run]")).to_have_count(3)
         assert list((tmp_path / "runs" / "thirds").glob("*hot"))
+        page.close()
 
 
 def test_empty_folder_says_how_to_make_a_run(
@@ -93,6 +94,7 @@ def test_empty_folder_says_how_to_make_a_run(
         page = open_page(server.at("/"))
         expect(page.get_by_text("No runs here yet")).to_be_visible()
         expect(page.get_by_text("session.watch")).to_be_visible()
+        page.close()
 
 
 def test_run_that_dies_is_marked_within_ten_seconds(
@@ -106,3 +108,4 @@ def test_run_that_dies_is_marked_within_ten_seconds(
         process.kill()
         process.wait()
         expect(row).to_contain_text(re.compile("crashed|interrupted"), timeout=10_000)
+        page.close()

@@ -118,12 +118,16 @@ export function yRange(lo: number | null, hi: number | null, log: boolean): [num
 export const tickLabels = (ticks: readonly (number | null)[]): string[] => {
   const present = ticks.filter((tick): tick is number => tick !== null);
   const gap = present.length > 1 ? Math.abs(present[1]! - present[0]!) : 0;
-  return ticks.map((tick) => (tick === null ? "" : tickLabel(tick, gap)));
+  const largest = Math.max(0, ...present.map(Math.abs));
+  return ticks.map((tick) => (tick === null ? "" : tickLabel(tick, gap, largest)));
 };
 
-/** As many figures as it takes to tell neighbouring ticks apart. */
-function tickLabel(tick: number, gap: number): string {
+/** As many figures as it takes to tell neighbouring ticks apart; all ticks of an axis in the same way of writing. */
+function tickLabel(tick: number, gap: number, largest: number): string {
   if (tick === 0) return "0";
+  const decimals = gap > 0 ? Math.max(0, Math.ceil(-Math.log10(gap) - 1e-9)) : 3;
+  const isEven = gap > 0 && Math.abs(tick / gap - Math.round(tick / gap)) < 1e-6;
+  if (isEven && largest >= 1e-3 && largest < 1e5 && decimals <= 6) return tick.toFixed(decimals).replace("-", "−");
   const figures = gap > 0 ? Math.ceil(Math.log10(Math.abs(tick) / gap)) + 2 : 3;
   return number(Number(tick.toPrecision(12)), Math.min(Math.max(figures, 2), 8));
 }

@@ -35,7 +35,8 @@ class Live {
   }
 
   private changed(isUp: boolean): void {
-    this.connection = isUp ? "open" : "away";
+    // A line that never was open is a browser that is not signed in; the page says that by itself.
+    this.connection = isUp ? "open" : this.numOpened > 0 ? "away" : "off";
     if (isUp && this.numOpened++ > 0) this.epoch += 1;
   }
 
