@@ -46,6 +46,7 @@ from sonde.record.observer import GuardedObserver, Observer, Said
 from sonde.record.options import WriterOptions
 from sonde.record.pyramid import Pyramid
 from sonde.record.queue import BoundedQueue
+from sonde.record.repeats import Repeats
 from sonde.record.runfile import RunFile
 from sonde.record.stream import StreamWriter
 from sonde.record.system import SystemSampler
@@ -85,6 +86,8 @@ class Shared:
     failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
     """Records that could not be made or encoded. Written by the writer thread."""
     goodbye: Goodbye | None = None
+    repeats: Repeats | None = None
+    """Written by the training thread, before its first record."""
     is_complete: bool = False
     """Everything that was put is on disk, and the writer thread has ended."""
 
@@ -195,11 +198,15 @@ class Recorder:
     def _accept(self, item: Any) -> None:
         if callable(item):
             item = item()
+        repeats = self.shared.repeats
         if isinstance(item, StatsRecord):
+            if repeats is not None and repeats.is_known(item):
+                return
             check_record(item)
             self.streams["stats"].add(item)
         elif isinstance(item, ScalarsRecord):
             check_record(item)
+            item = item if repeats is None else repeats.new_of(item)
             if len(item.steps):
                 self._scalars.append(item)
         elif isinstance(item, Event):

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -24,6 +24,7 @@ from sonde.record.observer import Observer
 from sonde.record.options import WriterOptions
 from sonde.record.queue import BoundedQueue
 from sonde.record.recorder import MAX_EVENTS, Goodbye, Recorder, Shared, be_nice
+from sonde.record.repeats import Repeats
 from sonde.record.storable import storable_name, storable_site
 from sonde.schema.layout import RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site
@@ -66,8 +67,6 @@ class Writer:
         self._shared = Shared()
         self._is_closed = False
         self._num_events = 0
-        self.repeats_until = 0
-        """Steps before this one are on disk from an earlier process: what comes of them again is not written twice."""
         self._site_ids: dict[Site, int] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self._scalar_ids: dict[str, int] = {}
@@ -108,8 +107,6 @@ class Writer:
         """
         if self._is_closed:
             return False
-        if step < self.repeats_until:
-            return True
         if self._queue.offer(item, num_bytes):
             return True
         shared = self._shared
@@ -131,6 +128,11 @@ class Writer:
         """Whole tensors became visible on disk: a row of the catalog says so."""
         if not self._is_closed:
             self._queue.add(row)
+
+    def skip_repeats(self, scalars: Iterable[tuple[str, int]]) -> None:
+        """What an earlier process recorded is not written twice: the sketches of its steps, and these scalars."""
+        known = ((self._ids_by_scalar.get(name, -1), step) for name, step in scalars)
+        self._shared.repeats = Repeats(self.next_step, frozenset(known))
 
     def set_step(self, step: int) -> None:
         """Where training is, for the heartbeat."""

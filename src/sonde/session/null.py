@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ class NullSession:
     def next_step(self) -> int:
         return self.step_number
 
-    def continue_at(self, step: int) -> bool:
+    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> bool:
         return False
 
     def event(self, type: str, message: str, **details: Any) -> None: ...

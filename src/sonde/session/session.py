@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -329,12 +329,18 @@ class Session:
         """The number of the step that has not begun yet."""
         return self.step_number + self._is_step_over
 
-    def continue_at(self, step: int) -> bool:
-        """A checkpoint was restored, whose next step is this one. False where this process has recorded steps already:
-        then the numbers go on. Steps that an earlier process recorded behind the checkpoint are not recorded twice."""
-        if self.is_finished or self._is_step_over or self.step_number != self.writer.next_step:
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this process has not made a step yet."""
+        return not self.is_finished and not self._is_step_over and self.step_number == self.writer.next_step
+
+    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> bool:
+        """A checkpoint was restored, whose next step is this one. False where this process has made steps already: then
+        the numbers go on. What an earlier process recorded behind the checkpoint, these scalars among it, is not
+        recorded twice."""
+        if not self.is_fresh:
             return False
-        self.writer.repeats_until = self.writer.next_step
+        self.writer.skip_repeats(scalars)
         self.step_number = step
         self.writer.set_step(step)
         for watching in self._watchings:

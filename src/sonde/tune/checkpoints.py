@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -236,7 +236,9 @@ class CheckpointManager:
     def _continue_session(self, step: Any, found: Checkpoint) -> None:
         if not isinstance(self.session, Session) or self.session.is_finished:
             return
-        is_continued = self.session.continue_at(self.num_steps if step is None else int(step))
+        at = self.num_steps if step is None else int(step)
+        known: Iterable[tuple[str, int]] = _recorded_scalars(self.session.path, at) if self.session.is_fresh else []
+        is_continued = self.session.continue_at(at, known)
         self.session.event(
             "restored",
             f"continued from {found.id}" + ("" if is_continued else "; the numbers of steps go on"),
@@ -266,6 +268,14 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {getattr(self.storage, 'folder', self.storage)} ({len(self.list())} checkpoints)>"
+
+
+def _recorded_scalars(run: Path, step: int) -> Iterator[tuple[str, int]]:
+    """What an earlier process logged from this step on."""
+    from sonde.run import open
+
+    table = open(run).scalars("*", steps=slice(step, None))
+    return zip(table.column("name").to_pylist(), table.column("step").to_pylist(), strict=True)
 
 
 def _number(value: Any) -> float:

@@ -213,8 +213,9 @@ class TrainingWrapper:
 
 def _snapshots(interval: int) -> Any:
     from sonde.probe.schedule import every
+    from sonde.session.snapshot_plan import Snapshots
 
-    return every(interval)
+    return Snapshots(when=every(interval), kinds=("param", "grad"))
 
 
 def _part(kind: type[Any], given: Any, name: str) -> Any:
