@@ -21,32 +21,39 @@ PSEUDO_COUNT: Final = 0.5
 MAX_SAMPLE: Final = 1 << 20
 
 
-def sample(values: NDArray[Any], limit: int) -> Array:
+def sample(values: NDArray[Any], limit: int) -> NDArray[Any]:
     """At most `limit` values, evenly spread over the tensor: all of them where they are that few.
 
     Evenly by position, and the same positions in every snapshot, so that two samples differ only by what changed. The
-    stride is made odd: an even one would visit only some columns of a matrix whose width is a power of two.
+    stride is made odd: an even one would visit only some columns of a matrix whose width is a power of two. As float32
+    where that holds every value: it sorts twice as fast.
     """
     flat = np.asarray(values).reshape(-1)
     stride = -(-flat.size // limit) if flat.size else 1
-    return as_float64(flat[:: stride + (stride > 1 and stride % 2 == 0)]).reshape(-1)
+    few = flat[:: stride + (stride > 1 and stride % 2 == 0)]
+    is_narrow = few.dtype.kind != "c" and few.dtype.itemsize <= 4 and few.dtype not in (np.int32, np.uint32)
+    return few.astype(np.float32) if is_narrow else as_float64(few).reshape(-1)
+
+
+def sorted_finite(values: NDArray[Any]) -> Array:
+    """What everything below is worked out of: sorting is the dear part, and is done once."""
+    return np.sort(values[np.isfinite(values)]).astype(np.float64)
 
 
 def common_edges(samples: Sequence[Array], num_bins: int = NUM_BINS) -> Array:
-    """Bins of equal width over the finite values of all snapshots."""
-    finite = [values[np.isfinite(values)] for values in samples]
-    ends = [(values.min(), values.max()) for values in finite if values.size]
-    if not ends:
+    """Bins of equal width over the values of all snapshots, each sorted."""
+    known = [values for values in samples if values.size]
+    if not known:
         return np.linspace(0.0, 1.0, num_bins + 1)
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    edges: Array = np.histogram_bin_edges(np.empty(0), num_bins, (low, high))  # widens a range of one value
+    ends = min(values[0] for values in known), max(values[-1] for values in known)
+    edges: Array = np.histogram_bin_edges(np.empty(0), num_bins, ends)  # widens a range of one value
     return edges
 
 
 def histogram(values: Array, edges: Array) -> NDArray[np.int64]:
-    """Counts of the finite values; those outside the edges are in the first and last bin."""
-    finite = values[np.isfinite(values)]
-    counts, _ = np.histogram(np.clip(finite, edges[0], edges[-1]), edges)
+    """Counts of sorted values; those outside the edges are in the first and last bin."""
+    below = np.searchsorted(values, edges[1:-1], "left")
+    counts: NDArray[np.int64] = np.diff(below, prepend=0, append=values.size)
     return counts
 
 
@@ -58,7 +65,7 @@ def kl_divergence(now: NDArray[np.int64], then: NDArray[np.int64]) -> float:
 
 
 def wasserstein(a: Array, b: Array) -> float:
-    """Wasserstein-1 between the finite values, in their own unit: the mean distance by which values have moved.
+    """Wasserstein-1 between two sorted samples, in their own unit: the mean distance by which values have moved.
 
     Exact for samples of any two sizes: the area between the two cumulative distributions.
 
@@ -66,30 +73,31 @@ def wasserstein(a: Array, b: Array) -> float:
     >>> wasserstein(np.array([0.0, 1.0]), np.array([2.0, 3.0]))
     2.0
     """
-    x, y = np.sort(a[np.isfinite(a)]), np.sort(b[np.isfinite(b)])
-    if not x.size or not y.size:
+    if not a.size or not b.size:
         return float("nan")
-    if x.size == y.size:
-        return float(np.abs(x - y).mean())
-    places = np.sort(np.concatenate((x, y)))
-    below_x = np.searchsorted(x, places[:-1], "right") / x.size
-    below_y = np.searchsorted(y, places[:-1], "right") / y.size
+    if a.size == b.size:
+        return float(np.abs(a - b).mean())
+    places = np.sort(np.concatenate((a, b)))
+    below_x = np.searchsorted(a, places[:-1], "right") / a.size
+    below_y = np.searchsorted(b, places[:-1], "right") / b.size
     return float(np.sum(np.abs(below_x - below_y) * np.diff(places)))
 
 
-def distribution(samples: Sequence[Array], num_bins: int = NUM_BINS) -> list[dict[str, Any]]:
+def distribution(samples: Sequence[NDArray[Any]], num_bins: int = NUM_BINS) -> list[dict[str, Any]]:
     """One row per snapshot: moments, quantiles, counts, and how far it is from the first and from the one before."""
-    edges = common_edges(samples, num_bins)
-    counts = [histogram(values, edges) for values in samples]
+    ordered = [sorted_finite(values) for values in samples]
+    edges = common_edges(ordered, num_bins)
+    counts = [histogram(values, edges) for values in ordered]
     rows = []
-    for place, values in enumerate(samples):
+    for place, values in enumerate(ordered):
         rows.append(
             {
                 **_moments(values),
+                "nonfinite": samples[place].size - values.size,
                 "kl_first": kl_divergence(counts[place], counts[0]),
                 "kl_previous": kl_divergence(counts[place], counts[place - 1]) if place else None,
-                "wasserstein_first": wasserstein(values, samples[0]),
-                "wasserstein_previous": wasserstein(values, samples[place - 1]) if place else None,
+                "wasserstein_first": wasserstein(values, ordered[0]),
+                "wasserstein_previous": wasserstein(values, ordered[place - 1]) if place else None,
                 "counts": counts[place],
                 "edges": edges,
             }
@@ -98,11 +106,8 @@ def distribution(samples: Sequence[Array], num_bins: int = NUM_BINS) -> list[dic
 
 
 def _moments(values: Array) -> dict[str, Any]:
-    finite = values[np.isfinite(values)]
-    is_empty = not finite.size
-    return {
-        "mean": None if is_empty else float(finite.mean()),
-        "std": None if is_empty else float(finite.std()),
-        "quantiles": [] if is_empty else np.quantile(finite, QUANTILES),
-        "nonfinite": values.size - finite.size,
-    }
+    if not values.size:
+        return {"mean": None, "std": None, "quantiles": []}
+    places = np.array(QUANTILES) * (values.size - 1)
+    quantiles = np.interp(places, np.arange(values.size), values)
+    return {"mean": float(values.mean()), "std": float(values.std()), "quantiles": quantiles}

@@ -39,7 +39,7 @@ def evolution_sums(arrays: Iterable[NDArray[Any]]) -> Array:
     for array in arrays:
         now = as_float64(array)
         first = now if first is None else first
-        finite = now[np.isfinite(now)]
+        finite = now.reshape(-1) if np.isfinite(now).all() else now[np.isfinite(now)]
         row = np.full(NUM_SUMS, np.nan)
         row[SUMSQ], row[NONFINITE] = finite @ finite, now.size - finite.size
         if previous is not None:
@@ -54,9 +54,14 @@ def _pair_sums(now: Array, then: Array) -> tuple[float, float, float, float]:
     """Over the elements that are finite in both, so that the norms in a cosine are those of its dot product."""
     if now.shape != then.shape:
         return (np.nan, np.nan, np.nan, np.nan)
-    both = np.isfinite(now) & np.isfinite(then)
-    x, y = now[both], then[both]
-    change = x - y  # not ‖x‖² - 2x·y + ‖y‖²: small changes would drown in rounding
+    x, y = now.reshape(-1), then.reshape(-1)
+    with np.errstate(invalid="ignore"):
+        change = x - y
+    if not np.isfinite(change).all():  # inf - inf is NaN as well: nothing hides
+        both = np.isfinite(x) & np.isfinite(y)
+        x, y = x[both], y[both]
+        change = x - y
+    # The change itself, not ‖x‖² - 2x·y + ‖y‖²: small ones would drown in rounding.
     return float(change @ change), float(x @ y), float(x @ x), float(y @ y)
 
 
