@@ -1,4 +1,4 @@
-"""The way of a snapshot to the store: in order, acknowledged only when the catalog knows it, never ended by a failure."""
+"""The way of a snapshot to the store: in order, acknowledged only when the catalog knows it, whatever fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor that is written to while it is copied is never kept as it was half-way; the guard is proved by removing it."""
+"""A tensor that is written to while it is copied is never kept as it was half-way; proved by removing the guard."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ class Copies:
     def __init__(self, names: list[str], tensors: list[Tensor], arena: Arena) -> None:
         self.names = names
         self._owners = tensors
-        with quiet():
-            self._sources = [tensor.detach() for tensor in tensors]
-        self._marks = [mark(tensor) for tensor in tensors]
-        self._places = arena.places(self._sources)
+        self._room = arena.room(tensors)
+        self._sources: list[Tensor] = []
+        self._marks: list[tuple[int, int] | None] = []
+        self._places: list[Place] = []
         self.device = tensors[0].device
         self._event: Any = None
         self._error: Exception | None = None
@@ -68,6 +68,11 @@ class Copies:
         self._is_settled = False
 
     # ------------------------------------------------------------------------------------------- the training thread
+
+    def hold(self, copier: Copier) -> None:
+        """Copy while training goes on; from this moment on a write is found out, and costs the snapshot."""
+        self._marks = [mark(tensor) for tensor in self._owners]
+        copier.put(self._run)
 
     def start(self, copier: Copier, stream: Any = None) -> None:
         """Copy while training goes on."""
@@ -102,6 +107,14 @@ class Copies:
         self._is_settled = True
         self._owners = []
 
+    def _prepare(self) -> None:
+        """On the thread that copies, so that training has less to do. A tensor given other data keeps its old ones."""
+        if self._sources:
+            return
+        self._marks = self._marks or [mark(tensor) for tensor in self._owners]
+        self._sources = [tensor.detach() for tensor in self._owners]
+        self._places = self._room.places(self._sources)
+
     def _changed(self) -> list[int]:
         known = zip(self._owners, self._marks, strict=True)
         return [i for i, (tensor, then) in enumerate(known) if then is None or mark(tensor) != then]
@@ -109,7 +122,7 @@ class Copies:
     def _again(self, changed: list[int]) -> None:
         for i in changed:
             tensor, place = self._owners[i], self._places[i]
-            if tuple(tensor.shape) != place.shape or tensor.dtype != place.dtype or tensor.device != self.device:
+            if tensor.shape != place.shape or tensor.dtype != place.dtype or tensor.device != self.device:
                 raise ChangedError(f"{self.names[i]} became another tensor in the middle of the step")
             self._sources[i] = tensor.detach()
         if self.device.type == "cuda":
@@ -120,6 +133,7 @@ class Copies:
 
     def _enqueue(self, which: Any) -> None:
         with quiet():
+            self._prepare()
             torch._foreach_copy_(
                 [self._places[i].tensor() for i in which], [self._sources[i] for i in which], non_blocking=True
             )
@@ -135,6 +149,7 @@ class Copies:
     def _run(self) -> None:
         try:
             with quiet():
+                self._prepare()
                 copy_here(self._places, self._sources)
         except Exception as error:  # noqa: BLE001  raised again where somebody waits for the copy
             self._error = error
@@ -160,7 +175,7 @@ class Copies:
 
     def tensors(self) -> dict[str, HostTensor]:
         return {
-            name: HostTensor(place.bits(), dtype_name(place.dtype), place.shape)
+            name: HostTensor(place.bits(), dtype_name(place.dtype), tuple(place.shape))
             for name, place in zip(self.names, self._places, strict=True)
         }
 

@@ -119,7 +119,7 @@ class Draft:
         """
         for copies in self._copies(named):
             if copies.device.type == "cpu":
-                copies.start(self._copier)
+                copies.hold(self._copier)
             else:
                 copies.copy()
 

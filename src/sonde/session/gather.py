@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Named = tuple[str, Tensor]
 LARGE_BUFFER: Final = 1 << 20
 """Buffers of fewer bytes are statistics that change in every forward pass; larger ones are tables that never do."""
+_READABLE: Final = frozenset(getattr(torch, name) for name in STORAGE if hasattr(torch, name))
 _MAX_DEPTH: Final = 4
 _SHARDED: Final = frozenset({"FullyShardedDataParallel", "FSDPModule"})
 
@@ -33,6 +34,11 @@ class Gather:
         self.watching, self.on_unreadable = watching, on_unreadable
         self._choose = chooser(sites)
         self._known: dict[str, bool] = {}
+        self._read_from: object = None
+        self._parameters: list[tuple[str, Any]] = []
+        """(name, weak reference); names are made once, and not for every snapshot."""
+        self._names: dict[int, tuple[str, Any]] = {}
+        self._state_names: dict[tuple[str, str], str] = {}
 
     def is_wanted(self, name: str, module: Any = None, aliases: tuple[str, ...] = ()) -> bool:
         known = self._known.get(name)
@@ -41,7 +47,8 @@ class Gather:
         return known
 
     def parameters(self) -> list[Named]:
-        return self._readable((f"param/{name}", parameter) for name, parameter in self._parameters())
+        self._read_names()
+        return [(f"param/{name}", parameter) for name, ref in self._parameters if (parameter := ref()) is not None]
 
     def buffers(self, *, large: bool) -> list[Named]:
         """Those that the model's state holds; the others are made anew from it."""
@@ -53,25 +60,25 @@ class Gather:
 
     def states(self) -> list[Named]:
         """Of every optimizer that is known."""
-        names = {id(parameter): name for name, parameter in self._parameters()}
-        return self._readable(
-            (f"optim/{names[id(parameter)]}.{site_name(str(key))}", value)
-            for optimizer in self.watching.optimizers.watched
-            for parameter, state in list(optimizer.state.items())
-            if id(parameter) in names and isinstance(state, dict)
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        )
+        self._read_names()
+        found = []
+        for optimizer in self.watching.optimizers.watched:
+            for parameter, state in list(optimizer.state.items()):
+                name = self._name_of(parameter)
+                if name is not None and isinstance(state, dict):
+                    found += [(self._state_name(name, key), v) for key, v in state.items() if isinstance(v, Tensor)]
+        return self._readable(found)
 
     def gradients(self, step: OptimizerStep) -> list[Named]:
         """Those of one optimizer; of all parameters where the optimizer is not torch's."""
-        if step.optimizer is None:
-            return self._readable((f"grad/{n}", p.grad) for n, p in self._parameters() if p.grad is not None)
-        names = {id(parameter): name for name, parameter in self._parameters()}
-        stepped = (p for group in step.optimizer.param_groups for p in group["params"])
-        return self._readable(
-            (f"grad/{names[id(p)]}", p.grad) for p in stepped if id(p) in names and p.grad is not None
-        )
+        self._read_names()
+        optimizer: Any = step.optimizer
+        if optimizer is None:
+            stepped = [parameter for _, ref in self._parameters if (parameter := ref()) is not None]
+        else:
+            stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        named = [(self._name_of(p), p.grad) for p in stepped if p.grad is not None]
+        return self._readable((f"grad/{name}", grad) for name, grad in named if name is not None)
 
     def inputs(self, args: Any, kwargs: Any) -> list[Named]:
         pairs = [*enumerate(args), *kwargs.items()]
@@ -86,11 +93,26 @@ class Gather:
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    def _parameters(self) -> Iterator[tuple[str, Any]]:
-        for named in list(self.watching.names.parameters.values()):
-            parameter = named.ref()
-            if parameter is not None and named.is_selected and self.is_wanted(named.name, aliases=named.aliases):
-                yield named.name, parameter
+    def _read_names(self) -> None:
+        """Again only when the model's own names were read again."""
+        known = self.watching.names.parameters
+        if known is self._read_from:
+            return
+        wanted = [n for n in known.values() if n.is_selected and self.is_wanted(n.name, aliases=n.aliases)]
+        readable = {name for name, _ in self._readable((named.name, named.ref()) for named in wanted)}
+        self._parameters = [(named.name, named.ref) for named in wanted if named.name in readable]
+        self._names = {id(ref()): (name, ref) for name, ref in self._parameters}
+        self._read_from = known
+
+    def _name_of(self, parameter: Any) -> str | None:
+        name, ref = self._names.get(id(parameter), (None, None))
+        return name if ref is not None and ref() is parameter else None  # ids are used again
+
+    def _state_name(self, name: str, key: Any) -> str:
+        known = self._state_names.get((name, key))
+        if known is None:
+            known = self._state_names[name, key] = f"optim/{name}.{site_name(str(key))}"
+        return known
 
     def _buffers(self) -> Iterator[tuple[str, Any]]:
         model = self.watching.names.model()
@@ -119,13 +141,13 @@ class Gather:
 
 def unreadable(tensor: Any) -> str:
     """Why the bytes of a tensor cannot be copied as they are; empty when they can."""
-    if not is_plain_tensor(tensor):
-        return f"a {type(tensor).__name__}" if not getattr(tensor, "is_meta", False) else "without data (meta)"
-    if is_lazy(tensor):
+    if is_plain_tensor(tensor) and tensor.layout is torch.strided and tensor.dtype in _READABLE:
+        return ""
+    if isinstance(tensor, Tensor) and is_lazy(tensor):
         return "not initialised yet"
-    if tensor.layout is not torch.strided:
-        return f"{tensor.layout}"
-    return "" if dtype_name(tensor.dtype) in STORAGE else f"of type {dtype_name(tensor.dtype)}"
+    if not is_plain_tensor(tensor):
+        return "without data (meta)" if getattr(tensor, "is_meta", False) else f"a {type(tensor).__name__}"
+    return str(tensor.layout) if tensor.layout is not torch.strided else f"of type {dtype_name(tensor.dtype)}"
 
 
 def root_of(model: nn.Module) -> nn.Module:

@@ -36,7 +36,8 @@ class Probe:
         if model is None:
             return
         device = next((p.device for p in model.parameters()), None)
-        args, kwargs = _moved(self._args, device), _moved(self._kwargs, device)
+        # Kept where the model is: moving it each time would make the host wait.
+        args, kwargs = self._args, self._kwargs = _moved(self._args, device), _moved(self._kwargs, device)
 
         def outputs(place: Any, output: Any) -> None:
             for suffix, tensor in floating_tensors(output):

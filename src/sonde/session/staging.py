@@ -18,6 +18,7 @@ from sonde.schema.tensors import STORAGE
 
 _ALIGN: Final = 64
 _MIN_BLOCK: Final = 1 << 12
+_MAX_VIEWS: Final = 1 << 16
 _CHUNKS: Final = (1 << 14, 1 << 24)
 _FREE_SHARE: Final = 4
 
@@ -34,10 +35,11 @@ def default_limit() -> int:
 class Block:
     """Bytes, as torch and as numpy see them."""
 
-    __slots__ = ("bytes", "is_pinned", "nbytes", "tensor")
+    __slots__ = ("bytes", "is_pinned", "nbytes", "tensor", "views")
 
     def __init__(self, nbytes: int, *, is_pinned: bool) -> None:
         self.nbytes, self.is_pinned = nbytes, is_pinned
+        self.views: dict[Any, Tensor] = {}
         if is_pinned:
             self.tensor = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
             self.bytes = self.tensor.numpy()
@@ -53,15 +55,41 @@ class Place:
 
     def __init__(self, block: Block, offset: int, source: Tensor) -> None:
         self._block, self._offset = block, offset
-        self.nbytes, self.shape, self.dtype = source.nbytes, tuple(source.shape), source.dtype
+        self.nbytes, self.shape, self.dtype = source.nbytes, source.shape, source.dtype
 
     def tensor(self) -> Tensor:
-        flat = self._block.tensor[self._offset : self._offset + self.nbytes]
-        return flat.view(self.dtype).view(self.shape)
+        """The bytes as such a tensor; the same one for the next snapshot, as long as it asks for the same."""
+        key = self._offset, self.dtype, self.shape
+        found = self._block.views.get(key)
+        if found is None:
+            if len(self._block.views) > _MAX_VIEWS:
+                self._block.views.clear()
+            flat = self._block.tensor[self._offset : self._offset + self.nbytes]
+            found = self._block.views[key] = flat.view(self.dtype).view(self.shape)
+        return found
 
     def bits(self) -> Any:
         """As numpy sees the same bytes, flat."""
         return self._block.bytes[self._offset : self._offset + self.nbytes].view(STORAGE[dtype_name(self.dtype)])
+
+
+class Room:
+    """A part of a block for several tensors, side by side."""
+
+    __slots__ = ("_block", "_end", "_start")
+
+    def __init__(self, block: Block, start: int, nbytes: int) -> None:
+        self._block, self._start, self._end = block, start, start + nbytes
+
+    def places(self, sources: list[Tensor]) -> list[Place]:
+        found, offset = [], self._start
+        for source in sources:
+            place = Place(self._block, offset, source)
+            found.append(place)
+            offset += _aligned(place.nbytes)
+        if offset > self._end:
+            raise NoRoomError("a tensor has grown since room was made for it")
+        return found
 
 
 class Staging:
@@ -132,15 +160,13 @@ class Arena:
         """What is left of the newest block, by whether it is page-locked."""
         self.nbytes = 0
 
-    def places(self, sources: list[Tensor]) -> list[Place]:
-        """Room for these tensors, side by side; all are on one device."""
-        offsets, end = [], 0
-        for source in sources:
-            offsets.append(end)
-            end += -(-source.nbytes // _ALIGN) * _ALIGN
-        block, start = self._room(end, is_pinned=bool(sources) and sources[0].is_cuda)
-        self.nbytes += sum(source.nbytes for source in sources)
-        return [Place(block, start + offset, source) for offset, source in zip(offsets, sources, strict=True)]
+    def room(self, tensors: list[Tensor]) -> Room:
+        """For these tensors, all on one device."""
+        sizes = [tensor.nbytes for tensor in tensors]
+        nbytes = sum(map(_aligned, sizes))
+        block, start = self._room(nbytes, is_pinned=bool(tensors) and tensors[0].is_cuda)
+        self.nbytes += sum(sizes)
+        return Room(block, start, nbytes)
 
     def _room(self, nbytes: int, *, is_pinned: bool) -> tuple[Block, int]:
         block, used = self._rest.get(is_pinned, (None, 0))
@@ -156,6 +182,10 @@ class Arena:
         blocks, self._blocks = self._blocks, []
         self._rest.clear()
         self._staging.give_back(blocks)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 def dtype_name(dtype: torch.dtype) -> str:
