@@ -32,16 +32,16 @@ class Gradients(Mapping[str, Any]):
     """Name -> (steps, gradients or their statistics); `is_whole` says which."""
 
     is_whole: bool
-    values: Mapping[str, tuple[NDArray[np.int64], Any]]
+    found: Mapping[str, tuple[NDArray[np.int64], Any]]
 
     def __getitem__(self, name: str) -> tuple[NDArray[np.int64], Any]:
-        return self.values[name]
+        return self.found[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self.found)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.found)
 
 
 class CheckpointAnalyzer:

@@ -11,7 +11,7 @@ from sonde.session import NullSession, Session
 from sonde.tune.adapters import AdapterRecorder
 
 
-class RecordingCallback(TrainerCallback):
+class RecordingCallback(TrainerCallback):  # type: ignore[misc]
     """Watches the trainer's model and optimizer, and measures adapters now and then."""
 
     def __init__(self, session: Session | NullSession, *, adapters_every: int, watch: dict[str, Any]) -> None:

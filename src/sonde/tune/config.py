@@ -162,7 +162,8 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> TuneConfig:
         if not equals or not key:
             raise UsageError(f'an override is key=value, as in training.learning_rate=1e-3; got "{override}".')
         _put(content, key.split("."), yaml.safe_load(text), key)
-    return checked(TuneConfig, content)
+    loaded: TuneConfig = checked(TuneConfig, content)
+    return loaded
 
 
 def checked(kind: type[Any], content: Mapping[str, Any], prefix: str = "") -> Any:

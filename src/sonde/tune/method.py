@@ -48,8 +48,9 @@ class TransformersMethod(FineTuningMethod):
     model: Any = None
 
     def setup_training(self, model: nn.Module, config: MethodConfig) -> nn.Module:
-        self.model = self.prepare(model, config)
-        return self.model
+        prepared: nn.Module = self.prepare(model, config)
+        self.model = prepared
+        return prepared
 
     @abstractmethod
     def prepare(self, model: Any, config: MethodConfig) -> Any:

@@ -66,7 +66,7 @@ def gradient_section(run: Run | None) -> Section:
         norms.setdefault(site, []).append(value)
     if not norms:
         return Section(title, _NOTHING)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "layer": site,
             "median norm": float(np.nanmedian(values)),
@@ -152,7 +152,9 @@ def adapter_section(run: Run) -> Section | None:
     for name, value in zip(table.column("name").to_pylist(), table.column("value").to_pylist(), strict=True):
         _, site, stat = name.split("/")
         latest.setdefault(site, {})[stat.removeprefix("adapter_")] = value
-    rows = [{"adapter": site, **_rounded(stats)} for site, stats in latest.items() if "rank" in stats]
+    rows: list[dict[str, Any]] = [
+        {"adapter": site, **_rounded(stats)} for site, stats in latest.items() if "rank" in stats
+    ]
     if not rows:
         return None
     dead = [row["adapter"] for row in rows if row.get("dead") == 1.0]

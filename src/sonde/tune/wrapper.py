@@ -60,11 +60,10 @@ class TrainingWrapper:
     ) -> None:
         """`method`, `keep` and `run` are the parts of a `sonde train` file of these names; `training` are its loop's:
         `learning_rate=1e-3, batch_size=4, …`. `watch` goes to `Session.watch`."""
+        self.model_config: ModelConfig | None = None if model_name is None else ModelConfig(name=model_name)
+        self.model = model
         if isinstance(model, ModelConfig):
             self.model_config, self.model = model, None
-        else:
-            self.model_config = None if model_name is None else ModelConfig(name=model_name)
-            self.model = model
         if (self.model is None) == (self.model_config is None):
             raise UsageError("give model_name= for a saved model, or model= for one you have; one of the two.")
         self.tokenizer = tokenizer
