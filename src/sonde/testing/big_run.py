@@ -160,7 +160,8 @@ def _hists(rms: Array, size: Array) -> NDArray[np.float32]:
     bins = np.arange(NUM_BINS)[None, :]
     centre = np.log2(np.maximum(rms, 1e-30))[:, None] + 47.0
     bell = np.exp(-0.5 * ((bins - centre) / 1.6) ** 2)
-    return np.round(bell / bell.sum(axis=1, keepdims=True) * size[:, None]).astype(np.float32)
+    counts: NDArray[np.float32] = np.round(bell / bell.sum(axis=1, keepdims=True) * size[:, None]).astype(np.float32)
+    return counts
 
 
 def _plant(plan: Plan, sites: Sequence[Site], steps: NDArray[np.int64], rows: Array) -> None:

@@ -141,12 +141,12 @@ async def refuse(send: Send, status: int, code: str, message: str) -> None:
 
 async def _body(receive: Receive) -> bytes | None:
     """All of a small body; None when it is larger than any of ours."""
-    body = b""
+    body: bytes = b""
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return body
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if len(body) > MAX_BODY_BYTES:
             return None
         if not message.get("more_body", False):

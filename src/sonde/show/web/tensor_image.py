@@ -67,9 +67,10 @@ class ImageOf:
     def spectrum(self) -> tuple[NDArray[np.float64], tuple[int, int]]:
         """Singular values of the sampled rows and columns, largest first; empty for vectors and what is not finite."""
         matrix = np.concatenate(self._sample) if self._sample else np.empty((0, 0))
-        if min(matrix.shape) < 2 or not np.isfinite(matrix).all():
-            return np.empty(0), (matrix.shape[0], matrix.shape[1])
-        return np.linalg.svd(matrix, compute_uv=False), (matrix.shape[0], matrix.shape[1])
+        if min(matrix.shape) < 2 or self.num_nan or self.num_inf:
+            return np.empty(0), (int(matrix.shape[0]), int(matrix.shape[1]))
+        values = np.asarray(np.linalg.svd(matrix, compute_uv=False), np.float64)
+        return values, (int(matrix.shape[0]), int(matrix.shape[1]))
 
 
 def image_of(read: ReadRows, num_rows: int, num_columns: int) -> ImageOf:

@@ -86,7 +86,7 @@ def _ends(column: Any) -> tuple[Any, Any, Any]:
 
 
 def _divergence(first: Entry, a: Run, entry: Entry, b: Run) -> dict[str, Any]:
-    empty = {
+    empty: dict[str, Any] = {
         "id": entry.id,
         "first": None,
         "num_steps": min(a.last_step, b.last_step) + 1,

@@ -67,7 +67,7 @@ def _row(n: int, key: str, finding: Finding, links: _Links) -> dict[str, Any]:
         "message": finding.message,
         "evidence": [_evidence(one, links) for one in finding.evidence],
         "remedy": finding.remedy,
-        "references": [text for text in finding.references if isinstance(text, str)],
+        "references": list(finding.references),
     }
 
 
@@ -115,12 +115,12 @@ def health(judged: Judged, query: Query) -> Reply:
     found = judged.health
     line = Line(-1, "", (found.steps, found.scores[0] if len(found.scores) else np.empty(0)))
     last = found.last
-    layers = [
+    layers: list[dict[str, Any]] = [
         {"path": name, "score": round(score, 1)}
         for name, row in zip(found.sites[1:], found.scores[1:], strict=False)
         if (score := _last_score(row)) is not None
     ]
-    layers.sort(key=lambda layer: layer["score"])
+    layers.sort(key=lambda layer: float(layer["score"]))
     more = {"last": None if np.isnan(last) else round(float(last), 1), "layers": layers}
     points = query.whole("points", 2, MAX_POINTS, DEFAULT_POINTS)
     # Before the first measurement there is no score; that is no bad one.

@@ -28,9 +28,8 @@ _OTHER_SETS: Final = frozenset({"val", "valid", "validation", "eval", "test", "d
 
 def runs(table: RunTable, briefs: Briefs, query: Query, *, can_delete: bool) -> Reply:
     query.only()
-    rows = [
-        run_row(entry, head, briefs.of(entry, head)) for entry in table.entries().values() if (head := entry.head())
-    ]
+    heads = [(entry, entry.head()) for entry in table.entries().values()]
+    rows = [run_row(entry, head, briefs.of(entry, head)) for entry, head in heads]
     rows.sort(key=lambda row: (row["created"], row["name"]), reverse=True)
     trash = [
         {"id": id, "project": one.manifest.project, "name": one.manifest.name, "deleted": one.time}
