@@ -15,7 +15,7 @@ from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError
 from sonde.read.analysis.run_tensors import RunTensors
-from sonde.read.checkpoints import checkpoint_list_table, list_checkpoints
+from sonde.read.checkpoints import checkpoint_list_table, run_checkpoints
 from sonde.read.compare import (
     Comparison,
     compare_configs,
@@ -46,7 +46,6 @@ from sonde.read.summary import Summary, as_html, as_rich, summarize
 from sonde.read.tables import event_table, finding_table, health_table, site_table, system_table
 from sonde.read.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.window import read_window
-from sonde.schema.checkpoints import CHECKPOINTS_FOLDER
 from sonde.schema.layout import RunStatus
 from sonde.schema.names import is_inspection
 from sonde.schema.window import Window
@@ -341,8 +340,8 @@ class Run:
         return finding_table(self.path, is_live=self._now.is_held)
 
     def checkpoints(self) -> pa.Table:
-        """Table (step, time, path, metrics, num_bytes, problem) of the checkpoints in the run's folder."""
-        return checkpoint_list_table(list_checkpoints(self.path / CHECKPOINTS_FOLDER))
+        """Table (step, time, path, metrics, num_bytes, problem) of the checkpoints that the run saved."""
+        return checkpoint_list_table(run_checkpoints(self.path, is_live=self._now.is_held))
 
     def tensor(self, name: str, *, steps: Steps = None) -> xarray.DataArray:
         """One whole tensor over the snapshots that have it, read when its values are asked for: dims step, d0, d1, …

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,6 +16,9 @@ from sonde.cli.output import print_json, remark
 
 if TYPE_CHECKING:
     from sonde.read.checkpoints import Checkpoint
+
+
+_HINT: Final = "Save some:  sonde.tune.CheckpointManager(...)"
 
 
 def checkpoints(
@@ -54,7 +57,9 @@ def checkpoints(
     elif rows:
         _show(rows, verified=verify)
     else:
-        remark(f"no checkpoints in {folder}. Save some:  sonde.tune.CheckpointManager(...)")
+        elsewhere = _elsewhere(folder)
+        hint = f"They are in {elsewhere}:  sonde checkpoints {elsewhere}" if elsewhere else _HINT
+        remark(f"no checkpoints in {folder}. {hint}")
     if any(problems.values()):
         raise typer.Exit(1)
 
@@ -68,6 +73,16 @@ def find_folder(where: str, dir: Path | None) -> Path:
     if path.is_dir() and list_checkpoints(checkpoints_folder(path)):
         return checkpoints_folder(path)
     return checkpoints_folder(find_run(where, runs_dir(dir)))
+
+
+def _elsewhere(run: Path) -> Path | None:
+    """Where a run says that it saved them."""
+    from sonde.read.checkpoints import run_checkpoints
+    from sonde.schema.layout import CATALOG_FILE
+
+    if not (run / CATALOG_FILE).is_file():
+        return None
+    return next((found.path.parent for found in run_checkpoints(run, is_live=True)), None)
 
 
 def _row(checkpoint: Checkpoint, problems: list[str]) -> dict[str, Any]:

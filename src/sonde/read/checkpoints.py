@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ import pyarrow as pa
 
 from sonde.errors import CorruptError, SondeError
 from sonde.read.folder import open_inside
+from sonde.read.tables import checkpoint_table
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, MANIFEST_FILE, Manifest, decode_manifest, parse_folder
 
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 _BLOCK: Final = 1 << 20
+ELSEWHERE: Final = "in another folder, which may have changed"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _TABLE: Final = pa.schema(
     [
@@ -65,6 +68,26 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     return [
         checkpoint for checkpoint in found if not checkpoint.problem or checkpoint.path.is_dir()
     ]  # deleted meanwhile
+
+
+def run_checkpoints(run: Path, *, is_live: bool) -> list[Checkpoint]:
+    """Those in a run's folder, and those it says it saved elsewhere; these are not looked at, for a run may lie."""
+    inside = list_checkpoints(run / CHECKPOINTS_FOLDER)
+    outside: dict[str, Checkpoint] = {}
+    for row in checkpoint_table(run, is_live=is_live).to_pylist():
+        path = Path(row["path"])
+        if path.is_absolute() and parse_folder(path.name) is not None:
+            outside[path.name] = _elsewhere(path, row)
+    return sorted([*inside, *outside.values()], key=lambda checkpoint: checkpoint.step)
+
+
+def _elsewhere(path: Path, row: Mapping[str, Any]) -> Checkpoint:
+    try:
+        metrics = {str(name): float(value) for name, value in json.loads(row["metrics"]).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        metrics = {}
+    num_bytes = int(metrics.pop("num_bytes", 0))
+    return Checkpoint(path, row["step"], row["time"], metrics, num_bytes, {}, ELSEWHERE)
 
 
 def read_checkpoint_manifest(path: Path) -> Manifest:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.errors import UnknownNameError
 from sonde.read.analysis.difference import difference
 from sonde.read.checkpoints import Checkpoint
 from sonde.run import Run
@@ -147,7 +148,9 @@ def overfitting_section(run: Run | None, checkpoints: Sequence[Checkpoint]) -> S
 
 def adapter_section(run: Run) -> Section | None:
     """What low-rank adapters have become; None where there are none."""
-    table = run.scalars("unit/*/adapter_*")
+    table = _scalars(run, "unit/*/adapter_*")
+    if table is None:
+        return None
     latest: dict[str, dict[str, float]] = {}
     for name, value in zip(table.column("name").to_pylist(), table.column("value").to_pylist(), strict=True):
         _, site, stat = name.split("/")
@@ -186,7 +189,15 @@ def _column(run: Run | None, names: Sequence[str]) -> Columns:
     """Steps and values of the first of these scalars that was logged."""
     for name in names if run is not None else ():
         assert run is not None
-        table = run.scalars(name)
-        if table.num_rows:
+        table = _scalars(run, name)
+        if table is not None and table.num_rows:
             return np.asarray(table.column("step")), np.asarray(table.column("value"), np.float64)
     return np.empty(0, np.int64), np.empty(0)
+
+
+def _scalars(run: Run, pattern: str) -> Any:
+    """None where nothing of that name was logged."""
+    try:
+        return run.scalars(pattern)
+    except UnknownNameError:
+        return None
