@@ -445,3 +445,11 @@ def test_a_disk_that_fails_does_not_end_training(folder, monkeypatch):
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["step-000000001"]
     manager.step(3)
     assert steps(manager) == [1, 3]
+
+
+def test_a_run_tells_of_checkpoints_it_saved_elsewhere(folder, tmp_path):
+    with sonde.init(project="p", name="n", dir=tmp_path / "runs") as session:
+        CheckpointManager(folder, model=nn.Linear(1, 1), interval=1).step(3, {"eval_loss": 0.5})
+    (row,) = sonde.open(session.path).checkpoints().to_pylist()
+    assert (row["step"], dict(row["metrics"]), row["path"]) == (3, {"eval_loss": 0.5}, str(folder / "step-000000003"))
+    assert "another folder" in row["problem"]

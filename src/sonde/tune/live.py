@@ -22,12 +22,14 @@ class LiveAnalyzer:
         self.folder = Path(checkpoint_dir)
 
     def start_monitoring(self, *, wait_s: float = 60.0, block: bool = True) -> subprocess.Popen[bytes]:
-        """`sonde monitor` in this terminal, until it is left or the run ends. Waits for training to begin.
+        """`sonde monitor` in this terminal, until it is left. Waits for training to begin. Without a terminal, one frame.
 
         A process of its own: what draws must not slow down what trains, nor be imported by it.
         """
-        run = self._wait(wait_s)
-        process = subprocess.Popen([sys.executable, "-m", "sonde.cli.main", "monitor", str(run)])
+        command = [sys.executable, "-m", "sonde.cli.main", "monitor", str(self._wait(wait_s))]
+        if not (sys.stdout.isatty() and sys.stdin.isatty()):
+            command.append("--once")
+        process = subprocess.Popen(command)
         if block:
             try:
                 process.wait()

@@ -1,0 +1,148 @@
+"""The standard report of runs and checkpoints that were made without transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sonde
+from sonde.errors import RunNotFoundError, UsageError
+from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
+from sonde.tune.link import linked_run, require_run, write_link
+
+
+def record(dir: Path, losses: list[float], held_out: list[float] = []) -> Path:  # noqa: B006
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with sonde.init(project="p", name="<b>n", dir=dir) as session:
+        session.watch(net, optimizer)
+        manager = CheckpointManager(session, model=net, interval=8)
+        for step, loss in enumerate(losses):
+            net(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            session.log({"loss": loss, **({"eval_loss": held_out[step]} if step < len(held_out) else {})})
+            manager.step(step + 1)
+    return session.path
+
+
+FALLING = list(3 * np.exp(-np.arange(24) / 5))
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        (list(3 * np.exp(-np.arange(60) / 4)), "Converged: the loss fell from"),
+        (list(3 - 0.1 * np.arange(24)), "Still learning"),
+        ([3.0] * 24, "Not converging"),
+        ([3 - 0.2 * s for s in range(12)] + [1 + 0.1 * s for s in range(12)], "Turned"),
+        ([3.0] * 16 + [float("nan")] * 8, "Diverged"),
+        ([3.0, 2.0], "Too short to say: 2 values"),
+    ],
+)
+def test_convergence(tmp_path, losses, verdict):
+    report = CheckpointAnalyzer(record(tmp_path, losses)).generate_standard_report()
+    assert report.convergence.verdict.startswith(verdict)
+
+
+def test_every_section_has_its_numbers(tmp_path):
+    run = record(tmp_path, FALLING, [3.0 - 0.05 * s for s in range(24)])
+    report = CheckpointAnalyzer(run).generate_standard_report()
+    assert report.gradient_flow.verdict.startswith("Gradients reach 2 of 2 layers")
+    assert [row["step"] for row in report.weight_evolution.rows] == [8, 16, 24]
+    assert report.weight_evolution.rows[0]["from the first"] == 0
+    assert report.weight_evolution.rows[-1]["from the first"] > 0
+    assert report.overfitting.facts["checkpoint nearest to it"] == 24
+    assert report.adapters is None
+    for title in ("Convergence", "Gradient flow", "Weight evolution", "Overfitting"):
+        assert title in report.text
+
+
+def test_rising_held_out_loss_is_told_with_the_checkpoint_to_take(tmp_path):
+    run = record(tmp_path, FALLING, [2 - 0.1 * s if s < 9 else 1.3 + 0.01 * s for s in range(24)])
+    section = CheckpointAnalyzer(run).generate_standard_report().overfitting
+    assert "best at step 8" in section.verdict
+    assert section.facts["checkpoint nearest to it"] == 8
+
+
+def test_saved_as_html_json_and_text(tmp_path):
+    analyzer = CheckpointAnalyzer(record(tmp_path, FALLING))
+    report = analyzer.generate_standard_report(save_to="out/report.html")
+    page = Path("out/report.html").read_text()
+    assert "p/&lt;b&gt;n" in page
+    assert "<b>n" not in page
+    assert json.loads(report.save("report.json").read_text())["name"] == "p/<b>n"
+    assert report.save("report.txt").read_text() == str(report)
+    with pytest.raises(UsageError, match=r"saved as .html, .json, .txt"):
+        report.save("report.pdf")
+
+
+def test_checkpoints_without_a_run(tmp_path):
+    net = nn.Linear(2, 2)
+    manager = CheckpointManager(tmp_path / "kept", model=net, interval=1)
+    for step in (1, 2):
+        net.weight.data.fill_(step)
+        manager.step(step)
+    report = CheckpointAnalyzer(tmp_path / "kept").generate_standard_report()
+    assert report.convergence.verdict == "Not recorded."
+    assert [row["step"] for row in report.weight_evolution.rows] == [1, 2]
+    with pytest.raises(RunNotFoundError, match="names no run"):
+        CheckpointAnalyzer(tmp_path / "kept").export_raw_gradients()
+
+
+def test_gradients_are_exported_as_statistics_where_no_snapshots_are(tmp_path):
+    analyzer = CheckpointAnalyzer(record(tmp_path, FALLING))
+    found = analyzer.export_raw_gradients("gradients.parquet")
+    steps, columns = found["weight"]
+    assert (found.is_whole, len(found), steps.tolist()) == (False, 2, list(range(24)))
+    assert columns["norm"].shape == (24,)
+    assert Path("gradients.parquet").stat().st_size > 0
+    with pytest.raises(UsageError, match="only statistics were recorded"):
+        analyzer.export_raw_gradients("gradients.npz")
+
+
+def test_a_folder_names_its_run(tmp_path):
+    run = record(tmp_path / "runs", [1.0])
+    write_link(tmp_path / "out", run)
+    assert linked_run(tmp_path / "out") == run
+    assert linked_run(run / "checkpoints") == run
+    (tmp_path / "moved").mkdir()
+    for name in ("runs", "out"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert linked_run(tmp_path / "moved" / "out") == tmp_path / "moved" / run.relative_to(tmp_path)
+    (tmp_path / "moved" / "out" / "sonde.json").write_text("[]")
+    with pytest.raises(RunNotFoundError, match="names no run"):
+        require_run(tmp_path / "moved" / "out")
+
+
+def test_monitoring_waits_for_a_run(tmp_path):
+    with pytest.raises(RunNotFoundError, match="no run began"):
+        LiveAnalyzer(checkpoint_dir=tmp_path).start_monitoring(wait_s=0.3)
+
+
+def test_monitoring_without_a_terminal_shows_one_frame(tmp_path, capfd):
+    process = LiveAnalyzer(record(tmp_path / "runs", FALLING)).start_monitoring()
+    assert process.returncode == 0
+    assert "loss" in capfd.readouterr().out
+
+
+def test_the_analyzer_needs_no_torch(tmp_path):
+    run = record(tmp_path, FALLING)
+    code = f"""
+import sys
+from sonde.cli.main import main
+try:
+    main(["analyze", {str(run)!r}, "--json"])
+except SystemExit as exit:
+    assert not exit.code
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "p/<b>n"
