@@ -19,7 +19,7 @@ from sonde.session import begin
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # advice that torch gives
+    pytest.mark.filterwarnings("default"),  # compilers give advice, each version another
 ]
 
 

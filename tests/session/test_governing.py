@@ -46,7 +46,7 @@ def test_without_a_budget_every_step_is_recorded(begin, reopen):
 def test_what_it_cost_is_in_the_run(begin, reopen, tmp_path: Path):
     train(begin(budget=0.5, free_steps=0), 120)
     overhead = reopen().manifest.facts["overhead"]
-    assert set(overhead) == {"fraction", "uncertainty", "host_fraction", "gpu_fraction", "stride"}
+    assert set(overhead) == {"fraction", "uncertainty", "host_fraction", "gpu_fraction", "stride", "snapshots_s"}
     assert 0 < overhead["fraction"] < 1
     assert overhead["gpu_fraction"] == 0
     assert overhead["stride"].keys() >= {"grads", "optimizer", "activations"}

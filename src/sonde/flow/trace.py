@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +30,9 @@ class Stop:
     name: str
     type: str
     order: int
-    is_leaf: bool
-    num_parameters: int
-    parameters: tuple[str, ...]
+    is_leaf: bool = True
+    num_parameters: int = 0
+    parameters: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
     is_trainable: bool = False
@@ -101,6 +102,7 @@ class _Collector:
     def __init__(self, names: ModelNames, reducer: Reducer) -> None:
         self.names, self.reducer = names, reducer
         self.stops: dict[str, Stop] = {}
+        self.modules: dict[str, nn.Module] = {}
         self.keys: dict[tuple[str, str], int] = {}
         self.is_reentrant = False
         self.observers: list[Any] = []
@@ -116,7 +118,8 @@ class _Collector:
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         stop = self.stops.get(place.name)
         if stop is None:
-            stop = self.stops[place.name] = _stop(self.names, place, module, len(self.stops), args, output)
+            stop = self.stops[place.name] = _stop(place, len(self.stops), args, output)
+            self.modules[place.name] = module
         stop.calls += 1
         for observer in self.observers:
             observer(place, module, args, output)
@@ -130,20 +133,46 @@ class _Collector:
             self.reducer.add(self.key("actgrad", place.name), tensor, histogram=False)
 
 
-def _stop(names: ModelNames, place: Place, module: nn.Module, order: int, args: Any, output: Any) -> Stop:
+def _stop(place: Place, order: int, args: Any, output: Any) -> Stop:
     taken, given = floating_tensors(args), floating_tensors(output)
-    own = [(named.name, p) for p in module._parameters.values() if (named := names.parameter(p)) is not None]
     return Stop(
         name=place.name,
         type=place.module_type,
         order=order,
-        is_leaf=not module._modules,
-        num_parameters=sum(p.numel() for _, p in own if p is not None),
-        is_trainable=any(p is not None and p.requires_grad for _, p in own),
-        parameters=tuple(name for name, _ in own),  # a tied one under the name it has first
         input_shape=tuple(taken[0][1].shape) if taken else (),
         output_shape=tuple(given[0][1].shape) if given else (),
     )
+
+
+def _sketch_weights(collector: _Collector, names: ModelNames, model: nn.Module) -> None:
+    """Parameters and gradients. Where both look alike, what was planned for the ones serves the others."""
+    weights, grads = list(_parameters(names, model)), list(_grads(names, model))
+    reducer = collector.reducer
+    keys = [collector.key("param", name) for name, _ in weights]
+    listed = reducer.list_for("param", keys, [tensor for _, tensor in weights])
+    for table in listed.sketch([tensor for _, tensor in weights]):
+        reducer.hold(table)
+    grad_keys = [collector.key("grad", name) for name, _ in grads]
+    if listed.odd or listed.empty or [_form(*item) for item in weights] != [_form(*item) for item in grads]:
+        reducer.add_all("grad", grad_keys, [tensor for _, tensor in grads])
+        return
+    for part in listed.parts:
+        mine = [grads[i][1].detach() for i in part.indices]
+        part.prepare(mine)
+        reducer.hold(listed.table(part, mine, None, np.array(grad_keys, np.int32)))
+
+
+def _form(name: str, tensor: Tensor) -> tuple[object, ...]:
+    return name, tensor.shape, tensor.dtype, tensor.device, tensor.layout
+
+
+def _describe(stop: Stop, names: ModelNames, module: nn.Module) -> None:
+    """What can be told after the pass, when nothing waits for it."""
+    own = [(named.name, p) for p in module._parameters.values() if (named := names.parameter(p)) is not None]
+    stop.is_leaf = not module._modules
+    stop.num_parameters = sum(p.numel() for _, p in own if p is not None)
+    stop.is_trainable = any(p is not None and p.requires_grad for _, p in own)
+    stop.parameters = tuple(name for name, _ in own)  # a tied one under the name it has first
 
 
 @dataclass(slots=True)
@@ -186,14 +215,11 @@ def run_pass(
     if errors:
         raise errors[0]
     with quiet():
-        for kind, items in (("param", _parameters(names, model)), ("grad", _grads(names, model))):
-            keys, tensors = [], []
-            for name, tensor in items:
-                keys.append(collector.key(kind, name))
-                tensors.append(tensor)
-            collector.reducer.add_all(kind, keys, tensors, histogram=False)
+        _sketch_weights(collector, names, model)
         tables = collector.reducer.take()
         collector.reducer.forget()
+    for name, module in collector.modules.items():
+        _describe(collector.stops[name], names, module)
     return Passed(loss.detach(), collector, tables, units)
 
 

@@ -22,12 +22,13 @@ MAX_GRADS_STRIDE: Final = 4
 """Gradients of every layer at least this often, whatever they cost."""
 MAX_STRIDE: Final = 1000
 _REVIEW_STEPS: Final = 50
-_FIRST_REVIEW: Final = 10
+_FIRST_REVIEWS: Final = (10, 20)
+"""Steps before the first reviews: what the very first ones have seen is little, and soon to be corrected."""
 _FIRST_TRIES: Final = 5
 _SHADOW_EVERY: Final = 20
 _GRADS_SHARE: Final = 0.9
 """The part of the budget that gradients may use alone before they are thinned too."""
-_KEPT: Final = 48
+_KEPT: Final = 20
 _MIN_PAIRS: Final = 8
 _PAUSE: Final = 8
 """A step this many times as long as others is an evaluation or a checkpoint, and says nothing about either."""
@@ -35,6 +36,9 @@ _FAR_OUT: Final = 6
 """A cost this many times the usual one is no cost of every time."""
 _FIRST_STRIDE: Final = 25.0
 """The first review has seen little, and at an hour when everything is slow: nothing becomes rarer than this by it."""
+_FADE: Final = 0.9
+_LEFT_OF_START: Final = 3
+"""How many of the first costs are still believed when the first reviews are over."""
 _MARGIN: Final = 0.15
 """A stride changes when it is wrong by more than this; measured times always waver a little."""
 
@@ -43,10 +47,14 @@ _MARGIN: Final = 0.15
 class Scale:
     """Seconds that a step is longer for each second of ours in it, from differences of neighbouring steps."""
 
-    num: int = 0
+    num: float = 0
     _xx: float = 0.0
     _xy: float = 0.0
     _yy: float = 0.0
+
+    def fade(self) -> None:
+        """What was long ago counts less: a run changes."""
+        self.num, self._xx, self._xy, self._yy = (_FADE * v for v in (self.num, self._xx, self._xy, self._yy))
 
     def add(self, pairs: list[tuple[float, float]]) -> None:
         """(difference of our time, difference of step time) of some neighbours; outliers are left out."""
@@ -117,7 +125,7 @@ class Governor:
     _host_s: float = field(default=0.0, init=False)
     _gpu_s: float = field(default=0.0, init=False)
     _total_s: float = field(default=0.0, init=False)
-    _has_reviewed: bool = field(default=False, init=False)
+    _num_reviews: int = field(default=0, init=False)
     _num_tried: dict[str, int] = field(default_factory=dict, init=False)
     _is_paired: bool = field(default=False, init=False)
     _base_s: float = field(default=0.0, init=False)
@@ -157,7 +165,7 @@ class Governor:
 
     def _is_waiting(self, kind: str) -> bool:
         """Before the first review a few times are enough to know what something costs."""
-        if self._has_reviewed or kind == "grads":
+        if self._num_reviews or kind == "grads":
             return False
         self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
         return self._num_tried[kind] > _FIRST_TRIES
@@ -196,7 +204,7 @@ class Governor:
             self._is_paired = "grads" not in costs
         self._window.append((own_s, step_s))
         self._num_steps += 1
-        due = _REVIEW_STEPS if self._has_reviewed else _FIRST_REVIEW
+        due = _FIRST_REVIEWS[self._num_reviews] if self._num_reviews < len(_FIRST_REVIEWS) else _REVIEW_STEPS
         return self._review(step) if len(self._window) >= due else None
 
     def press(self, pressure: float) -> Change | None:
@@ -234,9 +242,15 @@ class Governor:
 
     def _review(self, step: int) -> Change | None:
         window, self._window = self._window, []
-        self._largest = _FIRST_STRIDE if not self._has_reviewed else float(MAX_STRIDE)
-        self._has_reviewed = True
-        self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
+        self._largest = float(MAX_STRIDE) if self._num_reviews else _FIRST_STRIDE
+        if self._num_reviews:  # before, everything was slow: memory was made, kernels were compiled
+            self.scale.fade()
+            self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
+        self._num_reviews += 1
+        if self._num_reviews == len(_FIRST_REVIEWS):
+            for known in self._costs.values():
+                while len(known) > _LEFT_OF_START:
+                    known.popleft()
         self._base_s = statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window)
         self._shares = {kind: num / len(window) for kind, num in self._wanted.items()}
         self._wanted = {}

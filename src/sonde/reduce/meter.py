@@ -52,6 +52,7 @@ class Meter:
         self._open: deque[StepTimes] = deque()
         self._num_recorded = 0
         self._is_timed = False
+        self._is_host_bound = True
         self._free: list[Any] = []
 
     def span(self, kind: str) -> _Span:
@@ -70,7 +71,10 @@ class Meter:
         now, self._now = self._now, StepTimes(step + 1)
         now.step, now.wall_s = step, wall_s
         if self.device is not None and not _is_capturing():
-            now.is_host_bound = now.mark is None or bool(now.mark.query())
+            if now.mark is not None:
+                self._is_host_bound = bool(now.mark.query())
+            # A step that records nothing has no mark: it is as its neighbours are, or the two could not be compared.
+            now.is_host_bound = self._is_host_bound
             now.end = self._event()
         self._open.append(now)
         self._num_recorded += bool(now.spans or now.host_s)
