@@ -76,6 +76,17 @@ class Recording:
         return self.path
 
 
+HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="session")
+def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty steps with a NaN at step 30, and texts that would like to be markup. Made once, not to be changed."""
+    folder = tmp_path_factory.mktemp("hostile") / "runs"
+    path = create_run(folder, project="gpt", name="baseline", config={"lr": 0.1, "note": HOSTILE}, notes=HOSTILE)
+    return Recording(path).steps(40, lambda step: 3.0 / (1 + step), val=lambda step: 1.0, nan_at=30).finish()
+
+
 @pytest.fixture
 def begin(tmp_path: Path) -> Any:
     """`begin("name", layers=…)` begins a run in `tmp_path/runs`; one left open is finished at the end of the test."""

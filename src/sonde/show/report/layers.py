@@ -76,7 +76,9 @@ def early(values: Floats) -> Floats:
 
 
 def late(values: Floats) -> Floats:
-    """Median of the last quarter."""
+    """Median of the last quarter of the columns that hold anything: after a NaN nothing does."""
+    held = np.flatnonzero(np.isfinite(values).any(axis=0))
+    values = values[:, : int(held[-1]) + 1] if len(held) else values
     return _median(values[:, -max(values.shape[1] // 4, 1) :])
 
 

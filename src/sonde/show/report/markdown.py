@@ -11,7 +11,7 @@ import numpy as np
 
 from sonde.diagnose.finding import Finding
 from sonde.read.compare import flatten
-from sonde.show.diagnosis import counts_in_words, health_of, what_was_checked
+from sonde.show.diagnosis import counts_in_words, health_of
 from sonde.show.report.analysis import Analysis, Chart, Quantity, Table
 from sonde.show.report.source import Report
 from sonde.show.term.finding import span
@@ -80,7 +80,7 @@ def _findings(report: Report) -> Iterator[str]:
     found = report.diagnosis
     shown = [*found.roots, *found.remarks]
     if not shown:
-        yield f"Nothing: {escape(what_was_checked(found))}."
+        yield f"Nothing: {escape(report.checked)}."
         yield ""
     for finding in shown:
         yield from _finding(finding, report)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.run import Run
+from sonde.schema.window import Window
 from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.diagnosis import health_of, what_was_checked
 from sonde.show.report.analysis import Analysis
@@ -17,6 +18,8 @@ from sonde.show.report.gradient_flow import gradient_flow
 from sonde.show.report.overfitting import overfitting
 from sonde.show.report.weights import weights
 from sonde.show.summary import duration_s
+from sonde.show.web.diagnoses import MAX_ROWS, judge, num_rows
+from sonde.show.web.runs import Entry, run_key, state_of
 
 STAGES: Final = ("findings", "convergence", "gradient flow", "weights", "overfitting")
 OnStage = Callable[[str], None]
@@ -31,6 +34,13 @@ class Report:
     analyses: tuple[Analysis, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def checked(self) -> str:
+        """How far the silence of the rules can be trusted."""
+        if not self.diagnosis.num_rules:
+            return "the run is too long to be judged again; these are the findings of the rules that ran with it"
+        return what_was_checked(self.diagnosis)
+
     def as_dict(self) -> dict[str, Any]:
         """What `sonde report --format json` writes."""
         found = self.diagnosis
@@ -40,7 +50,7 @@ class Report:
             "health": health_of(found),
             "counts": found.counts(),
             "findings": [finding.as_dict() for finding in found.findings],
-            "checked": what_was_checked(found),
+            "checked": self.checked,
             "analyses": [analysis.as_dict() for analysis in self.analyses],
             "warnings": list(self.warnings),
         }
@@ -49,8 +59,8 @@ class Report:
 def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
     """Read and judge a run; `on_stage` hears what is being done."""
     on_stage(STAGES[0])
-    diagnosis = run.diagnosis()
     window = run.window(())
+    diagnosis = _judge(run, window)
     on_stage(STAGES[1])
     analyses = [convergence(window)]
     on_stage(STAGES[2])
@@ -60,6 +70,14 @@ def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
     on_stage(STAGES[4])
     analyses.append(overfitting(window))
     return Report(_facts(run), diagnosis, tuple(analyses), tuple(run.warnings))
+
+
+def _judge(run: Run, window: Window) -> Diagnosis:
+    """All rules over the whole run; of one that holds too many values, what was found while it trained."""
+    if num_rows(state_of(run)) <= MAX_ROWS:
+        return run.diagnosis()
+    judged = judge(Entry(run_key(run.path), run.path, run.path.parent), run)
+    return Diagnosis(window, judged.findings, judged.health, num_rules=0, blind=(), failed=(), gaps=())
 
 
 def _facts(run: Run) -> dict[str, Any]:

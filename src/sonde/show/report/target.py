@@ -21,9 +21,9 @@ MARKS: Final[dict[Format, tuple[bytes, ...]]] = {
     "html": (b'<meta name="generator" content="sonde report">',),
     "md": (b"<!-- sonde report -->",),
     "json": (b'"sonde_report"',),
-    "pdf": (b"sonde report", "sonde report".encode("utf-16-be")),
+    "pdf": (b"% sonde report",),
 }
-"""What tells a report from somebody's file. In a PDF it is in the title, at the end."""
+"""What tells a report from somebody's file; in a PDF it stands at the end."""
 _HEAD_BYTES: Final = 4096
 
 

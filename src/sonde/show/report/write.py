@@ -45,7 +45,7 @@ def _write(run: Run, report: Report, path: Path, format: Format, on_stage: OnSta
         from sonde.show.report.html import to_html
         from sonde.show.report.pdf import print_pdf
 
-        print_pdf(to_html(run, report, on_stage), path)
+        print_pdf(to_html(run, report, on_stage, for_print=True), path)
 
 
 def to_text(value: Any) -> str:
