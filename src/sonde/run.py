@@ -176,9 +176,10 @@ def _try_open(folder: Path) -> Run | SondeError:
 class Run:
     """A recorded run. Every answer is as new as the files; nothing is ever written."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, version: Mapping[str, str] | None = None) -> None:
         self.path = Path(path).resolve()
         self._state = open_state(self.path)
+        self._version = dict(version or {})
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, last_step={self.last_step})"
@@ -348,15 +349,23 @@ class Run:
 
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
-        return tensor_over_steps(open_lake(self.path), name, steps)
+        return tensor_over_steps(open_lake(self.path, **self._version), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
         """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last."""
-        return snapshot_tensors(open_lake(self.path), step, pattern)
+        return snapshot_tensors(open_lake(self.path, **self._version), step, pattern)
 
     def snapshots(self) -> pa.Table:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio) of the snapshots of whole tensors."""
-        return snapshot_table(self.path, open_lake(self.path), is_live=self._now.is_held)
+        return snapshot_table(self.path, open_lake(self.path, **self._version), is_live=self._now.is_held)
+
+    def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
+        """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").
+
+        Branches, tags and commits belong to snapshots that are kept in an Icechunk repository.
+        """
+        asked = {"branch": branch, "tag": tag, "commit": commit}
+        return Run(self.path, version={key: value for key, value in asked.items() if value is not None})
 
     @property
     def tensors(self) -> RunTensors:
@@ -364,7 +373,7 @@ class Run:
 
         run.tensors.evolution("param/*").to_pandas()
         """
-        return RunTensors(self.path)
+        return RunTensors(self.path, self._version)
 
     def verify(self) -> list[str]:
         """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""

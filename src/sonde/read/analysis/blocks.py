@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import numpy as np
 
@@ -79,12 +80,23 @@ def _nothing(patterns: Sequence[str], known: Sequence[str]) -> str:
     return f"no tensor matches {asked}.{nearest(patterns[0], known)} The snapshots have {len(known)}: {shown}, …"
 
 
-@lru_cache(maxsize=16)
-def lake_at(run: str) -> Lake:
-    """The lake of a run, opened once per process: in a worker, by its path."""
-    return open_lake(Path(run))
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a question's tensors lie: what a worker in another process needs to open them."""
+
+    run: str
+    version: tuple[tuple[str, str], ...] = ()
+    """A branch, tag or commit, where the run has such."""
+    question: str = field(default_factory=lambda: uuid4().hex)
+    """A lake is opened anew for each question: a live run has more snapshots than it had."""
 
 
-def read_block(run: str, step: int, name: str, rows: Rows) -> AnyArray:
-    lake = lake_at(run)
+@lru_cache(maxsize=8)
+def lake_at(place: Place) -> Lake:
+    """The lake of a question, opened once per process."""
+    return open_lake(Path(place.run), **dict(place.version))
+
+
+def read_block(place: Place, step: int, name: str, rows: Rows) -> AnyArray:
+    lake = lake_at(place)
     return lake.read(step, name) if rows is None else lake.read_part(step, name, slice(*rows))

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import UsageError
-from sonde.read.analysis.blocks import Tracked, lake_at
+from sonde.read.analysis.blocks import Place, Tracked, lake_at
 from sonde.read.analysis.cka import as_examples, linear_cka, unbiased_cka
 from sonde.read.lake import Lake
 
 
 def representation_rows(
-    run: str, other: str | None, found: Sequence[Tracked], *, unbiased: bool, per_position: bool, check: bool
+    place: Place, other: Place | None, found: Sequence[Tracked], *, unbiased: bool, per_position: bool, check: bool
 ) -> Iterator[dict[str, Any]]:
     """One row per pair of snapshots of each tensor: of one run, or of the same step of two."""
-    ours = lake_at(run)
+    ours = lake_at(place)
     theirs = ours if other is None else lake_at(other)
     their_steps = set(theirs.steps)
     for tracked in found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import UsageError
-from sonde.read.analysis.blocks import BLOCK, Rows, Tracked, lake_at, read_block, track
+from sonde.read.analysis.blocks import BLOCK, Place, Rows, Tracked, lake_at, read_block, track
 from sonde.read.analysis.distribution import MAX_SAMPLE, NUM_BINS, distribution, sample
 from sonde.read.analysis.evolution import COLUMNS, evolution_columns, evolution_sums
 from sonde.read.analysis.lora import adapter_pairs, delta_spectrum
@@ -18,7 +18,6 @@ from sonde.read.analysis.representations import representation_rows
 from sonde.read.analysis.similarity import cosines, gram, mean_cosine, same_turns
 from sonde.read.analysis.spectra import effective_rank, spectrum_row, stable_rank
 from sonde.read.analysis.spread import spread
-from sonde.read.lake import Lake
 from sonde.read.steps import Steps
 from sonde.read.tensors import find_step
 from sonde.schema.sketch import Array
@@ -93,20 +92,24 @@ class RunTensors:
     `cluster` is a Dask client; where one is active it is used without being named.
     """
 
-    def __init__(self, run: Path) -> None:
-        self._run = str(run)
+    def __init__(self, run: Path, version: Mapping[str, str] | None = None) -> None:
+        self._run, self._version = run, tuple(sorted((version or {}).items()))
 
-    @property
-    def _lake(self) -> Lake:
-        return lake_at(self._run)
+    def __repr__(self) -> str:
+        return f"<whole tensors of {self._run}: evolution, distribution, spectra, similarity, standing, cka, lora>"
+
+    def place(self) -> Place:
+        """Where the tensors are, for one question."""
+        return Place(str(self._run), self._version)
 
     def evolution(self, pattern: Pattern = "param/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """How tensors move: norm, distance from the first snapshot and from the one before, cosines, relative change.
 
         Cost: every snapshot of the tensors is read once; three blocks of 8 MiB in memory per task.
         """
-        found = track(self._lake, pattern, steps)
-        sums = self._summed(evolution_block, found, cluster)
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        sums = self._summed(place, evolution_block, found, cluster)
         rows = ((tracked, evolution_columns(total)) for tracked, total in zip(found, sums, strict=True))
         return _over_steps(_EVOLUTION, rows)
 
@@ -123,8 +126,9 @@ class RunTensors:
 
         Tensors larger than `max_sample` are sampled, evenly and at the same places; `num_sampled` says so.
         """
-        found = track(self._lake, pattern, steps)
-        calls = [(self._run, tracked, bins, max_sample) for tracked in found]
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        calls = [(place, tracked, bins, max_sample) for tracked in found]
         rows = (row for answer in spread(distribution_rows, calls, cluster) for row in answer)
         return pa.Table.from_pylist(list(rows), schema=_DISTRIBUTION)
 
@@ -142,9 +146,10 @@ class RunTensors:
 
         Exact up to a smaller side of 1,024; beyond that randomised, without effective rank and alpha, unless `exact`.
         """
-        found = track(self._lake, pattern, steps)
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
         calls = [
-            (self._run, tracked.name, step, k, exact, seed)
+            (place, tracked.name, step, k, exact, seed)
             for tracked in found
             for step, shape in zip(tracked.steps, tracked.shapes, strict=True)
             if len(shape) > 1
@@ -159,8 +164,9 @@ class RunTensors:
 
     def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """Cosine of each tensor with itself at every later step: do gradients agree from step to step?"""
-        found = [tracked for tracked in track(self._lake, pattern, steps) if len(tracked.steps) > 1]
-        sums = self._summed(gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
+        place = self.place()
+        found = [tracked for tracked in track(lake_at(place), pattern, steps) if len(tracked.steps) > 1]
+        sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
         rows = []
         for tracked, total in zip(found, sums, strict=True):
             cosine = cosines(total)
@@ -174,8 +180,9 @@ class RunTensors:
 
     def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """How alike layers are: the mean cosine of those of one shape, and whether they turn at the same steps."""
-        found = track(self._lake, pattern, steps)
-        sums = self._summed(gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
         turns = [cosines(total) for total in sums]
         pairs = [(i, j) for i in range(len(found)) for j in range(i + 1, len(found)) if found[i].kind == found[j].kind]
         rows = []
@@ -187,7 +194,7 @@ class RunTensors:
                     "kind": found[i].kind,
                     "site_a": found[i].site,
                     "site_b": found[j].site,
-                    "cosine": self._mean_cosine(found[i], found[j], common),
+                    "cosine": self._mean_cosine(place, found[i], found[j], common),
                     "same_turns": same_turns(a, b),
                     "num_steps": len(common),
                 }
@@ -207,12 +214,13 @@ class RunTensors:
 
         Reads the first snapshot, this one and the one before. `on_tensor(done, total)` is told how far it is.
         """
-        at = find_step(self._lake, step)
+        place = self.place()
+        at = find_step(lake_at(place), step)
         calls = []
-        for tracked in track(self._lake, pattern, slice(None, at + 1)):
+        for tracked in track(lake_at(place), pattern, slice(None, at + 1)):
             if tracked.steps[-1] == at:
                 steps = tuple(dict.fromkeys((tracked.steps[0], *tracked.steps[-2:])))
-                calls.append((self._run, tracked.name, steps, spectra))
+                calls.append((place, tracked.name, steps, spectra))
         rows = []
         for row in spread(standing_row, calls, cluster):
             rows.append(row)
@@ -236,11 +244,12 @@ class RunTensors:
         With `unbiased`, HSIC is averaged over batches of 256 examples without bias. Activations of different batches
         cannot be compared; where the batches were kept they are checked, unless `check` is off.
         """
-        theirs = None if other is None else str(getattr(other, "path", other))
+        place = self.place()
+        theirs = None if other is None else _place_of(other)
         rows = representation_rows(
-            self._run,
+            place,
             theirs,
-            track(self._lake, pattern, steps),
+            track(lake_at(place), pattern, steps),
             unbiased=unbiased,
             per_position=per_position,
             check=check,
@@ -252,7 +261,8 @@ class RunTensors:
 
         The scale (alpha / rank, or alpha / √rank) is not in the tensors: give it, or read norms as unscaled.
         """
-        found = {tracked.name: tracked for tracked in track(self._lake, "param/*", steps)}
+        place = self.place()
+        found = {tracked.name: tracked for tracked in track(lake_at(place), "param/*", steps)}
         pairs = adapter_pairs(found)
         if not pairs:
             raise UsageError("no pair of tensors named …lora_A… and …lora_B… is in the snapshots.")
@@ -260,7 +270,7 @@ class RunTensors:
         for pair in pairs:
             base = _base(pair.module, found)
             for step in sorted(set(found[pair.a].steps) & set(found[pair.b].steps)):
-                a, b = (self._lake.read(step, name) for name in (pair.a, pair.b))
+                a, b = (lake_at(place).read(step, name) for name in (pair.a, pair.b))
                 delta = delta_spectrum(a, b, scale)
                 rows.append(
                     {
@@ -273,67 +283,68 @@ class RunTensors:
                         "spectral_norm": float(delta.values[0]),
                         "stable_rank": stable_rank(delta),
                         "effective_rank": effective_rank(delta),
-                        "relative": self._relative(delta.frobenius, base, step),
+                        "relative": self._relative(place, delta.frobenius, base, step),
                         "singular_values": delta.values,
                     }
                 )
         return pa.Table.from_pylist(rows, schema=_LORA)
 
-    def _relative(self, norm: float, base: Tracked | None, step: int) -> float | None:
+    def _relative(self, place: Place, norm: float, base: Tracked | None, step: int) -> float | None:
         """To the frozen weight, which the nearest earlier snapshot may hold."""
         if base is None:
             return None
         at = max((known for known in base.steps if known <= step), default=base.steps[0])
-        weight = float(np.linalg.norm(self._lake.read(at, base.name).astype(np.float64)))
+        weight = float(np.linalg.norm(lake_at(place).read(at, base.name).astype(np.float64)))
         return norm / weight if weight > 0 else None
 
     def _summed(
         self,
-        task: Callable[[str, Tracked, Rows], Array],
+        place: Place,
+        task: Callable[[Place, Tracked, Rows], Array],
         found: Sequence[Tracked],
         cluster: Any,
         size: Callable[[Tracked], int] = lambda _: BLOCK,
     ) -> list[Array]:
         """A task's sums over all blocks of each tensor."""
         blocks = [tracked.blocks(size(tracked)) for tracked in found]
-        calls = [(self._run, tracked, rows) for tracked, own in zip(found, blocks, strict=True) for rows in own]
+        calls = [(place, tracked, rows) for tracked, own in zip(found, blocks, strict=True) for rows in own]
         answers = spread(task, calls, cluster)
         return [sum((next(answers) for _ in own[1:]), start=next(answers)) for own in blocks]
 
-    def _mean_cosine(self, a: Tracked, b: Tracked, steps: Sequence[int]) -> float | None:
+    def _mean_cosine(self, place: Place, a: Tracked, b: Tracked, steps: Sequence[int]) -> float | None:
         if {*a.shapes} != {*b.shapes} or len({*a.shapes}) > 1:
             return None
-        lake = self._lake
+        lake = lake_at(place)
         return mean_cosine([(lake.read(step, a.name), lake.read(step, b.name)) for step in steps])
 
 
 # --------------------------------------------------------------------------------- tasks: what a worker is asked to do
 
 
-def evolution_block(run: str, tracked: Tracked, rows: Rows) -> Array:
-    return evolution_sums(read_block(run, step, tracked.name, rows) for step in tracked.steps)
+def evolution_block(place: Place, tracked: Tracked, rows: Rows) -> Array:
+    return evolution_sums(read_block(place, step, tracked.name, rows) for step in tracked.steps)
 
 
-def gram_block(run: str, tracked: Tracked, rows: Rows) -> Array:
-    return gram([read_block(run, step, tracked.name, rows) for step in tracked.steps])
+def gram_block(place: Place, tracked: Tracked, rows: Rows) -> Array:
+    return gram([read_block(place, step, tracked.name, rows) for step in tracked.steps])
 
 
-def spectrum_at(run: str, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
-    return spectrum_row(lake_at(run).read(step, name), k, exact=exact, seed=seed)
+def spectrum_at(place: Place, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
+    return spectrum_row(lake_at(place).read(step, name), k, exact=exact, seed=seed)
 
 
-def standing_row(run: str, name: str, steps: tuple[int, ...], spectra: bool) -> dict[str, Any]:
-    arrays = [lake_at(run).read(step, name) for step in steps]
+def standing_row(place: Place, name: str, steps: tuple[int, ...], spectra: bool) -> dict[str, Any]:
+    arrays = [lake_at(place).read(step, name) for step in steps]
     columns = evolution_columns(evolution_sums(arrays))
     moved = {column: None if np.isnan(values[-1]) else float(values[-1]) for column, values in columns.items()}
     return {"step": steps[-1], **_names(name), **moved, **(spectrum_row(arrays[-1]) if spectra else {})}
 
 
-def distribution_rows(run: str, tracked: Tracked, bins: int, limit: int) -> list[dict[str, Any]]:
+def distribution_rows(place: Place, tracked: Tracked, bins: int, limit: int) -> list[dict[str, Any]]:
     samples, sizes = [], []
     for step in tracked.steps:
         blocks = tracked.blocks()
-        parts = [sample(read_block(run, step, tracked.name, rows), max(1, limit // len(blocks))) for rows in blocks]
+        parts = [sample(read_block(place, step, tracked.name, rows), max(1, limit // len(blocks))) for rows in blocks]
         samples.append(np.concatenate(parts))
         sizes.append(int(np.prod(tracked.shapes[tracked.steps.index(step)])))
     rows = distribution(samples, bins)
@@ -344,6 +355,12 @@ def distribution_rows(run: str, tracked: Tracked, bins: int, limit: int) -> list
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
+
+
+def _place_of(other: Any) -> Place:
+    """Of another run, or of a run's folder."""
+    tensors = getattr(other, "tensors", None)
+    return tensors.place() if isinstance(tensors, RunTensors) else Place(str(other))
 
 
 def _names(name: str) -> dict[str, str]:
