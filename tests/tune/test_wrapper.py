@@ -237,3 +237,19 @@ def test_whole_gradients_are_exported_where_they_were_recorded(tmp_path):
     steps, arrays = found["model.layers.0.self_attn.q_proj.lora_B.default.weight"]
     assert arrays[0].shape == (16, 8)
     assert steps[0] == 0
+
+
+def test_forgetting_is_watched_from_before_the_first_step(tmp_path):
+    made = wrapper("full", checkpoint_interval=20, eval_interval=10, learning_rate=2e-2)
+    model, tokenizer = made._prepare(made.training, generate("counting", 50) + generate("copying", 50))
+    old = generate("counting", 40)
+    known = TrainingWrapper(model=model, tokenizer=tokenizer, training_method="full", **QUICK)
+    known.train(old, "first", 6)
+    result = TrainingWrapper(model=model, tokenizer=tokenizer, training_method="full", eval_interval=5, **QUICK).train(
+        generate("copying", 40), "second", 4, retained_dataset=old[:20]
+    )
+    run = sonde.open(result.run)
+    losses = values(run, "eval_retained_loss")
+    assert losses[0] < 1.5
+    assert losses[-1] > 1.1 * losses[0]
+    assert "forgetting" in {finding.rule for finding in run.findings()}

@@ -12,6 +12,8 @@ from sonde.schema.window import Column, Window
 
 _LOSS_NAMES: Final = ("loss", "train_loss", "training_loss", "loss_train")
 _OTHER_SETS: Final = ("val", "valid", "validation", "eval", "test", "dev")
+RETAINED: Final = frozenset({"retained", "retention", "forgetting", "pretrained", "pretraining"})
+"""In the name of a loss: that of data which a model knew before it was fine-tuned, and which are no validation."""
 _ACCURACY_NAMES: Final = ("acc", "accuracy", "top1")
 _NOTHING: Final[Column] = (np.empty(0, np.int64), np.empty(0))
 
@@ -20,7 +22,7 @@ def loss_name(window: Window) -> str | None:
     """The logged training loss: `loss`, `train_loss`, `train/loss`; else what the loss function was seen to return."""
     for name in window.scalars:
         words = name.lower().replace("/", "_").split("_")
-        if name.lower().rpartition("/")[2] in _LOSS_NAMES and not set(words) & set(_OTHER_SETS):
+        if name.lower().rpartition("/")[2] in _LOSS_NAMES and not set(words) & {*_OTHER_SETS, *RETAINED}:
             return name
     return "data/loss/value" if len(window.get("data/loss/value")[0]) else None
 
@@ -30,7 +32,7 @@ def validation(window: Window, what: str = "loss") -> Column:
     ends = _LOSS_NAMES if what == "loss" else _ACCURACY_NAMES
     for name, column in window.scalars.items():
         words = name.lower().replace("/", "_").split("_")
-        if set(words) & set(_OTHER_SETS) and words[-1] in ends:
+        if set(words) & set(_OTHER_SETS) and words[-1] in ends and not set(words) & RETAINED:
             return column
     return _NOTHING
 

@@ -39,6 +39,7 @@ def trainer_arguments(
         "save_steps": keep.interval,
         "eval_strategy": "steps" if has_eval else "no",
         "eval_steps": (training.eval_interval or keep.interval) if has_eval else None,
+        "eval_on_start": has_eval,
         "report_to": "none" if record.wandb_project is None else "wandb",
         "use_cpu": not torch.cuda.is_available() and not torch.backends.mps.is_available(),
         "dataloader_pin_memory": torch.cuda.is_available(),

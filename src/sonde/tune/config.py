@@ -53,6 +53,8 @@ class DataConfig(_Part):
     """A .txt file with one text per line, or a .jsonl file with `text`, `prompt` and `completion`, or `messages`."""
     eval_path: Path | None = None
     """Held-out texts; without it, a share of the others is held out."""
+    retained_path: Path | None = None
+    """Texts the model can do already: whether it forgets them is watched."""
     generate: Literal["counting", "copying", "sorting"] | None = None
     """Made-up texts, for trying things out."""
     num_samples: int = Field(default=1000, ge=2)

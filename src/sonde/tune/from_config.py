@@ -22,7 +22,10 @@ def train_from_config(config: TuneConfig, *, resume: bool = False) -> TrainingRe
         run=config.run,
         **config.training.model_dump(),
     )
-    return wrapper.train(rows, config.output_dir, eval_dataset=held_out or None, resume=resume)
+    retained = None if config.data.retained_path is None else read_texts(config.data.retained_path)
+    return wrapper.train(
+        rows, config.output_dir, eval_dataset=held_out or None, retained_dataset=retained, resume=resume
+    )
 
 
 def split_data(data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -22,7 +22,7 @@ class LiveAnalyzer:
         self.folder = Path(checkpoint_dir)
 
     def start_monitoring(self, *, wait_s: float = 60.0, block: bool = True) -> subprocess.Popen[bytes]:
-        """`sonde monitor` in this terminal, until it is left. Waits for training to begin. Without a terminal, one frame.
+        """`sonde monitor` in this terminal until it is left; without a terminal, one frame. Waits for a run to begin.
 
         A process of its own: what draws must not slow down what trains, nor be imported by it.
         """

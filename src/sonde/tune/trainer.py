@@ -18,15 +18,29 @@ from sonde.tune.rng import put_rng
 from sonde.tune.tree import decode
 
 STATE_NAME = "trainer_state.json"
+RETAINED = "retained"
 
 
 class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
     """`save_strategy` decides when; `save_checkpoint` of the method is left for the end."""
 
-    def __init__(self, *, method: FineTuningMethod, keep: KeepConfig, folder: Path, **given: Any) -> None:
+    def __init__(
+        self,
+        *,
+        method: FineTuningMethod,
+        keep: KeepConfig,
+        folder: Path,
+        eval_dataset: Any = None,
+        retained_dataset: Any = None,
+        **given: Any,
+    ) -> None:
         self.method, self.keep, self.folder = method, keep, folder
         self.manager: CheckpointManager | None = None
-        super().__init__(**given)
+        sets = {name: data for name, data in (("", eval_dataset), (RETAINED, retained_dataset)) if data is not None}
+        super().__init__(eval_dataset=sets or None, **given)  # which makes tokens of them
+        prepared = self.eval_dataset or {}
+        self.retained_dataset = prepared.get(RETAINED)
+        self.eval_dataset = prepared.get("")
 
     def checkpoints(self) -> CheckpointManager:
         """Made when the optimizer is there."""
@@ -69,6 +83,16 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
             return loss
         model.train()
         return self.method.train_step(self._prepare_inputs(inputs))
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """Also on what the model could do before it was tuned."""
+        metrics: dict[str, float] = {}
+        if eval_dataset is not None or self.eval_dataset is not None:
+            metrics.update(super().evaluate(eval_dataset, ignore_keys, metric_key_prefix))
+        if eval_dataset is None and self.retained_dataset is not None:
+            prefix = f"{metric_key_prefix}_{RETAINED}"
+            metrics.update(super().evaluate(self.retained_dataset, ignore_keys, prefix))
+        return metrics
 
     # ------------------------------------------------------------------------------- where transformers would unpickle
 

@@ -89,16 +89,19 @@ class TrainingWrapper:
         num_epochs: float | None = None,
         *,
         eval_dataset: Any = None,
+        retained_dataset: Any = None,
         max_steps: int | None = None,
         resume: bool = False,
     ) -> TrainingResult:
-        """Train, record and save. `resume` goes on from the newest checkpoint in `output_dir`, if there is one."""
+        """Train, record and save. `retained_dataset` is what the model can do already: whether it forgets that is then
+        watched. `resume` goes on from the newest checkpoint in `output_dir`, if there is one."""
         folder = Path(output_dir)
         changes = {"num_epochs": num_epochs, "max_steps": max_steps}
         asked = {name: value for name, value in changes.items() if value is not None}
         training: TrainingConfig = checked(TrainingConfig, {**self.training.model_dump(), **asked}, "training")
         train_data = as_dataset(dataset)
-        eval_data = None if eval_dataset is None else as_dataset(eval_dataset)
+        held_out = {"eval_dataset": eval_dataset, "retained_dataset": retained_dataset}
+        eval_data = {name: as_dataset(data) for name, data in held_out.items() if data is not None}
         model, tokenizer = self._prepare(training, train_data)
         found = [c for c in list_checkpoints(folder) if not c.problem] if resume else []
         session, is_ours = self._session(folder, training, resume=bool(found))
@@ -166,7 +169,7 @@ class TrainingWrapper:
         model: Any,
         tokenizer: Any,
         train_data: Any,
-        eval_data: Any,
+        eval_data: dict[str, Any],
         found: list[Checkpoint],
     ) -> TrainingResult:
         from sonde.tune.arguments import trainer_arguments
@@ -182,9 +185,9 @@ class TrainingWrapper:
             keep=self.keep,
             folder=folder,
             model=model,
-            args=trainer_arguments(folder, training, self.keep, self.record, has_eval=eval_data is not None),
+            args=trainer_arguments(folder, training, self.keep, self.record, has_eval=bool(eval_data)),
             train_dataset=train_data,
-            eval_dataset=eval_data,
+            **eval_data,
             processing_class=tokenizer,
             callbacks=[RecordingCallback(session, adapters_every=self.record.adapters, watch=watch)],
         )
