@@ -24,6 +24,7 @@ from sonde.cli.list import list_runs
 from sonde.cli.monitor import monitor
 from sonde.cli.output import complain
 from sonde.cli.plot import plot
+from sonde.cli.push import push
 from sonde.cli.query import query
 from sonde.cli.report import report
 from sonde.cli.run import run
@@ -55,6 +56,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "delete": delete,
     "info": info,
     "snapshot": snapshot,
+    "push": push,
     "doctor": doctor,
 }
 

@@ -126,4 +126,5 @@ def bit_round(bits: AnyArray, dtype: str, keep: int) -> AnyArray:
     # Rounding up the largest finite number would make it infinite: it is cut instead, like those that are no numbers.
     is_special = (rounded & exponent) == exponent
     cut = np.where((whole & exponent) == exponent, whole, whole & ~((one << unsigned(dropped)) - one))
-    return np.where(is_special, cut, rounded).astype(unsigned, copy=False).view(bits.dtype)
+    result: AnyArray = np.where(is_special, cut, rounded).astype(unsigned, copy=False)
+    return result.view(bits.dtype)

@@ -74,7 +74,8 @@ class Repository:
                 return commit
 
     def steps(self) -> list[int]:
-        return _run(self._steps(self._reading(), group_name(0, self._rank).rpartition("/")[0]))
+        steps: list[int] = _run(self._steps(self._reading(), group_name(0, self._rank).rpartition("/")[0]))
+        return steps
 
     def commit_of(self, step: int) -> str:
         """The newest commit that brought a step."""
@@ -97,7 +98,8 @@ class Repository:
                 return
 
     def document(self, step: int) -> SnapshotDocument:
-        return _run(self._document(self._reading(), step))
+        document: SnapshotDocument = _run(self._document(self._reading(), step))
+        return document
 
     # -------------------------------------------------------------------------------------------------------- history
 

@@ -44,9 +44,8 @@ class Store(Protocol):
 
 def known_stores() -> list[str]:
     """The stores there are, by the names of their files."""
-    import sonde.record.stores
-
-    return sorted(module.name for module in pkgutil.iter_modules(sonde.record.stores.__path__))
+    package = importlib.import_module("sonde.record.stores")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
 def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -> Store:

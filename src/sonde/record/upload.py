@@ -34,9 +34,6 @@ _MAX_BACK_OFF_S: Final = 30.0
 _POLL_S: Final = 0.5
 _MAX_ERROR: Final = 500
 
-Told = Callable[[int, int], None]
-"""How many are done, of how many."""
-
 
 class Spool:
     """The snapshots of a run that are on this disk, and the file that says which of them are elsewhere too."""
@@ -90,6 +87,7 @@ class Uploader:
         self._num_failures = 0
         self.next_time = 0.0
         """On the monotonic clock, when an attempt makes sense."""
+        self.last_success = 0.0
 
     @property
     def repository(self) -> Repository:
@@ -120,6 +118,7 @@ class Uploader:
             self.failed(f"step {step}: {_first_lines(error)}")
         else:
             self._num_failures, self.next_time, self.state.last_error = 0, 0.0, ""
+            self.last_success = time.monotonic()
             self.spool.keep(self.state)
 
     def failed(self, why: str) -> None:
@@ -135,32 +134,6 @@ class Uploader:
         repository, self._repository = self._repository, None
         if repository is not None:
             repository.close()
-
-
-def push(run: Path, *, rank: int = 0, patience_s: float = 60.0, told: Told | None = None) -> UploadState:
-    """Upload what waits, now and in this process: what `sonde push` does. Gives up when nothing went for so long."""
-    spool = Spool(run, rank)
-    lock = spool.lock()
-    try:
-        uploader = Uploader(spool)
-        total = len(uploader.waiting())
-        last, left = time.monotonic(), total
-        told = told or _say_nothing
-        told(0, total)
-        while left and time.monotonic() - last < patience_s:
-            time.sleep(max(uploader.next_time - time.monotonic(), 0.0))
-            uploader.upload_next()
-            if len(uploader.waiting()) < left:
-                last, left = time.monotonic(), len(uploader.waiting())
-                told(total - left, total)
-        uploader.close()
-        return uploader.state
-    finally:
-        lock.release()
-
-
-def _say_nothing(done: int, total: int) -> None:
-    """Nobody watches."""
 
 
 # -------------------------------------------------------------------------------------------------------- the process
@@ -181,6 +154,7 @@ class UploadProcess:
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
         end: float | None = None
+        last_success = 0.0
         while True:
             request = self._next_request(is_alone=end is not None)
             if request is not None:
@@ -189,6 +163,9 @@ class UploadProcess:
                 end = time.monotonic() + self._linger_s
             if time.monotonic() >= self._uploader.next_time:
                 self._busy(self._uploader.upload_next)
+            if self._uploader.last_success > last_success and end is not None:
+                end = time.monotonic() + self._linger_s
+            last_success = self._uploader.last_success
             if end is not None and (not self._uploader.waiting() or time.monotonic() > end):
                 return
 
@@ -196,11 +173,9 @@ class UploadProcess:
         try:
             if self._uploader.waiting() and time.monotonic() >= self._uploader.next_time:
                 return self._requests.get_nowait()
-            request = self._requests.get(timeout=_POLL_S if not is_alone else 0.05)
+            return self._requests.get(timeout=_POLL_S if not is_alone else 0.05)
         except Empty:
             return None
-        self._is_orphan = self._is_orphan or request is None
-        return request
 
     def _answer(self, request: dict[str, Any]) -> None:
         if request["do"] == "look":
@@ -250,13 +225,14 @@ class UploadProcess:
     def _listen(self) -> None:
         for line in sys.stdin:
             self._requests.put(json.loads(line))
-        self._requests.put(None)
+        self._is_orphan = True
+        self._requests.put(None)  # wakes whoever waits
 
     def _watch(self) -> None:
         while True:
             time.sleep(min(self._timeout_s / 4, 1.0))
             if os.getppid() != self._parent:  # a forked child of the dead parent may hold our input open
-                self._requests.put(None)
+                self._is_orphan = True
             if self._is_busy and time.monotonic() - self._last_tick > self._timeout_s:
                 self._uploader.state.last_error = f"no answer from {self._uploader.state.url} in {self._timeout_s:g} s"
                 with contextlib.suppress(OSError):

@@ -221,7 +221,8 @@ def difference(bits: AnyArray, before: AnyArray) -> AnyArray:
     """
     width = bits.dtype.itemsize
     signed = (bits.view(f"u{width}") - before.view(f"u{width}")).view(f"i{width}")
-    return ((signed << 1) ^ (signed >> (8 * width - 1))).view(f"u{width}")
+    folded: AnyArray = (signed << 1) ^ (signed >> (8 * width - 1))
+    return folded.view(f"u{width}")
 
 
 def undo_difference(stored: AnyArray, before: AnyArray) -> AnyArray:

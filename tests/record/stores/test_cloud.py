@@ -16,9 +16,9 @@ import pytest
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.lake import open_lake, upload_state
+from sonde.record.push import push
 from sonde.record.repository import Repository
 from sonde.record.store import Store, open_store
-from sonde.record.upload import push
 from sonde.schema.addresses import Address
 from sonde.schema.tensors import Snapshot
 from sonde.testing.stores import StoreTests, drifting
@@ -171,9 +171,10 @@ os.kill(os.getpid(), signal.SIGKILL)
         wait_for(lambda: not is_uploading(run_folder))
     use_endpoint(s3.url)
     told: list[tuple[int, int]] = []
-    state = push(run_folder, told=lambda done, total: told.append((done, total)))
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert (state.waiting([0, 1, 2]), state.last_error) == ([], "")
+    pushed = push(run_folder, told=lambda done, total: told.append((done, total)))
+    assert (told[0], told[-1]) == ((0, 3), (3, 3))
+    assert (pushed.uploaded, pushed.waiting, pushed.last_error) == (3, 0, "")
+    assert push(run_folder).uploaded == 0
     assert remote_steps(run_folder, url) == [0, 1, 2]
 
 

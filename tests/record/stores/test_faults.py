@@ -1,4 +1,4 @@
-"""kill -9 at any point, a disk that fills up, power that fails: what was acknowledged is there, whole, or nothing is."""
+"""kill -9 at any point, a full disk, a power failure: what was acknowledged is there, whole, or nothing is."""
 
 from __future__ import annotations
 

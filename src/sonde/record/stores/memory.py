@@ -65,5 +65,5 @@ def open(run: Path, *, rank: int = 0) -> MemoryStore:
 
 
 def _document(snapshot: Snapshot) -> bytes:
-    sums = {name: zlib.crc32(tensor.flat().view("u1")) for name, tensor in snapshot.tensors.items()}
+    sums = {name: zlib.crc32(tensor.flat().tobytes()) for name, tensor in snapshot.tensors.items()}
     return json.dumps(sums, sort_keys=True).encode()

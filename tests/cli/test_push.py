@@ -1,0 +1,58 @@
+"""`sonde push`: what waits goes up, and the exit status says whether all of it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sonde.read.lake import open_lake
+from sonde.record.local_lake import LocalLake
+from sonde.record.upload import Spool
+from sonde.schema.addresses import ICECHUNK_FOLDER
+from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.uploads import UploadState
+
+
+def leave_waiting(run: Path, url: str = ICECHUNK_FOLDER) -> None:
+    """As a training that was killed left it: two snapshots in the spool, none uploaded."""
+    lake = LocalLake(run)
+    for step in (10, 20):
+        lake.write(Snapshot(step, 0.0, "", {"param/w": HostTensor.of(np.full(5, step, np.float32))}))
+    lake.close()
+    Spool(run).keep(UploadState(url, keeps_local=False))
+
+
+@pytest.mark.slow
+def test_what_waits_is_uploaded(sonde: Any, make_run: Any) -> None:
+    run = make_run()
+    leave_waiting(run)
+    answer = sonde("push", "latest", "--json")
+    assert answer.json == {"url": "icechunk", "uploaded": 2, "waiting": 0, "last_error": ""}
+    assert [path.name for path in (run / "tensors").iterdir()] == ["zarr.json"]
+    assert open_lake(run).read(20, "param/w").tolist() == [20.0] * 5
+    assert "0 uploaded to icechunk, 0 waiting" in sonde("push", "latest").stdout
+
+
+@pytest.mark.slow
+def test_what_cannot_be_uploaded_is_told(sonde: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens there: the snapshots stay, the reason is said, and the exit status is 1."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "none",
+        "AWS_SECRET_ACCESS_KEY": "none",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    leave_waiting(make_run(), "s3://bucket/prefix")
+    answer = sonde("push", "latest", "--patience", "1", code=1)
+    assert "0 uploaded to s3://bucket/prefix, 2 waiting" in answer.stdout
+    assert "sonde push latest" in answer.stderr
+
+
+def test_a_run_without_a_bucket_has_nothing_to_push(sonde: Any, make_run: Any) -> None:
+    make_run()
+    answer = sonde("push", "latest", code=1)
+    assert "nothing to upload" in answer.stderr
