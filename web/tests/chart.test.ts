@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { align, logTicks, tickLabels, wantsLog, yRange, type Line } from "../src/lib/chart";
+import { align, bands, logTicks, tickLabels, wantsLog, yRange, type Line } from "../src/lib/chart";
 
 const line = (x: number[], y: number[], nonfinite: number[] = []): Line => ({ label: "a", x, y, nonfinite });
 
@@ -41,4 +41,14 @@ test("log where it shows more", () => {
   assert.equal(wantsLog([line([0, 1], [1e-5, 1])]), true);
   assert.equal(wantsLog([line([0, 1], [1, 2])]), false);
   assert.equal(wantsLog([line([0, 1], [-1, 1000])]), false);
+});
+
+test("ticks two and a half apart are not rounded to two and three", () => {
+  assert.deepEqual(tickLabels([2.5, 5, 7.5]), ["2.5", "5.0", "7.5"]);
+  assert.deepEqual(tickLabels([0.0009, 0.001, 0.0011]), ["0.0009", "0.0010", "0.0011"]);
+});
+
+test("bands that overlap are one", () => {
+  const mark = (step: number, last: number) => ({ step, last, severity: "warning" as const, label: "" });
+  assert.deepEqual(bands([mark(0, 10), mark(3, 12), mark(20, 30), mark(5, 5)]).map(({ from, to }) => [from, to]), [[0, 12], [20, 30]]);
 });

@@ -27,6 +27,21 @@ export interface Mark {
   href?: string | undefined;
 }
 
+/** Bands of marks, those that overlap as one: tints that add up would hide the data. */
+export function bands(marks: readonly Mark[]): { from: number; to: number; severity: Mark["severity"] }[] {
+  const found: { from: number; to: number; severity: Mark["severity"] }[] = [];
+  for (const severity of ["critical", "warning", "info"] as const) {
+    const own = marks.filter((mark) => mark.severity === severity && (mark.last ?? mark.step) > mark.step).sort((a, b) => a.step - b.step);
+    for (const { step, last } of own) {
+      const to = last ?? step;
+      const before = found.findLast((band) => band.severity === severity);
+      if (before && step <= before.to) before.to = Math.max(before.to, to);
+      else found.push({ from: step, to, severity });
+    }
+  }
+  return found;
+}
+
 /** Series of an answer as lines of a chart. */
 export function asLines({ steps, series }: Lines, label: (one: LineSeries) => string = (one) => one.name): Line[] {
   return series.map((one) => ({ label: label(one), x: steps, y: one.values, nonfinite: one.nonfinite }));
@@ -103,9 +118,13 @@ export function sameLines(a: readonly Line[], b: readonly Line[]): boolean {
   });
 }
 
+/** The difference of two such ends is still a number. */
+const LARGEST = 8e307;
+
 /** Room above and below, and a range for a line that never moves. */
 export function yRange(lo: number | null, hi: number | null, log: boolean): [number, number] {
   if (lo === null || hi === null || !Number.isFinite(lo) || !Number.isFinite(hi)) return log ? [0.1, 1] : [0, 1];
+  if (!log && !Number.isFinite((hi - lo) * 2)) return [Math.max(lo, -LARGEST), Math.min(hi, LARGEST)];
   if (log) {
     const safe = Math.max(lo, 1e-300);
     return safe === hi ? [safe / 3, hi * 3] : [safe / 1.3, hi * 1.3];
@@ -125,12 +144,13 @@ export const tickLabels = (ticks: readonly (number | null)[]): string[] => {
 /** As many figures as it takes to tell neighbouring ticks apart; all ticks of an axis in the same way of writing. */
 function tickLabel(tick: number, gap: number, largest: number): string {
   if (tick === 0) return "0";
-  const decimals = gap > 0 ? Math.max(0, Math.ceil(-Math.log10(gap) - 1e-9)) : 3;
-  const isEven = gap > 0 && Math.abs(tick / gap - Math.round(tick / gap)) < 1e-6;
-  if (isEven && largest >= 1e-3 && largest < 1e5 && decimals <= 6) return tick.toFixed(decimals).replace("-", "−");
+  const decimals = [0, 1, 2, 3, 4, 5, 6].find((n) => isWhole(gap * 10 ** n)) ?? 7;
+  if (gap > 0 && isWhole(tick / gap) && largest >= 1e-3 && largest < 1e5 && decimals <= 6) return tick.toFixed(decimals).replace("-", "−");
   const figures = gap > 0 ? Math.ceil(Math.log10(Math.abs(tick) / gap)) + 2 : 3;
   return number(Number(tick.toPrecision(12)), Math.min(Math.max(figures, 2), 8));
 }
+
+const isWhole = (value: number): boolean => Math.abs(value - Math.round(value)) < 1e-6;
 
 export const stepLabels = (ticks: readonly (number | null)[]): string[] =>
   ticks.map((tick) => {
