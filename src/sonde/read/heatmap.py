@@ -33,6 +33,8 @@ ZERO_PLACE: Final = -400.0
 """A value of zero: below every float64, and still a value."""
 MISSING: Final = np.float32(-np.inf)
 NOT_FINITE: Final = np.float32(np.inf)
+_SMALLEST: Final = np.float32(1.2e-38)
+"""Below it float32 loses digits."""
 _LINEAR: Final = ("clip_factor", "dynamic_range", "below_fp16", "below_fp16_normal", "grad_cosine", "moment_cosine")
 
 
@@ -119,13 +121,30 @@ def to_cells(asked: HeatQuestion, raw: RawStats) -> Cells:
     """Spread rows (site, step) over steps × rows of the picture."""
     column = stat_column(asked.question, raw, asked.stat)
     places = to_places(column.value, scale_of(asked.stat))
-    odd = (raw.rows[column.index, NAN] + raw.rows[column.index, INF]) > 0
-    places[odd] = NOT_FINITE
-    site, step = raw.site[column.index], raw.step[column.index]
+    odd = (raw.rows[:, NAN] + raw.rows[:, INF]) > 0
+    places[odd[column.index]] = NOT_FINITE
+    is_whole = len(column.index) == len(raw)
+    site, step = (raw.site, raw.step) if is_whole else (raw.site[column.index], raw.step[column.index])
+    num_steps = _num_common_steps(site, step)
+    if num_steps:
+        cells = np.full((num_steps, len(asked.rows)), MISSING, np.float32)
+        cells[:, _positions(asked)[site[::num_steps]]] = places.reshape(-1, num_steps).T
+        return Cells(step[:num_steps], cells)
     steps, at = _distinct(step)
     cells = np.full((len(steps), len(asked.rows)), MISSING, np.float32)
     cells[at, _positions(asked)[site]] = places
     return Cells(steps, cells)
+
+
+def _num_common_steps(site: NDArray[np.int64], step: NDArray[np.int64]) -> int:
+    """How many steps there are, where every site has the same ones; 0 where not. Then a table is only turned around."""
+    if not len(site):
+        return 0
+    count = int(np.searchsorted(site, site[0], side="right"))
+    if len(site) % count or (site[::count] != site[count - 1 :: count]).any():
+        return 0
+    table = step.reshape(-1, count)
+    return count if (table == table[0]).all() else 0
 
 
 def _distinct(step: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
@@ -151,12 +170,16 @@ def _positions(asked: HeatQuestion) -> NDArray[np.intp]:
 
 
 def to_places(values: NDArray[np.float64], scale: Scale) -> Places:
+    """Where values lie on their scale."""
     if scale == "linear":
         places = values.astype(np.float32)
     else:
-        with np.errstate(divide="ignore"):
-            places = np.log10(np.abs(values)).astype(np.float32)
-        places[values == 0] = ZERO_PLACE
+        with np.errstate(divide="ignore", over="ignore"):
+            size = np.abs(values).astype(np.float32)
+            places = np.log10(size)  # several times as fast as in float64
+            far = np.flatnonzero((size < _SMALLEST) | np.isinf(size))
+            places[far] = np.log10(np.abs(values[far]))
+        places[far[values[far] == 0]] = ZERO_PLACE
     places[~np.isfinite(values)] = NOT_FINITE
     return places
 

@@ -111,7 +111,7 @@ def _read_segment(
     try:
         site = _whole(table["site"])
         step = _whole(table["step"])
-        keep = np.flatnonzero(_is_in(site, sites) & steps.mask(step))
+        keep = np.flatnonzero(is_in(site, sites) & steps.mask(step))
         rows = field_table(len(keep))
         for field in fields:
             _fill(rows, field, table[FIELDS[field]], keep)
@@ -154,10 +154,13 @@ def _hists(column: pa.ChunkedArray, keep: NDArray[np.intp]) -> NDArray[np.float3
     return hist
 
 
-def _is_in(values: Ids, wanted: Ids) -> NDArray[np.bool_]:
+def is_in(values: Ids, wanted: Ids) -> NDArray[np.bool_]:
     """Like np.isin for sorted, unique `wanted`."""
     if not len(wanted):
         return np.zeros(len(values), np.bool_)
+    if int(wanted[-1] - wanted[0]) + 1 == len(wanted):  # neighbours, as the sites of one kind mostly are
+        inside: NDArray[np.bool_] = (values >= wanted[0]) & (values <= wanted[-1])
+        return inside
     position = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
     found: NDArray[np.bool_] = wanted[position] == values
     return found
@@ -179,7 +182,7 @@ def from_records(records: list[StatsRecord], sites: Ids, *, with_hist: bool) -> 
     hists: list[NDArray[np.float32]] = [np.empty((0, NUM_BINS), np.float32)]
     for record in records:
         ids = record.site_ids.astype(np.int64)
-        keep = np.flatnonzero(_is_in(ids, sites))
+        keep = np.flatnonzero(is_in(ids, sites))
         if not len(keep):
             continue
         site.append(ids[keep])

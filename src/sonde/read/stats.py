@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sonde.errors import UnknownNameError
 from sonde.read.needs import fields_of
-from sonde.read.raw import Ids, RawStats, read_raw, take_rows
+from sonde.read.raw import Ids, RawStats, is_in, read_raw, take_rows
 from sonde.read.state import RunState
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.schema.joined import JOINED
@@ -173,7 +173,7 @@ class StatColumn:
 def stat_column(question: Question, raw: RawStats, stat: str) -> StatColumn:
     if stat in JOINED:
         return _joined_column(question, raw, stat)
-    index = np.flatnonzero(np.isin(raw.site, np.array(question.wanted[stat], np.int64)) & _is_present(stat, raw))
+    index = np.flatnonzero(is_in(raw.site, np.array(sorted(question.wanted[stat]), np.int64)) & _is_present(stat, raw))
     rows = take_rows(raw.rows, index, fields_of(stat))
     if stat not in STATS:
         return StatColumn(index, rows[:, INDEX[stat]])
