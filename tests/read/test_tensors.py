@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,12 @@ import pytest
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
 from sonde.read.lake import FolderLake, read_file
 from sonde.read.tensors import tensor_over_steps
+from sonde.record.folder import create_run
+from sonde.record.store import open_store
+from sonde.record.writer import Writer, WriterOptions
 from sonde.run import Run
 from sonde.run import open as open_run
+from sonde.schema.tensors import HostTensor, Snapshot
 
 STEPS = (0, 10, 20, 30)
 Keep = Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]
@@ -201,3 +207,54 @@ def test_missing_package_says_what_to_install(run: Run, monkeypatch: pytest.Monk
     with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):
         run.tensor("param/eight")
     assert run.snapshot("latest")["param/eight"].shape == (5,)  # needs numpy only
+
+
+@pytest.mark.slow
+def test_versions_of_a_run_in_a_repository(tmp_path: Path) -> None:
+    path = create_run(tmp_path, project="lake", name=None, config={}, tags=(), notes="")
+    store: Any = open_store("icechunk", path)
+    for step in STEPS:
+        store.write(Snapshot(step, 1.0, "test", {"param/w": HostTensor.of(weights(step))}))
+    store.tag("best", 10)
+    store.close()
+    Writer(path, WriterOptions()).close("finished")
+    run = open_run(path)
+    assert run.tensor("param/w").step.values.tolist() == list(STEPS)
+    best = run.version(tag="best")
+    assert best.tensor("param/w").step.values.tolist() == [0, 10]
+    assert best.snapshot("latest")["param/w"].tobytes() == weights(10).tobytes()
+    assert best.tensors.evolution("param/w").num_rows == 2
+    assert best.snapshots()["step"].to_pylist() == [0, 10]
+
+
+def test_version_of_a_run_without_a_repository_is_refused(run: Run) -> None:
+    with pytest.raises(UsageError, match="no Icechunk repository"):
+        run.version(tag="best").snapshot("latest")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # an import of it fails
+import sonde
+from sonde.read.files import open_tensors
+run = sonde.open(sys.argv[1])
+assert open_tensors(sys.argv[2])["w"].shape == (2, 3)
+assert sonde.compare(sys.argv[2], sys.argv[2]).is_same
+run.tensor("param/layers.0.weight").values
+run.tensors.evolution("param/*"); run.tensors.spectra("param/*"); run.tensors.distribution("param/*")
+run.snapshot("latest")["param/eight"]
+from sonde.show.export.tensors import plan_export, write_export
+from pathlib import Path
+write_export(plan_export(run, "weights", "hdf5"), Path(sys.argv[2] + ".h5"))
+print("ok")
+"""
+
+
+@pytest.mark.slow
+def test_nothing_here_needs_torch(run: Run, tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"w": torch.ones(2, 3, dtype=torch.bfloat16)}, tmp_path / "w.pt")
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(run.path), str(tmp_path / "w.pt")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.strip() == "ok", result.stderr

@@ -13,7 +13,7 @@ from torch import nn
 
 from sonde.schema.framework_layers import canonical
 from sonde.schema.framework_match import match_models
-from sonde.schema.frameworks import change_layout, detect, split_name
+from sonde.schema.frameworks import change_layout, detect, layer_type, split_name
 
 
 def shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -75,6 +75,26 @@ def test_steps_are_written_down() -> None:
     (found,) = canonical({"params/ConvTranspose_0/kernel": (3, 3, 4, 5)})
     assert found.parts[0].steps == (("transpose", (2, 3, 0, 1)), ("flip", (2, 3)))
     assert found.layer_type == "ConvTranspose"
+
+
+@pytest.mark.parametrize(
+    ("classes", "name"),
+    [
+        (("Linear", "Dense", "DenseGeneral"), "Linear"),
+        (("Conv2d", "Conv2D", "Conv", "Conv1D", "LazyConv3d"), "Conv"),
+        (("ConvTranspose2d", "Conv2DTranspose", "ConvTranspose"), "ConvTranspose"),
+        (("BatchNorm2d", "BatchNormalization", "BatchNorm", "SyncBatchNorm"), "BatchNorm"),
+        (("LayerNorm", "LayerNormalization"), "LayerNorm"),
+        (("RMSNorm", "LlamaRMSNorm", "RMSNormalization"), "RMSNorm"),
+        (("Embedding", "Embed"), "Embedding"),
+        (("MultiheadAttention", "MultiHeadAttention", "MultiHeadDotProductAttention"), "Attention"),
+        (("LSTM", "LSTMCell", "OptimizedLSTMCell"), "LSTM"),
+        (("GRU", "GRUCell"), "GRU"),
+        (("ConvBlock",), "ConvBlock"),
+    ],
+)
+def test_types_of_layers_have_one_name(classes: tuple[str, ...], name: str) -> None:
+    assert {layer_type(one) for one in classes} == {name}
 
 
 def test_gates_change_places() -> None:

@@ -49,7 +49,7 @@ _LAYERS: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class WeightComparison:
     """What differs between the tensors of a and of b."""
 
@@ -62,6 +62,13 @@ class WeightComparison:
     """The same numbers per layer, the most changed first."""
     total: Mapping[str, Any]
     frameworks: tuple[Framework, Framework]
+
+    def __repr__(self) -> str:
+        total = self.total
+        return (
+            f"<{self.a} and {self.b}: {total['num_tensors']} tensors, {total['num_same']} the same; "
+            f"relative change {total['relative']:.3g}; see .tensors, .layers, .total>"
+        )
 
     @property
     def is_same(self) -> bool:

@@ -51,6 +51,24 @@ PROJECTIONS: Final[Mapping[str, str]] = {
 }
 """Projections of attention, as PyTorch's own attention calls them."""
 
+LAYER_TYPES: Final[Mapping[str, str]] = {
+    r"(Lazy)?(Linear|Dense|DenseGeneral|EinsumDense|Einsum)": "Linear",
+    r"(Lazy)?Conv([123][dD])?": "Conv",
+    r"(Lazy)?Conv(Transpose[123]d|[123]DTranspose|Transpose)": "ConvTranspose",
+    r"DepthwiseConv[12]D": "DepthwiseConv",
+    r"Embedding|Embed": "Embedding",
+    r"(Lazy|Sync)?BatchNorm([123]d|alization)?": "BatchNorm",
+    r"LayerNorm(alization)?": "LayerNorm",
+    r"GroupNorm(alization)?": "GroupNorm",
+    r"(\w*RMSNorm|RMSNormalization)": "RMSNorm",
+    r"Multi[hH]ead(DotProduct)?Attention": "Attention",
+    r"(Optimized|Simple)?LSTM(Cell)?": "LSTM",
+    r"GRU(Cell)?": "GRU",
+    r"(Simple)?RNN(Cell)?|SimpleCell": "RNN",
+    r"(Spatial)?Dropout([123][dD])?": "Dropout",
+}
+"""Names of classes in the three frameworks, and the one name here."""
+
 _COLLECTIONS: Final = frozenset({"params", "batch_stats", "value"})
 _FLAX_LAYER: Final = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
 _SEPARATOR: Final = re.compile(r"/|%2F|\.")
@@ -114,6 +132,15 @@ def change_layout(array: AnyArray, steps: Iterable[Step]) -> AnyArray:
             gates = array.reshape(len(numbers), -1, *array.shape[1:])
             array = gates[list(numbers)].reshape(array.shape)
     return array
+
+
+def layer_type(class_name: str) -> str:
+    """One name for a kind of layer, whichever framework's class it is; other classes keep their own.
+
+    >>> layer_type("Dense"), layer_type("Conv2D"), layer_type("Conv2d"), layer_type("MyBlock")
+    ('Linear', 'Conv', 'Conv', 'MyBlock')
+    """
+    return next((name for pattern, name in LAYER_TYPES.items() if re.fullmatch(pattern, class_name)), class_name)
 
 
 def split_name(name: str) -> tuple[str, ...]:

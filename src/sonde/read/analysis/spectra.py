@@ -74,7 +74,7 @@ def stable_rank(found: Spectrum) -> float:
     """‖W‖F² / σ1²: at most the rank, and not moved by tiny singular values.
 
     >>> import numpy as np
-    >>> stable_rank(spectrum(np.eye(5)))
+    >>> round(stable_rank(spectrum(np.eye(5))), 9)
     5.0
     """
     top = found.values[0] if found.values.size else 0.0
