@@ -76,8 +76,8 @@ def run_checkpoints(run: Path, *, is_live: bool) -> list[Checkpoint]:
     outside: dict[str, Checkpoint] = {}
     for row in checkpoint_table(run, is_live=is_live).to_pylist():
         path = Path(row["path"])
-        if path.is_absolute() and parse_folder(path.name) is not None:
-            outside[path.name] = _elsewhere(path, row)
+        if path.is_absolute():  # a trainer's own has another name, and is one all the same
+            outside[str(path)] = _elsewhere(path, row)
     return sorted([*inside, *outside.values()], key=lambda checkpoint: checkpoint.step)
 
 

@@ -1,0 +1,128 @@
+"""Hugging Face's `Trainer` and those made of it (`Seq2SeqTrainer`, TRL's): one callback records everything.
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[SondeCallback(project="gpt")])
+
+Gradients are read where the optimizer steps: unscaled, accumulated, as it uses them, with their norm before clipping.
+Importing this file registers the name, so that `TrainingArguments(report_to="sonde")` does the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import MissingPackageError
+from sonde.read.scalars import logged_since
+from sonde.record.items import KeptRow
+from sonde.record.link import linked_run, write_link
+from sonde.session import NullSession, Session
+from sonde.session.joining import Joining
+
+try:
+    from transformers import TrainerCallback
+    from transformers.integrations import integration_utils
+    from transformers.trainer_utils import get_last_checkpoint
+except ImportError as error:
+    raise MissingPackageError("transformers", "transformers", "SondeCallback") from error
+
+
+class SondeCallback(TrainerCallback):  # type: ignore[misc]
+    """Records a training by `Trainer`. A session given, or begun before, is used and left open; else one is begun.
+
+    `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of
+    `sonde.watch`, all others are those of `sonde.init`.
+    """
+
+    def __init__(
+        self, session: Session | NullSession | None = None, *, watch: Mapping[str, Any] | None = None, **init: Any
+    ) -> None:
+        self.watch = dict(watch or {})
+        self._joining = Joining(session, init)
+        self._is_swept = False
+
+    @property
+    def session(self) -> Session | NullSession | None:
+        """What is recorded to, once training has begun."""
+        return self._joining.session
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        resumed = _resumed_from(args) if state.global_step else None
+        run = linked_run(resumed) if resumed is not None else None
+        session = self._joining.begin(_config(args, given.get("model")), resume=run)
+        optimizer = inner_optimizer(given.get("optimizer"))
+        session.watch(given["model"], optimizer, **self.watch)
+        self._is_swept = optimizer is None  # one that torch does not know, such as DeepSpeed's
+        if state.global_step and isinstance(session, Session):
+            known = logged_since(session.path, state.global_step) if run is not None else []
+            self._joining.continue_at(state.global_step, known)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Gradients are whole and clipped, and not yet used. Where no optimizer of torch's is there to tell, now."""
+        if self._is_swept and self.session is not None:
+            self.session.step()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        """`loss`, `grad_norm`, `learning_rate`, `eval_loss` and so on, at the step they are of."""
+        if self.session is not None:
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+            self.session.log(numbers, step=max(state.global_step - 1, 0))
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The run knows its checkpoints, and each of them its run."""
+        session = self.session
+        if not isinstance(session, Session):
+            return
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if not folder.is_dir():
+            return
+        try:
+            write_link(folder, session.path)
+        except OSError as error:
+            session.warn_once("checkpoint link", f"{folder} could not be linked to its run: {error}")
+        details = {} if state.best_metric is None else {"best_metric": state.best_metric}
+        session.writer.kept(
+            KeptRow(
+                table="checkpoints",
+                step=state.global_step,
+                time=time.time(),
+                where=str(folder.absolute()),
+                details=details,
+            )
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._joining.end()
+
+
+TracerCallback = SondeCallback
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """accelerate wraps the one that steps; None where it is not torch's."""
+    from torch.optim import Optimizer
+
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, Optimizer) else None
+
+
+def _config(args: Any, model: Any) -> dict[str, Any]:
+    """What was set, without what is secret; the model's own configuration under "model"."""
+    found = args.to_sanitized_dict() if hasattr(args, "to_sanitized_dict") else {}
+    config = getattr(model, "config", None)
+    described = config.to_dict() if hasattr(config, "to_dict") else {}
+    plain = {key: value for key, value in described.items() if isinstance(value, bool | int | float | str)}
+    return {**found, **({"model": plain} if plain else {})}
+
+
+def _resumed_from(args: Any) -> Path | None:
+    """The checkpoint a trainer goes on from. It says so only when told by its arguments; else it is the last one."""
+    named = args.resume_from_checkpoint
+    if isinstance(named, str) and Path(named).is_dir():
+        return Path(named)
+    last = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+    return Path(last) if last else None
+
+
+integration_utils.INTEGRATION_TO_CALLBACK.setdefault("sonde", SondeCallback)
