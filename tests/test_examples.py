@@ -24,6 +24,7 @@ ARGUMENTS = {
     "03_rnn_sequence.py": [],
     "04_memory_agent.py": [],
     "05_transformer.py": [],
+    "tune_lora.py": ["--samples", "120"],
 }
 # What a tutorial must say it found, and that it was gone afterwards.
 TUTORIALS = {

@@ -45,7 +45,7 @@ def forgetting(window: Window) -> Iterator[Finding]:
             evidence=[
                 Evidence(name, end / float(values[0]), f"below {RISE:g}", since, "over its value before training")
             ],
-            remedy="a lower learning rate, fewer steps or adapters of a smaller rank; mix 5 to 10 % of the old data in.",
+            remedy="a lower learning rate, fewer steps, or adapters of a smaller rank; mix in 5 to 10 % of old data.",
         )
 
 
