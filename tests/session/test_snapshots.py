@@ -346,7 +346,7 @@ def test_the_first_critical_finding_of_a_rule_is_worth_a_snapshot(begin: Any) ->
                 trained.model.first.weight.fill_(float("nan"))
         trained.step()
         session.flush(10)
-        if session.snapshots.counts["taken"]:
+        if session.snapshots.ledger.counts["taken"]:
             break
     store = kept(session)
     assert store.read(store.steps()[0]).reason == "finding nan_inf"
@@ -388,7 +388,7 @@ def test_under_pressure_whole_snapshots_are_skipped_counted_and_told(
     assert store.steps() == list(range(module.MAX_OPEN))
     for step in store.steps():
         assert_same(store, step, {n: t for n, t in trained.seen[step].items() if n.startswith("param/")})
-    assert session.snapshots.counts == {"taken": module.MAX_OPEN, "skipped": 3, "failed": 0}
+    assert session.snapshots.ledger.counts == {"taken": module.MAX_OPEN, "skipped": 3, "failed": 0}
     session.finish()
     assert capfd.readouterr().err.count("was skipped") == 1
     run = sonde.open(session.path)
@@ -406,7 +406,7 @@ def test_staging_memory_is_bounded_and_used_again(begin: Any, blocked: Any) -> N
     for _ in range(4):
         trained.step()
         assert staging.held_bytes <= staging.limit_bytes
-    assert session.snapshots.counts["skipped"] == 2
+    assert session.snapshots.ledger.counts["skipped"] == 2
     blocked.set()
     session.flush(30)
     held = staging.held_bytes
@@ -427,7 +427,7 @@ def test_activations_that_do_not_fit_cost_the_whole_snapshot(begin: Any) -> None
         optimizer.step()
     store = kept(session)
     assert store.steps() == [0, 2]
-    assert session.snapshots.counts["skipped"] == 1
+    assert session.snapshots.ledger.counts["skipped"] == 1
     assert session.snapshots._memory().used_bytes == 0
 
 
@@ -448,7 +448,7 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_training(
     for _ in range(3):
         trained.step()
     assert kept(session).steps() == [1, 2]
-    assert session.snapshots.counts == {"taken": 2, "skipped": 0, "failed": 1}
+    assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 1}
     assert session.breaker.num_errors == 0
     assert "No space left on device" in capfd.readouterr().err
 
@@ -463,7 +463,7 @@ def test_a_store_that_fails_oddly_opens_the_breaker_in_the_end_and_training_goes
         trained.step()
         session.flush(10)
     assert session.breaker.is_open
-    assert session.snapshots.counts["failed"] == 3
+    assert session.snapshots.ledger.counts["failed"] == 3
 
 
 # ------------------------------------------------------------------------------------------- start-up and the end
@@ -513,7 +513,7 @@ def test_a_step_that_has_a_snapshot_keeps_it_when_the_run_is_continued(begin: An
     for _ in range(4):
         second.step()
     again.finish()
-    assert again.snapshots.counts == {"taken": 1, "skipped": 0, "failed": 0}
+    assert again.snapshots.ledger.counts == {"taken": 1, "skipped": 0, "failed": 0}
     store = open_store("zarr", session.path)
     try:
         assert store.steps() == [0, 2, 4]
@@ -536,7 +536,7 @@ def test_finish_waits_for_what_is_on_its_way(begin: Any, monkeypatch: pytest.Mon
     for _ in range(3):
         trained.step()
     session.finish()
-    assert session.snapshots.counts["taken"] == 3
+    assert session.snapshots.ledger.counts["taken"] == 3
 
 
 def test_what_cannot_be_written_in_time_is_said_to_be_lost(begin: Any, blocked: Any, capfd: Any) -> None:
@@ -546,7 +546,7 @@ def test_what_cannot_be_written_in_time_is_said_to_be_lost(begin: Any, blocked: 
     trained.step()
     session.finish()
     assert "2 snapshots were lost" in capfd.readouterr().err
-    assert session.snapshots.counts["failed"] == 2
+    assert session.snapshots.ledger.counts["failed"] == 2
     assert sonde.open(session.path).status == "finished"
 
 
@@ -563,7 +563,7 @@ def test_an_exception_still_writes_what_is_staged(begin: Any) -> None:
     with pytest.raises(RuntimeError, match="theirs"):
         train()
     assert session.snapshots._writer._store.steps() == [0]
-    assert session.snapshots.counts == {"taken": 1, "skipped": 0, "failed": 0}
+    assert session.snapshots.ledger.counts == {"taken": 1, "skipped": 0, "failed": 0}
 
 
 def test_a_forked_child_takes_no_snapshots_and_leaves_the_parents_alone(begin: Any) -> None:

@@ -127,11 +127,11 @@ def test_a_copy_that_is_not_there_in_time_costs_the_snapshot_and_not_the_step(
         model(torch.randn(2, 300)).sum().backward()
         optimizer.step()
     slow.may_go.set()
-    assert session.snapshots.counts == {"taken": 0, "skipped": 2, "failed": 0}
+    assert session.snapshots.ledger.counts == {"taken": 0, "skipped": 2, "failed": 0}
     model(torch.randn(2, 300)).sum().backward()
     optimizer.step()
     assert session.flush(30)
-    assert session.snapshots.counts == {"taken": 1, "skipped": 2, "failed": 0}
+    assert session.snapshots.ledger.counts == {"taken": 1, "skipped": 2, "failed": 0}
     assert session.snapshots._memory().used_bytes == 0
 
 
@@ -159,4 +159,4 @@ def test_gradients_zeroed_before_they_are_copied_are_taken_again_and_then_at_onc
     assert store.steps() == ([0, 2] if set_to_none else [3])
     for step in store.steps():
         assert np.array_equal(store.read(step).tensors["grad/weight"].values(), grads[step])
-    assert session.snapshots.counts["failed"] == 0
+    assert session.snapshots.ledger.counts["failed"] == 0

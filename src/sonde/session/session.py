@@ -58,13 +58,13 @@ class Session:
         )
         self._num_faults = 0
         observer = LiveRules(self._say_finding) if settings.diagnose else None
+        self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
         self.snapshots = Snapshotting(self)
         self.writer = Writer(
-            run, options, resume=resume, on_warning=self.warn, observer=observer, on_beat=self.snapshots.poll
+            run, options, resume=resume, on_warning=self.warn, observer=observer, on_beat=self.snapshots.asks.poll
         )
         self.step_number = self.writer.next_step
         self.governing = Governing(self)
-        self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
         self.is_finished = False
         self._watchings: list[Watching] = []
         self.data: DataInspection | None = None
@@ -464,7 +464,7 @@ class Session:
         """Called on the writer thread, once for each kind of fault."""
         self._num_faults += 1
         message = "".join(c if c.isprintable() else "?" for c in finding.message)  # names may come from anywhere
-        self.snapshots.found(finding)
+        self.snapshots.asks.found(finding)
         self._say(f"{finding.severity} since step {finding.step}: {message}   [{finding.rule}]")
 
     def _note_facts(self) -> None:

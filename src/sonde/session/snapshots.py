@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from sonde.errors import UnknownNameError, UsageError
+from sonde.errors import UsageError
 from sonde.record.ranks import world_size
-from sonde.record.requests import Requests
 from sonde.record.snapshots import ChangedError, SnapshotWriter, abandon
 from sonde.record.store import open_store
+from sonde.session.snapshot_asks import SCHEDULED, Ask, Asks
+from sonde.session.snapshot_ledger import Ledger
 from sonde.session.snapshot_plan import ON_DEMAND, Snapshots, as_plan, check_kinds
 
 if TYPE_CHECKING:
-    from sonde.diagnose.finding import Finding
     from sonde.probe.model import Place
     from sonde.probe.optimizer import OptimizerStep
-    from sonde.record.snapshots import Outcome
     from sonde.session.copying import Copier
     from sonde.session.draft import Draft, Streams
     from sonde.session.gather import Gather
@@ -39,15 +36,6 @@ for are bounded by memory alone."""
 FREE_BYTES: Final = 256 << 20
 _PATIENCE_S: Final = 1.0
 """After this long `finish` says what it waits for."""
-
-
-class Ask:
-    """Somebody wants a snapshot of the next step."""
-
-    __slots__ = ("kinds", "reason", "tickets")
-
-    def __init__(self, reason: str, kinds: tuple[str, ...] | None = None, tickets: tuple[str, ...] = ()) -> None:
-        self.reason, self.kinds, self.tickets = reason, kinds, tickets
 
 
 class Followed:
@@ -65,12 +53,9 @@ class Snapshotting:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._told: set[str] = set()
-        self.counts = {"taken": 0, "skipped": 0, "failed": 0}
-        self.nbytes = self.stored_bytes = 0
         self._followed: dict[int, Followed] = {}
-        self._asked: SimpleQueue[Ask] = SimpleQueue()
-        self._requests = Requests(session.path)
+        self.asks = Asks(session.path, self._refusal, session.breaker)
+        self.ledger = Ledger(session, self.asks, self._changed)
         self.draft: Draft | None = None
         self._writer: SnapshotWriter | None = None
         self._staging: Staging | None = None
@@ -79,8 +64,6 @@ class Snapshotting:
         self._store = ON_DEMAND
         """The plan that says which store; a session has one."""
         self._opened: Any = None
-        self._least = ""
-        """How grave a finding must be to be worth a snapshot; empty: none is."""
 
     # ---------------------------------------------------------------------------------------------------- start-up
 
@@ -93,7 +76,7 @@ class Snapshotting:
         gather = Gather(watching, plan.sites, self._left_out)
         if plan is not ON_DEMAND:
             self._check(plan, gather)
-            self._least = plan.on_finding or self._least
+            self.asks.least = plan.on_finding or self.asks.least
         probe = Probe(plan.probe) if plan.probe is not None else None
         self._followed[id(watching)] = Followed(plan, gather, probe, at_once=plan.at_once)
 
@@ -116,6 +99,18 @@ class Snapshotting:
             self._store = plan
         elif (plan.store, dict(plan.options)) != (self._store.store, dict(self._store.options)):
             raise UsageError(f'snapshots of this run go to "{self._store.store}" already; a run has one store.')
+
+    def _refusal(self) -> str:
+        """Why nobody can have a snapshot; asked on the writer thread."""
+        return "" if self._followed else "the run watches no model; its program calls no sonde.watch"
+
+    def _changed(self) -> None:
+        """Somebody writes to gradients before they are copied: from now on training waits for them."""
+        for followed in list(self._followed.values()):
+            followed.grads_at_once = True
+
+    def _left_out(self, name: str, why: str) -> None:
+        self.session.warn_once(f"snapshot without {why}", f"{name} is in no snapshot: it is {why}.")
 
     def unfollow(self, watching: Watching) -> None:
         self._followed.pop(id(watching), None)
@@ -142,38 +137,8 @@ class Snapshotting:
         if all(one <= other for one, other in zip(wanted, held, strict=True)):
             draft.is_asked = True
             return draft.step
-        self._asked.put(ask)
+        self.asks.put(ask)
         return draft.step + 1
-
-    def found(self, finding: Finding) -> None:
-        """Called on the writer thread, once for each rule."""
-        if self._least and (self._least == "warning" or finding.severity == "critical"):
-            self._asked.put(Ask(f"finding {finding.rule}"))
-
-    def poll(self) -> None:
-        """Called on the writer thread at each heartbeat: does another process ask for one?"""
-        try:
-            for request in self._requests.poll():
-                self._take_request(request.id, request.content)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the folder, recording goes on
-            self.session.breaker("requests", error)
-
-    def _take_request(self, id: str, content: dict[str, Any]) -> None:
-        if content.get("what") != "snapshot":
-            self._requests.answer(id, state="refused", why=f'this sonde does not know "{content.get("what")}"')
-            return
-        try:
-            kinds = check_kinds(content.get("kinds"))
-        except (UnknownNameError, UsageError, TypeError) as error:
-            self._requests.answer(id, state="refused", why=str(error))
-            return
-        if not self._followed:
-            self._requests.answer(id, state="refused", why="the run watches no model; its program calls no sonde.watch")
-            return
-        is_awaited = content.get("wait") is not False
-        if is_awaited:
-            self._requests.answer(id, state="waiting", step=self.session.next_step)
-        self._asked.put(Ask("asked", kinds, (id,) if is_awaited else ()))
 
     # -------------------------------------------------------------------------------------------------- the step
 
@@ -188,25 +153,18 @@ class Snapshotting:
             self._open(step, asks)
 
     def _due(self, step: int) -> list[Ask]:
-        asks = self._take_asks()
+        asks = self.asks.take()
         if any(followed.plan.when(step) for followed in self._followed.values()):
-            asks.append(Ask("scheduled"))
-        return asks
-
-    def _take_asks(self) -> list[Ask]:
-        asks = []
-        with suppress(Empty):
-            while True:
-                asks.append(self._asked.get_nowait())
+            asks.append(Ask(SCHEDULED))
         return asks
 
     def _open(self, step: int, asks: list[Ask]) -> None:
         from sonde.session.draft import Draft, Streams
 
         tickets = tuple(ticket for ask in asks for ticket in ask.tickets)
-        is_asked = any(ask.reason != "scheduled" for ask in asks)
+        is_asked = any(ask.reason != SCHEDULED for ask in asks)
         if not is_asked and self._is_behind():
-            self._skip(step, f"{MAX_OPEN} earlier ones are still being written", tickets)
+            self.ledger.skip(step, f"{MAX_OPEN} earlier ones are still being written", tickets)
             return
         self._streams = self._streams or Streams()
         self.draft = Draft(
@@ -341,66 +299,7 @@ class Snapshotting:
         if draft is not None:
             draft.drop()
             if is_loss:
-                self._skip(draft.step, why, draft.tickets)
-
-    def _skip(self, step: int, why: str, tickets: tuple[str, ...]) -> None:
-        self.counts["skipped"] += 1
-        message = f"the snapshot of step {step} was skipped: {why}"
-        self.session.event("snapshot_skipped", message, severity="warning", details={"step": step, "why": why})
-        self._tell_once("skipped", f"{message}. Later ones are only counted.")
-        self.note()
-        for ticket in tickets:
-            self._requests.answer(ticket, state="skipped", step=step, why=why)
-
-    def _done(self, outcome: Outcome) -> None:
-        """Called on the thread that writes."""
-        pending = outcome.pending
-        if outcome.state == "changed":
-            self._again(outcome)
-            return
-        if outcome.state == "taken" and outcome.receipt is not None:
-            self.counts["taken"] += 1
-            self.nbytes += outcome.receipt.nbytes
-            self.stored_bytes += outcome.receipt.stored_bytes
-        elif outcome.state != "exists":
-            self._failed(outcome)
-        self.note()
-        self._answer(pending.tickets, outcome)
-
-    def _again(self, outcome: Outcome) -> None:
-        """A tensor was written to while it was copied: the next step is taken, and its gradients at once."""
-        for followed in list(self._followed.values()):
-            followed.grads_at_once = True
-        self.session.event("snapshot_again", f"step {outcome.pending.step} is taken again one later: {outcome.why}")
-        self._asked.put(Ask(outcome.pending.reason, None, outcome.pending.tickets))
-
-    def _failed(self, outcome: Outcome) -> None:
-        self.counts["failed"] += 1
-        message = f"the snapshot of step {outcome.pending.step} could not be written: {outcome.why}"
-        self.session.event("snapshot_failed", message, severity="critical", details={"step": outcome.pending.step})
-        self._tell_once("failed", f"{message}. Training goes on.")
-        if outcome.error is not None and not isinstance(outcome.error, OSError):
-            self.session.breaker("snapshot", outcome.error)
-
-    def _answer(self, tickets: tuple[str, ...], outcome: Outcome) -> None:
-        receipt = outcome.receipt
-        sizes = {} if receipt is None else {
-            "nbytes": receipt.nbytes, "stored_bytes": receipt.stored_bytes, "num_tensors": receipt.num_tensors,
-        }  # fmt: skip
-        for ticket in tickets:
-            self._requests.answer(ticket, state=outcome.state, step=outcome.pending.step, why=outcome.why, **sizes)
-
-    def _tell_once(self, key: str, message: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            self.session.warn(message)
-
-    def _left_out(self, name: str, why: str) -> None:
-        self.session.warn_once(f"snapshot without {why}", f"{name} is in no snapshot: it is {why}.")
-
-    def note(self) -> None:
-        facts = {**self.counts, "nbytes": self.nbytes, "stored_bytes": self.stored_bytes}
-        self.session.writer.note(snapshots={**facts, "store": self._store.store})
+                self.ledger.skip(draft.step, why, draft.tickets)
 
     # ------------------------------------------------------------------------------------------------- how it ends
 
@@ -413,9 +312,8 @@ class Snapshotting:
             self._last_draft(is_crash=is_crash)
         if self._writer is not None:
             self._close(self._writer, deadline_s)
-        for ask in self._take_asks():
-            for ticket in ask.tickets:
-                self._requests.answer(ticket, state="lost", why="the run ended before its next step")
+        for ask in self.asks.take():
+            self.asks.answer(ask.tickets, state="lost", why="the run ended before its next step")
         if self._copier is not None:
             self._copier.close()
         if self._staging is not None:
@@ -439,12 +337,8 @@ class Snapshotting:
             num = writer.num_open
             self.session._say(f"writing {num} more snapshot{'s' if num > 1 else ''} …")
         if not writer.close(end - time.monotonic()):
-            num = writer.num_open
-            self.counts["failed"] += num
-            message = f"{num} snapshot{'s were' if num > 1 else ' was'} lost: not written within {deadline_s:g} s"
-            self.session.event("snapshot_lost", message, severity="critical")
-            self.session.warn(f"{message}. Allow more with finish_deadline_s.")
-        self.note()
+            self.ledger.lose(writer.num_open, deadline_s)
+        self.ledger.note()
 
     def forked(self) -> None:
         """In a forked child: all of it is the parent's."""
@@ -475,10 +369,11 @@ class Snapshotting:
         if self._writer is None:
             opened = self._opened
             plan, path = self._store, self.session.path
+            self.ledger.store = plan.store
             self._writer = SnapshotWriter(
                 lambda: opened if opened is not None else open_store(plan.store, path, plan.options),
                 plan.store,
                 self.session.writer,
-                self._done,
+                self.ledger.done,
             )
         return self._writer
