@@ -30,7 +30,7 @@ from sonde.read.files import is_tensor_file, open_tensors
 from sonde.read.folder import default_dir, find_run, run_folders
 from sonde.read.follow import Update, follow
 from sonde.read.forward_order import ForwardOrder
-from sonde.read.lake import open_lake
+from sonde.read.lake import Lake, open_lake
 from sonde.read.lazy import LazyTensors, of_kind
 from sonde.read.manifest import Manifest
 from sonde.read.pyramid import read_overview
@@ -349,15 +349,19 @@ class Run:
 
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
-        return tensor_over_steps(open_lake(self.path, **self._version), name, steps)
+        return tensor_over_steps(self.lake(), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
         """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last."""
-        return snapshot_tensors(open_lake(self.path, **self._version), step, pattern)
+        return snapshot_tensors(self.lake(), step, pattern)
 
     def snapshots(self) -> pa.Table:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio) of the snapshots of whole tensors."""
-        return snapshot_table(self.path, open_lake(self.path, **self._version), is_live=self._now.is_held)
+        return snapshot_table(self.path, self.lake(), is_live=self._now.is_held)
+
+    def lake(self) -> Lake:
+        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors."""
+        return open_lake(self.path, **self._version)
 
     def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
         """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").

@@ -22,6 +22,7 @@ from sonde.cli.main import main
 from sonde.errors import MissingPackageError, UsageError
 from sonde.read.exports import open_export
 from sonde.read.files import open_tensors
+from sonde.read.tensors import snapshot_tensors
 from sonde.record.folder import create_run
 from sonde.record.store import open_store
 from sonde.record.writer import Writer, WriterOptions
@@ -216,13 +217,31 @@ def test_interrupted_export_goes_on_where_it_was(format: str, run: Run, monkeypa
     assert not path.exists()
     read: list[int] = []
     resumed: list[int] = []
-    snapshot = Run.snapshot
     asked = plan_export(run, "gradients", format)
-    monkeypatch.setattr(Run, "snapshot", lambda self, step, *a: read.append(step) or snapshot(self, step, *a))
+    monkeypatch.setattr(
+        "sonde.show.export.tensors.snapshot_tensors",
+        lambda lake, step: read.append(step) or snapshot_tensors(lake, step),
+    )
     write_export(asked, path, on_resume=resumed.append)
     assert (read, resumed) == ([150, 200], [2])
     for step, found in open_export(path).items():
         assert_same(found, of("grad", step))
+
+
+def test_parts_are_used_when_more_steps_are_asked_for(run: Run) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        write_export(plan_export(run, "weights", "npz", steps=slice(0, 200)), Path("out"), stop)
+    first = {path.name: path.stat().st_ino for path in Path(".out.parts").iterdir()}
+    resumed: list[int] = []
+    write_export(plan_export(run, "weights", "npz"), Path("out"), on_resume=resumed.append)
+    assert resumed == [2]
+    kept = {path.stat().st_ino for path in Path("out").iterdir()}
+    assert len(kept & set(first.values())) == 2
+    assert list(open_export("out")) == list(STEPS)
 
 
 def test_parts_of_another_request_are_not_used(run: Run) -> None:
@@ -232,9 +251,12 @@ def test_parts_of_another_request_are_not_used(run: Run) -> None:
     with pytest.raises(StoppedError):
         write_export(plan_export(run, "gradients", "hdf5"), Path("out.h5"), stop)
     resumed: list[int] = []
+    write_export(plan_export(run, "weights", "hdf5"), Path("out.h5"))
+    assert set(open_export("out.h5")[0]) == {"param/w"}
+    with pytest.raises(StoppedError):
+        write_export(plan_export(run, "weights", "npz"), Path("out.h5"), stop)
     write_export(plan_export(run, "weights", "hdf5"), Path("out.h5"), on_resume=resumed.append)
     assert resumed == [0]
-    assert set(open_export("out.h5")[0]) == {"param/w"}
 
 
 def test_second_export_to_the_same_place_waits(run: Run) -> None:

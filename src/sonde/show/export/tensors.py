@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import UnknownNameError, UsageError
+from sonde.read.lake import Lake
 from sonde.read.lazy import LazyTensors, TensorSpec
+from sonde.read.tensors import snapshot_tensors
 from sonde.run import Run
 from sonde.schema.names import matches_any
 from sonde.schema.tensors import group_name
@@ -40,27 +42,33 @@ class TensorExport:
     """Which tensors of which steps, in which format."""
 
     run: Run
+    lake: Lake
     what: str
     format: str
-    steps: tuple[int, ...]
-    names: tuple[frozenset[str], ...]
+    names: Mapping[int, Sequence[str]]
+    """By step."""
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self.names)
 
     def tensors(self, step: int) -> LazyTensors:
         """The tensors asked for of one step; none of them is read yet."""
-        whole = self.run.snapshot(step)
-        wanted = self.names[self.steps.index(step)]
-        specs = {name: _readable(spec) for name, spec in whole.specs.items() if name in wanted}
+        whole = snapshot_tensors(self.lake, step)
+        specs = {name: _readable(whole.specs[name]) for name in self.names[step]}
         return LazyTensors(whole.label, specs, whole.__getitem__)
+
+    def part(self, step: int) -> str:
+        """The name of a step's part: another when the snapshot or what is asked of it is another.
+
+        So parts stay good when a live run has more steps by the time an export goes on.
+        """
+        of = fingerprint([self.lake.document(step).time, *self.names[step]])
+        return f"{group_name(step)}-{of}.{FORMATS[self.format]}"
 
     def request(self) -> dict[str, Any]:
         """What must be the same for parts of an earlier try to be used."""
-        return {
-            "run": self.run.id,
-            "what": self.what,
-            "format": self.format,
-            "steps": list(self.steps),
-            "names": fingerprint([sorted(names) for names in self.names]),
-        }
+        return {"run": self.run.id, "format": self.format}
 
 
 def _readable(spec: TensorSpec) -> TensorSpec:
@@ -75,25 +83,25 @@ def plan_export(
     if format not in FORMATS:
         raise UnknownNameError("format for whole tensors", format, FORMATS)
     kinds = KINDS[what]
-    table = run.snapshots()
-    every = table["step"].to_pylist()
+    lake = run.lake()
+    every = lake.steps
     if not every:
         raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
     first, stop, stride = (steps or slice(None)).indices(every[-1] + 1)
     found = {}
     for step in every:
         if first <= step < stop and (step - first) % stride == 0:
-            kept = run.snapshot(step)
+            kept = lake.entries(step)
             chosen = [n for n in kept if (kinds is None or n.partition("/")[0] in kinds) and matches_any(names, n)]
             if chosen:
-                found[step] = frozenset(chosen)
+                found[step] = chosen
     if not found:
-        there = sorted({name.partition("/")[0] for name in run.snapshot("latest")})
+        there = sorted({name.partition("/")[0] for name in lake.entries(every[-1])})
         raise UsageError(
             f"no {what} {'' if list(names) == ['*'] else 'of these names '}were kept at the steps asked for. "
             f"There are snapshots of {len(every)} steps, {every[0]} to {every[-1]}; the last has {', '.join(there)}."
         )
-    return TensorExport(run, what, format, tuple(found), tuple(found.values()))
+    return TensorExport(run, lake, what, format, found)
 
 
 def default_path(export: TensorExport) -> Path:
@@ -117,30 +125,31 @@ def write_export(
     with Parts(path, export.request()).open() as parts:
         if on_resume is not None:
             on_resume(parts.num_found)
-        names = [f"{group_name(step)}.{FORMATS[export.format]}" for step in export.steps]
-        for done, (step, name) in enumerate(zip(export.steps, names, strict=True), 1):
+        names = {step: export.part(step) for step in export.steps}
+        for done, (step, name) in enumerate(names.items(), 1):
             if not parts.has(name):
                 with parts.writing(name) as draft:
                     write(draft, step, export.tensors(step), run_facts(export.run))
             if tell is not None:
                 tell(done, len(names))
-        return _finish(export, path, [parts.path(name) for name in names])
+        return _finish(export, path, {step: parts.path(name) for step, name in names.items()})
 
 
-def _finish(export: TensorExport, path: Path, parts: list[Path]) -> list[Path]:
+def _finish(export: TensorExport, path: Path, parts: Mapping[int, Path]) -> list[Path]:
     if is_folder(export):
         draft = path.with_name(f".{path.name}.draft")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
-        for part in parts:
-            _link(part, draft / part.name)
+        names = {step: f"{group_name(step)}.{FORMATS[export.format]}" for step in parts}
+        for step, part in parts.items():
+            _link(part, draft / names[step])
         _replace_folder(draft, path)
-        return [path / part.name for part in parts]
-    if export.format in ONE_STEP_PER_FILE or len(parts) == 1:
-        parts[0].replace(path)
+        return [path / name for name in names.values()]
+    if len(parts) == 1:
+        next(iter(parts.values())).replace(path)
     else:
         with replacing(path) as draft:
-            _joiner(export.format)(draft, parts)
+            _joiner(export.format)(draft, list(parts.values()))
     return [path]
 
 
