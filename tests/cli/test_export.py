@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import UsageError
+from sonde.read.export_tables import open_export_tables
 from sonde.run import Run
 from sonde.run import open as open_run
 from sonde.show.export.atomic import replacing
@@ -238,3 +239,20 @@ def test_arrow(run: Path, sonde: Any) -> None:
     with pa.memory_map("out.arrow") as file:
         table = pa.ipc.open_file(file).read_all()
     assert same(table.filter(pa.compute.equal(table["name"], "loss"))["value"].to_pylist(), LOSSES)
+
+
+def rows_of(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
+    return sorted(zip(*(map(repr, table[column].to_pylist()) for column in columns), strict=True))
+
+
+@pytest.mark.parametrize(("format", "output"), [("h5", "out.h5"), ("parquet", "out"), ("arrow", "out")])
+def test_tables_open_again_as_they_were(format: str, output: str, make_run: Any, sonde: Any) -> None:
+    run = make_run(losses=LOSSES, steps=5, scalars=dict.fromkeys(HOSTILE, 0.5), events=["odd", "ü"])
+    sonde("export", run, "--format", format, "-o", output)
+    found, opened = open_export_tables(output), open_run(run)
+    assert set(found) == {"stats", "scalars", "events", "system", "sites"}
+    columns = ["step", "kind", "site", "stat", "value"]
+    assert rows_of(found["stats"], columns) == rows_of(opened.stats("*"), columns)
+    columns = ["step", "name", "value", "time"]
+    assert rows_of(found["scalars"], columns) == rows_of(opened.scalars(), columns)
+    assert found["events"]["message"].to_pylist() == opened.events()["message"].to_pylist()
