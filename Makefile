@@ -67,5 +67,5 @@ format: $(STAMP)  ## let ruff put the code in order
 	$(BIN)/ruff format
 
 clean:  ## remove what was built, the environment too
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf web/node_modules src/sonde/show/web/static .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

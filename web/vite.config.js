@@ -2,9 +2,11 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
-export default defineConfig({
+const server = process.env.SONDE_SERVER ?? "http://127.0.0.1:7007";
+
+export default defineConfig(({ command }) => ({
   plugins: [svelte()],
-  base: "/static/",
+  base: command === "build" ? "/static/" : "/",
   build: {
     outDir: process.env.SONDE_WEB_OUT ?? "../src/sonde/show/web/static",
     emptyOutDir: true,
@@ -16,6 +18,16 @@ export default defineConfig({
       output: { codeSplitting: false, entryFileNames: "app.js", assetFileNames: "app[extname]" },
     },
   },
-  // `npm run dev` beside a running `sonde ui --port 7007`.
-  server: { host: "127.0.0.1", proxy: { "/api": process.env.SONDE_SERVER ?? "http://127.0.0.1:7007" } },
-});
+  // `npm run dev` beside a running `sonde ui --port 7007`; open its address with the token, port 5173.
+  server: {
+    host: "127.0.0.1",
+    proxy: {
+      "/api": {
+        target: server,
+        changeOrigin: true,
+        // The server takes changes only from its own pages.
+        configure: (proxy) => proxy.on("proxyReq", (request) => request.setHeader("origin", server)),
+      },
+    },
+  },
+}));

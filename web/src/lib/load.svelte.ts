@@ -1,10 +1,13 @@
 // One thing asked of the server, again and again: the old answer stays until the new one is there. A change of the
-// question cancels the one on its way; mere news of the run never does, and is asked about at most once a second.
+// question cancels the one on its way; mere news of the run never does, and is asked about at most once a second, and
+// less often where answering is work: the server shares its machine with the training.
 
 import { untrack } from "svelte";
 import { ApiError } from "./api";
 
 const SHORTEST_MS = 1000;
+/** At most this share of the time is spent on answering the same question again. */
+const SHARE = 1 / 6;
 
 export class Loaded<T> {
   value = $state.raw<T | null>(null);
@@ -15,7 +18,7 @@ export class Loaded<T> {
   private abort: AbortController | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
   private stale = false;
-  private lastTime = 0;
+  private notBefore = 0;
 
   /** `question` says what is asked (which run, which range), `news` when the same is to be asked again. */
   constructor(
@@ -51,13 +54,14 @@ export class Loaded<T> {
       return;
     }
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => void this.start(), Math.max(0, this.lastTime + SHORTEST_MS - performance.now()));
+    this.timer = setTimeout(() => void this.start(), Math.max(0, this.notBefore - performance.now()));
   }
 
   private async start(): Promise<void> {
     const abort = new AbortController();
     this.abort = abort;
     this.stale = false;
+    const began = performance.now();
     try {
       const value = await this.ask(abort.signal);
       if (abort.signal.aborted) return;
@@ -70,7 +74,8 @@ export class Loaded<T> {
     }
     this.abort = null;
     this.busy = false;
-    this.lastTime = performance.now();
+    const now = performance.now();
+    this.notBefore = now + Math.max(SHORTEST_MS, (now - began) / SHARE);
     if (this.stale) this.refresh();
   }
 
