@@ -1,0 +1,54 @@
+"""Accelerate: sonde as one of its trackers. What `accelerator.log` is given, sonde records.
+
+tracker = SondeTracker(project="gpt")
+accelerator = Accelerator(log_with=tracker)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+accelerator.init_trackers("gpt", config={"lr": 3e-4})
+tracker.watch(accelerator.unwrap_model(model), optimizer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sonde.errors import MissingPackageError
+from sonde.session import NullSession, Session
+from sonde.session.joining import Joining
+
+try:
+    from accelerate.tracking import GeneralTracker
+except ImportError as error:
+    raise MissingPackageError("accelerate", "tune", "SondeTracker") from error
+
+
+class SondeTracker(GeneralTracker):  # type: ignore[misc]
+    """A session given, or begun before, is used and left open; else one is begun with the options of `sonde.init`."""
+
+    name = "sonde"
+    requires_logging_directory = False
+
+    def __init__(self, session: Session | NullSession | None = None, **init: Any) -> None:
+        # Every rank may have one: those that are not the first watch for values that are not finite.
+        self.main_process_only = False
+        super().__init__()
+        self._joining = Joining(session, init)
+
+    @property
+    def tracker(self) -> Session | NullSession:
+        """The session; begun when first asked for."""
+        return self._joining.begin({})
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """The `config` of `accelerator.init_trackers`."""
+        self._joining.begin(values)
+
+    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> Session | NullSession:
+        """`sonde.watch` for what `accelerator.prepare` returned."""
+        return self.tracker.watch(model, getattr(optimizer, "optimizer", optimizer), **options)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+        self.tracker.log(values, step)
+
+    def finish(self) -> None:
+        self._joining.end()
