@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import sonde
 from sonde.errors import RunNotFoundError, UsageError
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
 from sonde.tune.link import linked_run, require_run, write_link
+from sonde.tune.report_sections import convergence_section
 
 
 def record(dir: Path, losses: list[float], held_out: list[float] = []) -> Path:  # noqa: B006
@@ -47,8 +49,8 @@ FALLING = list(3 * np.exp(-np.arange(24) / 5))
     ],
 )
 def test_convergence(tmp_path, losses, verdict):
-    report = CheckpointAnalyzer(record(tmp_path, losses)).generate_standard_report()
-    assert report.convergence.verdict.startswith(verdict)
+    run = sonde.open(record(tmp_path, losses))
+    assert convergence_section(run).verdict.startswith(verdict)
 
 
 def test_every_section_has_its_numbers(tmp_path):
@@ -96,6 +98,15 @@ def test_checkpoints_without_a_run(tmp_path):
         CheckpointAnalyzer(tmp_path / "kept").export_raw_gradients()
 
 
+def test_checkpoints_of_transformers_are_compared_too(tmp_path):
+    for step in (5, 10):
+        path = tmp_path / "hf" / f"checkpoint-{step}"
+        path.mkdir(parents=True)
+        save_file({"w": torch.full((3,), float(step), dtype=torch.bfloat16)}, path / "model.safetensors")
+    rows = CheckpointAnalyzer(tmp_path / "hf").generate_standard_report().weight_evolution.rows
+    assert [(row["step"], row["from the first"]) for row in rows] == [(5, 0.0), (10, pytest.approx(1.0))]
+
+
 def test_gradients_are_exported_as_statistics_where_no_snapshots_are(tmp_path):
     analyzer = CheckpointAnalyzer(record(tmp_path, FALLING))
     found = analyzer.export_raw_gradients("gradients.parquet")
@@ -126,12 +137,14 @@ def test_monitoring_waits_for_a_run(tmp_path):
         LiveAnalyzer(checkpoint_dir=tmp_path).start_monitoring(wait_s=0.3)
 
 
+@pytest.mark.slow
 def test_monitoring_without_a_terminal_shows_one_frame(tmp_path, capfd):
     process = LiveAnalyzer(record(tmp_path / "runs", FALLING)).start_monitoring()
     assert process.returncode == 0
     assert "loss" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_analyzer_needs_no_torch(tmp_path):
     run = record(tmp_path, FALLING)
     code = f"""

@@ -56,7 +56,8 @@ class CheckpointAnalyzer:
         run = linked_run(self.folder)
         self.run: Run | None = None if run is None else open_run(run)
         self.checkpoints: list[Checkpoint] = list_checkpoints(checkpoints_folder(self.folder))
-        if self.run is None and not self.checkpoints:
+        self._foreign = {} if self.checkpoints else _foreign_weights(self.folder)
+        if self.run is None and not self.checkpoints and not self._foreign:
             raise RunNotFoundError(f"{self.folder} holds no checkpoints and names no run.")
 
     def generate_standard_report(self, save_to: str | os.PathLike[str] | None = None) -> StandardReport:
@@ -112,6 +113,19 @@ class CheckpointAnalyzer:
         for checkpoint in self.checkpoints:
             if not checkpoint.problem and (checkpoint.path / "model.safetensors").is_file():
                 yield checkpoint.step, open_tensors(checkpoint.path / "model.safetensors")
+        for step, path in sorted(self._foreign.items()):
+            yield step, open_tensors(path)
+
+
+def _foreign_weights(folder: Path) -> dict[int, Path]:
+    """Step -> weights, of the folders `checkpoint-500` that transformers' own trainer leaves."""
+    found: dict[int, Path] = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        files = [path / name for name in ("model.safetensors", "adapter_model.safetensors") if (path / name).is_file()]
+        if step.isdecimal() and files:
+            found[int(step)] = files[0]
+    return found
 
 
 def _snapshots(run: Run, pattern: str) -> dict[str, tuple[NDArray[np.int64], Any]]:

@@ -38,9 +38,9 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         self.manager: CheckpointManager | None = None
         sets = {name: data for name, data in (("", eval_dataset), (RETAINED, retained_dataset)) if data is not None}
         super().__init__(eval_dataset=sets or None, **given)  # which makes tokens of them
-        prepared = self.eval_dataset or {}
+        prepared: dict[str, Any] = vars(self)["eval_dataset"] or {}
         self.retained_dataset = prepared.get(RETAINED)
-        self.eval_dataset = prepared.get("")
+        self.eval_dataset: Any = prepared.get("")
 
     def checkpoints(self) -> CheckpointManager:
         """Made when the optimizer is there."""
