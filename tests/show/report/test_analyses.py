@@ -35,6 +35,7 @@ CURVES = {
     "rising": (2.0 * NOISE + 0.01 * STEPS, "bad", "did not fall"),
     "turned": ((1.0 + ((STEPS - 150) / 100) ** 2) * NOISE, "watch", "has risen"),
     "broken": (np.where(STEPS < 200, converged(), np.nan), "bad", "at step 200"),
+    "huge": (np.where(STEPS % 2, 1.7e308, -1.7e308), "bad", "did not fall"),
     "two values": (np.ones(2), "unknown", "2 finite values"),
 }
 

@@ -20,7 +20,9 @@ MIN_BYTES: Final = 400_000
 POINTS: Final = 300
 HEAT_COLUMNS: Final = 400
 MAX_SCALARS: Final = 100
-MAX_HIST: Final = 12
+MAX_NAMED: Final = 12
+"""Tensors that findings name, of which everything is kept."""
+QUANTILES: Final = ("max_abs", "abs_q99", "abs_q75", "abs_q50", "abs_q25", "abs_q01")
 LINE_POINTS: Final = 80
 _HEAT_WAIT_S: Final = 60.0
 
@@ -44,7 +46,8 @@ def _collect(asked: Answers, id: str, report: Report) -> dict[str, bytes]:
     sites = json.loads(kept.get(f"{base}/sites", b"{}"))
     findings = json.loads(kept.get(f"{base}/findings", b"{}"))
     room = _room(sites) - sum(_size(body) for body in kept.values())
-    for path in _questions(base, sites, findings):
+    flow = read_binary(kept[f"{base}/flow"])[0] if f"{base}/flow" in kept else {}
+    for path in _questions(base, sites, findings, flow):
         if room <= 0:
             break
         room -= _keep(asked, path, kept)
@@ -88,33 +91,56 @@ def _room(sites: dict[str, Any]) -> int:
     return max(MIN_BYTES, BYTES_PER_TENSOR * largest)
 
 
-def _questions(base: str, sites: dict[str, Any], findings: dict[str, Any]) -> Iterator[str]:
+def _questions(base: str, sites: dict[str, Any], findings: dict[str, Any], flow: dict[str, Any]) -> Iterator[str]:
     """What the views ask for, in the order in which it would be missed."""
-    scalars = [one for one in sites.get("scalars", []) if not one["is_inspection"]][:MAX_SCALARS]
-    links = [one["link"] for finding in findings.get("findings", []) for one in finding["evidence"] if one["link"]]
-    kinds: list[str] = sites.get("kinds", [])
-    stats: dict[str, list[str]] = {kind: [one["name"] for one in sites["stats"].get(kind, [])] for kind in kinds}
-    yield from (f"{base}/scalars?i={one['i']}&points={POINTS}" for one in scalars)
-    for link in links:
-        if "scalar" in link:
-            yield f"{base}/scalars?i={link['scalar']}&points={POINTS}"
-        else:
-            yield f"{base}/lines?i={link['i']}&points={POINTS}&stat={link['stat']}"
+    tensors = _Tensors(base, sites)
+    found = findings.get("findings", [])
+    shown = [one["link"] for finding in found for one in finding["evidence"] if one["link"]]
+    scalars = [one["i"] for one in sites.get("scalars", []) if not one["is_inspection"]][:MAX_SCALARS]
+    inspected = [i for part in ("attention", "recurrent") for one in flow.get(part, ()) for i in one["stats"].values()]
+    for i in (*scalars, *(link["scalar"] for link in shown if "scalar" in link), *inspected[:MAX_SCALARS]):
+        yield f"{base}/scalars?i={i}&points={POINTS}"
+    for link in shown:
+        if "i" in link:
+            yield tensors.line(link["i"], link["stat"], POINTS)
     yield f"{base}/heat?kind=health&stat=score&w={HEAT_COLUMNS}"
-    for kind in sorted(kinds, key=lambda kind: kind != "grad"):
-        yield from (f"{base}/heat?kind={kind}&stat={stat}&w={HEAT_COLUMNS}" for stat in stats[kind][:1])
-    yield from _of_tensors(base, sites, stats, [link["i"] for link in links if "i" in link])
-    for kind in kinds:
-        yield from (f"{base}/heat?kind={kind}&stat={stat}&w={HEAT_COLUMNS}" for stat in stats[kind][1:4])
+    kinds = sorted(tensors.stats, key=lambda kind: kind != "grad")
+    yield from (tensors.heat(kind, stat) for kind in kinds for stat in tensors.stats[kind][:1])
+    named = [link["i"] for link in shown if "i" in link] + [i for one in found for i in one["links"] if i is not None]
+    for i in list(dict.fromkeys(named))[:MAX_NAMED]:
+        yield from tensors.view(i)
+    yield from (tensors.line(i, tensors.stats[kind][0]) for i, kind in tensors.kind_of.items() if tensors.stats[kind])
+    yield from (tensors.heat(kind, stat) for kind in kinds for stat in tensors.stats[kind][1:4])
+    for i in tensors.kind_of:
+        yield from tensors.view(i)
 
 
-def _of_tensors(base: str, sites: dict[str, Any], stats: dict[str, list[str]], first: list[int]) -> Iterator[str]:
-    """Lines and distributions: of the tensors that findings name all, then of all tensors the main stat."""
-    columns = sites.get("columns", {"i": [], "kind": []})
-    kind_of = {i: sites["kinds"][kind] for i, kind in zip(columns["i"], columns["kind"], strict=True)}
-    named = list(dict.fromkeys(i for i in first if i in kind_of))[:MAX_HIST]
-    for i in named:
-        yield f"{base}/hist?i={i}&w=120"
-        yield from (f"{base}/lines?i={i}&points={LINE_POINTS}&stat={stat}" for stat in stats[kind_of[i]][:6])
-    for i in kind_of:
-        yield from (f"{base}/lines?i={i}&points={LINE_POINTS}&stat={stat}" for stat in stats[kind_of[i]][:1])
+class _Tensors:
+    """Questions about sites."""
+
+    def __init__(self, base: str, sites: dict[str, Any]) -> None:
+        self.base = base
+        columns = sites.get("columns", {"i": [], "kind": [], "name": []})
+        kinds = sites.get("kinds", [])
+        self.kind_of = {i: kinds[kind] for i, kind in zip(columns["i"], columns["kind"], strict=True)}
+        self.name_of = dict(zip(columns["i"], columns["name"], strict=True))
+        self.stats = {kind: [one["name"] for one in sites["stats"].get(kind, [])] for kind in kinds}
+        self.same: dict[str, list[int]] = {}
+        for i, name in self.name_of.items():
+            self.same.setdefault(name, []).append(i)
+
+    def line(self, i: int, stat: str, points: int = LINE_POINTS) -> str:
+        return f"{self.base}/lines?i={i}&points={points}&stat={stat}"
+
+    def heat(self, kind: str, stat: str) -> str:
+        return f"{self.base}/heat?kind={kind}&stat={stat}&w={HEAT_COLUMNS}"
+
+    def view(self, i: int) -> Iterator[str]:
+        """All that the page of one tensor shows."""
+        if i not in self.kind_of:
+            return
+        for other in self.same[self.name_of[i]]:
+            yield from (self.line(other, stat) for stat in self.stats[self.kind_of[other]][:1])
+            yield self.line(other, "norm")
+        yield f"{self.base}/hist?i={i}&w=120"
+        yield from (self.line(i, stat) for stat in QUANTILES if stat in self.stats[self.kind_of[i]])

@@ -37,7 +37,8 @@ def convergence(window: Window) -> Analysis:
         tone: Tone = "bad" if not finite.all() else "unknown"
         return Analysis(key="convergence", title=TITLE, tone=tone, verdict=verdict, charts=_charts(window, name, None))
     level = _level(values[finite])
-    fall = _Fall(steps[finite], values[finite], level)
+    with np.errstate(all="ignore"):  # a loss near the largest float overflows in differences; comparisons still hold
+        fall = _Fall(steps[finite], values[finite], level)
     tone, verdict = _judge(name, steps, finite, fall)
     return Analysis(
         key="convergence",
@@ -63,8 +64,7 @@ class _Fall:
         self.risen = (self.last - self.best) / self.total if self.total > 0 else 0.0
         around = _level(np.abs(values - level))  # a loss that falls by decades scatters less and less
         self.deviation = max(float(around[-1]), float(np.median(np.abs(values - level))))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self.noise = float(np.median(np.abs(values - level) / np.abs(level)))
+        self.noise = float(np.median(np.abs(values - level) / np.abs(level)))
         # On a steep slope values lie above the level without being spikes: a spike also rises from the value before.
         around = np.maximum(around, 0.01 * np.abs(level))
         is_high = values - level > SPIKE * 1.5 * around

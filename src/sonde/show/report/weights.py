@@ -113,8 +113,10 @@ def _quantiles(run: Run, site: str) -> Chart | None:
     """How the magnitudes of one weight are spread, over time."""
     # A glob may name more than it was made from: "a[0]" also matches "a0".
     names = {stat: f"param/{site}/{stat}" for _, stat in QUANTILES}
+    # A folder that somebody else wrote may have "/" in the names of its sites, which patterns cannot.
+    patterns = [f"param/{site.replace('/', '?')}/{stat}" for stat in names]
     try:
-        columns = by_series(run.overview(list(names.values()), points=100), ("kind", "site", "stat"))
+        columns = by_series(run.overview(patterns, points=100), ("kind", "site", "stat"))
     except CorruptError:
         return None
     lines = []

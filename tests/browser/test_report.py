@@ -1,0 +1,115 @@
+"""The report in a real browser: opened from disk, without a network, all of it drawn and nothing complained about."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = pytest.mark.browser
+SECTIONS = ("Training convergence", "Gradient flow", "Weight distribution evolution", "Overfitting")
+
+
+def write(run: Path | str, path: Path, *options: str) -> Path:
+    command = [sys.executable, "-m", "sonde.cli.main", "report", str(run), "-o", str(path), *options]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return path
+
+
+def run_of(folder: Path, name: str) -> Path:
+    return next(path.parent for path in folder.glob("*/*/run.json") if name in path.parent.name)
+
+
+@pytest.fixture(scope="module")
+def report(demo_runs: Path, front_end: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(run_of(demo_runs, "small-gpt"), tmp_path_factory.mktemp("report") / "report.html")
+
+
+def asked_outside(page: Any) -> list[str]:
+    """Every address a page asks for that is not in its own file."""
+    outside: list[str] = []
+    page.on("request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else outside.append(r.url))
+    return outside
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light")])
+def test_all_sections_are_drawn_from_the_file_alone(
+    report: Path, open_page: Callable[..., Any], picture: Callable[..., None], axe: Any, width: int, scheme: str
+) -> None:
+    page = open_page(width=width, color_scheme=scheme, offline=True)
+    outside = asked_outside(page)
+    page.goto(report.as_uri())
+    for title in SECTIONS:
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    expect(page.locator("[data-analysis] .verdict")).to_have_count(4)
+    expect(page.locator("article[data-finding]").first).to_contain_text("nan inf")
+    expect(page.locator("[data-analysis=gradient_flow]")).to_contain_text("stopped being finite")
+    assert page.locator("canvas").count() >= 8
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert outside == []
+    # What axe needs is evaluated by the debugger, which our policy does not bind.
+    assert axe(page) == []
+    picture(page, f"report-{width}-{scheme}")
+
+
+def test_other_views_work_without_a_server(report: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(report.as_uri(), offline=True)
+    for view in ("Overview", "Findings", "Layers", "Flow"):
+        page.get_by_role("navigation", name="Views").get_by_role("link", name=re.compile(f"^{view}")).click()
+        expect(page.locator("main")).not_to_contain_text("not part of the report")
+        expect(page.locator("main canvas, main svg").first).to_be_visible()
+    page.reload()
+    expect(page.locator("main svg, main canvas").first).to_be_visible()
+
+
+def test_tensor_that_a_finding_names_is_in_the_report(report: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(report.as_uri(), offline=True)
+    page.locator("article[data-finding] a[href*='/tensor/']").first.click()
+    expect(page.locator("main canvas").first).to_be_visible()
+    expect(page.locator("main")).not_to_contain_text("not part of the report")
+
+
+def test_hostile_names_run_nothing(
+    front_end: Path, tmp_path: Path, open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sonde.testing.hostile_run import hostile_run
+
+    hostile_run(tmp_path / "runs")
+    run = next((tmp_path / "runs").glob("**/run.json")).parent
+    page = open_page(write(run, tmp_path / "report.html").as_uri(), offline=True)
+    for title in SECTIONS:
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    assert page.evaluate("() => window.hacked === undefined")
+    assert page.locator("main script, main iframe, main img").count() == 0
+
+
+@pytest.mark.slow
+def test_two_thousand_tensors_stay_below_seven_megabytes(
+    front_end: Path, tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    from sonde.testing.big_run import Plan, big_run
+
+    run = big_run(tmp_path / "runs", Plan(num_tensors=2000, num_steps=600, num_extra_scalars=20))
+    path = write(run, tmp_path / "report.html")
+    assert path.stat().st_size < 7_500_000  # of which the program is some 0.4 MB
+    page = open_page(path.as_uri(), offline=True)
+    for title in SECTIONS:
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+
+
+def test_pdf_is_printed_with_everything_on_it(demo_runs: Path, front_end: Path, chromium: str, tmp_path: Path) -> None:
+    path = write(run_of(demo_runs, "small-gpt"), tmp_path / "report.pdf")
+    printed = path.read_bytes()
+    assert printed.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type /Page\b", printed)) >= 5
+    if shutil.which("pdftotext"):
+        text = subprocess.run(["pdftotext", str(path), "-"], check=True, capture_output=True, text=True).stdout
+        assert all(title in text for title in SECTIONS)
+    write(run_of(demo_runs, "small-gpt"), path)  # a report of ours is known again, and replaced
