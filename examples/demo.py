@@ -123,6 +123,7 @@ def main() -> None:
     sql = "select site, nan, inf from stats where kind = 'act' and nan + inf > 0 and step = "
     print(f'  {name} query latest "{sql}{options.fault_step}"')
     print(f"  {name} list")
+    print(f"  {name} ui {options.dir}   # the same in the browser")
 
 
 if __name__ == "__main__":

@@ -105,11 +105,15 @@ def browser(chromium: str) -> Iterator[Any]:
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
+def finished(command: list[str]) -> None:
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
 def train(folder: Path, *options: str) -> None:
     """One small run, trained in a process of its own."""
     script = Path(__file__).with_name("train.py")
-    command = [sys.executable, str(script), "--dir", str(folder), *options]
-    subprocess.run(command, check=True, env=ENVIRONMENT, capture_output=True)
+    finished([sys.executable, str(script), "--dir", str(folder), *options])
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,7 @@ export const tickLabels = (ticks: readonly (number | null)[]): string[] => {
 function tickLabel(tick: number, gap: number, largest: number): string {
   if (tick === 0) return "0";
   const decimals = [0, 1, 2, 3, 4, 5, 6].find((n) => isWhole(gap * 10 ** n)) ?? 7;
-  if (gap > 0 && isWhole(tick / gap) && largest >= 1e-3 && largest < 1e5 && decimals <= 6) return tick.toFixed(decimals).replace("-", "−");
+  if (gap > 0 && isWhole(tick / gap) && largest >= 1e-4 && largest < 1e5 && decimals <= 6) return tick.toFixed(decimals).replace("-", "−");
   const figures = gap > 0 ? Math.ceil(Math.log10(Math.abs(tick) / gap)) + 2 : 3;
   return number(Number(tick.toPrecision(12)), Math.min(Math.max(figures, 2), 8));
 }
