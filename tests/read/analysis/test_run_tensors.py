@@ -221,3 +221,41 @@ def test_workers_in_other_processes_open_the_run_by_its_path(run: Run, tmp_path:
 def test_cluster_must_be_a_client(run: Run) -> None:
     with pytest.raises(UsageError, match=r"dask\.distributed\.Client; got str"):
         run.tensors.evolution("param/*", cluster="tcp://somewhere")
+
+
+@pytest.mark.slow
+def test_adapters_of_peft_are_found_and_measured(tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    import sonde
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(10, 12)
+            self.fc = torch.nn.Linear(12, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.embed(x))
+
+    torch.manual_seed(0)
+    model = get_peft_model(Net(), LoraConfig(r=3, lora_alpha=6, target_modules=["fc", "embed"]))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    with sonde.init(project="p", dir=tmp_path) as session:
+        sonde.watch(model, optimizer, snapshots=1)
+        for _ in range(3):
+            # A snapshot has the weights that a step begins with, which are those its gradients are of.
+            adapted = {name: getattr(model.base_model.model, name) for name in ("fc", "embed")}
+            expected = {name: layer.get_delta_weight("default").detach() for name, layer in adapted.items()}
+            model(torch.arange(10)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        path = session.path
+    table = Run(path).tensors.lora(scale=2.0)
+    assert set(table["module"].to_pylist()) == {"fc", "embed"}
+    for module, delta in expected.items():
+        last = rows_of(table, module=module)[-1]
+        assert last["norm"] == pytest.approx(float(delta.norm()), rel=1e-5)
+        assert last["rank"] == 3
+        assert last["relative"] is not None
