@@ -105,7 +105,17 @@ class Capture:
             for key, owner in owners.items():
                 put_state(owner, others[group][key])
         if rng:
-            put_rng(random_states)
+            put_random_states(random_states)
+
+
+def put_random_states(states: Any) -> None:
+    """As they were; CorruptError for what no generator takes."""
+    try:
+        put_rng(states)
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise CorruptError(f"the checkpoint's random states are not understood ({error!r}).") from error
 
 
 def _model_file(key: str) -> str:

@@ -95,7 +95,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What was encoded; CorruptError for anything else."""
     try:
         return _decode(value, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
         raise CorruptError(f"the state of a checkpoint is not understood ({error!r}).") from error
 
 
