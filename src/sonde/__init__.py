@@ -69,6 +69,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("sonde")
+    if name == "jax":
+        return import_module("sonde.adapters.jax")
     if name == "flow":  # a room of its own, reached by its name
         return import_module("sonde.flow")
     if name not in _HOME_OF:

@@ -13,9 +13,9 @@ import sonde
 
 pytest.importorskip("lightning")
 
-import lightning.pytorch as pl  # noqa: E402
+import lightning.pytorch as pl
 
-from sonde.adapters.lightning import SondeCallback, TracerCallback  # noqa: E402
+from sonde.adapters.lightning import SondeCallback, TracerCallback
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the trainer's own
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingPackageError
+from sonde.read.link import linked_run
 from sonde.read.scalars import logged_since
 from sonde.record.items import KeptRow
-from sonde.record.link import linked_run, write_link
+from sonde.record.link import write_link
 from sonde.session import NullSession, Session
 from sonde.session.joining import Joining
 

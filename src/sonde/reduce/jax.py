@@ -1,0 +1,141 @@
+"""Sketches of JAX arrays, computed where they are: inside `jit`, on any device, sharded or not. Nothing is waited for.
+
+float32 is what JAX computes in unless told otherwise, so sums are taken of values divided by the largest, in blocks:
+no square overflows, and rounding stays below a millionth. Counts are integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.schema.sketch import (
+    HIST_N,
+    INF,
+    MAX,
+    MIN,
+    MIN_EXPONENT,
+    NAN,
+    NUM_BINS,
+    SUM,
+    SUMABS,
+    SUMSQ,
+    ZERO,
+    Array,
+    N,
+    empty_rows,
+)
+
+_BLOCK: Final = 1024
+_HIST_SAMPLES: Final = 512
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["counts", "sums", "hist"],
+    meta_fields=["names", "shapes", "dtypes"],
+)
+@dataclass(frozen=True)
+class Sketches:
+    """Sketches of a tree of arrays; a tree itself, so that a jitted function may return it."""
+
+    counts: Any
+    """(T, 4) integers: NaN, infinite, zero, looked at by the histogram."""
+    sums: Any
+    """(T, 6): the largest magnitude, then sum, sum of squares and sum of magnitudes of values over it, min, max."""
+    hist: Any
+    """(T, NUM_BINS) integers."""
+    names: tuple[tuple[str, str], ...]
+    """(kind, site) of each."""
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+
+def sketch_arrays(named: Iterable[tuple[str, str, Any]]) -> Sketches:
+    """Sketches of (kind, site, array). Numbers only; to be called inside `jit` or outside."""
+    items = [(kind, site, jnp.asarray(x)) for kind, site, x in named]
+    parts = [_sketch(x) for _, _, x in items]
+    counts, sums, hist = (jnp.stack(column) for column in zip(*parts, strict=True)) if parts else _nothing()
+    return Sketches(
+        counts,
+        sums,
+        hist,
+        tuple((kind, site) for kind, site, _ in items),
+        tuple(tuple(x.shape) for _, _, x in items),
+        tuple(str(x.dtype) for _, _, x in items),
+    )
+
+
+def to_rows(sketches: Sketches) -> tuple[Array, Array]:
+    """(T, NUM_FIELDS) and (T, NUM_BINS) on the host. This waits for the device."""
+    counts = np.asarray(sketches.counts).astype(np.float64)
+    scale, total, squares, magnitudes, low, high = np.asarray(sketches.sums).astype(np.float64).T
+    rows = empty_rows(len(sketches.names))
+    parts = [2 if dtype.startswith("complex") else 1 for dtype in sketches.dtypes]
+    rows[:, N] = [part * math.prod(shape) for part, shape in zip(parts, sketches.shapes, strict=True)]
+    rows[:, [NAN, INF, ZERO, HIST_N]] = counts
+    rows[:, SUM], rows[:, SUMSQ], rows[:, SUMABS] = total * scale, squares * scale**2, magnitudes * scale
+    has_finite = rows[:, N] > rows[:, NAN] + rows[:, INF]
+    rows[has_finite, MIN], rows[has_finite, MAX] = low[has_finite], high[has_finite]
+    # Counts of a sample stand for all.
+    share = rows[:, N] / np.maximum(counts[:, 3], 1)
+    return rows, np.asarray(sketches.hist).astype(np.float64) * share[:, None]
+
+
+def _nothing() -> tuple[Any, Any, Any]:
+    return jnp.zeros((0, 4), jnp.int32), jnp.zeros((0, 6)), jnp.zeros((0, NUM_BINS), jnp.int32)
+
+
+def _sketch(x: Any) -> tuple[Any, Any, Any]:
+    values = _real(x)
+    is_nan, is_inf = jnp.isnan(values), jnp.isinf(values)
+    finite = ~(is_nan | is_inf)
+    kept = jnp.where(finite, values, 0)
+    scale = jnp.max(jnp.abs(kept), initial=0)
+    unit = kept / jnp.where(scale > 0, scale, 1)
+    num_zero = jnp.sum(finite & (values == 0), dtype=jnp.int32)
+    sums = jnp.stack(
+        [
+            scale,
+            _sum(unit),
+            _sum(unit * unit),
+            _sum(jnp.abs(unit)),
+            jnp.min(jnp.where(finite, values, jnp.inf), initial=jnp.inf),
+            jnp.max(jnp.where(finite, values, -jnp.inf), initial=-jnp.inf),
+        ]
+    )
+    hist, looked_at = _histogram(values, finite)
+    counts = [jnp.sum(is_nan, dtype=jnp.int32), jnp.sum(is_inf, dtype=jnp.int32), num_zero, jnp.int32(looked_at)]
+    return jnp.stack(counts), sums, hist
+
+
+def _real(x: Any) -> Any:
+    """One dimension of real numbers, as wide as JAX is set to compute in."""
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    wide = x.dtype if x.dtype == jnp.float64 else jnp.float32
+    return x.astype(wide).reshape(-1)
+
+
+def _sum(values: Any) -> Any:
+    """By blocks: the error of a long sum grows with its length."""
+    missing = -values.size % _BLOCK
+    return jnp.sum(jnp.sum(jnp.pad(values, (0, missing)).reshape(-1, _BLOCK), axis=1))
+
+
+def _histogram(values: Any, finite: Any) -> tuple[Any, int]:
+    """Exponents of a sample at even distances."""
+    stride = max(values.size // _HIST_SAMPLES, 1)
+    some, known = values[::stride][:_HIST_SAMPLES], finite[::stride][:_HIST_SAMPLES]
+    _, exponent = jnp.frexp(some)
+    bins = jnp.clip(exponent - 1 - MIN_EXPONENT, 0, NUM_BINS - 1)
+    counted = known & (some != 0)
+    hist = jnp.zeros(NUM_BINS, jnp.int32).at[bins].add(counted.astype(jnp.int32))
+    return hist, some.size

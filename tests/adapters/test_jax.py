@@ -1,0 +1,224 @@
+"""JAX, Optax and Flax, the real ones: sketches inside `jit`, handed over outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sonde
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+import jax.numpy as jnp  # noqa: E402
+
+import sonde.adapters.jax as sonde_jax  # noqa: E402
+from sonde.errors import UsageError  # noqa: E402
+from sonde.reduce.jax import sketch_arrays, to_rows  # noqa: E402
+from sonde.reduce.numpy import sketch  # noqa: E402
+from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N  # noqa: E402
+
+EXACT = [N, NAN, INF, ZERO, MIN, MAX]
+MOMENTS = [SUM, SUMSQ, SUMABS]
+
+
+def awkward() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    normal = draw.standard_normal(100_003).astype(np.float32)
+    return {
+        "normal": normal,
+        "positive": np.abs(normal),
+        "huge": np.abs(normal) * np.float32(1e30),
+        "tiny": np.abs(normal) * np.float32(1e-30),
+        "broken": np.array([1, np.nan, -np.inf, 0, 3, np.inf], np.float32),
+        "nothing finite": np.array([np.nan, np.inf], np.float32),
+        "zeros": np.zeros((3, 5), np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+        "one": np.array(-2.5, np.float32),
+        "integers": np.arange(-5, 7, dtype=np.int32),
+        "complex": np.array([1 + 2j, -3j], np.complex64),
+    }
+
+
+@pytest.mark.parametrize("name", awkward())
+@pytest.mark.parametrize("is_jitted", [True, False])
+def test_agrees_with_the_specification(name, is_jitted):
+    x = awkward()[name]
+
+    def run(x: Any) -> Any:
+        return sketch_arrays([("custom", "x", x)])
+
+    rows, hist = to_rows((jax.jit(run) if is_jitted else run)(x))
+    wanted = sketch(x)
+    np.testing.assert_array_equal(rows[0, EXACT], wanted.rows[EXACT])
+    np.testing.assert_allclose(rows[0, MOMENTS], wanted.rows[MOMENTS], rtol=1e-6, atol=1e-3 if name == "normal" else 0)
+    if x.size <= 512:
+        np.testing.assert_array_equal(hist[0], wanted.hist)
+        assert rows[0, HIST_N] == wanted.rows[HIST_N]
+    assert hist[0].sum() == pytest.approx(wanted.hist.sum(), rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_narrow_types_are_read_as_they_are(dtype):
+    x = jnp.asarray(np.random.default_rng(1).standard_normal(999), dtype)
+    rows, _ = to_rows(sketch_arrays([("param", "x", x)]))
+    wanted = sketch(np.asarray(x.astype(jnp.float32)))
+    np.testing.assert_allclose(rows[0, MOMENTS], wanted.rows[MOMENTS], rtol=1e-5)
+    np.testing.assert_array_equal(rows[0, EXACT], wanted.rows[EXACT])
+
+
+def make() -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(0)
+    params = {
+        "dense": {"kernel": jnp.asarray(draw.standard_normal((4, 8)), jnp.float32), "bias": jnp.zeros(8)},
+        "out": {"kernel": jnp.asarray(draw.standard_normal((8, 1)), jnp.float32)},
+    }
+    x = jnp.asarray(draw.standard_normal((16, 4)), jnp.float32)
+
+    def loss_fn(params: Any) -> Any:
+        hidden = jnp.tanh(x @ params["dense"]["kernel"] + params["dense"]["bias"])
+        return ((hidden @ params["out"]["kernel"] - x.sum(1, keepdims=True)) ** 2).mean()
+
+    return params, loss_fn, x
+
+
+def train(optimizer: Any, *, is_recorded: bool, donate: bool = False) -> tuple[list[float], list[Any], list[Any]]:
+    params, loss_fn, _ = make()
+    state = optimizer.init(params)
+
+    def step(params: Any, state: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss, grads, updates
+
+    jitted = jax.jit(step, donate_argnums=(1,) if donate else ())
+    losses, all_grads, all_updates = [], [], []
+    for _ in range(5):
+        params, state, loss, grads, updates = jitted(params, state)
+        if is_recorded:
+            sonde_jax.step(state, loss=loss)
+        losses.append(float(loss))
+        all_grads.append(grads)
+        all_updates.append(updates)
+    return losses, all_grads, all_updates
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_an_optax_loop_is_recorded_with_gradients_and_updates(tmp_path, donate):
+    with sonde.init(project="jax", dir=tmp_path, verbose=False) as session:
+        losses, grads, updates = train(sonde_jax.recorded(optax.adamw(1e-2)), is_recorded=True, donate=donate)
+        errors = session.breaker.num_errors
+    assert errors == 0
+    run = sonde.open("latest", dir=tmp_path)
+    np.testing.assert_allclose(run.scalars("loss")["value"].to_pylist(), losses)
+    for kind, trees in (("grad", grads), ("update", updates)):
+        table = run.stats(f"{kind}/dense.kernel/norm")
+        assert table["step"].to_pylist() == list(range(5))
+        wanted = [np.linalg.norm(np.asarray(tree["dense"]["kernel"]).astype(np.float64)) for tree in trees]
+        np.testing.assert_allclose(table["value"].to_pylist(), wanted, rtol=1e-6)
+    assert set(run.sites("param/*")["site"].to_pylist()) == {"dense.kernel", "dense.bias", "out.kernel"}
+    assert run.stats("update/dense.kernel/ratio").num_rows == 5
+
+
+def test_no_loss_changes_by_a_bit(tmp_path):
+    plain, _, _ = train(optax.adamw(1e-2), is_recorded=False)
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        watched, _, _ = train(sonde_jax.recorded(optax.adamw(1e-2)), is_recorded=True)
+    assert watched == plain
+
+
+def test_a_tree_by_hand(tmp_path):
+    params, loss_fn, _ = make()
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        stats = jax.jit(lambda p: sonde_jax.sketch({"grad": jax.grad(loss_fn)(p)}))(params)
+        sonde_jax.step(stats)
+    assert sonde.open("latest", dir=tmp_path).stats("grad/*/rms").num_rows == 3
+
+
+def test_kinds_must_be_named():
+    with pytest.raises(UsageError, match='kind="grad"'):
+        sonde_jax.sketch({"dense": jnp.ones(3)})
+
+
+def test_reached_by_its_name():
+    assert sonde.jax is sonde_jax
+
+
+class TestFlax:
+    def test_linen(self, tmp_path):
+        nn = pytest.importorskip("flax.linen")
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(1)(nn.tanh(nn.Dense(8)(x)))
+
+        x = jnp.ones((2, 4))
+        params = Net().init(jax.random.key(0), x)
+        tx = sonde_jax.recorded(optax.sgd(0.1))
+        state = tx.init(params)
+        with sonde.init(project="jax", dir=tmp_path, verbose=False):
+            for _ in range(3):
+                grads = jax.grad(lambda p: (Net().apply(p, x) ** 2).sum())(params)
+                updates, state = tx.update(grads, state, params)
+                params = optax.apply_updates(params, updates)
+                sonde_jax.step(state)
+        run = sonde.open("latest", dir=tmp_path)
+        wanted = {"Dense_0.kernel", "Dense_0.bias", "Dense_1.kernel", "Dense_1.bias"}
+        assert set(run.sites("grad/*")["site"].to_pylist()) == wanted
+
+    def test_nnx(self, tmp_path):
+        nnx = pytest.importorskip("flax.nnx")
+
+        class Net(nnx.Module):
+            def __init__(self, rngs):
+                self.first, self.second = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+
+            def __call__(self, x):
+                return self.second(jnp.tanh(self.first(x)))
+
+        model = Net(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        x = jnp.ones((2, 4))
+
+        @nnx.jit
+        def train_step(model, optimizer):
+            loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+            stats = sonde_jax.sketch({"grad": grads, "param": nnx.state(model, nnx.Param)})
+            optimizer.update(model, grads)
+            return loss, stats
+
+        with sonde.init(project="jax", dir=tmp_path, verbose=False):
+            for _ in range(3):
+                loss, stats = train_step(model, optimizer)
+                sonde_jax.step(stats, loss=loss)
+        run = sonde.open("latest", dir=tmp_path)
+        wanted = {"first.kernel", "first.bias", "second.kernel", "second.bias"}
+        assert set(run.sites("grad/*")["site"].to_pylist()) == wanted
+        assert run.stats("grad/first.kernel/norm")["step"].to_pylist() == [0, 1, 2]
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sonde.reduce.jax import sketch_arrays, to_rows
+from sonde.reduce.numpy import sketch
+assert jax.device_count() == 4
+x = np.random.default_rng(0).standard_normal((64, 33)).astype(np.float32)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+rows, _ = to_rows(jax.jit(lambda x: sketch_arrays([("param", "x", x)]))(spread))
+np.testing.assert_allclose(rows[0, :9], sketch(x).rows[:9], rtol=1e-5)
+print("alike")
+"""
+
+
+@pytest.mark.slow
+def test_of_a_sharded_array_the_whole():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "alike"
