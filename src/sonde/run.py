@@ -42,7 +42,7 @@ from sonde.read.state import RunState, open_state
 from sonde.read.stats import read_stats
 from sonde.read.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.structure import read_structure
-from sonde.read.summary import Summary, as_html, as_rich, summarize
+from sonde.read.summary import Summary, as_rich, summarize
 from sonde.read.tables import event_table, finding_table, health_table, site_table, system_table
 from sonde.read.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.window import read_window
@@ -361,7 +361,8 @@ class Run:
 
     def lake(self) -> Lake:
         """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors."""
-        return open_lake(self.path, **self._version)
+        at = self._version
+        return open_lake(self.path, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
     def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
         """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").
@@ -422,4 +423,8 @@ class Run:
         return as_rich(self._summary())
 
     def _repr_html_(self) -> str:
-        return as_html(self._summary())
+        return str(import_module("sonde.show.card").card(self))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """A card in a notebook."""
+        return dict(import_module("sonde.show.card").bundle(self))

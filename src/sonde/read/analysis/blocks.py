@@ -94,7 +94,8 @@ class Place:
 @lru_cache(maxsize=8)
 def lake_at(place: Place) -> Lake:
     """The lake of a question, opened once per process."""
-    return open_lake(Path(place.run), **dict(place.version))
+    at = dict(place.version)
+    return open_lake(Path(place.run), branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
 
 def read_block(place: Place, step: int, name: str, rows: Rows) -> AnyArray:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sonde.schema.sketch import Array
 
 EXACT_UP_TO: Final = 1024
-"""Smaller side of a matrix whose whole spectrum is worked out: half a second there, eight times that at twice it."""
+"""Smaller side of a matrix whose whole spectrum is worked out; at twice the size that takes eight times as long."""
 OVERSAMPLE: Final = 10
 POWER_ITERATIONS: Final = 4
 MIN_TAIL: Final = 10
