@@ -1,8 +1,7 @@
-"""A run at a glance: as data, for the terminal, for a notebook. Text from a run is shown as text, never interpreted."""
+"""A run at a glance: as data, and for the terminal. Text from a run is shown as text, never interpreted."""
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,26 +101,6 @@ def as_rich(summary: Summary) -> Any:
         parts.append(Text(f"and {summary.num_more_scalars} more scalars", style="dim"))
     parts += [Text(f"! {visible(warning)}", style="yellow") for warning in summary.warnings]
     return Group(*parts)
-
-
-def as_html(summary: Summary) -> str:
-    """For a notebook: no script, nothing loaded from elsewhere, all text escaped."""
-    facts = "".join(f"<tr><th>{_safe(name)}</th><td>{_safe(value)}</td></tr>" for name, value in summary.facts)
-    scalars = "".join(
-        f"<tr><td>{_safe(row.name)}</td><td>{row.line}</td>"
-        + "".join(f"<td>{number:.4g}</td>" for number in (row.first, row.last, row.low, row.high))
-        + "</tr>"
-        for row in summary.scalars
-    )
-    head = "".join(f"<th>{name}</th>" for name in ("scalar", "", "first", "last", "lowest", "highest"))
-    table = f"<table><tr>{head}</tr>{scalars}</table>" if scalars else ""
-    more = f"<p>and {summary.num_more_scalars} more scalars</p>" if summary.num_more_scalars else ""
-    warnings = "".join(f"<p>⚠ {_safe(warning)}</p>" for warning in summary.warnings)
-    return f"<div><b>{_safe(summary.title)}</b><table>{facts}</table>{table}{more}{warnings}</div>"
-
-
-def _safe(text: object) -> str:
-    return html.escape(visible(text), quote=True)
 
 
 def comparison_as_rich(comparison: Comparison) -> Any:

@@ -1,0 +1,189 @@
+"""A run as a card in a notebook: status, loss, health, findings with their remedies, the weakest layers.
+
+No script, nothing loaded from elsewhere, every text escaped; parts unfold by <details>, which every notebook knows.
+Colours are shades of the notebook's own, so that it is at home on light and dark pages.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.diagnose.finding import Finding, Severity
+from sonde.errors import SondeError
+from sonde.read.compare import flatten
+from sonde.run import Run
+from sonde.show.card_loss import loss_picture
+from sonde.show.card_style import STYLE
+from sonde.show.coverage import coverage_sentences, overhead_sentence
+from sonde.show.summary import SeriesSummary, duration_s, largest_gradients, loss_series, scalar_series
+from sonde.show.term.finding import span
+from sonde.show.term.number import count, duration, number
+from sonde.show.term.sparkline import sparkline
+from sonde.show.term.text import plain
+from sonde.show.web.briefs import MAX_ROWS_TO_JUDGE
+from sonde.show.web.diagnoses import num_rows, recorded_findings
+from sonde.show.web.runs import state_of
+
+NUM_FINDINGS: Final = 8
+NUM_LAYERS: Final = 8
+NUM_SCALARS: Final = 20
+_COLOURS: Final = {"critical": "#d7263d", "warning": "#c77700", "info": "#3f7cac"}
+_STATUS: Final = {"running": "#0b7fa5", "finished": "#2a8c5a", "crashed": "#d7263d", "interrupted": "#c77700"}
+
+
+def card(run: Run) -> str:
+    """The card. A run that is damaged is shown as far as it can be read, and the damage is named."""
+    findings, health, layers, problem = _judged(run)
+    loss = _quietly(lambda: loss_series(run))
+    parts = [
+        _head(run),
+        f'<div class="sonde-top"><div>{_loss(loss)}</div>{_health(health)}</div>',
+        *(f'<div class="sonde-warn">⚠ {_safe(text)}</div>' for text in dict.fromkeys((*run.warnings, *problem))),
+        _fold(_findings_title(findings), _findings(findings), is_open=bool(findings)),
+        _fold("Weakest layers", _layers(layers)) if layers else "",
+        _fold("Largest gradients", _series(_quietly(lambda: largest_gradients(run, num_sites=NUM_LAYERS)) or [])),
+        _fold("Logged numbers", _series(scalar_series(run))),
+        _fold("About", _about(run)),
+    ]
+    return f'<div class="sonde-card"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def bundle(run: Run) -> dict[str, str]:
+    """What a notebook is given: the card, and a line for where there is none."""
+    return {"text/html": card(run), "text/plain": repr(run)}
+
+
+def _judged(run: Run) -> tuple[list[Finding], float | None, list[tuple[str, float]], list[str]]:
+    """Findings that nothing explains, health, layers by their newest score; of a large run what training found."""
+    try:
+        state = state_of(run)
+        if num_rows(state) > MAX_ROWS_TO_JUDGE:
+            from sonde.show.diagnosis import stored_diagnosis
+
+            return list(recorded_findings(run)), stored_diagnosis(run)[1], [], []
+        found = run.diagnosis()
+    except SondeError as error:
+        return [], None, [], [str(error)]
+    scores = found.health
+    last = {site: float(row[-1]) for site, row in zip(scores.sites, scores.scores, strict=True) if site and row.size}
+    layers = sorted((item for item in last.items() if item[1] < 99.5), key=lambda item: item[1])
+    health = None if np.isnan(scores.last) else scores.last
+    return [*found.roots, *found.remarks], health, layers[:NUM_LAYERS], []
+
+
+def _quietly(read: Any) -> Any:
+    """What can be read, else None: the damage is in the warnings, which are shown."""
+    try:
+        return read()
+    except SondeError:
+        return None
+
+
+def _safe(value: object) -> str:
+    return html.escape(plain(value), quote=True)
+
+
+def _head(run: Run) -> str:
+    status, steps = run.status, run.last_step + 1
+    facts = [f"{count(steps)} steps" if steps else "no step yet", f"in {duration(duration_s(run))}", run.reason]
+    shown = "".join(f'<span class="sonde-dim">{_safe(fact)}</span>' for fact in facts if fact)
+    dot = f'<span style="color:{_STATUS.get(status, "inherit")}">● {_safe(status)}</span>'
+    name = f'<span class="sonde-name">{_safe(run.project)}/{_safe(run.name)}</span>'
+    return f'<div class="sonde-head">{name}{dot}{shown}</div>'
+
+
+def _loss(loss: SeriesSummary | None) -> str:
+    if loss is None:
+        return '<span class="sonde-dim">no loss was logged</span>'
+    ends = f"{number(loss.first)} → {number(loss.last)}, lowest {number(loss.min)}"
+    bad = f", {loss.num_nonfinite:,} not finite" if loss.num_nonfinite else ""
+    return f'<div class="sonde-dim">{_safe(loss.name)}  {_safe(ends)}{_safe(bad)}</div>{loss_picture(loss)}'
+
+
+def _health(health: float | None) -> str:
+    if health is None:
+        return '<div class="sonde-dim">health unknown</div>'
+    return f'<div><div class="sonde-dim">health</div><div class="sonde-health">{health:.0f}</div>{_bar(health)}</div>'
+
+
+def _bar(score: float) -> str:
+    colour = "#2a8c5a" if score >= 80 else "#c77700" if score >= 50 else "#d7263d"
+    return f'<div class="sonde-bar"><span style="width:{max(score, 2):.0f}%;background:{colour}"></span></div>'
+
+
+def _fold(title: str, content: str, *, is_open: bool = False) -> str:
+    return f"<details{' open' if is_open else ''}><summary>{title}</summary>{content}</details>" if content else ""
+
+
+def _findings_title(findings: Sequence[Finding]) -> str:
+    num = sum(finding.severity > Severity.INFO for finding in findings)
+    return f"Findings: {num}" if num else "No findings"
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return '<span class="sonde-dim">The rules found nothing wrong in what was recorded.</span>'
+    more = len(findings) - NUM_FINDINGS
+    rest = f'<div class="sonde-dim">and {more} more: run.findings()</div>' if more > 0 else ""
+    return "".join(map(_finding, findings[:NUM_FINDINGS])) + rest
+
+
+def _finding(finding: Finding) -> str:
+    colour = _COLOURS[str(finding.severity)]
+    head = f'<b style="color:{colour}">{_safe(finding.severity)}</b> <b>{_safe(finding.rule)}</b>'
+    when = f'<span class="sonde-dim">{_safe(span(finding))}, {100 * finding.confidence:.0f} % sure</span>'
+    shown = "".join(
+        f'<div class="sonde-dim">{_safe(number(one.value))} {_safe(one.meaning or one.series)}'
+        f"{f' (healthy: {_safe(one.healthy)})' if one.healthy else ''}</div>"
+        for one in finding.evidence[:2]
+    )
+    remedy = f"<div>do <code>{_safe(finding.remedy)}</code></div>" if finding.remedy else ""
+    also = ", ".join(dict.fromkeys(symptom.rule for symptom in finding.cause_of))
+    explains = f'<div class="sonde-dim">explains {_safe(also)}</div>' if also else ""
+    text = f"{head} {when}<div>{_safe(finding.message)}</div>{shown}{remedy}{explains}"
+    return f'<div class="sonde-finding" style="border-color:{colour}">{text}</div>'
+
+
+def _layers(layers: Iterable[tuple[str, float]]) -> str:
+    rows = [
+        f'<tr><td>{_safe(site)}</td><td class="sonde-n">{score:.0f}</td><td style="width:120px">{_bar(score)}</td></tr>'
+        for site, score in layers
+    ]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _series(series: Sequence[SeriesSummary]) -> str:
+    if not series:
+        return ""
+    titles = ("", "", "first", "last", "lowest", "highest")
+    head = "".join(f'<th class="{"sonde-n" if title else ""} sonde-dim">{title}</th>' for title in titles)
+    rows = []
+    for one in series[:NUM_SCALARS]:
+        numbers = "".join(
+            f'<td class="sonde-n">{number(value)}</td>' for value in (one.first, one.last, one.min, one.max)
+        )
+        rows.append(f"<tr><td>{_safe(one.name)}</td><td>{sparkline(one.values, 24)}</td>{numbers}</tr>")
+    more = len(series) - NUM_SCALARS
+    rest = f'<div class="sonde-dim">and {more} more: run.scalars()</div>' if more > 0 else ""
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>{rest}"
+
+
+def _about(run: Run) -> str:
+    manifest = run.manifest
+    facts = [
+        ("id", run.id),
+        ("began", f"{run.created:%Y-%m-%d %H:%M:%S} UTC"),
+        ("tags", ", ".join(run.tags)),
+        ("notes", run.notes),
+        ("command", " ".join(manifest.command)),
+        ("recording", overhead_sentence(manifest.facts.get("overhead"))),
+        *(("coverage", sentence) for sentence in coverage_sentences(run.coverage())),
+        *flatten(run.config).items(),
+        ("folder", run.path),
+    ]
+    rows = [f'<tr><td class="sonde-dim">{_safe(key)}</td><td>{_safe(value)}</td></tr>' for key, value in facts if value]
+    return f"<table>{''.join(rows)}</table>"
