@@ -412,7 +412,7 @@ export interface Compare {
 
 /** A nudge: something changed; fetch again what is shown. */
 export interface Nudge {
-  /** "run": a run advanced or ended. "runs": the list changed. "brief": a brief is ready. "findings": states changed. */
+  /** "run": a run advanced or ended. "runs": the list changed. "brief": a brief is ready. "findings": new, or dealt with. */
   type: "run" | "runs" | "brief" | "findings";
   run?: string;
   last_step?: number;
@@ -798,8 +798,8 @@ export const getCompare = (ids: readonly string[], signal?: AbortSignal): Promis
   json(`/api/compare?ids=${ids.join(",")}`, signal);
 
 /**
- * The heat map of b over a, sites that both have, as log10 of the ratio: codes 1..254 from lo = -hi to hi, 128 is equal.
- * Cells hold the ratio furthest from equal, so fold rows by distance from 128, not with max().
+ * The heat map of b over a, sites that both have, as log10 of the ratio: codes 1..254 from lo = -hi to hi, 127.5 is equal.
+ * A cell is the ratio of the highest values of its steps. Fold rows by distance from 127.5, not with max().
  */
 export const getRatio = async (
   a: string,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,7 +93,7 @@ class Answers:
     def _of_run(self, entry: Entry, what: str, query: Query) -> Reply:
         with entry.open() as run:
             if what in _KEPT:
-                return self._kept(entry, run, what, query)
+                return self._kept(entry, run, what, query, _PLAIN[what])
             if what in _PLAIN:
                 return _PLAIN[what](run, query)
             match what:
@@ -106,18 +107,20 @@ class Answers:
                 case "heat" if query.values.get("kind") == "health":
                     return health_heat(self.diagnoses.of(entry, run), query)
                 case "heat":
-                    return self.heats.heat(entry, run, query)
+                    return self._kept(entry, run, what, query, partial(self.heats.heat, entry))
                 case _:
                     raise NotFoundError("no such question")
 
-    def _kept(self, entry: Entry, run: Run, what: str, query: Query) -> Reply:
+    def _kept(self, entry: Entry, run: Run, what: str, query: Query, ask: Answer) -> Reply:
+        """What was answered before, unless the run has moved on."""
         state = state_of(run)
-        version = state.last_step(), len(state.catalog.segments), len(state.catalog.sites)
+        version = state.last_step(), state.status().status, len(state.catalog.segments), len(state.catalog.sites)
         key = entry.id, what, tuple(sorted(query.values.items())), version
         found = self.cache.get(key)
         if found is None:
-            found = _PLAIN[what](run, query)
-            self.cache.put(key, found, len(found.body))
+            found = ask(run, query)
+            if found.is_final:
+                self.cache.put(key, found, 2 * len(found.body))
         return found
 
     def _snapshot(self, entry: Entry, step: int, n: str | None, query: Query) -> Reply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -113,7 +112,7 @@ def _respond(work: Callable[[], Reply], accepts_gzip: bool) -> Response:
     headers = {**_NO_STORE, "Vary": "Accept-Encoding"}
     body = reply.body
     if accepts_gzip and len(body) >= _MIN_GZIP_BYTES:
-        body = gzip.compress(body, 1, mtime=0)
+        body = reply.gzipped
         headers["Content-Encoding"] = "gzip"
     return Response(body, media_type=reply.media, headers=headers)
 

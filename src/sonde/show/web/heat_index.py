@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -40,6 +41,8 @@ COARSE_STEPS: Final = 8
 MAX_ROWS_AT_ONCE: Final = 4_000_000
 """Up to so many sketches are read while the client waits: about half a second."""
 CACHE_BYTES: Final = 512 << 20
+HEAD_START_S: Final = 0.3
+"""The first picture is on its way before the thread begins to compete with it."""
 _EDGE: Final = 0.5
 """Shares of cells, in percent, that may lie beyond either end of the colours."""
 _MARGIN_DECADES: Final = 0.5
@@ -193,7 +196,7 @@ class Loader:
 
     def add(self, index: HeatIndex, segments: Sequence[Segment], width: int) -> None:
         with self._lock:
-            if self._is_closed:
+            if self._is_closed or not segments:
                 return
             for segment in segments:
                 key = index.key(segment, width)
@@ -216,6 +219,7 @@ class Loader:
             thread.join(timeout_s)
 
     def _work(self) -> None:
+        time.sleep(HEAD_START_S)
         while not self._is_closed:
             with self._lock:
                 try:

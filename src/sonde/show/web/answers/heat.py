@@ -42,7 +42,7 @@ class Heats:
         stat = query.word("stat", stats_of(kind))
         rows = structure.rows(kind)
         picture = self._picture(entry, state, stat, rows, query)
-        low, high = self._range(entry, state, stat, rows)
+        low, high = self._range(entry, state, stat, rows, picture)
         begin, end = query.range("rows", len(rows))
         codes = encode(picture.places[:, begin:end], low, high)
         header = {
@@ -104,14 +104,20 @@ class Heats:
         self.loader.add(index, absent, picture.steps_per_column)
         return picture
 
-    def _range(self, entry: Entry, state: RunState, stat: str, rows: Sequence[int]) -> tuple[float, float]:
+    def _range(
+        self, entry: Entry, state: RunState, stat: str, rows: Sequence[int], picture: Picture
+    ) -> tuple[float, float]:
         """Colours of the whole run at one fixed width, so that they do not change while somebody pans or zooms."""
+        last = max(state.last_step(), 0)
         key = entry.id, stat, tuple(rows), len(state.segments_of("stats")), state.status().status
         known = self.ranges.get(key)
         if known is not None:
             return known
+        is_whole = picture.first == 0 and picture.steps_per_column * len(picture.places) > last
+        if is_whole and not picture.is_exact:  # an estimate is not looked at twice
+            return colour_range(picture.places, stat)
         index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
-        whole, absent = index.picture(state, 0, max(state.last_step(), 0), _WHOLE_COLUMNS)
+        whole, absent = index.picture(state, 0, last, _WHOLE_COLUMNS)
         self.loader.add(index, absent, whole.steps_per_column)
         range = colour_range(whole.places, stat)
         if whole.is_exact:
@@ -174,7 +180,7 @@ def _fill_forward(places: Places, reach: int) -> None:
 
 
 def _reply(header: dict[str, Any], picture: Picture, rows: Sequence[int], codes: Any) -> Reply:
-    return binary_reply(
+    reply = binary_reply(
         {
             **header,
             "is_exact": picture.is_exact,
@@ -186,3 +192,5 @@ def _reply(header: dict[str, Any], picture: Picture, rows: Sequence[int], codes:
         },
         {"rows": ("i32", np.array(rows, np.int32)), "codes": ("u8", codes)},
     )
+    reply.is_final, reply.is_noise = picture.is_exact, True
+    return reply
