@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
@@ -62,6 +62,8 @@ class Outcome:
     receipt: Receipt | None = None
     took_s: float = 0.0
     error: Exception | None = field(default=None, compare=False)
+    upload: dict[str, Any] | None = None
+    """How far a store that lives elsewhere has come."""
 
 
 class SnapshotWriter:
@@ -77,6 +79,8 @@ class SnapshotWriter:
         # Two counters, each with one writer: `+=` on a shared one would lose updates.
         self._num_put = self._num_done = 0
         self._has_given_up = False
+        self.upload: dict[str, Any] | None = None
+        """How far a store that lives elsewhere had come when it was closed."""
         self._thread = threading.Thread(target=self._work, name="sonde-snapshots", daemon=True)
         self._thread.start()
 
@@ -117,9 +121,14 @@ class SnapshotWriter:
     def _work(self) -> None:
         be_nice()
         while (pending := self._queue.get()) is not None:
-            self._done(self._kept(pending))
+            self._done(replace(self._kept(pending), upload=self._upload()))
         if self._store is not None:
             self._store.close()
+            self.upload = self._upload()
+
+    def _upload(self) -> dict[str, Any] | None:
+        status = getattr(self._store, "status", None)
+        return status() if status is not None else None
 
     def _done(self, outcome: Outcome) -> None:
         outcome.pending.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonde.session.snapshot_asks import Ask, Asks
 
@@ -21,6 +21,7 @@ class Ledger:
         self.counts = {"taken": 0, "skipped": 0, "failed": 0}
         self._nbytes = self._stored_bytes = 0
         self._told: set[str] = set()
+        self._upload: dict[str, Any] | None = None
 
     def skip(self, step: int, why: str, tickets: tuple[str, ...]) -> None:
         """It will not be taken."""
@@ -42,6 +43,7 @@ class Ledger:
             self._stored_bytes += outcome.receipt.stored_bytes
         elif outcome.state != "exists":
             self._failed(outcome)
+        self.uploaded(outcome.upload)
         self.note()
         self._answer(outcome)
 
@@ -52,9 +54,24 @@ class Ledger:
         self._session.event("snapshot_lost", message, severity="critical")
         self._session.warn(f"{message}. Allow more with finish_deadline_s.")
 
+    def uploaded(self, upload: dict[str, Any] | None) -> None:
+        """How far the upload is. An event where it stops going, and where it goes on."""
+        if upload is None:
+            return
+        before = self._upload["last_error"] if self._upload else ""
+        self._upload = upload
+        if upload["last_error"] and not before:
+            message = f"snapshots cannot be uploaded to {upload['url']}: {upload['last_error']}"
+            self._session.event("upload_failed", message, severity="warning", details=upload)
+            self._tell_once("upload", f"{message}. They are kept here, and go up later or by `sonde push`.")
+        elif before and not upload["last_error"]:
+            self._session.event("upload_resumed", f"snapshots go up to {upload['url']} again", details=upload)
+
     def note(self) -> None:
-        sizes = {"nbytes": self._nbytes, "stored_bytes": self._stored_bytes}
-        self._session.writer.note(snapshots={**self.counts, **sizes, "store": self.store})
+        facts: dict[str, Any] = {"nbytes": self._nbytes, "stored_bytes": self._stored_bytes, "store": self.store}
+        if self._upload is not None:
+            facts["upload"] = self._upload
+        self._session.writer.note(snapshots={**self.counts, **facts})
 
     def _again(self, outcome: Outcome) -> None:
         """A tensor was written to while it was copied: the next step is taken instead."""

@@ -338,6 +338,7 @@ class Snapshotting:
             self.session._say(f"writing {num} more snapshot{'s' if num > 1 else ''} …")
         if not writer.close(end - time.monotonic()):
             self.ledger.lose(writer.num_open, deadline_s)
+        self.ledger.uploaded(writer.upload)
         self.ledger.note()
 
     def forked(self) -> None:
