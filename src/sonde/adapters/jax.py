@@ -132,7 +132,7 @@ def _sites(sketches: Sketches) -> list[Site]:
 
 def _named(kind: str, tree: Any) -> Iterator[tuple[str, str, Any]]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if hasattr(leaf, "dtype") and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             yield kind, _site(path), leaf
 
 

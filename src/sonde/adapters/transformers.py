@@ -111,7 +111,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 def _config(args: Any, model: Any) -> dict[str, Any]:
     """What was set, without what is secret; the model's own configuration under "model"."""
     found = args.to_sanitized_dict() if hasattr(args, "to_sanitized_dict") else {}
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     described = config.to_dict() if hasattr(config, "to_dict") else {}
     plain = {key: value for key, value in described.items() if isinstance(value, bool | int | float | str)}
     return {**found, **({"model": plain} if plain else {})}
