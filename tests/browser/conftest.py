@@ -130,7 +130,7 @@ def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--dir",
         str(folder),
     ]
-    subprocess.run(demo, check=True, env=ENVIRONMENT, capture_output=True)
+    finished(demo)
     train(folder, "--name", "fine")
     train(folder, "--name", "hot", "--lr", "0.3", "--seed", "1")
     train(folder, "--name", "spoilt", "--spoil-at", "70")
