@@ -58,6 +58,8 @@ class Picture:
     first: int
     steps_per_column: int
     is_exact: bool
+    is_coming: bool = False
+    """Whether the exact one will be there in a while: what would not fit in memory never is."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class HeatIndex:
             self._estimate(state, places, span, width, absent)
         pool_into(places, live_cells(state, self.asked, span), first, width)
         fits = len(self.asked.rows) * 4 * width * count // self._bucket(width) <= self.cache.max_bytes // 2
-        return Picture(places, first, width, not absent), absent if fits else []
+        return Picture(places, first, width, not absent, bool(absent) and fits), absent if fits else []
 
     def load(self, state: RunState, segment: Segment, width: int) -> Cells:
         """Read a file's single steps and keep them: pooled for good, and as they are while there is room."""

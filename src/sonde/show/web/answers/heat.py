@@ -21,6 +21,7 @@ from sonde.show.web.wire import Reply, binary_reply
 MAX_COLUMNS: Final = 4096
 DEFAULT_COLUMNS: Final = 1200
 RETRY_MS: Final = 700
+RARELY_MS: Final = 60_000
 _WHOLE_COLUMNS: Final = 400
 """How closely the whole run is looked at to choose the colours."""
 _RATIO_ROUND: Final = 4.0
@@ -85,7 +86,8 @@ class Heats:
             "labels": names,
         }
         is_exact = all(picture.is_exact for picture in pictures)
-        picture = Picture(places, pictures[0].first, pictures[0].steps_per_column, is_exact)
+        is_coming = any(picture.is_coming for picture in pictures)
+        picture = Picture(places, pictures[0].first, pictures[0].steps_per_column, is_exact, is_coming)
         return _reply(header, picture, [ids[0][name] for name in names], encode(places, -top, top))
 
     def _picture(
@@ -184,7 +186,7 @@ def _reply(header: dict[str, Any], picture: Picture, rows: Sequence[int], codes:
         {
             **header,
             "is_exact": picture.is_exact,
-            "retry_ms": 0 if picture.is_exact else RETRY_MS,
+            "retry_ms": 0 if picture.is_exact else RETRY_MS if picture.is_coming else RARELY_MS,
             "first": picture.first,
             "steps_per_column": picture.steps_per_column,
             "num_columns": len(picture.places),
