@@ -159,8 +159,8 @@ def as_markdown(report: dict[str, Any]) -> str:
         "# What a snapshot costs the training thread",
         "",
         f"Made by `{report['command'].strip()}` on {report['date']}, commit `{report['commit']}`: {report['device']};",
-        f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch thread(s); torch",
-        f"{report['versions']['torch']}. {report['rounds']} rounds; medians with 95 % bootstrap intervals.",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch thread(s);",
+        f"torch {report['versions']['torch']}. {report['rounds']} rounds; medians with 95 % bootstrap intervals.",
         "",
         f"{report['what']}.",
         "",
@@ -177,10 +177,11 @@ def as_markdown(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "*Training thread*: everything sonde's hooks do there for a snapshot, the wait for a copy that is not done when",
-        "the optimizer steps included. *Longer by*: the step with a snapshot less the step without, as a share of",
+        "*Training thread*: everything sonde's hooks do there for a snapshot, the wait for a copy that is not done",
+        "when the optimizer steps included. *Longer by*: the step with a snapshot less the step without, as a share of",
         "`torch.save`; this also holds what the copying and writing threads take from the model's: on a machine whose",
-        f"every core computes they take something. The aim is a ratio below {LIMIT:.0%}.",
+        "every core computes they take something. Where its interval holds 0, steps of other lengths on a busy machine",
+        f"hide it, and it says nothing. The aim is a ratio below {LIMIT:.0%}.",
     ]
     return "\n".join(lines) + "\n"
 
