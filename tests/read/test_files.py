@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sonde.errors import CorruptError, MissingPackageError, UsageError
+from sonde.errors import CorruptError, MissingPackageError, SondeError, UsageError
 from sonde.read.files import is_tensor_file, open_tensors
 from sonde.read.lazy import NoSuchTensorError
 
@@ -200,3 +200,32 @@ def test_other_endings_are_refused(tmp_path: Path) -> None:
         open_tensors(tmp_path / "a.txt")
     with pytest.raises(FileNotFoundError):
         open_tensors(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt", "npz", "h5"])
+def test_damage_is_one_kind_of_error_whatever_was_hit(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{ending}"
+    if ending == "safetensors":
+        save_file({"a": torch.randn(8, 4), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
+    elif ending == "pt":
+        torch.save({"a": torch.randn(8, 4), "b": torch.ones(3, dtype=torch.bfloat16)}, path)
+    elif ending == "npz":
+        np.savez(path, a=np.ones((3, 4)), b=np.arange(5))
+    else:
+        with h5py.File(path, "w") as file:
+            file["layers/dense/vars/0"] = np.ones((3, 4))
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    num_refused = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), rng.integers(1, 8)):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(bytes(damaged[: rng.integers(1, len(content))] if rng.random() < 0.2 else damaged))
+        try:
+            found = open_tensors(path)
+            for name in found:
+                _ = found[name]
+        except SondeError:
+            num_refused += 1
+    assert num_refused > 5

@@ -61,7 +61,7 @@ def _safetensors(path: Path) -> Steps:
 
 
 def _npz(path: Path) -> Steps:
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         step = str(int(arrays[STEP_KEY])) if STEP_KEY in arrays.files else None
     return {_step(path, step): open_npz(path)}
 

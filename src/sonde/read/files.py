@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from sonde.errors import CorruptError, UsageError
+from sonde.errors import CorruptError, SondeError, UsageError
 from sonde.read.files_hdf5 import open_hdf5
 from sonde.read.files_numpy import open_npz
 from sonde.read.files_safetensors import open_safetensors
@@ -27,6 +31,10 @@ OPENERS: Final[dict[str, Callable[[Path], LazyTensors]]] = {
     ".hdf5": open_hdf5,
     ".keras": open_hdf5,
 }
+_FAILURES: Final = (
+    *(ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, OSError, RuntimeError, TypeError),
+    *(ValueError, struct.error, zipfile.BadZipFile, zlib.error),
+)
 INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE: Final = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "model.npz")
 """What a folder of weights holds, best first."""
@@ -57,7 +65,29 @@ def open_tensors(path: str | os.PathLike[str]) -> LazyTensors:
         raise UsageError(f"{found}: weights are read from {', '.join(OPENERS)} files and folders of them.")
     if not found.exists():
         raise FileNotFoundError(2, "No such file", str(found))
-    return OPENERS[found.suffix](found)
+    return _open(found)
+
+
+def _open(path: Path) -> LazyTensors:
+    """Damage, which makes zip, pickle and HDF5 readers fail in every way there is, is one kind of error."""
+    with _damage(path):
+        found = OPENERS[path.suffix](path)
+
+    def read(name: str) -> AnyArray:
+        with _damage(path):
+            return found[name]
+
+    return LazyTensors(found.label, found.specs, read)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SondeError, FileNotFoundError, PermissionError):
+        raise
+    except _FAILURES as error:
+        raise CorruptError(f"{path} is damaged, or not what its ending says: {error!r}.") from error
 
 
 def _inside(folder: Path) -> Path | None:
@@ -74,7 +104,7 @@ def _sharded(index: Path) -> LazyTensors:
     strange = [shard for shard in shard_of.values() if not isinstance(shard, str) or Path(shard).name != shard]
     if strange:
         raise CorruptError(f"{index} names {strange[0]!r}, which is not a file beside it.")
-    shards = {shard: OPENERS[Path(shard).suffix](index.parent / shard) for shard in sorted(set(shard_of.values()))}
+    shards = {shard: _open(index.parent / shard) for shard in sorted(set(shard_of.values()))}
     missing = [name for name, shard in shard_of.items() if name not in shards[shard]]
     if missing:
         raise CorruptError(f'{index}: the tensor "{missing[0]}" is not in {shard_of[missing[0]]}.')

@@ -22,7 +22,7 @@ STEP_KEY: Final = "__sonde_step__"
 def open_npz(path: Path) -> LazyTensors:
     """The arrays of one file; pickled objects are refused by numpy itself."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             dtypes = json.loads(arrays[DTYPES_KEY].tobytes()) if DTYPES_KEY in arrays.files else {}
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
@@ -37,7 +37,7 @@ def open_npz(path: Path) -> LazyTensors:
     }
 
     def read(name: str) -> AnyArray:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             values: AnyArray = arrays[name]
         return as_values(values, dtypes[name]) if name in dtypes else values
 
