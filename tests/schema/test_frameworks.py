@@ -28,6 +28,7 @@ def shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     [
         (["0.weight", "0.bias"], "torch"),
         (["lstm.weight_ih_l0"], "torch"),
+        (["blocks.0.gamma", "blocks.0.fc.weight", "norm.scale"], "torch"),
         (["sequential/dense/kernel", "sequential/dense/bias"], "keras"),
         (["bn/gamma", "bn/moving_mean"], "keras"),
         (["params/Dense_0/kernel"], "flax"),

@@ -162,6 +162,8 @@ def detect(names: Iterable[str]) -> Framework:
     """The framework whose names these are. Layouts of Keras and Flax differ only where the layer's name tells."""
     names = list(names)
     leaves = {split_name(name)[-1] for name in names if split_name(name)}
+    if any(leaf.startswith("weight") for leaf in leaves) and "kernel" not in leaves:
+        return "torch"  # though a layer scale may be called gamma, and a norm's weight scale
     if not leaves & {"kernel", "gamma", "embeddings", "embedding", "moving_mean", "recurrent_kernel", "scale"}:
         return "torch"
     if leaves & {"gamma", "embeddings", "moving_mean", "recurrent_kernel"}:
