@@ -15,10 +15,10 @@ import torch
 import sonde
 from sonde.cli.train import EXAMPLE
 from sonde.errors import UnknownNameError, UsageError
+from sonde.read.link import linked_run
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, FineTuningMethod, TrainingWrapper
 from sonde.tune.config import ModelConfig
 from sonde.tune.data import generate
-from sonde.tune.link import linked_run
 
 pytestmark = [pytest.mark.slow]
 

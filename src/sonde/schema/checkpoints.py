@@ -20,6 +20,8 @@ CHECKPOINT_FORMAT: Final = 1
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 MANIFEST_FILE: Final = "manifest.json"
 STATE_FILE: Final = "state.json"
+LINK_FILE: Final = "sonde.json"
+"""In a folder of checkpoints outside a run: which run they belong to."""
 HIDDEN: Final = "."
 """Folders that begin so are being written or deleted: nobody reads them."""
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from sonde.errors import RunNotFoundError, UsageError
 from sonde.read.checkpoints import Checkpoint, checkpoints_folder, list_checkpoints
 from sonde.read.files import open_tensors
+from sonde.read.link import linked_run
 from sonde.run import Run
 from sonde.run import open as open_run
-from sonde.tune.link import linked_run
 from sonde.tune.report import StandardReport
 from sonde.tune.report_sections import (
     adapter_section,

@@ -8,13 +8,14 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 from sonde.errors import RunError, RunNotFoundError, UsageError
 from sonde.read.checkpoints import Checkpoint
+from sonde.read.scalars import logged_since
 from sonde.record.items import KeptRow
 from sonde.record.ranks import rank
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER
@@ -237,7 +238,7 @@ class CheckpointManager:
         if not isinstance(self.session, Session) or self.session.is_finished:
             return
         at = self.num_steps if step is None else int(step)
-        known: Iterable[tuple[str, int]] = _recorded_scalars(self.session.path, at) if self.session.is_fresh else []
+        known = logged_since(self.session.path, at) if self.session.is_fresh else []
         is_continued = self.session.continue_at(at, known)
         self.session.event(
             "restored",
@@ -268,14 +269,6 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {getattr(self.storage, 'folder', self.storage)} ({len(self.list())} checkpoints)>"
-
-
-def _recorded_scalars(run: Path, step: int) -> Iterator[tuple[str, int]]:
-    """What an earlier process logged from this step on."""
-    from sonde.run import open
-
-    table = open(run).scalars("*", steps=slice(step, None))
-    return zip(table.column("name").to_pylist(), table.column("step").to_pylist(), strict=True)
 
 
 def _number(value: Any) -> float:

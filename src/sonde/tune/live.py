@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from sonde.errors import RunNotFoundError
-from sonde.tune.link import linked_run
+from sonde.read.link import linked_run
 
 
 class LiveAnalyzer:

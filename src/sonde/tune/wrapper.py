@@ -10,11 +10,12 @@ from typing import Any
 
 from sonde.errors import MissingPackageError, UsageError
 from sonde.read.checkpoints import Checkpoint, list_checkpoints
-from sonde.session import NullSession, Session, active_session, init
-from sonde.session.session import status_of
+from sonde.read.link import linked_run
+from sonde.record.link import write_link
+from sonde.session import NullSession, Session
+from sonde.session.joining import Joining
 from sonde.tune.config import KeepConfig, MethodConfig, ModelConfig, RecordConfig, TrainingConfig, checked
 from sonde.tune.data import as_dataset, texts_of
-from sonde.tune.link import linked_run, write_link
 from sonde.tune.method import FineTuningMethod, find_method
 from sonde.tune.model import load_model, load_tokenizer
 
@@ -104,15 +105,14 @@ class TrainingWrapper:
         eval_data = {name: as_dataset(data) for name, data in held_out.items() if data is not None}
         model, tokenizer = self._prepare(training, train_data)
         found = [c for c in list_checkpoints(folder) if not c.problem] if resume else []
-        session, is_ours = self._session(folder, training, resume=bool(found))
+        joining = self._join(folder, training, resume=bool(found))
+        assert joining.session is not None
         try:
-            result = self._fit(session, folder, training, model, tokenizer, train_data, eval_data, found)
+            result = self._fit(joining.session, folder, training, model, tokenizer, train_data, eval_data, found)
         except BaseException as error:
-            if is_ours:
-                session.finish(*status_of(error))
+            joining.end(error)
             raise
-        if is_ours:
-            session.finish()
+        joining.end()
         return result
 
     def _prepare(self, training: TrainingConfig, train_data: Any) -> tuple[Any, Any]:
@@ -131,26 +131,14 @@ class TrainingWrapper:
             model = load_model(self.model_config, self.method, self.options, tokenizer)
         return self.method.setup_training(model, self.options), tokenizer
 
-    def _session(self, folder: Path, training: TrainingConfig, *, resume: bool) -> tuple[Session | NullSession, bool]:
-        session = active_session()
-        if session is None:
-            record = self.record
-            earlier = linked_run(folder) if resume else None
-            session = init(
-                project=record.project,
-                name=record.name,
-                dir=record.dir,
-                tags=record.tags,
-                notes=record.notes,
-                config=self._config(training),
-                resume=str(earlier) if earlier is not None else False,
-            )
-            is_ours = True
-        else:
-            is_ours = False
+    def _join(self, folder: Path, training: TrainingConfig, *, resume: bool) -> Joining:
+        """The session of this process if one has begun, else one of our own."""
+        options = self.record.model_dump(include={"project", "name", "dir", "tags", "notes"})
+        joining = Joining(None, options)
+        session = joining.begin(self._config(training), resume=linked_run(folder) if resume else None)
         if session.path is not None:
             write_link(folder, session.path)
-        return session, is_ours
+        return joining
 
     def _config(self, training: TrainingConfig) -> dict[str, Any]:
         model = {"class": type(self.model).__name__} if self.model_config is None else self.model_config.model_dump()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sonde.errors import SondeError
 from sonde.read.folder import find_run, run_folders
+from sonde.read.link import linked_run
 from sonde.run import Run
 from sonde.schema.layout import RUN_FILE
 
@@ -53,6 +54,9 @@ def _of_folder(path: Path) -> Target:
     for folder in (real, *list(real.parents)[:3]):  # <run>/checkpoints/step-000000500
         if (folder / RUN_FILE).is_file():
             return Target(folder.parent, folder)
+    linked = linked_run(real)  # where a trainer puts its checkpoints
+    if linked is not None:
+        return Target(linked.parent, linked)
     if next(run_folders(real), None) is None and (real / "runs").is_dir():
         return Target(real / "runs")
     return Target(real)
