@@ -18,6 +18,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "DELETE"})
 MAX_BODY_BYTES: Final = 16_384
+MAX_HEADER_BYTES: Final = 32_768
+MAX_PATH: Final = 2_000
 LOGIN: Final = "/api/login"
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -71,6 +73,8 @@ class Guard:
             return 405, "method", "only GET, POST and DELETE are answered"
         if host_name(headers.one("host")) not in self.hosts:
             return 421, "host", "this server does not answer to that Host"
+        if len(path) > MAX_PATH or sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            return 431, "too_long", "the address or the headers are too long"
         if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
             return 414, "too_long", "the query is too long"
         if not path.startswith("/api/"):

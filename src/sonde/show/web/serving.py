@@ -24,9 +24,14 @@ class QuickServer(uvicorn.Server):
 
 def serve(app: Guard, listening: socket.socket) -> None:
     """Until SIGINT or SIGTERM."""
+    QuickServer(configured(app), app).run(sockets=[listening])
+
+
+def configured(app: Guard) -> uvicorn.Config:
     asgi: Any = app  # starlette and uvicorn each have types of their own for the same thing
-    config = uvicorn.Config(
+    return uvicorn.Config(
         asgi,
+        http="h11",  # the strict one, whatever else is installed
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -38,4 +43,3 @@ def serve(app: Guard, listening: socket.socket) -> None:
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=32_768,
     )
-    QuickServer(config, app).run(sockets=[listening])
