@@ -262,6 +262,18 @@ def test_a_closure_makes_its_gradients_inside_the_step(begin: Any) -> None:
     assert np.array_equal(tensors["grad/weight"].values(), model.weight.grad.numpy())
 
 
+def test_gradients_that_a_fused_optimizer_has_still_to_unscale_are_kept_unscaled(begin: Any) -> None:
+    model, session = nn.Linear(4, 4), begin()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    session.watch(model, optimizer, snapshots=plan(kinds=("grad",)))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(torch.randn(2, 4)).square().sum()).backward()  # type: ignore[no-untyped-call]
+    assert model.weight.grad is not None
+    scaled = model.weight.grad.clone()
+    scaler.step(optimizer)
+    assert np.array_equal(kept(session).read(0).tensors["grad/weight"].values(), (scaled / 1024).numpy())
+
+
 def test_loops_without_a_torch_optimizer_keep_what_is_there_at_step(begin: Any) -> None:
     model, session = nn.Linear(2, 1), begin()
     session.watch(model, snapshots=plan(kinds=("param", "grad")))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sonde.probe.guards import quiet
 from sonde.record.snapshots import Pending
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.session.copying import Copier, Copies
@@ -130,8 +131,12 @@ class Draft:
 
     def add_gradients(self, gather: Gather, step: OptimizerStep, *, at_once: bool) -> None:
         named = gather.gradients(step)
-        # A fused optimizer unscales gradients in place, uncounted.
-        self.add(named) if at_once or step.grad_scale is not None else self.hold(named)
+        if step.grad_scale is not None:
+            self.add(_unscaled(named, step.grad_scale))
+        elif at_once:
+            self.add(named)
+        else:
+            self.hold(named)
 
     def _copies(self, named: list[Named]) -> list[Copies]:
         by_device: dict[torch.device, tuple[list[str], list[Tensor]]] = defaultdict(lambda: ([], []))
@@ -170,6 +175,13 @@ class Draft:
         """Give the memory back, behind the copies that still write to it."""
         self._copier.put(_dropping(self._all, self._arena.release))
         self._all, self._begun = [], {}
+
+
+def _unscaled(named: list[Named], scale: Tensor) -> list[Named]:
+    """A fused optimizer under GradScaler divides by the scale in its own kernel: what it will use is made here."""
+    with quiet():
+        inverse = scale.double().reciprocal().float()  # as GradScaler does it
+        return [(name, grad * inverse.to(grad.device, grad.dtype)) for name, grad in named]
 
 
 def _dropping(copies: list[Copies], release: Callable[[], None]) -> Callable[[], None]:
