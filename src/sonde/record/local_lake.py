@@ -121,6 +121,10 @@ class LocalLake:
         self._deltas.forget()
         self._lock.release()
 
+    def forget_in_child(self) -> None:
+        """In a forked child: the lock is the parent's. A child that outlives it must not hold on to it."""
+        self._lock.forget()
+
     def path(self, step: int) -> Path:
         """The folder of a snapshot, visible or not."""
         visible = self._folder / group_name(step)

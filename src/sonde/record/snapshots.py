@@ -28,7 +28,11 @@ State = Literal["taken", "exists", "changed", "failed", "lost"]
 
 
 def abandon(*things: Any) -> None:
-    """In a forked child: keep these for ever."""
+    """In a forked child: keep these for ever, and let go of what only the parent may hold."""
+    for thing in things:
+        forget = getattr(thing, "forget_in_child", None)
+        if forget is not None:
+            forget()
     _abandoned.append(things)
 
 

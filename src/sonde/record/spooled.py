@@ -110,6 +110,12 @@ class SpooledStore:
         self._process.leave(wait=not self._waiting())
         self._lake.close()
 
+    def forget_in_child(self) -> None:
+        """In a forked child: neither the lock nor the uploader is ours."""
+        self._is_closed = True
+        self._lake.forget_in_child()
+        self._process.forget_in_child()
+
     # ------------------------------------------------------------------------------------------------- for this store
 
     def status(self) -> dict[str, Any]:
@@ -215,6 +221,12 @@ class _Process:
                     raise RunError(f"{what}: {answer['error']}")
                 return answer["found"]
         raise RunError(f"{what}: the uploader gave no answer. See {self._log}.")
+
+    def forget_in_child(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _close_pipes(process)
+            process.returncode = 0
 
     def leave(self, *, wait: bool) -> None:
         """Its input ends: it goes on with what waits, alone."""

@@ -106,6 +106,12 @@ def icechunk_storage(address: Address) -> Any:
     )
 
 
+def check_environment(address: Address) -> None:
+    """Say now, and not at the first upload, what every upload would lack."""
+    if address.scheme == "az":
+        _azure_account()
+
+
 def _azure_account() -> str:
     account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or os.environ.get("AZURE_STORAGE_ACCOUNT")
     if not account:

@@ -85,13 +85,17 @@ def test_no_credential_is_written_to_the_run(s3: Any, run_folder: Path) -> None:
             assert b"AWS_" not in path.read_bytes(), path
 
 
-def test_credentials_in_the_address_are_refused(tmp_path: Path) -> None:
+def test_wrong_addresses_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="environment"):
         open_store("s3://key:secret@bucket/prefix", tmp_path)
     with pytest.raises(UnknownNameError, match="kind of store"):
         open_store("ftp://bucket/prefix", tmp_path)
     with pytest.raises(UsageError, match="names no bucket"):
         open_store("s3:///prefix", tmp_path)
+    with pytest.raises(UsageError, match="AZURE_STORAGE_ACCOUNT_NAME"):
+        open_store("az://container/prefix", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -206,3 +206,38 @@ def test_an_error_of_the_disk_when_the_name_is_synced_is_no_acknowledgement(
     assert store.steps() == []
     monkeypatch.undo()
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["zarr", pytest.param("icechunk", marks=pytest.mark.slow)])
+def test_a_forked_child_that_lives_on_does_not_hold_the_store(tmp_path: Path, kind: str) -> None:
+    """The training is killed; a worker of its data loader is not. The run can be gone on with."""
+    code = f"""
+import os, signal, sys, time
+from pathlib import Path
+from sonde.record.snapshots import abandon
+from sonde.record.store import open_store
+from sonde.schema.tensors import Snapshot
+from sonde.testing.stores import drifting
+store = open_store({kind!r}, Path({str(tmp_path)!r}))
+store.write(Snapshot(1, 0.0, "", drifting(1)))
+child = os.fork()
+if child == 0:
+    abandon(store)
+    os.write(1, f"{{os.getpid()}}\\n".encode())
+    time.sleep(60)
+    os._exit(0)
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    training = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert training.stdout is not None
+    worker = int(training.stdout.readline())
+    try:
+        assert training.wait(30) == -signal.SIGKILL
+        store = open_store(kind, tmp_path)
+        assert store.steps() == [1]
+        store.write(Snapshot(2, 0.0, "", drifting(2)))
+        store.close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        training.stdout.close()

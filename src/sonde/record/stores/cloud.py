@@ -7,7 +7,7 @@ from typing import Any
 
 from sonde.errors import UsageError
 from sonde.record.spooled import SpooledStore
-from sonde.schema.addresses import Address
+from sonde.schema.addresses import Address, check_environment
 
 
 def open(
@@ -17,4 +17,5 @@ def open(
     if not url:
         raise UsageError('name the bucket: store="s3://bucket/prefix".')
     address = Address.parse(url)
+    check_environment(address)
     return SpooledStore(run, address.for_run(run), rank=rank, branch=branch, keep_local=keep_local, **options)
