@@ -87,9 +87,9 @@ def node_modules(hatch_build: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    path = os.environ.get("SONDE_CHROMIUM") or next((path for path in BROWSERS if os.access(path, os.X_OK)), None)
+    path = os.environ.get("SONDE_TEST_CHROMIUM") or next((path for path in BROWSERS if os.access(path, os.X_OK)), None)
     if path is None:
-        pytest.skip("no Chromium: scripts/browser.sh, or apt-get install chromium, or SONDE_CHROMIUM=/path/to/it")
+        pytest.skip("no Chromium: scripts/browser.sh, or apt-get install chromium, or SONDE_TEST_CHROMIUM=/path/to/it")
     return path
 
 
@@ -281,10 +281,10 @@ def axe(node_modules: Path) -> Callable[[Any], list[str]]:
 
 @pytest.fixture(scope="session")
 def picture() -> Callable[[Any, str], None]:
-    """Keep a picture of a page in docs/pictures/ when SONDE_PICTURES is set: small enough for git."""
+    """Keep a picture of a page in docs/pictures/ when SONDE_TEST_PICTURES is set: small enough for git."""
 
     def take(page: Any, name: str) -> None:
-        if not os.environ.get("SONDE_PICTURES"):
+        if not os.environ.get("SONDE_TEST_PICTURES"):
             return
         PICTURES.mkdir(parents=True, exist_ok=True)
         target = PICTURES / f"{name}.png"
