@@ -71,6 +71,15 @@ def test_cookie_survives_a_restart_and_differs_between_ports() -> None:
     assert not Access("u" * 43, port=1).is_allowed(cookie)
 
 
+def test_odd_cookies_of_other_applications_do_no_harm() -> None:
+    access = Access("t" * 43, port=1)
+    own = access.set_cookie().partition(";")[0]
+    odd = '{"a": [1]}=x; =; ;; a b=c; name="un\\"closed; \x00=\xff; ' + "y" * 20_000 + "=1"
+    assert access.is_allowed(f"{odd}; {own}; {odd}")
+    assert not access.is_allowed(odd)
+    assert not access.is_allowed(own.replace("=", "=x"))
+
+
 def test_token_file_is_private_and_a_public_one_is_not_trusted(tmp_path: Path) -> None:
     file = tmp_path / "state" / "ui-token"
     token = kept_token(file)
