@@ -100,6 +100,8 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model(torch.randn(4, 16, 4))[0].square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        # As a ModuleMonitor names the heads of an attention.
+        session.log({f"attention_entropy/attn.head_{head}": 0.5 + head / 10 for head in range(3)})
     session.finish()
     return folder
 
@@ -114,6 +116,11 @@ def test_recurrence_shows_its_reach_and_attention_says_what_to_do(
         page.goto(f"{page.url}/flow")
         expect(page.locator("figure").filter(has_text="Reach through time").locator(".uplot")).to_be_visible()
         expect(page.get_by_text("No attention was seen in this run.")).to_be_visible()
+        heads = page.get_by_role("application", name=re.compile("^Entropy of each head"))
+        heads.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowDown")
+        expect(page.get_by_text("attn.head 1 · step 0: ≈ 0.6")).to_be_visible()
         page.close()
 
 

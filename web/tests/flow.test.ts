@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Flow, Lines } from "../src/lib/api";
-import { depthOrder, filledColumns, heatOfLines, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
+import { depthOrder, filledColumns, headRows, heatOfLines, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
 
 const FLOW = {
   first: 100, steps_per_column: 10, num_columns: 3, layers: [{ path: "a" }, { path: "b" }],
@@ -52,6 +52,15 @@ test("a value holds until the next is due, and a real gap stays a gap", () => {
 test("layers that are never called themselves stand beside their siblings", () => {
   const flow = { layers: ["embed", "blocks.0.norm", "blocks.1.norm", "head", "blocks.0.out"].map((path) => ({ path })) } as unknown as Flow;
   assert.deepEqual(depthOrder(flow), [0, 1, 4, 2, 3]);
+});
+
+test("single heads are found among the scalars a monitor logged", () => {
+  const names = ["loss", "attention_entropy/h.0.attn.head_0", "attention_entropy/h.0.attn.head_11", "monitor/attention_max_logit/h.0.head_2", "attention_entropy/h"];
+  const found = headRows(names.map((name, i) => ({ i, name })));
+  assert.deepEqual(found.map(({ stat, rows }) => [stat, rows.map(({ name, scalar }) => [name, scalar])]), [
+    ["entropy", [["h.0.attn.head 0", 1], ["h.0.attn.head 11", 2]]],
+    ["max_logit", [["h.0.head 2", 3]]],
+  ]);
 });
 
 test("ranges of nothing and of one value can be drawn", () => {

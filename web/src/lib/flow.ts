@@ -30,6 +30,22 @@ export function depthOrder(flow: Flow): number[] {
   return visibleRows(buildTree(flow.layers.map(({ path }) => path)), new Set()).flatMap(({ node }) => node.sites);
 }
 
+export interface HeadRows {
+  readonly stat: "entropy" | "max_logit";
+  readonly rows: { name: string; scalar: number }[];
+}
+
+const HEAD = /^(?:.*\/)?attention_(entropy|max_logit)\/(.+)\.head_(\d+)$/;
+
+/** What a ModuleMonitor tells of single heads, where it was logged: `attention_entropy/layers.0.attn.head_3`. */
+export function headRows(scalars: readonly { i: number; name: string }[]): HeadRows[] {
+  const found = scalars.flatMap(({ i, name }) => {
+    const match = HEAD.exec(name);
+    return match ? [{ stat: match[1] as HeadRows["stat"], name: `${match[2]}.head ${match[3]}`, scalar: i }] : [];
+  });
+  return (["entropy", "max_logit"] as const).map((stat) => ({ stat, rows: found.filter((row) => row.stat === stat) })).filter(({ rows }) => rows.length > 0);
+}
+
 export const stepOf = (flow: Flow, column: number): number => flow.first + column * flow.steps_per_column;
 
 /** One value for each layer, in the order given. */
