@@ -107,13 +107,17 @@ def watch(
     when: Any = ALWAYS,
     budget: Any = ...,
     snapshots: Any = None,
+    mirror: Any = None,
     prefix: str = "",
+    **others: Any,
 ) -> Session | NullSession:
     """Record what happens inside a model while it trains; begins a run if there is none.
 
     Each kind takes True, False, a schedule such as `every(10)`, or a function of the step. `sites` is a glob, a list of
     globs and module types, or a function of name and module. With no optimizer named, any that steps this model's
-    parameters is followed. `budget` is the share of a step's time to spend; left out, it is the setting's.
+    parameters is followed. `budget` is the share of a step's time to spend; left out, it is the setting's. `mirror`
+    forwards chosen numbers and all findings to "wandb", "tensorboard", "mlflow" or "trackio". The keywords of
+    `wandb.watch`, `log=` and `log_freq=`, are understood.
 
     with sonde.watch(model, optimizer):
         train()
@@ -135,7 +139,9 @@ def watch(
         when=when,
         budget=budget,
         snapshots=snapshots,
+        mirror=mirror,
         prefix=prefix,
+        **others,
     )
 
 

@@ -26,6 +26,7 @@ from sonde.schema.records import Event, ScalarsRecord, Severity
 from sonde.session.breaker import Breaker
 from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
+from sonde.session.mirror import Observers, mirroring
 from sonde.session.null import NullSession
 from sonde.session.numbers import flattened, is_number
 from sonde.session.snapshots import Snapshotting
@@ -57,11 +58,11 @@ class Session:
             **{**settings.writer.model_dump(), **({} if settings.system else {"system_interval_s": 0.0})}
         )
         self._num_faults = 0
-        observer = LiveRules(self._say_finding) if settings.diagnose else None
+        self.observers = Observers(LiveRules(self._say_finding) if settings.diagnose else None)
         self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
         self.snapshots = Snapshotting(self)
         self.writer = Writer(
-            run, options, resume=resume, on_warning=self.warn, observer=observer, on_beat=self.snapshots.asks.poll
+            run, options, resume=resume, on_warning=self.warn, observer=self.observers, on_beat=self.snapshots.asks.poll
         )
         self.step_number = self.writer.next_step
         self.governing = Governing(self)
@@ -95,14 +96,21 @@ class Session:
         when: Any = ALWAYS,
         budget: float | Any | None = ...,
         snapshots: Any = None,
+        mirror: Any = None,
         prefix: str = "",
+        **others: Any,
     ) -> Session:
         """Record a model's insides. With no optimizer named, any that steps this model's parameters is followed."""
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
         from sonde.session import watching as w
         from sonde.session.given import check_model, check_optimizers
+        from sonde.session.wandb_words import in_our_words
 
+        if others:  # those of wandb.watch
+            asked = {"params": params, "grads": grads, "updates": updates, "optim": optim, "when": when}
+            asked |= in_our_words(others)
+            params, grads, updates, optim, when = asked.values()
         default = as_schedule(when, default=ALWAYS, argument="when")
 
         def schedule(value: Any, argument: str, default: Schedule = default) -> Schedule:
@@ -126,6 +134,8 @@ class Session:
         self._unwatch(checked)
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
         self._keep_snapshots(self._watchings[-1], snapshots)
+        if mirror is not None:
+            self.observers.add(mirroring(mirror, self.warn))
         self._inspect_data(self._watchings[-1])
         self.writer.note(watching={"schedules": {name: repr(getattr(plan, name)) for name in w.SCHEDULED}})
         return self

@@ -1,11 +1,12 @@
 """Whole tensors while training runs: who asked for a snapshot, whether there is room, and what became of it.
 
-A snapshot is taken whole or not at all. One that comes while two others are on their way, or that does not fit into the
-memory set aside, is skipped, counted, and an event of the run. Nothing here raises into training.
+A snapshot is taken whole or not at all. One that comes while several others are on their way, or that does not fit into
+the memory set aside, is skipped, counted, and an event of the run. Nothing here raises into training.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -64,6 +65,8 @@ class Snapshotting:
         self._store = ON_DEMAND
         """The plan that says which store; a session has one."""
         self._opened: Any = None
+        self._trainer = threading.get_ident()
+        """The thread that trains."""
 
     # ---------------------------------------------------------------------------------------------------- start-up
 
@@ -122,9 +125,14 @@ class Snapshotting:
         ask = Ask("asked", check_kinds(kinds))
         if not self._followed:
             raise UsageError("snapshot() needs a watched model. Watch one first:  sonde.watch(model, optimizer)")
+        step = self.session.next_step
+        if (
+            self._trainer != threading.get_ident()
+        ):  # a thread of the user's that does not train: the one that does, will
+            self.asks.put(ask)
+            return step + 1
         if self.draft is not None:
             return self._join(self.draft, ask)
-        step = self.session.next_step
         self._open(step, [ask, *self._due(step)])
         for watching in self.session.watchings:
             self.forward_begins(watching)
@@ -144,13 +152,17 @@ class Snapshotting:
 
     def begin_step(self, step: int) -> None:
         """Decide whether this step has a snapshot."""
+        self._trainer = threading.get_ident()
         if self.draft is not None and self.draft.step == step:
             return
         if self.draft is not None:
             self._drop("its step never came to an end", is_loss=self.draft.is_asked)
-        asks = self._due(step)
-        if asks and not self.session.breaker.is_open:
-            self._open(step, asks)
+        try:
+            asks = self._due(step)
+            if asks and not self.session.breaker.is_open:
+                self._open(step, asks)
+        except Exception as error:  # noqa: BLE001 - a schedule may be a function of the user's
+            self.session.breaker("schedule of snapshots", error)
 
     def _due(self, step: int) -> list[Ask]:
         asks = self.asks.take()
