@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from sonde.errors import CorruptError
 from sonde.read.catalog import Segment
 from sonde.read.pyramid import average_step, cover
-from sonde.read.raw import RawStats, read_raw
+from sonde.read.raw import RawStats, read_raw, sort_records
 from sonde.read.segments import EVERYTHING, Span
 from sonde.read.state import RunState
 from sonde.read.stats import Question, stat_column
 from sonde.read.steps import StepFilter
 from sonde.schema.layout import PYRAMID_FACTOR
+from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import INF, NAN
 
 Places = NDArray[np.float32]
@@ -88,6 +89,23 @@ def live_cells(state: RunState, asked: HeatQuestion, span: Span) -> Cells:
     """The cells of what is not sealed yet."""
     raw = _read(state, asked, [], StepFilter(span), with_live=True)
     return no_cells(len(asked.rows)) if raw is None else to_cells(asked, raw)
+
+
+def record_cells(asked: HeatQuestion, records: list[StatsRecord]) -> Cells:
+    """The cells of some records."""
+    question = asked.question
+    fields = question.fields | {NAN, INF}
+    return to_cells(asked, sort_records(records, question.ids, fields, with_hist=question.needs_hist))
+
+
+def join(parts: Sequence[Cells]) -> Cells:
+    """Cells of several parts; where they have the same step, the higher."""
+    steps = np.concatenate([part.steps for part in parts])
+    order = np.argsort(steps, kind="stable")
+    places = np.concatenate([part.places for part in parts])[order]
+    steps = steps[order]
+    starts = _starts(steps)
+    return Cells(steps[starts], places if len(starts) == len(steps) else _highest(places, starts))
 
 
 def merged_segments(state: RunState, span: Span, level: int) -> list[Segment]:

@@ -197,6 +197,12 @@ def from_records(records: list[StatsRecord], sites: Ids, *, with_hist: bool) -> 
     )
 
 
+def sort_records(records: list[StatsRecord], sites: Ids, fields: frozenset[int], *, with_hist: bool) -> RawStats:
+    """The rows of these records as `read_raw` gives them."""
+    part = from_records(records, np.unique(sites), with_hist=with_hist)
+    return _combine([part], fields | {N}, 1, with_hist=with_hist)
+
+
 def _combine(parts: list[RawStats], fields: frozenset[int], bucket: int, *, with_hist: bool) -> RawStats:
     """Sort by (site, step) and merge rows of the same pair: shards, ranks, repeated calls, the steps of a bucket."""
     parts = [part for part in parts if len(part)] or parts[:1]

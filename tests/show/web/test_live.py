@@ -21,7 +21,7 @@ from sonde.record.folder import create_run
 from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
-from sonde.show.web import live
+from sonde.show.web import live, live_cells
 from sonde.show.web.runs import run_key
 
 OPTIONS = WriterOptions(flush_interval_s=0.02, heartbeat_s=0.1, seal_steps=16, system_interval_s=60.0)
@@ -100,6 +100,21 @@ def test_a_spike_in_what_is_not_sealed_yet_is_seen(recording: Recording, open_pa
     header, buffers = page.get(f"{api}/heat?kind=grad&stat=rms&w=4")
     codes = buffers["codes"].reshape(header["num_rows"], header["num_columns"])
     assert codes.max() == codes[2, 40 // header["steps_per_column"]]
+
+
+def test_a_picture_that_grew_is_the_picture_of_somebody_who_comes_now(
+    recording: Recording, open_page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames are looked at once; sealing in between, and joining what was seen, must not show."""
+    monkeypatch.setattr(live_cells, "_MAX_PARTS", 3)
+    page = open_page(tmp_path / "runs")
+    path = f"/api/runs/{run_key(recording.run.resolve())}/heat?kind=grad&stat=rms&w=37"
+    for number in (1, 7, 2, 9, 1, 14, 3, 3, 30, 1):
+        recording.steps(number, scale=10.0 ** (number % 5))
+        header, buffers = page.get(path)
+        fresh_header, fresh = open_page(tmp_path / "runs").get(path)
+        assert header["last_step"] == fresh_header["last_step"] == recording.step - 1
+        assert np.array_equal(buffers["codes"], fresh["codes"])
 
 
 def test_listeners_that_do_not_keep_up_are_told_once() -> None:

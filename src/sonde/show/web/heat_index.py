@@ -23,7 +23,6 @@ from sonde.read.heatmap import (
     Cells,
     HeatQuestion,
     Places,
-    live_cells,
     merged_segments,
     pool,
     pool_into,
@@ -34,6 +33,7 @@ from sonde.read.segments import Span
 from sonde.read.state import RunState
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.show.web.cache import ByteCache
+from sonde.show.web.live_cells import LiveCells
 from sonde.show.web.runs import Entry, state_of
 
 COARSE_STEPS: Final = 8
@@ -69,6 +69,7 @@ class HeatIndex:
     asked: HeatQuestion
     entry: Entry
     cache: ByteCache[Cells]
+    live: LiveCells
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def picture(self, state: RunState, first: int, last: int, num_columns: int) -> tuple[Picture, list[Segment]]:
@@ -90,7 +91,7 @@ class HeatIndex:
                 pool_into(places, cells, first, width)
         if absent:
             self._estimate(state, places, span, width, absent)
-        pool_into(places, live_cells(state, self.asked, span), first, width)
+        pool_into(places, self.live.of(state), first, width)
         fits = len(self.asked.rows) * 4 * width * count // self._bucket(width) <= self.cache.max_bytes // 2
         return Picture(places, first, width, not absent, bool(absent) and fits), absent if fits else []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from sonde.run import Run
 from sonde.show.web.cache import ByteCache
 from sonde.show.web.diagnoses import Judged
 from sonde.show.web.heat_index import CACHE_BYTES, HeatIndex, Loader, Picture, colour_range, encode, even_width
+from sonde.show.web.live_cells import LiveCells
 from sonde.show.web.query import BadRequestError, NotFoundError, Query
 from sonde.show.web.runs import Entry, state_of
 from sonde.show.web.structure import stats_of, structure_of
@@ -25,6 +28,7 @@ RARELY_MS: Final = 60_000
 _WHOLE_COLUMNS: Final = 400
 """How closely the whole run is looked at to choose the colours."""
 _RATIO_ROUND: Final = 4.0
+_NUM_INDICES: Final = 12
 
 
 class Heats:
@@ -34,6 +38,8 @@ class Heats:
         self.cache: ByteCache[Cells] = ByteCache(cache_bytes)
         self.ranges: ByteCache[tuple[float, float]] = ByteCache(1 << 20)
         self.loader = Loader()
+        self._indices: OrderedDict[tuple[object, ...], HeatIndex] = OrderedDict()
+        self._lock = threading.Lock()
 
     def heat(self, entry: Entry, run: Run, query: Query) -> Reply:
         query.only("kind", "stat", "from", "to", "w", "rows")
@@ -101,10 +107,23 @@ class Heats:
     ) -> Picture:
         first, last = span or query.span(state.last_step())
         last = max(min(last, state.last_step()), first)
-        index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
+        index = self._index(entry, state, stat, rows)
         picture, absent = index.picture(state, first, last, query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS))
         self.loader.add(index, absent, picture.steps_per_column)
         return picture
+
+    def _index(self, entry: Entry, state: RunState, stat: str, rows: Sequence[int]) -> HeatIndex:
+        """The one of the last time: it knows what was not sealed yet."""
+        key = entry.id, state.manifest.id, stat, tuple(rows), len(state.catalog.sites)
+        with self._lock:
+            found = self._indices.pop(key, None)
+            if found is None:
+                asked = HeatQuestion.of(state, stat, rows)
+                found = HeatIndex(asked, entry, self.cache, LiveCells(asked))
+            self._indices[key] = found
+            if len(self._indices) > _NUM_INDICES:
+                self._indices.popitem(last=False)
+            return found
 
     def _range(
         self, entry: Entry, state: RunState, stat: str, rows: Sequence[int], picture: Picture
@@ -118,7 +137,7 @@ class Heats:
         is_whole = picture.first == 0 and picture.steps_per_column * len(picture.places) > last
         if is_whole and not picture.is_exact:  # an estimate is not looked at twice
             return colour_range(picture.places, stat)
-        index = HeatIndex(HeatQuestion.of(state, stat, rows), entry, self.cache)
+        index = self._index(entry, state, stat, rows)
         whole, absent = index.picture(state, 0, last, _WHOLE_COLUMNS)
         self.loader.add(index, absent, whole.steps_per_column)
         range = colour_range(whole.places, stat)

@@ -1,0 +1,45 @@
+"""Cells of what a running run has not sealed yet: each frame is looked at once, however often a picture is asked for."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde.read.heatmap import Cells, HeatQuestion, join, live_cells, no_cells, record_cells
+from sonde.read.segments import EVERYTHING
+from sonde.read.state import RunState
+from sonde.schema.joined import JOINED
+from sonde.schema.records import StatsRecord
+
+_MAX_PARTS: Final = 32
+
+
+@dataclass(slots=True)
+class LiveCells:
+    """Grows with the log. What was sealed meanwhile may still be in it: a value that counts twice is no higher."""
+
+    asked: HeatQuestion
+    _seen: int = -1
+    """Sequence of the last frame that was looked at."""
+    _parts: list[tuple[int, Cells]] = field(default_factory=list)
+    """Cells, each with the sequence of its last frame."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, state: RunState) -> Cells:
+        logs = state.logs.get("stats", [])
+        # Sites of a joined stat may come in two frames of one step, and sketches of several ranks are merged by step.
+        if len(logs) != 1 or self.asked.stat in JOINED:
+            return live_cells(state, self.asked, EVERYTHING)
+        sealed = state.last_sealed("stats", logs[0].rank)
+        with self._lock:
+            frames = logs[0].frames(max(self._seen, sealed))
+            records = [frame.record for frame in frames if isinstance(frame.record, StatsRecord)]
+            self._parts = [(last, cells) for last, cells in self._parts if last > sealed]
+            if records:
+                self._seen = max(frame.sequence for frame in frames)
+                self._parts.append((self._seen, record_cells(self.asked, records)))
+            if len(self._parts) > _MAX_PARTS:
+                self._parts = [(self._parts[-1][0], join([cells for _, cells in self._parts]))]
+            parts = [cells for _, cells in self._parts]
+        return join(parts) if parts else no_cells(len(self.asked.rows))
