@@ -148,3 +148,16 @@ def test_requests_are_given_once_and_those_of_before_are_thrown_away(tmp_path: P
     assert [request.id for request in requests.poll()] == ["00000000bb"]
     assert list(requests.poll()) == []
     assert sorted(path.name for path in folder.iterdir()) == ["00000000ee.answer.json", "00000000ff.json"]
+
+
+def test_a_request_that_cannot_be_removed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "requests"
+    folder.mkdir()
+    (folder / "00000000aa.json").write_text('{"what": "snapshot"}')
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    requests = Requests(tmp_path)
+    assert [len(list(requests.poll())) for _ in range(3)] == [1, 0, 0]

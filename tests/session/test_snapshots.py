@@ -326,6 +326,28 @@ def test_asked_after_the_last_step_it_is_taken_by_finish(begin: Any) -> None:
     assert_same(store, 1, {n: t for n, t in trained.now().items() if n.startswith("param/")})
 
 
+def test_asked_by_a_thread_that_does_not_train_the_one_that_does_takes_it(begin: Any) -> None:
+    trained, session = Trained(), begin()
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=False))
+    trained.step()
+    thread = threading.Thread(target=session.snapshot)
+    thread.start()
+    thread.join()
+    assert session.snapshots.draft is None
+    trained.step()
+    trained.step()
+    assert kept(session).steps() == [1]
+
+
+def test_a_schedule_that_raises_costs_snapshots_and_nothing_else(begin: Any) -> None:
+    trained, session = Trained(), begin()
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=lambda step: 1 / (step - 2) > 0))
+    for _ in range(5):
+        trained.step()
+    assert kept(session).steps() == [0, 3, 4]
+    assert (session.breaker.num_errors, session.step_number) == (1, 4)
+
+
 def test_a_run_without_snapshots_keeps_one_when_asked(begin: Any) -> None:
     trained, session = Trained(), begin()
     session.watch(trained.model, trained.optimizer)

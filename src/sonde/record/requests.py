@@ -36,18 +36,29 @@ class Requests:
     def __init__(self, run: Path) -> None:
         self.folder = run / REQUESTS_FOLDER
         self._since = time.time()
+        self._given: set[str] = set()
 
     def poll(self) -> Iterator[Request]:
         """New questions; each is given once, its file is removed."""
-        if not self.folder.is_dir():
-            return
-        for path in sorted(self.folder.iterdir()):
+        for path in self._files():
             match = _NAME.fullmatch(path.name)
-            if match and path.is_file() and not path.is_symlink():
+            if match and match[1] not in self._given and path.is_file() and not path.is_symlink():
                 request = self._read(path, match[1])
-                path.unlink(missing_ok=True)
+                self._remove(path, match[1])
                 if request is not None:
                     yield request
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        except OSError:  # somebody else's folder: nobody can ask
+            return []
+
+    def _remove(self, path: Path, id: str) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:  # somebody else's file: it stays, and is not read again
+            self._given.add(id)
 
     def answer(self, id: str, **content: Any) -> None:
         """Say what became of a question. A folder that cannot be written to is no reason to stop."""
