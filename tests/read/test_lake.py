@@ -164,6 +164,20 @@ def test_one_layer_is_read_without_the_others(tmp_path: Path) -> None:
     assert reader.num_bytes < 0.025 * sum(values.nbytes for values in layers.values())
 
 
+def test_many_threads_may_read_one_lake(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    store = open_store("zarr", tmp_path)
+    for step in range(10):
+        store.write(Snapshot(step, 0.0, "", drifting(step, size=500)))
+    store.close()
+    lake = open_lake(tmp_path)
+    truth = [drifting(step, size=500)["param/weight"].flat().tobytes() for step in range(10)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda step: lake.read(step, "param/weight").tobytes(), list(range(10)) * 20))
+    assert found == truth * 20
+
+
 # -------------------------------------------------------------------------------------------------------------- damage
 
 

@@ -6,6 +6,7 @@ Nothing but the document of a snapshot and the chunks of the tensor that is aske
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,6 +106,7 @@ class FolderLake:
         self._read_file = read_file
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
         self._recent = RecentRuns()
+        self._lock = threading.Lock()  # Dask reads by several threads
 
     @property
     def steps(self) -> list[int]:
@@ -133,12 +135,14 @@ class FolderLake:
 
     def _reader(self, step: int) -> SnapshotReader:
         """Also of a deleted snapshot that others are differences to."""
-        reader = self._readers.get(step)
+        with self._lock:
+            reader = self._readers.get(step)
         if reader is None:
-            reader = self._readers[step] = self._open(step)
-            while len(self._readers) > _NUM_READERS:
-                self._readers.popitem(last=False)
-        self._readers.move_to_end(step)
+            reader = self._open(step)
+            with self._lock:
+                self._readers[step] = reader
+                while len(self._readers) > _NUM_READERS:
+                    self._readers.popitem(last=False)
         return reader
 
     def _open(self, step: int) -> SnapshotReader:

@@ -5,6 +5,7 @@ Reads the same files by the same code as from a disk, and no more of them: a ran
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class IcechunkLake:
         self._store = self._session().store
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
         self._recent = RecentRuns()
+        self._lock = threading.Lock()  # Dask reads by several threads
 
     @property
     def steps(self) -> list[int]:
@@ -119,9 +121,10 @@ class IcechunkLake:
         return self._open_group(f"{_DELETED}/{group}")
 
     def _remember(self, step: int, reader: SnapshotReader) -> SnapshotReader:
-        self._readers[step] = reader
-        while len(self._readers) > _NUM_READERS:
-            self._readers.popitem(last=False)
+        with self._lock:
+            self._readers[step] = reader
+            while len(self._readers) > _NUM_READERS:
+                self._readers.popitem(last=False)
         return reader
 
     def _open_group(self, group: str) -> SnapshotReader:

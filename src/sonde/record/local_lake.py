@@ -40,6 +40,7 @@ from sonde.schema.tensors import (
 GROUP_FILE: Final = "zarr.json"
 _ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'
 _TMP: Final = "tmp-"
+_PIECE: Final = 1 << 22
 
 
 class LocalLake:
@@ -235,8 +236,14 @@ class LocalLake:
                 keep_mantissa_bits=self._keep_bits if is_rounded else None,
             )
             offset += bits.size
-            yield difference(bits, self._deltas.before(name)) if name in chosen else bits
+            yield from self._stored(name, bits) if name in chosen else (bits,)
             self._deltas.keep(name, tensor, bits)
+
+    def _stored(self, name: str, bits: AnyArray) -> Iterator[AnyArray]:
+        """The difference, in pieces: making it takes a few times its size in memory."""
+        before = self._deltas.before(name)
+        for start in range(0, bits.size, _PIECE):
+            yield difference(bits[start : start + _PIECE], before[start : start + _PIECE])
 
     # ------------------------------------------------------------------------------------------------------- deleting
 

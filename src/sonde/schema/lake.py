@@ -7,6 +7,7 @@ is to know about the snapshot, and beside it the checksum of that.
 from __future__ import annotations
 
 import json
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -105,18 +106,22 @@ class RecentRuns:
     def __init__(self, limit: int = 64 << 20) -> None:
         self._limit, self._num_bytes = limit, 0
         self._runs: OrderedDict[tuple[int, str, int, int], AnyArray] = OrderedDict()
+        self._lock = threading.Lock()  # Dask reads by several threads
 
     def get(self, key: tuple[int, str, int, int]) -> AnyArray | None:
-        return self._runs.get(key)
+        with self._lock:
+            return self._runs.get(key)
 
     def keep(self, key: tuple[int, str, int, int], run: AnyArray) -> None:
         if run.nbytes > self._limit:
             return
         run.flags.writeable = False
-        self._runs[key] = run
-        self._num_bytes += run.nbytes
-        while self._num_bytes > self._limit:
-            self._num_bytes -= self._runs.popitem(last=False)[1].nbytes
+        with self._lock:
+            known = self._runs.pop(key, None)
+            self._num_bytes += run.nbytes - (known.nbytes if known is not None else 0)
+            self._runs[key] = run
+            while self._num_bytes > self._limit:
+                self._num_bytes -= self._runs.popitem(last=False)[1].nbytes
 
 
 class SnapshotReader:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ class TestZarr(StoreTests):
         return open_store("zarr", run)
 
 
+@pytest.mark.slow
 class TestUncompressed(StoreTests):
     def open(self, run: Path) -> Store:
         return open_store("zarr", run, {"compression": "none"})
 
 
+@pytest.mark.slow
 class TestOtherRank(StoreTests):
     def open(self, run: Path) -> Store:
         return open_store("zarr", run, {"rank": 3, "compression": "lz4"})
@@ -175,26 +179,57 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     """At every system call in turn: an error, no trace, and the next snapshot is whole."""
     import os
 
+    tensors = {"grad/weight": drifting(1)["grad/weight"]}
     for nth in range(200):
         run = tmp_path / str(nth)
         store = open_store("zarr", run)
-        store.write(Snapshot(0, 0.0, "", drifting(0)))
         calls = Breaking(os, nth)
         with monkeypatch.context() as patch:
             calls.install(patch)
             try:
-                store.write(Snapshot(1, 0.0, "", drifting(1)))
+                store.write(Snapshot(1, 0.0, "", tensors))
             except RunError as error:
                 assert "step 1" in str(error)  # noqa: PT017
         if not calls.has_broken:
             assert nth > 10
             return
-        assert store.steps() == [0]
+        assert store.steps() == []
         assert [path.name for path in (run / ".tensors").iterdir()] == ["lock"]
-        store.write(Snapshot(1, 0.0, "", drifting(1)))
-        assert store.read(1).tensors["param/weight"].flat().tobytes() == drifting(1)["param/weight"].flat().tobytes()
+        store.write(Snapshot(1, 0.0, "", tensors))
+        assert store.read(1).tensors["grad/weight"].flat().tobytes() == tensors["grad/weight"].flat().tobytes()
         store.close()
     raise AssertionError("a snapshot takes fewer calls than this")
+
+
+def test_writing_imports_no_zarr(tmp_path: Path) -> None:
+    """Where training runs, the encoders and nothing else."""
+    code = f"""
+import sys
+from pathlib import Path
+import numpy as np
+from sonde.record.store import open_store
+from sonde.schema.tensors import HostTensor, Snapshot
+store = open_store("zarr", Path({str(tmp_path)!r}))
+store.write(Snapshot(1, 0.0, "", {{"param/w": HostTensor(np.ones(5, np.uint16), "bfloat16", (5,))}}))
+store.close()
+print(sorted({{"icechunk", "zarr", "obstore", "ml_dtypes", "torch", "xarray"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_differences_of_a_large_tensor_are_made_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sonde.record import local_lake
+
+    monkeypatch.setattr(local_lake, "_PIECE", 700)
+    store = open_store("zarr", tmp_path)
+    for step in range(3):
+        store.write(Snapshot(step, 0.0, "", drifting(step)))
+    assert document_of(tmp_path, 2).tensors["param/weight"].delta_of == 1
+    for step in range(3):
+        found = store.read(step).tensors["param/weight"]
+        assert found.flat().tobytes() == drifting(step)["param/weight"].flat().tobytes()
+    store.close()
 
 
 class Breaking:
