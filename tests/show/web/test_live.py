@@ -108,6 +108,7 @@ def test_a_picture_that_grew_is_the_picture_of_somebody_who_comes_now(
     """Frames are looked at once; sealing in between, and joining what was seen, must not show."""
     monkeypatch.setattr(live_cells, "_MAX_PARTS", 3)
     page = open_page(tmp_path / "runs")
+    page.answers.heats.ranges.max_bytes = 0  # colours are kept on purpose; here cells are compared
     path = f"/api/runs/{run_key(recording.run.resolve())}/heat?kind=grad&stat=rms&w=37"
     for number in (1, 7, 2, 9, 1, 14, 3, 3, 30, 1):
         recording.steps(number, scale=10.0 ** (number % 5))
@@ -115,6 +116,20 @@ def test_a_picture_that_grew_is_the_picture_of_somebody_who_comes_now(
         fresh_header, fresh = open_page(tmp_path / "runs").get(path)
         assert header["last_step"] == fresh_header["last_step"] == recording.step - 1
         assert np.array_equal(buffers["codes"], fresh["codes"])
+
+
+def test_colours_follow_a_young_run_and_rest_later(recording: Recording, open_page: Any, tmp_path: Path) -> None:
+    page = open_page(tmp_path / "runs")
+    path = f"/api/runs/{run_key(recording.run.resolve())}/heat?kind=grad&stat=rms"
+    recording.steps(1)
+    first, _ = page.get(path)
+    recording.steps(9, scale=1e6)
+    then, _ = page.get(path)
+    assert then["hi"] > first["hi"] + 4
+    recording.steps(1, scale=1e9)
+    last, buffers = page.get(path)
+    assert last["hi"] == then["hi"]
+    assert buffers["codes"].max() == 254
 
 
 def test_listeners_that_do_not_keep_up_are_told_once() -> None:

@@ -1,4 +1,4 @@
-"""Cells of what a running run has not sealed yet: each frame is looked at once, however often a picture is asked for."""
+"""Cells of what a running run has not sealed yet: each frame is looked at once, however often a page asks."""
 
 from __future__ import annotations
 

@@ -130,7 +130,9 @@ class Heats:
     ) -> tuple[float, float]:
         """Colours of the whole run at one fixed width, so that they do not change while somebody pans or zooms."""
         last = max(state.last_step(), 0)
-        key = entry.id, stat, tuple(rows), len(state.segments_of("stats")), state.status().status
+        # Looked at again when the run has grown by a fifth, or has ended; the range is rounded besides.
+        growth = int(4.0 * np.log2(last + 1.0))
+        key = entry.id, stat, tuple(rows), growth, state.status().status
         known = self.ranges.get(key)
         if known is not None:
             return known
