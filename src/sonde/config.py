@@ -16,7 +16,7 @@ from sonde.errors import SettingsError, UnknownNameError, nearest
 PREFIX: Final = "SONDE_"
 DEFAULT_FILE: Final = "sonde.yaml"
 FILE_VARIABLE: Final = "SONDE_CONFIG"
-# Read elsewhere: which files to read, whether the command line shows tracebacks, whether an install builds the web pages.
+# Read elsewhere: which files to read, whether errors show tracebacks, whether an install builds the web pages.
 _OTHER_VARIABLES: Final = (FILE_VARIABLE, "SONDE_DEBUG", "SONDE_SKIP_WEB")
 _TEST_PREFIX: Final = "SONDE_TEST_"
 
