@@ -26,11 +26,18 @@ def train(tmp_path, mirror, num=12):
     return sonde.open(session.path)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Some of them import half the world when they begin."""
+    monkeypatch.setattr("sonde.session.mirror.CLOSE_S", 90.0)
+
+
 def norms(run, every=10):
     table = run.stats("grad/weight/norm").to_pandas()
     return {int(s): v for s, v in zip(table.step, table.value, strict=True) if s % every == 0}
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path, monkeypatch):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("TENSORBOARD_LOGDIR", str(tmp_path / "tb"))

@@ -36,9 +36,8 @@ class Sink:
             experiment = self._client.get_experiment_by_name(run["project"])
             id = experiment.experiment_id if experiment else self._client.create_experiment(run["project"])
             self._run_id = self._client.create_run(id, run_name=run["name"]).info.run_id
-        params = [
-            Param(str(key), str(value)[:500]) for key, value in list(dict(run["config"] or {}).items())[:_MAX_PARAMS]
-        ]
+        config = list(dict(run["config"] or {}).items())[:_MAX_PARAMS]
+        params = [Param(str(key), str(value)[:500]) for key, value in config]
         if self._is_own and params:
             self._client.log_batch(self._run_id, params=params)
 

@@ -39,7 +39,7 @@ class Sink:
         self._run.alert(
             title=f"sonde: {found.rule}",
             text=f"{found.message} (since step {found.step}). {found.remedy}",
-            level=wandb.AlertLevel[_LEVELS.get(found.severity, "INFO")],
+            level=_LEVELS.get(found.severity, "INFO"),
         )
         self._run.summary[f"sonde/findings/{found.rule}"] = found.message
 

@@ -31,7 +31,7 @@ def in_our_words(given: Mapping[str, Any]) -> dict[str, Any]:
     return translated(**{name: value for name, value in given.items() if name not in _WITHOUT_USE})
 
 
-def translated(log: Any = NOT_GIVEN, log_freq: int | None = None) -> dict[str, Any]:
+def translated(log: Any = NOT_GIVEN, log_freq: Any = None) -> dict[str, Any]:
     """What they mean in the words of `sonde.watch`."""
     if log != NOT_GIVEN and log not in _LOGS:
         raise UsageError(f'log= is "gradients", "parameters", "all" or None, as in wandb.watch; got {log!r}.')
