@@ -17,7 +17,7 @@ PREFIX: Final = "SONDE_"
 DEFAULT_FILE: Final = "sonde.yaml"
 FILE_VARIABLE: Final = "SONDE_CONFIG"
 # Read elsewhere: which files to read, whether errors show tracebacks, whether an install builds the web pages.
-_OTHER_VARIABLES: Final = (FILE_VARIABLE, "SONDE_DEBUG", "SONDE_SKIP_WEB")
+_OTHER_VARIABLES: Final = (FILE_VARIABLE, "SONDE_DEBUG", "SONDE_SKIP_WEB", "SONDE_CHROMIUM")
 _TEST_PREFIX: Final = "SONDE_TEST_"
 
 

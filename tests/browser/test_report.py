@@ -113,3 +113,50 @@ def test_pdf_is_printed_with_everything_on_it(demo_runs: Path, front_end: Path, 
         text = subprocess.run(["pdftotext", str(path), "-"], check=True, capture_output=True, text=True).stdout
         assert all(title in text for title in SECTIONS)
     write(run_of(demo_runs, "small-gpt"), path)  # a report of ours is known again, and replaced
+
+
+def test_card_of_a_notebook_is_drawn(demo_runs: Path, open_page: Callable[..., Any], picture: Any) -> None:
+    import sonde
+
+    page = open_page(width=900, height=620)
+    page.set_content(f"<body>{sonde.open(run_of(demo_runs, 'small-gpt'))._repr_html_()}</body>")
+    expect(page.locator(".sonde-card svg polyline")).to_be_visible()
+    expect(page.locator(".sonde-finding").first).to_contain_text("nan_inf")
+    expect(page.get_by_text("Largest gradients")).to_be_visible()
+    expect(page.locator(".sonde-card table").first).to_be_hidden()
+    page.get_by_text("Largest gradients").click()
+    expect(page.locator(".sonde-card table").first).to_be_visible()
+    picture(page, "card")
+
+
+def test_picture_of_the_monitor(
+    demo_runs: Path, open_page: Callable[..., Any], picture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("textual_plotext", reason="the monitor needs textual-plotext: pip install 'sonde[monitor]'")
+    program = f"""
+import asyncio, sys
+from pathlib import Path
+from sonde.show.monitor.app import Monitor
+from sonde.show.monitor.target import Target
+from sonde.show.monitor.watching import Watching
+
+async def main():
+    watching = Watching(Target(Path({str(demo_runs)!r})))
+    watching.choose({str(run_of(demo_runs, "small-gpt"))!r})
+    app = Monitor(watching)
+    async with app.run_test(size=(130, 38)) as pilot:
+        while app.latest is None or not app.latest.is_judged:
+            await pilot.pause(0.1)
+        await pilot.pause(0.5)
+        sys.stdout.write(app.export_screenshot())
+
+asyncio.run(main())
+"""
+    monkeypatch.setenv("TEXTUAL_COLOR_SYSTEM", "truecolor")
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    drawn = re.sub(r"@font-face \{.*?\}", "", found.stdout, flags=re.DOTALL)  # fonts of a network that is not there
+    assert "nan_inf" in drawn
+    page = open_page(width=1600, height=960)
+    page.set_content(f"<body style='margin:0'>{drawn}</body>")
+    expect(page.locator("svg")).to_be_visible()
+    picture(page, "monitor")

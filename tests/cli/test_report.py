@@ -52,3 +52,16 @@ def test_mistakes_are_answered(make_run: Any, sonde: Any, arguments: Any, said: 
     make_run()
     assert said in sonde("report", "latest", *arguments, code=2).stderr
     assert [path.name for path in Path.cwd().iterdir()] == ["runs"]
+
+
+def test_browser_that_is_named_and_not_there_is_said(
+    make_run: Any, sonde: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sonde.show.web.assets import FOLDER
+
+    if not (FOLDER / "app.js").is_file():
+        pytest.skip("the front-end is not built: make web")
+    make_run()
+    monkeypatch.setenv("SONDE_CHROMIUM", "/no/such/browser")
+    assert "/no/such/browser" in sonde("report", "latest", "-o", "r.pdf", code=2).stderr
+    assert not Path("r.pdf").exists()
