@@ -65,7 +65,8 @@ def one_layer(run: Run) -> dict[str, float]:
         num_read += len(found)
         return found
 
-    took = seconds(lambda: tensor_over_steps(FolderLake(run.path, read_file=counting), "param/layers.7.weight").load())
+    lake = FolderLake(run.path, read_file=counting)
+    took = seconds(lambda: tensor_over_steps(lambda: lake, "param/layers.7.weight").load())
     stored = sum(file.stat().st_size for file in (run.path / "tensors").rglob("*") if file.is_file())
     return {"share_of_bytes": num_read / stored, "seconds": took}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -171,6 +172,10 @@ def _try_open(folder: Path) -> Run | SondeError:
         return Run(folder)
     except RunError as error:
         return error
+
+
+def _open_lake(path: Path, at: Mapping[str, str]) -> Lake:
+    return open_lake(path, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
 
 class Run:
@@ -349,7 +354,7 @@ class Run:
 
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
-        return tensor_over_steps(self.lake(), name, steps)
+        return tensor_over_steps(partial(_open_lake, self.path, self._version), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
         """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last."""
@@ -361,8 +366,7 @@ class Run:
 
     def lake(self) -> Lake:
         """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors."""
-        at = self._version
-        return open_lake(self.path, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+        return _open_lake(self.path, self._version)
 
     def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
         """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").

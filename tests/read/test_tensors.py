@@ -184,7 +184,7 @@ def test_large_tensor_is_read_in_chunks_and_only_where_asked(
     large = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)  # 2 MiB
     run = keep_snapshots({step: {"param/large": large + step, "param/other": large[:512]} for step in (0, 1)})
     counting = Counting()
-    found = tensor_over_steps(FolderLake(run.path, read_file=counting), "param/large")
+    found = tensor_over_steps(lambda: FolderLake(run.path, read_file=counting), "param/large")
     assert found.chunks is not None
     assert counting.num_bytes == 0
     rows = found.sel(step=1)[100:104].values
@@ -198,7 +198,7 @@ def test_one_layer_over_time_reads_little_of_the_rest(keep_snapshots: Keep) -> N
     layers = {f"param/layers.{i}.weight": rng.normal(size=(64, 1024)).astype(np.float32) for i in range(40)}
     run = keep_snapshots({step: {name: value + step for name, value in layers.items()} for step in range(4)})
     counting = Counting()
-    tensor_over_steps(FolderLake(run.path, read_file=counting), "param/layers.3.weight").load()
+    tensor_over_steps(lambda: FolderLake(run.path, read_file=counting), "param/layers.3.weight").load()
     assert counting.num_bytes < 0.1 * 4 * sum(value.nbytes for value in layers.values())
 
 

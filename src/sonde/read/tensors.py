@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,8 +120,12 @@ def steps_of(lake: Lake, name: str, steps: Steps = None) -> list[int]:
     return found
 
 
-def tensor_over_steps(lake: Lake, name: str, steps: Steps = None) -> xarray.DataArray:
-    """One tensor over the snapshots that have it: dims (step, d0, d1, …), read when its values are asked for."""
+def tensor_over_steps(open: Callable[[], Lake], name: str, steps: Steps = None) -> xarray.DataArray:
+    """One tensor over the snapshots that have it: dims (step, d0, d1, …), read when its values are asked for.
+
+    `open` gives the lake; the array takes it along to other processes, where a cluster's workers open it anew.
+    """
+    lake = open()
     found = steps_of(lake, name, steps)
     entries = [lake.entries(step)[name] for step in found]
     shapes = {entry.shape for entry in entries}
@@ -132,7 +136,7 @@ def tensor_over_steps(lake: Lake, name: str, steps: Steps = None) -> xarray.Data
             "Name the steps with steps=, or read one with run.snapshot(step)."
         )
     dtype = _dtype(entries[-1].dtype if len({entry.dtype for entry in entries}) == 1 else "float64")
-    return _data_array(_Backing(lake, name, found, entries[0].shape, dtype), entries[-1].dtype)
+    return _data_array(_Backing(open, lake, name, found, entries[0].shape, dtype), entries[-1].dtype)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -142,9 +146,27 @@ def _dtype(name: str) -> np.dtype[Any]:
 class _Backing:
     """What xarray reads through: an array that is in no memory."""
 
-    def __init__(self, lake: Lake, name: str, steps: list[int], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.lake, self.name, self.steps, self.dtype = lake, name, steps, dtype
+    def __init__(
+        self,
+        open: Callable[[], Lake],
+        lake: Lake | None,
+        name: str,
+        steps: list[int],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._open, self._lake, self.name, self.steps, self.dtype = open, lake, name, steps, dtype
         self.shape = (len(steps), *shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the open lake, whose locks and files belong to this process."""
+        return _Backing, (self._open, None, self.name, self.steps, self.shape[1:], self.dtype)
+
+    @property
+    def lake(self) -> Lake:
+        if self._lake is None:
+            self._lake = self._open()
+        return self._lake
 
     def read(self, key: tuple[int | slice, ...]) -> AnyArray:
         """Integers and slices, one per axis; each step is opened for its part only."""

@@ -2,88 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sonde.errors import UsageError
-from sonde.read.analysis.blocks import BLOCK, Place, Rows, Tracked, lake_at, read_block, track
-from sonde.read.analysis.distribution import MAX_SAMPLE, NUM_BINS, distribution, sample
-from sonde.read.analysis.evolution import COLUMNS, evolution_columns, evolution_sums
+from sonde.read.analysis import tables
+from sonde.read.analysis.blocks import BLOCK, Place, Rows, Tracked, lake_at, track
+from sonde.read.analysis.distribution import MAX_SAMPLE, NUM_BINS
+from sonde.read.analysis.evolution import evolution_columns
 from sonde.read.analysis.lora import adapter_pairs, delta_spectrum
 from sonde.read.analysis.representations import representation_rows
-from sonde.read.analysis.similarity import cosines, gram, mean_cosine, same_turns
-from sonde.read.analysis.spectra import effective_rank, spectrum_row, stable_rank
+from sonde.read.analysis.similarity import cosines, mean_cosine, same_turns
+from sonde.read.analysis.spectra import effective_rank, stable_rank
 from sonde.read.analysis.spread import spread
+from sonde.read.analysis.tables import over_steps, split_names
+from sonde.read.analysis.tasks import distribution_rows, evolution_block, gram_block, spectrum_at, standing_row
 from sonde.read.steps import Steps
 from sonde.read.tensors import find_step
 from sonde.schema.sketch import Array
 
 Pattern = str | Sequence[str]
-
-_KEYS: Final = [("step", pa.int64()), ("kind", pa.string()), ("site", pa.string())]
-_EVOLUTION: Final = pa.schema([*_KEYS, *((column, pa.float64()) for column in COLUMNS)])
-_DISTRIBUTION: Final = pa.schema(
-    [
-        *_KEYS,
-        *((column, pa.float64()) for column in ("mean", "std")),
-        ("quantiles", pa.list_(pa.float64())),
-        *((f"{what}_{to}", pa.float64()) for what in ("kl", "wasserstein") for to in ("first", "previous")),
-        ("counts", pa.list_(pa.int64())),
-        ("edges", pa.list_(pa.float64())),
-        ("nonfinite", pa.int64()),
-        ("num_sampled", pa.int64()),
-        ("num_elements", pa.int64()),
-    ]
-)
-_SPECTRA: Final = pa.schema(
-    [
-        *_KEYS,
-        ("method", pa.string()),
-        ("rows", pa.int64()),
-        ("columns", pa.int64()),
-        *((c, pa.float64()) for c in ("frobenius", "spectral_norm", "stable_rank", "effective_rank")),
-        *((c, pa.float64()) for c in ("alpha", "alpha_ks", "alpha_x_min")),
-        ("alpha_tail", pa.int64()),
-        ("singular_values", pa.list_(pa.float64())),
-    ]
-)
-_STANDING: Final = pa.schema([*_EVOLUTION, *list(_SPECTRA)[3:]])
-_SIMILARITY: Final = pa.schema(
-    [
-        *((c, pa.string()) for c in ("kind", "site")),
-        *((c, pa.int64()) for c in ("step_a", "step_b")),
-        ("cosine", pa.float64()),
-    ]
-)
-_LAYERS: Final = pa.schema(
-    [
-        *((c, pa.string()) for c in ("kind", "site_a", "site_b")),
-        *((c, pa.float64()) for c in ("cosine", "same_turns")),
-        ("num_steps", pa.int64()),
-    ]
-)
-_CKA: Final = pa.schema(
-    [
-        ("tensor", pa.string()),
-        *((c, pa.int64()) for c in ("step_a", "step_b")),
-        ("cka", pa.float64()),
-        ("num_examples", pa.int64()),
-        ("same_batch", pa.bool_()),
-    ]
-)
-_LORA: Final = pa.schema(
-    [
-        ("step", pa.int64()),
-        *((c, pa.string()) for c in ("module", "adapter")),
-        ("rank", pa.int64()),
-        *((c, pa.float64()) for c in ("scale", "norm", "spectral_norm", "stable_rank", "effective_rank", "relative")),
-        ("singular_values", pa.list_(pa.float64())),
-    ]
-)
 
 
 class RunTensors:
@@ -111,7 +53,7 @@ class RunTensors:
         found = track(lake_at(place), pattern, steps)
         sums = self._summed(place, evolution_block, found, cluster)
         rows = ((tracked, evolution_columns(total)) for tracked, total in zip(found, sums, strict=True))
-        return _over_steps(_EVOLUTION, rows)
+        return over_steps(tables.EVOLUTION, rows)
 
     def distribution(
         self,
@@ -130,7 +72,7 @@ class RunTensors:
         found = track(lake_at(place), pattern, steps)
         calls = [(place, tracked, bins, max_sample) for tracked in found]
         rows = (row for answer in spread(distribution_rows, calls, cluster) for row in answer)
-        return pa.Table.from_pylist(list(rows), schema=_DISTRIBUTION)
+        return pa.Table.from_pylist(list(rows), schema=tables.DISTRIBUTION)
 
     def spectra(
         self,
@@ -156,11 +98,11 @@ class RunTensors:
         ]
         answers = spread(spectrum_at, calls, cluster)
         rows = [
-            {"step": step, **_names(name), **row}
+            {"step": step, **split_names(name), **row}
             for (_, name, step, *_), row in zip(calls, answers, strict=True)
             if row
         ]
-        return pa.Table.from_pylist(rows, schema=_SPECTRA)
+        return pa.Table.from_pylist(rows, schema=tables.SPECTRA)
 
     def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """Cosine of each tensor with itself at every later step: do gradients agree from step to step?"""
@@ -171,12 +113,12 @@ class RunTensors:
         for tracked, total in zip(found, sums, strict=True):
             cosine = cosines(total)
             rows += [
-                {**_names(tracked.name), "step_a": a, "step_b": b, "cosine": cosine[i, j]}
+                {**split_names(tracked.name), "step_a": a, "step_b": b, "cosine": cosine[i, j]}
                 for i, a in enumerate(tracked.steps)
                 for j, b in enumerate(tracked.steps)
                 if i < j
             ]
-        return pa.Table.from_pylist(rows, schema=_SIMILARITY)
+        return pa.Table.from_pylist(rows, schema=tables.SIMILARITY)
 
     def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """How alike layers are: the mean cosine of those of one shape, and whether they turn at the same steps."""
@@ -199,7 +141,7 @@ class RunTensors:
                     "num_steps": len(common),
                 }
             )
-        return pa.Table.from_pylist(rows, schema=_LAYERS)
+        return pa.Table.from_pylist(rows, schema=tables.LAYERS)
 
     def standing(
         self,
@@ -227,7 +169,7 @@ class RunTensors:
             if on_tensor is not None:
                 on_tensor(len(rows), len(calls))
         rows.sort(key=lambda row: -(row["relative_from_first"] or 0.0))
-        return pa.Table.from_pylist(rows, schema=_STANDING)
+        return pa.Table.from_pylist(rows, schema=tables.STANDING)
 
     def cka(
         self,
@@ -254,7 +196,7 @@ class RunTensors:
             per_position=per_position,
             check=check,
         )
-        return pa.Table.from_pylist(list(rows), schema=_CKA)
+        return pa.Table.from_pylist(list(rows), schema=tables.CKA)
 
     def lora(self, *, steps: Steps = None, scale: float = 1.0) -> pa.Table:
         """What low-rank adapters have added: norm and ranks of ΔW = scale · B · A, and its size relative to the weight.
@@ -287,7 +229,7 @@ class RunTensors:
                         "singular_values": delta.values,
                     }
                 )
-        return pa.Table.from_pylist(rows, schema=_LORA)
+        return pa.Table.from_pylist(rows, schema=tables.LORA)
 
     def _relative(self, place: Place, norm: float, base: Tracked | None, step: int) -> float | None:
         """To the frozen weight, which the nearest earlier snapshot may hold."""
@@ -318,65 +260,10 @@ class RunTensors:
         return mean_cosine([(lake.read(step, a.name), lake.read(step, b.name)) for step in steps])
 
 
-# --------------------------------------------------------------------------------- tasks: what a worker is asked to do
-
-
-def evolution_block(place: Place, tracked: Tracked, rows: Rows) -> Array:
-    return evolution_sums(read_block(place, step, tracked.name, rows) for step in tracked.steps)
-
-
-def gram_block(place: Place, tracked: Tracked, rows: Rows) -> Array:
-    return gram([read_block(place, step, tracked.name, rows) for step in tracked.steps])
-
-
-def spectrum_at(place: Place, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
-    return spectrum_row(lake_at(place).read(step, name), k, exact=exact, seed=seed)
-
-
-def standing_row(place: Place, name: str, steps: tuple[int, ...], spectra: bool) -> dict[str, Any]:
-    arrays = [lake_at(place).read(step, name) for step in steps]
-    columns = evolution_columns(evolution_sums(arrays))
-    moved = {column: None if np.isnan(values[-1]) else float(values[-1]) for column, values in columns.items()}
-    return {"step": steps[-1], **_names(name), **moved, **(spectrum_row(arrays[-1]) if spectra else {})}
-
-
-def distribution_rows(place: Place, tracked: Tracked, bins: int, limit: int) -> list[dict[str, Any]]:
-    samples, sizes = [], []
-    for step in tracked.steps:
-        blocks = tracked.blocks()
-        parts = [sample(read_block(place, step, tracked.name, rows), max(1, limit // len(blocks))) for rows in blocks]
-        samples.append(np.concatenate(parts))
-        sizes.append(int(np.prod(tracked.shapes[tracked.steps.index(step)])))
-    rows = distribution(samples, bins)
-    return [
-        {"step": step, **_names(tracked.name), **row, "num_sampled": values.size, "num_elements": size}
-        for step, row, values, size in zip(tracked.steps, rows, samples, sizes, strict=True)
-    ]
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
-
-
 def _place_of(other: Any) -> Place:
     """Of another run, or of a run's folder."""
     tensors = getattr(other, "tensors", None)
     return tensors.place() if isinstance(tensors, RunTensors) else Place(str(other))
-
-
-def _names(name: str) -> dict[str, str]:
-    kind, _, site = name.partition("/")
-    return {"kind": kind, "site": site}
-
-
-def _over_steps(schema: pa.Schema, found: Iterator[tuple[Tracked, dict[str, Array]]]) -> pa.Table:
-    """Long table from columns per tensor; NaN, which means there is none, is null."""
-    tables = []
-    for tracked, columns in found:
-        num = len(tracked.steps)
-        numbers = [pa.array(columns[name], pa.float64(), from_pandas=True) for name in schema.names[3:]]
-        keys = [pa.array(tracked.steps, pa.int64()), *(pa.array([v] * num) for v in _names(tracked.name).values())]
-        tables.append(pa.Table.from_arrays([*keys, *numbers], schema=schema))
-    return pa.concat_tables(tables).combine_chunks()
 
 
 def _at(cosine: Array, steps: Sequence[int], common: Sequence[int]) -> Array:
