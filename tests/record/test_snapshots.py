@@ -28,8 +28,14 @@ class Way:
     def __init__(self, folder: Path, store: MemoryStore) -> None:
         self.run = create_run(folder, project="snapshots")
         self.writer = Writer(self.run, WriterOptions(flush_interval_s=0.01, system_interval_s=0))
-        self.store, self.outcomes, self.released = store, [], []  # type: ignore[var-annotated]
-        self.snapshots = SnapshotWriter(lambda: store, "memory", self.writer, self.done)
+        self.store = store
+        self.outcomes: list[tuple[int, str, list[int]]] = []
+        self.released: list[int] = []
+        self.errors: list[str] = []
+        self.snapshots = SnapshotWriter(lambda: store, "memory", self.writer, self.done, self.failed)
+
+    def failed(self, where: str, error: Exception) -> None:
+        self.errors.append(repr(error))
 
     def done(self, outcome: Outcome) -> None:
         self.outcomes.append((outcome.pending.step, outcome.state, self.rows()))

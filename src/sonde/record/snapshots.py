@@ -74,9 +74,15 @@ class SnapshotWriter:
     """Takes `Pending` snapshots in order; `on_done` is told about each, on this thread."""
 
     def __init__(
-        self, open: Callable[[], Store], store_name: str, writer: Writer, on_done: Callable[[Outcome], None]
+        self,
+        open: Callable[[], Store],
+        store_name: str,
+        writer: Writer,
+        on_done: Callable[[Outcome], None],
+        on_error: Callable[[str, Exception], None],
     ) -> None:
-        self.store_name, self._open, self._writer, self._on_done = store_name, open, writer, on_done
+        self.store_name, self._open, self._writer = store_name, open, writer
+        self._on_done, self._on_error = on_done, on_error
         self._store: Store | None = None
         self._steps: set[int] = set()
         self._queue: SimpleQueue[Pending | None] = SimpleQueue()
@@ -135,9 +141,11 @@ class SnapshotWriter:
         return status() if status is not None else None
 
     def _done(self, outcome: Outcome) -> None:
-        outcome.pending.release()
         try:
+            outcome.pending.release()
             self._on_done(outcome)
+        except Exception as error:  # noqa: BLE001  the next one must still be written
+            self._on_error("snapshot", error)
         finally:
             self._num_done += 1
 

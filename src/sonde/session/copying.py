@@ -34,9 +34,9 @@ class TooSlowError(Exception):
 class Copier:
     """A thread that copies, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._work, args=(self._jobs,), name="sonde-copies", daemon=True).start()
+        threading.Thread(target=self._work, args=(self._jobs, on_error), name="sonde-copies", daemon=True).start()
 
     def put(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
@@ -45,9 +45,12 @@ class Copier:
         self._jobs.put(None)
 
     @staticmethod
-    def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    def _work(jobs: SimpleQueue[Callable[[], None] | None], on_error: Callable[[str, Exception], None]) -> None:
         while (job := jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001  the next one must still be copied
+                on_error("copying", error)
             del job  # it holds the tensors
 
 

@@ -125,14 +125,12 @@ class Snapshotting:
         ask = Ask("asked", check_kinds(kinds))
         if not self._followed:
             raise UsageError("snapshot() needs a watched model. Watch one first:  sonde.watch(model, optimizer)")
-        step = self.session.next_step
-        if (
-            self._trainer != threading.get_ident()
-        ):  # a thread of the user's that does not train: the one that does, will
+        if self._trainer != threading.get_ident():  # another thread of the user's: the one that trains will take it
             self.asks.put(ask)
-            return step + 1
+            return self.session.step_number + 1
         if self.draft is not None:
             return self._join(self.draft, ask)
+        step = self.session.next_step
         self._open(step, [ask, *self._due(step)])
         for watching in self.session.watchings:
             self.forward_begins(watching)
@@ -303,8 +301,9 @@ class Snapshotting:
         if draft.is_empty:
             self._drop("there was nothing that could be copied")
             return
+        pending, writer = draft.pending(), self._writing()
         self.draft = None
-        self._writing().put(draft.pending())
+        writer.put(pending)
 
     def _drop(self, why: str, *, is_loss: bool = True) -> None:
         draft, self.draft = self.draft, None
@@ -375,7 +374,7 @@ class Snapshotting:
     def _copying(self) -> Copier:
         from sonde.session.copying import Copier
 
-        self._copier = self._copier or Copier()
+        self._copier = self._copier or Copier(self.session.breaker)
         return self._copier
 
     def _writing(self) -> SnapshotWriter:
@@ -388,5 +387,6 @@ class Snapshotting:
                 plan.store,
                 self.session.writer,
                 self.ledger.done,
+                self.session.breaker,
             )
         return self._writer
