@@ -98,7 +98,15 @@ class Uploader:
                 branch=self.state.branch,
                 tick=self._tick,
             )
+            self._learn(self._repository.steps())
         return self._repository
+
+    def _learn(self, steps: list[int]) -> None:
+        """What the far side has without our knowing: the file that says so was lost."""
+        unknown = [step for step in steps if step not in self.state.uploaded]
+        if unknown:
+            self.state.uploaded |= dict.fromkeys(unknown, "")
+            self.spool.keep(self.state)
 
     def waiting(self) -> list[int]:
         return self.state.waiting(self.spool.steps())

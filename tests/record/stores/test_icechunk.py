@@ -112,6 +112,21 @@ def test_expiry_forgets_commits_and_frees_what_only_they_used(run_folder: Path) 
 
 
 @pytest.mark.slow
+def test_what_was_uploaded_is_found_again_without_the_file_that_says_so(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder)
+    write(store, 1, 2)
+    assert store.drain(60)
+    store.close()
+    (run_folder / ".tensors/upload.json").unlink()
+    store = open_store("icechunk", run_folder)
+    write(store, 3)
+    assert store.drain(60)
+    assert store.steps() == [1, 2, 3]
+    assert store.read(1).tensors["param/weight"].flat().tobytes() == weight(1)
+    store.close()
+
+
+@pytest.mark.slow
 def test_training_never_imports_icechunk_or_zarr(run_folder: Path) -> None:
     code = f"""
 import sys

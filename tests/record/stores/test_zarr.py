@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.errors import RunError, UnknownNameError, UsageError
+from sonde.errors import MissingPackageError, RunError, UnknownNameError, UsageError
 from sonde.read.lake import FolderLake
 from sonde.record import packing
 from sonde.record.store import Store, open_store
@@ -173,6 +173,16 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
         open_store("zarr", tmp_path, {"chunks": 3})
     with pytest.raises(UnknownNameError, match='Did you mean "zarr"'):
         open_store("zar", tmp_path)
+
+
+@pytest.mark.parametrize("package", ["numcodecs", "google_crc32c"])
+def test_without_its_packages_it_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=rf"{package}.*pip install 'sonde\[tensors\]'"):
+        open_store("zarr", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
