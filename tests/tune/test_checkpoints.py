@@ -453,3 +453,22 @@ def test_a_run_tells_of_checkpoints_it_saved_elsewhere(folder, tmp_path):
     (row,) = sonde.open(session.path).checkpoints().to_pylist()
     assert (row["step"], dict(row["metrics"]), row["path"]) == (3, {"eval_loss": 0.5}, str(folder / "step-000000003"))
     assert "another folder" in row["problem"]
+
+
+def test_other_ranks_save_nothing_and_restore(folder, monkeypatch):
+    net = nn.Linear(1, 1)
+    CheckpointManager(folder, model=net).save(1)
+    monkeypatch.setenv("RANK", "1")
+    other = nn.Linear(1, 1)
+    manager = CheckpointManager(folder, model=other)
+    assert manager.save(2) is None
+    assert manager.restore() == 1
+    assert torch.equal(other.weight, net.weight)
+    assert steps(manager) == [1]
+
+
+def test_a_compiled_model_and_a_plain_one_share_checkpoints(folder):
+    net, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    CheckpointManager(folder, model=torch.compile(net)).save(1)
+    CheckpointManager(folder, model=other).restore()
+    assert torch.equal(other.weight, net.weight)

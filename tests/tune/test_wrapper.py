@@ -82,6 +82,14 @@ def test_the_command_trains_records_and_can_be_restored(tmp_path):
     assert "Weight evolution" in Path("report.html").read_text()
     final = json.loads(Path("checkpoints/final/adapter_config.json").read_text())
     assert final["r"] == 8
+    done = subprocess.run(
+        [*command, "train", "tune.yaml", "training.batch_size=16", "training.num_epochs=2", "--resume", "--json"],
+        capture_output=True, text=True, check=False, env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    resumed = json.loads(done.stdout)
+    assert (Path(resumed["run"]), resumed["steps"]) == (Path(answer["run"]).resolve(), 58)
+    assert sonde.open(resumed["run"]).scalars("loss")["step"].to_pylist() == list(range(58))
 
 
 def test_training_goes_on_where_it_was_interrupted_bit_by_bit(tmp_path, monkeypatch):
@@ -262,3 +270,22 @@ def test_weights_and_biases_gets_the_same_numbers(tmp_path, monkeypatch):
     wrapper(wandb_project="mine").train(generate("copying", 8), "out", 1)
     assert os.environ["WANDB_PROJECT"] == "mine"
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_saved_model_is_loaded_by_name(tmp_path):
+    wrapper("full").train(generate("counting", 16), "first", 1)
+    result = TrainingWrapper(model_name="first/final", training_method="lora", checkpoint_interval=2, **QUICK).train(
+        dataset=generate("counting", 16), output_dir="second", num_epochs=1
+    )
+    assert [checkpoint.step for checkpoint in result.checkpoints] == [2, 4]
+    assert "lora_A" in " ".join(sonde.open(result.run).sites("grad/*")["site"].to_pylist())
+
+
+def test_accumulation_half_precision_and_gradient_checkpointing(tmp_path):
+    made = wrapper(gradient_accumulation=2, precision="bfloat16", gradient_checkpointing=True, checkpoint_interval=3)
+    result = made.train(generate("counting", 48), "out", 1)
+    assert result.num_steps == 6
+    run = sonde.open(result.run)
+    assert run.last_step == 5
+    assert len(values(run, "loss")) == 6
+    assert run.warnings == []

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -80,13 +81,20 @@ def _write(path: Path, write: FileWriter) -> StoredFile:
     write(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
-        digest, num_bytes = hashlib.sha256(), 0
-        while block := os.read(fd, _BLOCK):
-            digest.update(block)
-            num_bytes += len(block)
+        with ThreadPoolExecutor(1) as pool:  # the disk is waited for while the hash is worked out
+            synced = pool.submit(os.fsync, fd)
+            stored = _hashed(fd)
+            synced.result()
     finally:
         os.close(fd)
+    return stored
+
+
+def _hashed(fd: int) -> StoredFile:
+    digest, num_bytes = hashlib.sha256(), 0
+    while block := os.read(fd, _BLOCK):
+        digest.update(block)
+        num_bytes += len(block)
     return StoredFile(num_bytes, digest.hexdigest())
 
 
