@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.errors import UnknownNameError, UsageError
+from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.record.store import open_store
 from sonde.record.stores.memory import MemoryStore
 from sonde.session import snapshots as module
@@ -465,16 +465,17 @@ def test_activations_that_do_not_fit_cost_the_whole_snapshot(begin: Any) -> None
     assert session.snapshots._memory().used_bytes == 0
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("No space left on device.")])
 def test_a_full_disk_costs_the_snapshot_and_not_the_training(
-    begin: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    error: Exception, begin: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    trained, session = Trained(), begin()
+    trained, session = Trained(), begin(max_errors=1)
     write, calls = MemoryStore.write, []
 
     def full(self: MemoryStore, snapshot: Any) -> Any:
         calls.append(snapshot.step)
         if len(calls) == 1:
-            raise OSError(28, "No space left on device")
+            raise error
         return write(self, snapshot)
 
     monkeypatch.setattr(MemoryStore, "write", full)
@@ -484,7 +485,7 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_training(
     assert kept(session).steps() == [1, 2]
     assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 1}
     assert session.breaker.num_errors == 0
-    assert "No space left on device" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("No space left on device. Training goes on.") == 1
 
 
 def test_a_store_that_fails_oddly_opens_the_breaker_in_the_end_and_training_goes_on(

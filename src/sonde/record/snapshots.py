@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
+from sonde.errors import SondeError
 from sonde.record.items import KeptRow
 from sonde.record.recorder import be_nice
 from sonde.record.store import Receipt, Store
@@ -158,7 +159,8 @@ class SnapshotWriter:
         except ChangedError as error:
             return Outcome(pending, "changed", str(error))
         except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told and counted
-            return Outcome(pending, "failed", f"{type(error).__name__}: {error}"[:500], error=error)
+            why = str(error).rstrip(".") if isinstance(error, SondeError) else f"{type(error).__name__}: {error}"
+            return Outcome(pending, "failed", why[:500], error=error)
 
     def _write(self, pending: Pending, began: float) -> Outcome:
         store = self._opened()

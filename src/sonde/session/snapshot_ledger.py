@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sonde.errors import RunError
 from sonde.session.snapshot_asks import Ask, Asks
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class Ledger:
         message = f"the snapshot of step {outcome.pending.step} could not be written: {outcome.why}"
         self._session.event("snapshot_failed", message, severity="critical", details={"step": outcome.pending.step})
         self._tell_once("failed", f"{message}. Training goes on.")
-        if outcome.error is not None and not isinstance(outcome.error, OSError):
+        # A disk that is full, or gone, is no fault of ours: statistics are recorded as long as they can be.
+        if outcome.error is not None and not isinstance(outcome.error, OSError | RunError):
             self._session.breaker("snapshot", outcome.error)
 
     def _answer(self, outcome: Outcome) -> None:
