@@ -41,6 +41,7 @@ def reference(logits: Tensor) -> dict[str, float]:
     return {
         "entropy": sum(means) / len(means),
         "entropy_min": min(means),
+        **{f"entropy_{head}": mean for head, mean in enumerate(means)},
         "logit_max": largest,
         "future": sum(future) / len(future),
     }

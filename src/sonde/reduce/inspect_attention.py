@@ -15,6 +15,8 @@ from torch import Tensor
 
 MAX_BATCH: Final = 2
 MAX_HEADS: Final = 64
+MAX_HEADS_TOLD: Final = 32
+"""Each head by itself is told of as many; of more, the mean and the lowest."""
 MAX_QUERIES: Final = 32
 MAX_ELEMENTS: Final = 1 << 21
 MAX_ELEMENTS_ON_HOST: Final = 1 << 15
@@ -102,7 +104,7 @@ def entropy_by_head(sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
-    """entropy, entropy_min, logit_max, future, queries, keys."""
+    """entropy, entropy_min, entropy_<head>, logit_max, future, queries, keys."""
     per_head, s, p = entropy_by_head(sample)
     found: dict[str, Tensor | int] = {
         "entropy": per_head.mean(),
@@ -111,6 +113,8 @@ def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
         "queries": sample.num_queries,
         "keys": s.shape[-1],
     }
+    if 1 < len(per_head) <= MAX_HEADS_TOLD:
+        found |= {f"entropy_{head}": entropy for head, entropy in enumerate(per_head.unbind())}
     if sample.num_queries == s.shape[-1]:
         found["future"] = torch.where(_after_query(s, sample.query_step), p, 0.0).sum(-1).mean()
     return found
