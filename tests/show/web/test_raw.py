@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -112,6 +113,31 @@ def test_connections_that_never_finish_do_not_keep_others_out(raw: Raw) -> None:
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_a_question_that_takes_long_keeps_nobody_waiting(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    get = raw.dashboard.answers.get
+
+    def slow(path: str) -> Any:
+        if path == "/api/compare?ids=slow":
+            begun.set()
+            may_end.wait(20)
+        return get(path)
+
+    monkeypatch.setattr(raw.dashboard.answers, "get", slow)
+    allowed = f"{OK}Authorization: Bearer {raw.token}\n"
+    statuses: list[int] = []
+    asked = threading.Thread(
+        target=lambda: statuses.append(raw.status(f"GET /api/compare?ids=slow HTTP/1.1\n{allowed}\n")), daemon=True
+    )
+    asked.start()
+    assert begun.wait(10)
+    assert raw.status(f"GET /api/runs HTTP/1.1\n{allowed}\n") == 200
+    assert statuses == []
+    may_end.set()
+    asked.join(10)
+    assert statuses == [400]
 
 
 def test_nothing_is_said_about_what_serves(raw: Raw) -> None:

@@ -23,6 +23,7 @@ from sonde.show.web.cache import ByteCache
 from sonde.show.web.diagnoses import Diagnoses, finding_key
 from sonde.show.web.finding_states import STATES, FindingStates
 from sonde.show.web.query import BadRequestError, ConflictError, NotFoundError, Query
+from sonde.show.web.rested import Rested
 from sonde.show.web.runs import Entry, RunTable, run_key, state_of
 from sonde.show.web.wire import Reply, json_reply
 
@@ -61,6 +62,7 @@ class Answers:
         self.states = FindingStates()
         self.briefs = Briefs(self.states)
         self.diagnoses = Diagnoses()
+        self.comparisons: Rested[Reply] = Rested()
         self.heats = Heats()
         self.cache: ByteCache[Reply] = ByteCache(ANSWER_BYTES)
 
@@ -113,9 +115,7 @@ class Answers:
 
     def _kept(self, entry: Entry, run: Run, what: str, query: Query, ask: Answer) -> Reply:
         """What was answered before, unless the run has moved on."""
-        state = state_of(run)
-        version = state.last_step(), state.status().status, len(state.catalog.segments), len(state.catalog.sites)
-        key = entry.id, what, tuple(sorted(query.values.items())), version
+        key = entry.id, what, tuple(sorted(query.values.items())), _version(run)
         found = self.cache.get(key)
         if found is None:
             found = ask(run, query)
@@ -132,7 +132,12 @@ class Answers:
     def _compare(self, ids: Sequence[str]) -> Reply:
         entries = [self.table.get(id) for id in ids]
         with ExitStack() as stack:
-            return comparing.comparison(entries, [stack.enter_context(e.open()) for e in entries], self.briefs)
+            runs = [stack.enter_context(entry.open()) for entry in entries]
+            version = tuple(_version(run) for run in runs)
+            is_moving = any(run.status == "running" for run in runs)
+            return self.comparisons.get(
+                tuple(ids), version, lambda: comparing.comparison(entries, runs, self.briefs), is_moving=is_moving
+            )
 
     def _ratio(self, query: Query) -> Reply:
         entries = [self.table.get(query.ids(name, 1, 1)[0]) for name in ("a", "b")]
@@ -198,6 +203,12 @@ class Answers:
             finding = found[keys.index(key)]
             self.states.set(entry.home, run.id, key, state, str(finding.severity))
         return json_reply({"key": key, "state": state})
+
+
+def _version(run: Run) -> tuple[object, ...]:
+    """Changes with everything that a run may be asked for."""
+    state = state_of(run)
+    return state.last_step(), state.status().status, len(state.catalog.segments), len(state.catalog.sites)
 
 
 def answers_for(places: Sequence[Path]) -> Answers:

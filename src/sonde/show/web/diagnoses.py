@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +17,12 @@ from sonde.read.state import RunState
 from sonde.read.structure import read_structure
 from sonde.read.window import read_merged_window
 from sonde.run import Run
+from sonde.show.web.rested import Rested
 from sonde.show.web.runs import Entry, state_of
 
 MAX_ROWS: Final = 5_000_000
 """Runs with more sketches are not diagnosed anew: what was found during training is shown."""
 MAX_MERGED_ROWS: Final = 1_000_000
-_REST_FACTOR: Final = 10.0
-"""A run that is being written is judged again after this many times what judging it took."""
-_MIN_REST_S: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -57,32 +52,17 @@ def finding_key(finding: Finding) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    version: object
-    judged: Judged
-    fresh_until: float
-
-
 class Diagnoses:
-    """By run. One thread at a time works on a run; others wait for what it finds."""
+    """By run."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._kept: Rested[Judged] = Rested()
 
     def of(self, entry: Entry, run: Run) -> Judged:
         state = state_of(run)
-        version = state.last_step(), state.status().status, len(state.catalog.segments)
-        with self._locks[entry.id]:
-            kept = self._kept.get(entry.id)
-            if kept is not None and (kept.version == version or time.monotonic() < kept.fresh_until):
-                return kept.judged
-            began = time.monotonic()
-            judged = judge(entry, run)
-            rest = max(_REST_FACTOR * (time.monotonic() - began), _MIN_REST_S)
-            self._kept[entry.id] = _Kept(version, judged, time.monotonic() + rest)
-            return judged
+        status = state.status().status
+        version = state.last_step(), status, len(state.catalog.segments)
+        return self._kept.get(entry.id, version, lambda: judge(entry, run), is_moving=status == "running")
 
 
 def num_rows(state: RunState) -> int:

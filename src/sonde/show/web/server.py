@@ -137,7 +137,8 @@ class Dashboard:
         self.socket = bind(address)
         self.port = int(self.socket.getsockname()[1])
         self.access = Access(kept_token(token_file()) if keep else new_token(), port=self.port)
-        self.app = make_app(Answers(RunTable(places), can_delete=not read_only), self.access, host_names(address))
+        self.answers = Answers(RunTable(places), can_delete=not read_only)
+        self.app = make_app(self.answers, self.access, host_names(address))
 
     @property
     def origin(self) -> str:

@@ -22,7 +22,7 @@ from sonde.show.web.structure import structure_of
 from sonde.show.web.wire import Reply, json_reply, number
 
 MAX_RUNS: Final = 8
-MAX_ROWS: Final = 3_000_000
+MAX_ROWS: Final = 1_500_000
 """Of longer runs only settings and logged numbers are compared."""
 MAX_SERIES: Final = 500
 MAX_METRICS: Final = 500
