@@ -31,6 +31,7 @@ def test_row_tells_status_loss_and_findings(page: Any, picture: Callable[..., No
     expect(row).to_contain_text("NaN")
     expect(row).to_contain_text("critical")
     expect(row.locator("svg path").first).to_have_attribute("d", re.compile("^M"))
+    page.set_viewport_size({"width": 1280, "height": 380})
     picture(page, "runs")
 
 
