@@ -13,12 +13,12 @@ import sonde
 pytest.importorskip("trl")
 pytest.importorskip("datasets")
 
-from datasets import Dataset  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback  # noqa: E402
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from sonde.adapters.transformers import SondeCallback  # noqa: E402
+from sonde.adapters.transformers import SondeCallback
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
