@@ -92,10 +92,12 @@ class Copies:
         """Copy now. A GPU does it in order with what it is doing; the host does not wait for it."""
         if self.device.type == "cuda":
             self._enqueue(range(len(self.names)))
+            for source in self._sources:  # it may have been made on another stream, and be freed there
+                source.record_stream(torch.cuda.current_stream(self.device))
         else:
             self._run()
             self._raise()
-        self._is_settled = True
+        self._let_go()
 
     def settle(self, wait_s: float) -> None:
         """From here on the tensors may change. What has changed since the start is copied again."""
@@ -107,12 +109,17 @@ class Copies:
         changed = self._changed()
         if changed:
             self._again(changed)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """What a GPU has still to copy is safe: its memory is used again only behind the copy. To hold it until the
+        snapshot is written would keep gradients and activations alive for seconds."""
         self._is_settled = True
-        self._owners = []
+        self._owners, self._sources = [], []
 
     def _prepare(self) -> None:
         """On the thread that copies, so that training has less to do. A tensor given other data keeps its old ones."""
-        if self._sources:
+        if self._places:
             return
         self._marks = self._marks or [mark(tensor) for tensor in self._owners]
         self._sources = [tensor.detach() for tensor in self._owners]
