@@ -117,7 +117,7 @@ def smoothness(page: Page, gesture: dict[str, Any], count: int) -> dict[str, flo
 
 def measure(folder: Path, rounds: int, frames: int) -> dict[str, Any]:
     """A cold opening, warm ones, then all gestures on the last page."""
-    browser_path = os.environ.get("SONDE_CHROMIUM") or next(path for path in BROWSERS if os.access(path, os.X_OK))
+    browser_path = os.environ.get("SONDE_TEST_CHROMIUM") or next(path for path in BROWSERS if os.access(path, os.X_OK))
     with served(folder) as (base, fragment), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
         openings = []

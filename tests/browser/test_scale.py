@@ -69,7 +69,7 @@ def test_one_nan_in_eight_million_values_is_seen(
     page = open_page()
     layers_of(page, server, 2000)
     expect(page.get_by_text("2,000 of 2,000 rows · steps 0–4,095")).to_be_visible()
-    expect(page.locator(".foot")).not_to_contain_text("on their way")
+    expect(page.locator(".foot")).not_to_contain_text("on their way", timeout=60_000)
     count = page.evaluate(
         """() => {
             const canvas = document.querySelector('.heat .box > canvas');
