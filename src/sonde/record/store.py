@@ -44,8 +44,7 @@ class Store(Protocol):
 
 def known_stores() -> list[str]:
     """The stores there are, by the names of their files."""
-    package = importlib.import_module("sonde.record.stores")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "stores")]))
 
 
 def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -> Store:
