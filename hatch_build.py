@@ -145,4 +145,6 @@ def packaged_node() -> tuple[Path, Path] | None:
 
 if __name__ == "__main__":  # `make web`: what an editable install did, again after the sources changed
     if is_stale(Path()) and not is_skipped():
+        if system_node() is None and packaged_node() is None:
+            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", NODE_FROM_PYPI], check=True)
         build(Path())
