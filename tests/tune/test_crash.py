@@ -48,7 +48,7 @@ def check(folder: Path, acknowledged: int, kept: int = 2) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_crash_at_every_second_system_call(tmp_path):
     done = subprocess.run(
         [sys.executable, str(HERE / "child_crash.py"), str(tmp_path), "0", "2"],
