@@ -19,6 +19,7 @@ from sonde.cli.diagnose import diagnose
 from sonde.cli.doctor import doctor
 from sonde.cli.export import export
 from sonde.cli.flow import flow
+from sonde.cli.hub import hub
 from sonde.cli.info import info
 from sonde.cli.list import list_runs
 from sonde.cli.monitor import monitor
@@ -53,6 +54,7 @@ VERBS: Final[dict[str, Callable[..., None]]] = {
     "analyze": analyze,
     "checkpoints": checkpoints,
     "ui": ui,
+    "hub": hub,
     "delete": delete,
     "info": info,
     "snapshot": snapshot,

@@ -1,0 +1,190 @@
+"""Hugging Face's Hub: push a run, a report or a checkpoint to a repository, and load runs from one.
+
+    from sonde.adapters.huggingface_hub import pull, push
+    push(sonde.open("latest"), "me/runs")            # a dataset repository, private unless told otherwise
+    for path in pull("me/runs", dir="runs"): ...
+
+A repository of runs holds each under `<project>/<folder>`, as a folder of runs does. What is loaded is checked against
+its hashes before it is put among the runs: a damaged or foreign run is refused, not shown.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+from sonde.errors import CorruptError, MissingPackageError, RunError, UsageError
+from sonde.run import Run
+from sonde.schema.layout import LOCK_FILE, RUN_FILE
+
+try:
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+except ImportError as error:
+    raise MissingPackageError("huggingface_hub", "transformers", "pushing to a hub") from error
+
+RepoType = Literal["dataset", "model"]
+LEFT_OUT: Final = (LOCK_FILE, "*.tmp", "*/.tmp-*", ".*")
+_CARD: Final = """---
+tags: [sonde]
+---
+
+# Training runs
+
+Recorded with sonde: statistics of every layer at every step. To look at them:
+
+```console
+$ sonde hub pull {repo}
+$ sonde ui
+```
+"""
+
+
+def push(
+    what: Run | str | os.PathLike[str],
+    repo: str,
+    *,
+    private: bool = True,
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> str:
+    """Upload a run to a dataset repository, a report (one file) too, a folder with a checkpoint to a model repository.
+
+    The repository is made where it does not exist. Gives the address of the commit.
+    """
+    api = HfApi(endpoint=endpoint, token=token)
+    try:
+        if isinstance(what, Run):
+            return _push_run(api, what, repo, private)
+        path = Path(what)
+        if path.is_file():
+            return _push_file(api, path, repo, private)
+        if (path / RUN_FILE).is_file():
+            return _push_run(api, Run(path), repo, private)
+        if path.is_dir():
+            return _push_checkpoint(api, path, repo, private)
+    except HfHubHTTPError as error:
+        raise UsageError(f"{repo} was not taken by the hub: {_why(error)} Log in with `hf auth login`.") from error
+    raise UsageError(f"{path} is no run, no report and no checkpoint: nothing to push.")
+
+
+def pull(
+    repo: str,
+    *,
+    dir: str | os.PathLike[str] = "runs",
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> list[Path]:
+    """Load every run of a dataset repository into a folder of runs; those that are there already are left as they are."""
+    target = Path(dir)
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as scratch:
+        folder = _download(repo, Path(scratch), token, endpoint)
+        found = [(run, target / run.relative_to(folder)) for run in _runs_in(folder)]
+        if not found:
+            raise RunError(f"{repo} holds no run. Push one first:  sonde hub push latest {repo}")
+        for run, _ in found:
+            _check(run, repo)
+        for run, place in found:
+            if not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                run.replace(place)
+    return [place for _, place in found]
+
+
+def _push_run(api: Any, run: Run, repo: str, private: bool) -> str:
+    if run.status == "running":
+        raise UsageError(f"{run.path.name} is still being written. Push it when it has ended.")
+    id = _make(api, repo, "dataset", private)
+    _put_card(api, id)
+    place = f"{run.path.parent.name}/{run.path.name}"
+    return str(
+        api.upload_folder(
+            repo_id=id,
+            repo_type="dataset",
+            folder_path=run.path,
+            path_in_repo=place,
+            ignore_patterns=list(LEFT_OUT),
+            commit_message=f"{run.project}/{run.name}: {run.status} after {run.last_step + 1} steps",
+        ).commit_url
+    )
+
+
+def _push_file(api: Any, path: Path, repo: str, private: bool) -> str:
+    id = _make(api, repo, "dataset", private)
+    message = f"Report {path.name}"
+    return str(
+        api.upload_file(
+            path_or_fileobj=path,
+            path_in_repo=f"reports/{path.name}",
+            repo_id=id,
+            repo_type="dataset",
+            commit_message=message,
+        ).commit_url
+    )
+
+
+def _push_checkpoint(api: Any, path: Path, repo: str, private: bool) -> str:
+    if not any(path.glob("*.safetensors")):
+        raise UsageError(f"{path} holds no weights (*.safetensors), and is no run. Nothing to push.")
+    id = _make(api, repo, "model", private)
+    return str(
+        api.upload_folder(
+            repo_id=id,
+            repo_type="model",
+            folder_path=path,
+            ignore_patterns=["*.pt", "*.bin", "*.pkl", ".*"],  # nothing that is executed when it is loaded
+            commit_message=f"Checkpoint {path.name}",
+        ).commit_url
+    )
+
+
+def _make(api: Any, repo: str, type: RepoType, private: bool) -> str:
+    return str(api.create_repo(repo, repo_type=type, private=private, exist_ok=True).repo_id)
+
+
+def _put_card(api: Any, repo: str) -> None:
+    if not api.file_exists(repo, "README.md", repo_type="dataset"):
+        api.upload_file(
+            path_or_fileobj=_CARD.format(repo=repo).encode(),
+            path_in_repo="README.md",
+            repo_id=repo,
+            repo_type="dataset",
+            commit_message="What this is",
+        )
+
+
+def _download(repo: str, scratch: Path, token: str | None, endpoint: str | None) -> Path:
+    try:
+        return Path(
+            snapshot_download(
+                repo, repo_type="dataset", local_dir=scratch / "repository", token=token, endpoint=endpoint
+            )
+        )
+    except RepositoryNotFoundError as error:
+        raise RunError(f"no dataset repository {repo}, or no right to read it. Log in with `hf auth login`.") from error
+    except HfHubHTTPError as error:
+        raise RunError(f"{repo} could not be loaded: {_why(error)}") from error
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.glob(f"*/*/{RUN_FILE}")):
+        run = file.parent
+        if not any(part.startswith(".") for part in PurePosixPath(run.relative_to(folder)).parts):
+            yield run
+
+
+def _check(run: Path, repo: str) -> None:
+    """Nothing but plain files, all as they were written."""
+    if any(path.is_symlink() for path in run.rglob("*")):
+        raise CorruptError(f"{run.name} in {repo} holds a link; it is refused.")
+    damage = Run(run).verify()
+    if damage:
+        raise CorruptError(f"{run.name} in {repo} is damaged: {damage[0]}")
+
+
+def _why(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") + "."

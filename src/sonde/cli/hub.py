@@ -1,0 +1,62 @@
+"""`sonde hub push RUN REPO` and `sonde hub pull REPO`: runs, reports and checkpoints on Hugging Face's Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sonde.cli.options import Dir, Json, open_run, runs_dir
+from sonde.cli.output import print_json
+from sonde.errors import UnknownNameError, UsageError
+
+
+def hub(
+    action: Annotated[str, typer.Argument(metavar="push|pull", help="push what is here, or pull what is there.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="push: a run, a report, a checkpoint. pull: REPO.")],
+    repo: Annotated[str | None, typer.Argument(metavar="REPO", help="user/name; made where there is none.")] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="A new repository is for everyone; default: private.")
+    ] = False,
+    as_json: Json = False,
+    dir: Dir = None,
+) -> None:
+    """Share runs through Hugging Face's Hub. Log in first with `hf auth login`, or set HF_TOKEN.
+
+    \b
+    Examples:
+      sonde hub push latest me/runs
+      sonde hub push report.html me/runs
+      sonde hub push runs/latest/checkpoints/step-000000500 me/model
+      sonde hub pull me/runs
+    """
+    if action == "push":
+        answer = _push(what, repo, public, dir)
+    elif action == "pull":
+        answer = _pull(what, repo, dir)
+    else:
+        raise UnknownNameError("action", action, ("push", "pull"))
+    if as_json:
+        print_json(answer)
+        return
+    for line in answer.get("runs", [answer.get("commit")]):
+        print(line)
+
+
+def _push(what: str, repo: str | None, public: bool, dir: Path | None) -> dict[str, Any]:
+    if repo is None:
+        raise UsageError(f"push needs a repository:  sonde hub push {what} user/name")
+    from sonde.adapters.huggingface_hub import push
+
+    is_path = Path(what).is_file() or (Path(what).is_dir() and any(Path(what).glob("*.safetensors")))
+    given = what if is_path else open_run(what, dir)
+    return {"commit": push(given, repo, private=not public)}
+
+
+def _pull(repo: str, extra: str | None, dir: Path | None) -> dict[str, Any]:
+    if extra is not None:
+        raise UsageError(f"pull takes a repository only:  sonde hub pull {repo}")
+    from sonde.adapters.huggingface_hub import pull
+
+    return {"runs": [str(path) for path in pull(repo, dir=runs_dir(dir))]}
