@@ -82,7 +82,7 @@ class Hub(BaseHTTPRequestHandler):
                 {**o, "actions": {"upload": {"href": f"{self._root()}/lfs/{o['oid']}"}}} for o in asked["objects"]
             ]
             return self._answer({"transfer": "basic", "objects": objects}, Content_Type="application/vnd.git-lfs+json")
-        key, _, verb = path.removeprefix("/api/").rpartition("/preupload/")
+        key, _, _ = path.removeprefix("/api/").rpartition("/preupload/")
         if key:
             files = json.loads(body)["files"]
             told = [

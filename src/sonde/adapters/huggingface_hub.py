@@ -78,7 +78,7 @@ def pull(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> list[Path]:
-    """Load every run of a dataset repository into a folder of runs; those that are there already are left as they are."""
+    """Load every run of a dataset repository into a folder of runs; one that is there already is left as it is."""
     target = Path(dir)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as scratch:

@@ -10,7 +10,7 @@ import torch
 from transformers.trainer_callback import ExportableState
 from trl import SFTTrainer
 
-from sonde.tune.callback import inner_optimizer
+from sonde.adapters.transformers import inner_optimizer
 from sonde.tune.checkpoints import CheckpointManager
 from sonde.tune.config import KeepConfig
 from sonde.tune.method import FineTuningMethod
