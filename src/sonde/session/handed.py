@@ -16,14 +16,15 @@ from sonde.session.session import Session
 def put_rows(
     session: Session, sites: Sequence[Site], rows: Callable[[], tuple[Array, Array]], *, step: int | None = None
 ) -> None:
-    """Record a row of numbers for each site. `rows` is called on the writer thread, and may wait there for a device."""
+    """Record a row of numbers for each site, with a histogram each or none at all. `rows` is called on the writer
+    thread, and may wait there for a device."""
     ids = np.array([session.writer.site_id(site) for site in sites], np.int32)
     at = session.step_number if step is None else step
     now = time.time()
 
     def resolve() -> StatsRecord:
         values, hist = rows()
-        return StatsRecord(at, now, ids, values, np.arange(len(ids), dtype=np.int32), hist.astype(np.float32))
+        return StatsRecord(at, now, ids, values, np.arange(len(hist), dtype=np.int32), hist.astype(np.float32))
 
     session.writer.put(resolve, len(ids) * 8 * NUM_BINS, step=at)
 
