@@ -123,9 +123,10 @@ def test_card_of_a_notebook_is_drawn(demo_runs: Path, open_page: Callable[..., A
     expect(page.locator(".sonde-card svg polyline")).to_be_visible()
     expect(page.locator(".sonde-finding").first).to_contain_text("nan_inf")
     expect(page.get_by_text("Largest gradients")).to_be_visible()
-    expect(page.locator(".sonde-card table").first).to_be_hidden()
+    table = page.locator(".sonde-card details", has_text="Largest gradients").locator("table")
+    expect(table).to_be_hidden()
     page.get_by_text("Largest gradients").click()
-    expect(page.locator(".sonde-card table").first).to_be_visible()
+    expect(table).to_be_visible()
     picture(page, "card")
 
 

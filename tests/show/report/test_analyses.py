@@ -59,6 +59,17 @@ def test_numbers_of_convergence_are_those_of_the_curve() -> None:
     assert [chart.title for chart in found.charts] == ["loss over steps", "lr over steps"]
 
 
+def test_long_loss_is_smoothed_by_blocks_and_says_the_same() -> None:
+    steps = np.arange(100_000)
+    noise = 1 + 0.1 * np.random.default_rng(0).normal(size=len(steps))
+    long = convergence(window(loss=(0.1 + 3.0 * np.exp(-steps / 7000)) * noise))
+    short = convergence(window(loss=((0.1 + 3.0 * np.exp(-steps / 7000)) * noise)[::100]))
+    assert (long.tone, short.tone) == ("good", "good")
+    for name in ("last level", "best level", "90 % step", "noise"):
+        factor = 100 if name == "90 % step" else 1
+        assert long[name] == pytest.approx((short[name] or 0) * factor, rel=0.1), name
+
+
 def test_loss_that_falls_by_decades_is_drawn_on_a_logarithmic_axis() -> None:
     assert convergence(window(loss=10.0 ** (-STEPS / 50))).charts[0].is_log
     assert not convergence(window(loss=3.0 - 0.005 * STEPS)).charts[0].is_log

@@ -11,8 +11,8 @@ from sonde.run import Run
 from sonde.show.report.source import OnStage, Report
 from sonde.show.web.answering import Answers
 from sonde.show.web.query import BadRequestError
-from sonde.show.web.runs import RunTable, run_key
-from sonde.show.web.wire import read_binary, report_key, to_json
+from sonde.show.web.runs import RunTable, run_key, state_of
+from sonde.show.web.wire import binary_reply, read_binary, report_key, to_json
 
 BYTES_PER_TENSOR: Final = 2_500
 MIN_BYTES: Final = 400_000
@@ -25,6 +25,10 @@ MAX_NAMED: Final = 12
 QUANTILES: Final = ("max_abs", "abs_q99", "abs_q75", "abs_q50", "abs_q25", "abs_q01")
 LINE_POINTS: Final = 80
 _HEAT_WAIT_S: Final = 60.0
+_NEVER_MS: Final = 2**31 - 1
+MAX_FILE_READS: Final = 5_000
+MIN_READS: Final = 40
+"""Series of one tensor are read from every file of the run: of a long one, few tensors have theirs in the report."""
 
 
 def collect(run: Run, report: Report, on_stage: OnStage = lambda _: None) -> dict[str, bytes]:
@@ -46,12 +50,22 @@ def _collect(asked: Answers, id: str, report: Report) -> dict[str, bytes]:
     sites = json.loads(kept.get(f"{base}/sites", b"{}"))
     findings = json.loads(kept.get(f"{base}/findings", b"{}"))
     room = _room(sites) - sum(_size(body) for body in kept.values())
+    num_reads = max(MIN_READS, MAX_FILE_READS // max(_num_files(asked, id), 1))
     flow = read_binary(kept[f"{base}/flow"])[0] if f"{base}/flow" in kept else {}
     for path in _questions(base, sites, findings, flow):
         if room <= 0:
             break
+        is_read = "/lines?" in path or "/hist?" in path
+        if is_read and (report_key(path) in kept or num_reads <= 0):
+            continue
+        num_reads -= is_read
         room -= _keep(asked, path, kept)
     return kept
+
+
+def _num_files(asked: Answers, id: str) -> int:
+    with asked.table.get(id).open() as run:
+        return len(state_of(run).segments_of("stats"))
 
 
 def _detail(asked: Answers, base: str, kept: dict[str, bytes]) -> None:
@@ -73,11 +87,19 @@ def _keep(asked: Answers, path: str, kept: dict[str, bytes]) -> int:
         body = asked.get(path).body
         if "/heat?" in path and "kind=health" not in path and not read_binary(body)[0]["is_exact"]:
             asked.heats.loader.wait(_HEAT_WAIT_S)
-            body = asked.get(path).body
+            body = _final(asked.get(path).body)
     except BadRequestError:  # nothing of this kind was recorded, or it is damaged, which the warnings say
         return 0
     kept[key] = body
     return _size(body)
+
+
+def _final(body: bytes) -> bytes:
+    """A heat map that nobody asks for again: what is merged in it stays so, and says so."""
+    header, arrays = read_binary(body)
+    types = {name: dtype for name, dtype, *_ in header.pop("buffers")}
+    header["retry_ms"] = _NEVER_MS
+    return binary_reply(header, {name: (types[name], array) for name, array in arrays.items()}).body
 
 
 def _size(body: bytes) -> int:

@@ -12,6 +12,8 @@ from sonde.show.plot.axes import spans_decades
 from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Steps, Tone, line
 
 MIN_POINTS: Final = 10
+MANY_POINTS: Final = 2_000
+"""A longer loss is smoothed by blocks."""
 STILL: Final = 0.05
 """Share of the whole fall that the last third must bring for a run to count as still improving ..."""
 DONE: Final = 0.01
@@ -75,6 +77,11 @@ class _Fall:
 
 def _level(values: Floats) -> Floats:
     """Running median, as long as the values: single spikes do not move it."""
+    block = len(values) // MANY_POINTS
+    if block > 1:  # a window of thousands of values at each of 100,000 takes a minute: medians of blocks say the same
+        middles = np.arange(len(values) // block) * block + block // 2
+        coarse = np.median(values[: len(middles) * block].reshape(-1, block), axis=1)
+        return np.interp(np.arange(len(values)), middles, _level(coarse))
     width = max(3, len(values) // 20) | 1
     padded = np.pad(values, width // 2, mode="edge")
     level: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=-1)

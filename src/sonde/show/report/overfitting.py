@@ -15,6 +15,7 @@ from sonde.show.report.analysis import Analysis, Chart, Quantity, Tone, line
 TITLE: Final = "Overfitting"
 RISEN: Final = 1.15
 """A validation loss this many times its best has turned ..."""
+MANY_POINTS: Final = 4_000
 GAP: Final = 1.5
 """... and this many times the training loss, it lags behind. The rule of `sonde diagnose` asks for more."""
 
@@ -28,7 +29,7 @@ def overfitting(window: Window) -> Analysis:
             'sonde.log({"val/loss": value}).'
         )
         return Analysis(key="overfitting", title=TITLE, tone="unknown", verdict=verdict)
-    state = held_out(window)
+    state = held_out(_thinned(window))
     name = next(name for name, column in window.scalars.items() if column is validation(window))
     if state is None:
         verdict = _why_not(name, int(np.isfinite(values).sum()))
@@ -47,6 +48,16 @@ def overfitting(window: Window) -> Analysis:
     )
     charts = _charts(window, name, state.best_step)
     return Analysis(key="overfitting", title=TITLE, tone=tone, verdict=verdict, quantities=quantities, charts=charts)
+
+
+def _thinned(window: Window) -> Window:
+    """Some values of long scalars, evenly, the last included: levels need no more, and running medians take long."""
+    strides = {name: max(1, len(values) // MANY_POINTS) for name, (_, values) in window.scalars.items()}
+    scalars = {
+        name: (steps[:: -strides[name]][::-1], values[:: -strides[name]][::-1])
+        for name, (steps, values) in window.scalars.items()
+    }
+    return Window(window.series, scalars, window.facts)
 
 
 def _why_not(name: str, num_finite: int) -> str:
