@@ -107,6 +107,20 @@ def test_wheel_zooms_about_the_pointer_and_drag_moves(spoilt: Any) -> None:
     assert int(after[1]) < int(before[1])
 
 
+def test_writing_the_address_does_not_move_the_picture(spoilt: Any) -> None:
+    spoilt.mouse.move(*point(spoilt, 0.37, 0.41))
+    for _ in range(5):
+        spoilt.mouse.wheel(0, -137)
+    spoilt.keyboard.press("}")
+    spoilt.mouse.move(*point(spoilt, 0.37, 1.2))
+    look = "document.querySelector('.heat .box > canvas').toDataURL()"
+    spoilt.wait_for_timeout(100)
+    before = spoilt.evaluate(look)
+    expect(spoilt).to_have_url(re.compile(r"from=\d+&to=\d+&rows="))
+    spoilt.wait_for_timeout(300)
+    assert spoilt.evaluate(look) == before
+
+
 def test_folding_leaves_one_row_for_a_block_and_keeps_its_nan(spoilt: Any) -> None:
     spoilt.get_by_label("fold").select_option(label="at depth 2")
     folded = spoilt.get_by_role("treeitem", name=re.compile(r"blocks\.0, 12 tensors folded"))
