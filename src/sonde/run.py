@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
-from sonde.errors import CorruptError, RunError, SondeError
+from sonde.errors import CorruptError, RunError, SondeError, UsageError
 from sonde.read.analysis.run_tensors import RunTensors
 from sonde.read.checkpoints import checkpoint_list_table, run_checkpoints
 from sonde.read.compare import (
@@ -176,6 +176,15 @@ def _try_open(folder: Path) -> Run | SondeError:
 
 def _open_lake(path: Path, at: Mapping[str, str]) -> Lake:
     return open_lake(path, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+
+
+def _view(name: str) -> Any:
+    """A picture of a run. Views stand above this room and are plugged in: the entry points `sonde.views`."""
+    for entry in entry_points(group="sonde.views", name=name):
+        return entry.load()
+    raise UsageError(
+        f'no view "{name}" is installed. Install sonde anew:  pip install --force-reinstall --no-deps sonde'
+    )
 
 
 class Run:
@@ -400,8 +409,7 @@ class Run:
 
         Options: `steps`, `style` ("lines", "heatmap"), `log`, `title`, `size` in inches. docs/report.md has pictures.
         """
-        # `show` stands above this room and is not imported from here: it is found by name, as a plug-in would be.
-        return import_module("sonde.show.plot.figure").plot(self, pattern, **options)
+        return _view("plot")(self, pattern, **options)
 
     def _summary(self) -> Summary:
         state = self._now
@@ -427,8 +435,8 @@ class Run:
         return as_rich(self._summary())
 
     def _repr_html_(self) -> str:
-        return str(import_module("sonde.show.card").card(self))
+        return str(_view("card")(self))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """A card in a notebook."""
-        return dict(import_module("sonde.show.card").bundle(self))
+        return dict(_view("bundle")(self))

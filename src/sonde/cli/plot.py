@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sonde.cli.options import Dir, RunName, open_run
+from sonde.cli.options import Dir, Json, RunName, open_run
+from sonde.cli.output import print_json
 
 ENDINGS: Final = ("png", "svg", "pdf")
 
@@ -28,6 +29,7 @@ def plot(
     title: Annotated[str | None, typer.Option("--title", help="Above the figure; default: the run's name.")] = None,
     size: Annotated[str | None, typer.Option("--size", metavar="WxH", help="In inches, as 6.4x3.2.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: Json = False,
     dir: Dir = None,
 ) -> None:
     """Plot series of a run with matplotlib. Many sites become a heatmap; what is not finite is marked.
@@ -51,7 +53,11 @@ def plot(
     figure = draw(found, pattern, steps=_parse_steps(steps), style=_as_style(style), log=log, title=title, size=inches)
     with replacing(path) as draft:
         figure.savefig(draft, format=path.suffix[1:].lower())
-    print(f"{plain(path)}  {in_words(path.stat().st_size)}")
+    num_bytes = path.stat().st_size
+    if as_json:
+        print_json({"path": str(path), "num_bytes": num_bytes})
+    else:
+        print(f"{plain(path)}  {in_words(num_bytes)}")
 
 
 def _as_style(style: str) -> Any:
