@@ -63,6 +63,8 @@ class Monitor(App[None]):
     Runs, Findings, Heat, Worst { border-title-color: $text; }
     Runs:focus, Findings:focus { border: round $primary; }
     OptionList > .option-list--option { padding: 0; }
+    OptionList > .option-list--option-highlighted { background: $panel; color: $text; }
+    OptionList:focus > .option-list--option-highlighted { background: $panel-lighten-1; color: $text; }
     OptionList { scrollbar-size-vertical: 1; } Heat, Worst { overflow: hidden; }
     Plot { height: 1fr; }
     """

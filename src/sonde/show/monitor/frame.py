@@ -131,7 +131,7 @@ def worst_layers(heat: Pooled, num: int = NUM_WORST) -> tuple[Worst, ...]:
         times = last / middle
         decades = np.where(last > 0, np.abs(np.log10(times)), np.where(last == 0, np.inf, -1.0))
     odd = [_first(row) for row in heat.is_odd]
-    order = sorted(range(len(last)), key=lambda row: (odd[row], -_order(decades[row]), row))[:num]
+    order = sorted(range(len(last)), key=lambda row: (odd[row], -_order(float(decades[row])), row))[:num]
     never = heat.is_odd.shape[1]
     return tuple(
         Worst(

@@ -163,7 +163,7 @@ class Reading:
         """Whether the run ended, was not judged yet, and is small enough to be judged in a moment."""
         if self._judged is not None or self.run.status == "running":
             return False
-        return self.run.sites().num_rows * max(self.run.last_step, 0) <= FULL_DIAGNOSIS_ROWS
+        return bool(self.run.sites().num_rows * max(self.run.last_step, 0) <= FULL_DIAGNOSIS_ROWS)
 
 
 def throughput(steps: Any, times: Any, num_points: int = 120) -> Curve | None:
