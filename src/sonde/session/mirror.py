@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module, util
+from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -24,8 +24,8 @@ from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS
 from sonde.schema.stats import STATS
 
-SINKS: Final = ("mlflow", "tensorboard", "trackio", "wandb")
-"""Files of sonde.adapters that have a `Sink`."""
+GROUP: Final = "sonde.mirrors"
+"""The entry points by which sinks are found."""
 DEFAULT_STATS: Final = ("grad/*/norm", "param/*/norm", "update/*/norm")
 MAX_WAITING: Final = 1024
 CLOSE_S: Final = 10.0
@@ -93,12 +93,16 @@ def open_sink(to: Any) -> Sink:
     if not isinstance(to, str):
         if all(hasattr(to, name) for name in ("begin", "numbers", "finding", "close")):
             return to  # type: ignore[no-any-return]
-        raise UsageError(f"mirror= takes {', '.join(SINKS)}, or an object with log_metrics(); got {type(to).__name__}.")
-    if to not in SINKS or util.find_spec(f"sonde.adapters.{to}") is None:
-        raise UnknownNameError("mirror", to, SINKS)
-    # Adapters stand above this room: one that is asked for by name is found by its name.
-    made: Callable[[], Sink] = import_module(f"sonde.adapters.{to}").Sink
-    return made()
+        raise UsageError(f"mirror= takes {', '.join(_names())}, or an object with log_metrics(); got {type(to).__name__}.")
+    # Adapters stand above this room, and are plugged in.
+    for entry in entry_points(group=GROUP, name=to):
+        made: Callable[[], Sink] = entry.load()
+        return made()
+    raise UnknownNameError("mirror", to, _names())
+
+
+def _names() -> list[str]:
+    return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
 def mirroring(mirror: Any, warn: Callable[[str], None]) -> Mirroring:
