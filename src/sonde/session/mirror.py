@@ -93,7 +93,8 @@ def open_sink(to: Any) -> Sink:
     if not isinstance(to, str):
         if all(hasattr(to, name) for name in ("begin", "numbers", "finding", "close")):
             return to  # type: ignore[no-any-return]
-        raise UsageError(f"mirror= takes {', '.join(_names())}, or an object with log_metrics(); got {type(to).__name__}.")
+        known = ", ".join(_names())
+        raise UsageError(f"mirror= takes {known}, or an object with log_metrics(); got {type(to).__name__}.")
     # Adapters stand above this room, and are plugged in.
     for entry in entry_points(group=GROUP, name=to):
         made: Callable[[], Sink] = entry.load()
