@@ -17,6 +17,7 @@ class Live {
   epoch = $state(0);
 
   private numOpened = 0;
+  private isFirst = false;
   private stop: (() => void) | null = null;
 
   start(): void {
@@ -37,11 +38,15 @@ class Live {
   private changed(isUp: boolean): void {
     // A line that never was open is a browser that is not signed in; the page says that by itself.
     this.connection = isUp ? "open" : this.numOpened > 0 ? "away" : "off";
-    if (isUp && this.numOpened++ > 0) this.epoch += 1;
+    if (!isUp) return;
+    // The line says "the list changed" as it opens; at first everything has just been asked for.
+    this.isFirst = this.numOpened++ === 0;
+    if (!this.isFirst) this.epoch += 1;
   }
 
   private receive({ type, run, last_step, status, reason, brief }: Nudge): void {
-    if (type === "runs") this.list += 1;
+    if (type === "runs" && !this.isFirst) this.list += 1;
+    this.isFirst = false;
     if (type === "findings") this.states += 1;
     if (type === "brief" && run && brief) this.briefs.set(run, brief);
     if (type === "run" && run && status) this.runs.set(run, { last_step: last_step ?? -1, status, reason: reason ?? "" });

@@ -20,20 +20,28 @@ export class Loaded<T> {
   private stale = false;
   private notBefore = 0;
 
-  /** `question` says what is asked (which run, which range), `news` when the same is to be asked again. */
+  /**
+   * `question` says what is asked (which run, which range; null: nothing), `news` when the same is to be asked again
+   * (null: nothing is known yet, and knowing it is no news).
+   */
   constructor(
     question: () => string | null,
-    news: () => unknown,
+    news: () => string | number | null | undefined,
     private ask: (signal: AbortSignal) => Promise<T>,
   ) {
+    // By value: what they are made of changes far more often than they do.
+    const next = $derived(question());
+    const latest = $derived(news() ?? null);
     let current: string | null = null;
+    let known: string | number | null = null;
     $effect(() => {
-      const next = question();
-      news();
+      const [asked, heard] = [next, latest];
       untrack(() => {
-        if (next === null) return this.cancel();
-        if (next === current) return this.refresh();
-        current = next;
+        const isNews = known !== null && heard !== known;
+        known = heard;
+        if (asked === null) return this.cancel();
+        if (asked === current) return isNews ? this.refresh() : undefined;
+        current = asked;
         this.cancel();
         this.busy = true;
         void this.start();
