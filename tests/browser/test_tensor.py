@@ -47,6 +47,7 @@ def test_exact_values_are_those_of_the_run(fine: Any, demo_runs: Path) -> None:
     value = next(row["value"] for row in rows if row["step"] == 17)
     table = fine.get_by_role("table").filter(has_text="zero_fraction")
     row = table.get_by_role("row").filter(has=fine.get_by_role("rowheader", name="norm", exact=True))
+    expect(row).to_be_visible()
     column = table.get_by_role("columnheader").all_inner_texts().index("grad")
     expect(row.get_by_role("cell").nth(column - 1)).to_have_text(str(float(f"{value:.9g}")))
 
