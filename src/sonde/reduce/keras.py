@@ -1,4 +1,4 @@
-"""Sketches of Keras tensors by Keras's own operations: inside a compiled step of TensorFlow or JAX, or eagerly by torch.
+"""Sketches of Keras tensors by Keras's operations: inside a compiled step of TensorFlow or JAX, or eagerly by torch.
 
 As in `reduce/jax.py` sums are taken of values divided by the largest, in blocks: no square overflows, and rounding
 stays below a millionth. Counts are integers. There is no histogram.

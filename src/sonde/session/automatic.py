@@ -35,6 +35,8 @@ class Automatic:
         if not torch.is_grad_enabled() or not is_observable():
             return
         self._known.update(module.modules())
+        if getattr(module, "train_function", None) is not None:
+            return  # Keras on torch, inside `fit`: its adapter records that
         if any(p.requires_grad for p in module.parameters()):
             # The second model and those after it carry their class's name, so that two "layers.0" stay apart.
             prefix = f"{type(module).__name__}." if self._roots else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from importlib import import_module, util
 from typing import Any
 
 from sonde.errors import NotAModelError
@@ -21,9 +23,13 @@ def record(target: Any = None, /, **options: Any) -> Any:
     class GPT(nn.Module): ...
 
     model = sonde.record(model)            # the same as sonde.watch(model), and gives the model back
+
+    Of Keras models, classes of them and functions that train them, every `fit` is recorded.
     """
     if target is None:
         return functools.partial(record, **options)
+    if _is_keras(target if isinstance(target, type) else type(target)):
+        return _record_keras(target, options)
     if isinstance(target, type):
         return _record_class(target, options)
     if hasattr(target, "named_modules"):
@@ -41,12 +47,36 @@ def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> C
         named = {"project": function.__name__.replace("<lambda>", "lambda"), **options}
         with current.init(**named) as session:
             if isinstance(session, Session):
-                from sonde.session.automatic import Automatic
-
-                Automatic(session)
+                _find_models(session)
             return function(*args, **kwargs)
 
     return recorded
+
+
+def _find_models(session: Session) -> None:
+    if util.find_spec("torch") is not None:  # a program that trains by another framework may be without
+        from sonde.session.automatic import Automatic
+
+        Automatic(session)
+    if "keras" in sys.modules:
+        _keras_adapter().record_fits(session)
+
+
+def _is_keras(model_class: type) -> bool:
+    """Asked without importing it."""
+    return any(c.__name__ == "Model" and c.__module__.partition(".")[0] == "keras" for c in model_class.__mro__)
+
+
+def _keras_adapter() -> Any:
+    # Adapters stand above this room: one that is needed is found by its name.
+    return import_module("sonde.adapters.keras")
+
+
+def _record_keras(target: Any, options: dict[str, Any]) -> Any:
+    if isinstance(target, type):
+        _keras_adapter().record_class(target, options)
+        return target
+    return _keras_adapter().record_model(target, options)
 
 
 def _record_class(model_class: type, options: dict[str, Any]) -> type:

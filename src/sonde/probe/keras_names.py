@@ -1,0 +1,77 @@
+"""Names of a Keras model's layers and variables: unique, and the same in every run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from sonde.schema.names import site_name
+from sonde.schema.records import Site
+
+
+class KerasNames:
+    """Names of a model's layers and variables: those the user gave; those that Keras made up are counted anew in each
+    layer, so that the same model has the same names in every run."""
+
+    def __init__(self) -> None:
+        self.layers: list[tuple[Any, str]] = []
+        self.variables: dict[int, tuple[str, str, str]] = {}
+        self._taken: set[str] = set()
+
+    def site_of(self, kind: str, variable: Any, ending: str = "") -> Site:
+        name, owner, layer = self.variables.get(id(variable)) or self.add(variable, variable.path.replace("/", "."))
+        shape = tuple(int(size) for size in variable.shape)
+        return Site(
+            kind=kind,
+            name=name + ending,
+            shape=shape,
+            dtype=keras.backend.standardize_dtype(variable.dtype),
+            owner=owner,
+            module_type=layer,
+        )
+
+    def add(self, variable: Any, name: str, owner: str = "", layer: str = "") -> tuple[str, str, str]:
+        name, unique = site_name(name), ""
+        while name + unique in self._taken:
+            unique = f"_{int(unique[1:] or 0) + 1}"
+        self._taken.add(name + unique)
+        self.variables[id(variable)] = (name + unique, owner, layer)
+        return self.variables[id(variable)]
+
+
+def named(model: Any) -> KerasNames:
+    names, seen = KerasNames(), {id(model)}
+
+    def walk(layer: Any, prefix: str) -> None:
+        for variable in layer._trainable_variables:
+            if id(variable) not in names.variables:
+                names.add(variable, prefix + variable.name.replace("/", "."), prefix[:-1], type(layer).__name__)
+        for child, name in _children(layer):
+            if id(child) in seen or isinstance(child, keras.layers.InputLayer):
+                continue
+            seen.add(id(child))
+            names.layers.append((child, prefix + name))
+            walk(child, f"{prefix}{name}.")
+
+    names.layers.append((model, "model"))
+    walk(model, "")
+    return names
+
+
+def _children(layer: Any) -> Iterator[tuple[Any, str]]:
+    counts: dict[str, int] = {}
+    for child in layer._layers:
+        made_up = _snake(type(child).__name__)
+        is_made_up = re.fullmatch(rf"{re.escape(made_up)}(_\d+)?", child.name)
+        base = site_name((made_up if is_made_up else child.name).replace("/", "."))
+        num = counts[base] = counts.get(base, -1) + 1
+        yield child, base if num == 0 else f"{base}_{num}"
+
+
+def _snake(name: str) -> str:
+    """As Keras makes a layer's name from its class."""
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

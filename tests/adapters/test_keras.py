@@ -1,0 +1,148 @@
+"""Keras 3, the real one, on each of its back-ends. The back-end is chosen when Keras is imported: each has a process of
+its own, which trains everything once and tells what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("keras")
+
+SCRIPT = Path(__file__).with_name("keras_script.py")
+
+
+def told(backend: str, folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), *what], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip(request.param)
+    done = told(request.param, tmp_path_factory.mktemp("keras"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "a measurement failed" not in done.stderr, done.stderr[-4000:]
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts | {"backend": request.param}
+
+
+@pytest.mark.slow
+class TestEachBackEnd:
+    def test_sketches_agree_with_the_specification(self, found):
+        assert found["sketches"] == []
+
+    def test_gradients_are_those_of_a_loop_by_hand(self, found):
+        """For every trainable variable, at every step."""
+        wanted, seen = found["by hand"]["wanted"], found["by hand"]["seen"]
+        assert list(seen) == list(wanted)
+        for name, norms in wanted.items():
+            assert seen[name] == pytest.approx(norms, rel=1e-4), name
+        assert found["by hand"]["loss"] == pytest.approx(found["by hand"]["wanted loss"], rel=1e-4)
+
+    @pytest.mark.parametrize("kind", ["functional", "sequential", "subclassed", "recurrent"])
+    def test_no_loss_changes_by_a_bit(self, found, kind):
+        assert len(found[kind]["plain"]) == 6
+        assert found[kind]["recorded"] == found[kind]["plain"]
+
+    @pytest.mark.parametrize("kind", ["functional", "sequential", "subclassed", "recurrent"])
+    def test_every_trainable_variable_has_its_gradient(self, found, kind):
+        sites, num = found[kind]["sites"], found[kind]["variables"]
+        assert len(sites["grad"]) == num
+        assert sorted(sites["param"]) == sorted(sites["update"]) == sorted(sites["grad"])
+        assert len(sites["optim"]) >= 2 * num  # Adam
+        assert set(found[kind]["steps"]) == {6}
+
+    def test_names_are_the_same_in_every_process_and_model(self, found):
+        dense = ["dense.bias", "dense.kernel", "out.bias", "out.kernel"]
+        assert found["functional"]["sites"]["grad"] == dense
+        assert found["sequential"]["sites"]["grad"] == [name.replace("out", "dense_1") for name in dense]
+        assert found["subclassed"]["sites"]["grad"] == [
+            *(f"block{end}.dense.{name}" for end in ("", "_1") for name in ("bias", "kernel")),
+            "scale",
+        ]
+
+    def test_activations_are_those_of_real_batches(self, found):
+        assert {"dense", "dropout", "out", "model"} <= set(found["functional"]["sites"]["act"])
+        assert found["functional"]["act steps"] == [0, 1, 2, 3, 4, 5]
+        assert {"block", "block.dense", "block_1.dense"} <= set(found["subclassed"]["sites"]["act"])
+        assert found["by hand"]["act"] == pytest.approx(found["by hand"]["wanted act"], rel=1e-4)
+
+    def test_numbers_of_the_logs(self, found):
+        assert found["functional"]["val"] == [2, 5]
+        assert found["functional"]["rate"] == pytest.approx([0.01] * 6)
+
+    def test_nothing_of_ours_is_left(self, found):
+        left = [found[kind]["left"] for kind in ("functional", "sequential", "subclassed", "recurrent")]
+        assert left == [[]] * 4
+        assert [found["ends"][how]["left"] for how in found["ends"]] == [[]] * len(found["ends"])
+
+    def test_the_end_is_told_truthfully(self, found):
+        assert found["functional"]["status"] == "finished"
+        statuses = {how: end["status"] for how, end in found["ends"].items()}
+        assert statuses == {
+            "raises in a step": "crashed",
+            "raises in a callback": "crashed",
+            "raises in the data": "crashed",
+            "interrupted": "interrupted",
+        }
+        assert "broken on purpose" in found["ends"]["raises in a callback"]["reason"]
+
+    def test_another_fit_goes_on_in_the_same_run(self, found):
+        assert found["again"]["runs"] == 1
+        assert found["again"]["steps"] == [0, 1, 2, 3, 4, 5]
+        assert found["again"]["status"] == "finished"
+
+    def test_a_schedule(self, found):
+        assert found["schedule"]["steps"] == [0, 2, 4]
+        assert found["schedule"]["same"]
+
+    def test_several_steps_in_one_execution(self, found):
+        if found["backend"] == "torch":
+            pytest.skip("Keras refuses it on torch")
+        assert found["execution"]["steps"] == [1, 3, 4]
+        assert found["execution"]["same"]
+
+    def test_scaled_losses_give_gradients_as_they_are(self, found):
+        assert found["scaled"]["seen"] == pytest.approx(found["scaled"]["wanted"], rel=1e-2)
+
+    @pytest.mark.parametrize("how", ["a model", "a function", "a class"])
+    def test_record(self, found, how):
+        assert found["record"][how] == {"status": "finished", "grads": 2, "odd": [], "left": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "status"), [("interrupt", "interrupted"), ("raise", "crashed")])
+def test_a_program_that_ends_inside_fit(tmp_path, how, status):
+    """Nobody catches it: the run knows all the same."""
+    import sonde
+
+    pytest.importorskip("jax")
+    done = told("jax", tmp_path, how)
+    assert done.returncode != 0
+    run = sonde.open("latest", dir=tmp_path)
+    assert run.status == status
+    assert run.stats("grad/dense.kernel/norm").num_rows == 2
+
+
+def test_without_keras_the_line_that_installs_it():
+    code = (
+        "import sys; sys.modules['keras'] = None\n"
+        "from sonde.errors import MissingPackageError\n"
+        "try:\n    import sonde.adapters.keras\nexcept MissingPackageError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'sonde[keras]'" in done.stdout
