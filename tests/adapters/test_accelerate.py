@@ -12,6 +12,8 @@ accelerate = pytest.importorskip("accelerate")
 
 from sonde.adapters.accelerate import SondeTracker  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def accelerator(tmp_path):

@@ -22,6 +22,8 @@ from sonde.reduce.jax import sketch_arrays, to_rows  # noqa: E402
 from sonde.reduce.numpy import sketch  # noqa: E402
 from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N  # noqa: E402
 
+pytestmark = pytest.mark.slow  # compilers take their time
+
 EXACT = [N, NAN, INF, ZERO, MIN, MAX]
 MOMENTS = [SUM, SUMSQ, SUMABS]
 
@@ -217,7 +219,6 @@ print("alike")
 """
 
 
-@pytest.mark.slow
 def test_of_a_sharded_array_the_whole():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ import lightning.pytorch as pl
 
 from sonde.adapters.lightning import SondeCallback, TracerCallback
 
-pytestmark = pytest.mark.filterwarnings("default")  # of the trainer's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the trainer's own
 
 NUM_STEPS = 6
 

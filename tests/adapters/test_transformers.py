@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from sonde.adapters.transformers import SondeCallback, TracerCallback  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("default")  # of the trainer's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the trainer's own
 
 
 def tiny() -> Any:
@@ -184,7 +184,6 @@ trained(Path({folder!r}), callbacks=[SondeCallback(dir={folder!r} + "/runs", ver
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("error", "status"), [("RuntimeError('no')", "crashed"), ("KeyboardInterrupt", "interrupted")])
 def test_how_a_run_ends(tmp_path, error, status):
     script = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), error=error)
