@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Flow, Lines } from "../src/lib/api";
-import { depthOrder, filledColumns, headRows, heatOfLines, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
+import { depthOrder, filledColumns, headRows, heatOfLines, inspectedHeads, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
 
 const FLOW = {
   first: 100, steps_per_column: 10, num_columns: 3, layers: [{ path: "a" }, { path: "b" }],
@@ -52,6 +52,11 @@ test("a value holds until the next is due, and a real gap stays a gap", () => {
 test("layers that are never called themselves stand beside their siblings", () => {
   const flow = { layers: ["embed", "blocks.0.norm", "blocks.1.norm", "head", "blocks.0.out"].map((path) => ({ path })) } as unknown as Flow;
   assert.deepEqual(depthOrder(flow), [0, 1, 4, 2, 3]);
+});
+
+test("heads that were inspected come in their order", () => {
+  const attention = [{ path: "h.0", stats: { entropy: 1, entropy_10: 2, entropy_min: 3, entropy_2: 4 } }, { path: "h.1", stats: { entropy: 5 } }];
+  assert.deepEqual(inspectedHeads(attention), [{ name: "h.0.head 2", scalar: 4 }, { name: "h.0.head 10", scalar: 2 }]);
 });
 
 test("single heads are found among the scalars a monitor logged", () => {

@@ -46,6 +46,19 @@ export function headRows(scalars: readonly { i: number; name: string }[]): HeadR
   return (["entropy", "max_logit"] as const).map((stat) => ({ stat, rows: found.filter((row) => row.stat === stat) })).filter(({ rows }) => rows.length > 0);
 }
 
+/** What `inspect=` tells of single heads: `attn/<site>/entropy_3`, by the order of sites and of heads. */
+export function inspectedHeads(attention: readonly { path: string; stats: Readonly<Record<string, number>> }[]): { name: string; scalar: number }[] {
+  return attention.flatMap(({ path, stats }) =>
+    Object.entries(stats)
+      .flatMap(([stat, scalar]) => {
+        const head = /^entropy_(\d+)$/.exec(stat)?.[1];
+        return head === undefined ? [] : [{ head: Number(head), scalar }];
+      })
+      .sort((a, b) => a.head - b.head)
+      .map(({ head, scalar }) => ({ name: `${path}.head ${head}`, scalar })),
+  );
+}
+
 export const stepOf = (flow: Flow, column: number): number => flow.first + column * flow.steps_per_column;
 
 /** One value for each layer, in the order given. */
