@@ -16,9 +16,7 @@ def hub(
     action: Annotated[str, typer.Argument(metavar="push|pull", help="push what is here, or pull what is there.")],
     what: Annotated[str, typer.Argument(metavar="WHAT", help="push: a run, a report, a checkpoint. pull: REPO.")],
     repo: Annotated[str | None, typer.Argument(metavar="REPO", help="user/name; made where there is none.")] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="A new repository is for all; default: private.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="A new repository is for all; default: private.")] = False,
     as_json: Json = False,
     dir: Dir = None,
 ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from importlib import import_module, util
+from importlib import util
+from importlib.metadata import entry_points
 from typing import Any
 
-from sonde.errors import NotAModelError
+from sonde.errors import NotAModelError, UsageError
 from sonde.session import current
 from sonde.session.session import Session
 
@@ -68,8 +69,10 @@ def _is_keras(model_class: type) -> bool:
 
 
 def _keras_adapter() -> Any:
-    # Adapters stand above this room: one that is needed is found by its name.
-    return import_module("sonde.adapters.keras")
+    """Adapters stand above this room, and are plugged in."""
+    for entry in entry_points(group="sonde.recorders", name="keras"):
+        return entry.load()
+    raise UsageError("the adapter for Keras is not installed. Install sonde anew:  pip install --force-reinstall sonde")
 
 
 def _record_keras(target: Any, options: dict[str, Any]) -> Any:
