@@ -30,7 +30,6 @@ from sonde.session import NullSession, Session
 from sonde.session.joining import Joining
 from sonde.session.keras_recorder import KerasRecorder
 
-
 _TOLD: Final = tuple(
     f"on_{what}_{when}" for what in ("epoch", "train_batch", "test", "test_batch") for when in ("begin", "end")
 )
@@ -97,17 +96,11 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         inside = sys._getframe(2).f_locals.get("self")
         if not isinstance(inside, keras.callbacks.CallbackList):
             return
+        here, me = weakref.ref(inside), weakref.ref(self)
         for name in _TOLD:
-            recorder.wrap(inside, name, self._watched)
-        self._left = weakref.finalize(inside, _left, weakref.ref(self), weakref.ref(recorder))
+            vars(inside)[name] = functools.partial(_watched, me, here, name)
+        self._left = weakref.finalize(inside, _left, me, weakref.ref(recorder))
         self._left.atexit = False  # then the session itself looks how the program ends
-
-    def _watched(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except BaseException as error:
-            self.failed(error)
-            raise
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._recorder is not None:
@@ -129,8 +122,10 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _end(self, error: BaseException | None) -> None:
         recorder, self._recorder = self._recorder, None
-        if self._left is not None:
-            self._left.detach()
+        dying = None if self._left is None else self._left.detach()
+        if dying is not None:
+            for name in _TOLD:
+                vars(dying[0]).pop(name, None)
         if recorder is not None:
             recorder.restore()
             _wait(recorder.session)
@@ -147,9 +142,20 @@ def _wait(session: Session) -> None:
     import jax
 
     try:
-        jax.effects_barrier()
+        jax.effects_barrier()  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
         session.breaker("keras", error)
+
+
+def _watched(callback: weakref.ref[SondeCallback], called: weakref.ref[Any], name: str, *args: Any, **kw: Any) -> Any:
+    """A method of the list of callbacks. It keeps nothing alive: the list's death is what we wait for."""
+    called_list, known = called(), callback()
+    try:
+        return getattr(type(called_list), name)(called_list, *args, **kw)
+    except BaseException as error:
+        if known is not None:
+            known.failed(error)
+        raise
 
 
 def _left(callback: weakref.ref[SondeCallback], recorder: weakref.ref[KerasRecorder]) -> None:

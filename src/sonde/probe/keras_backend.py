@@ -17,7 +17,7 @@ def place() -> Any:
     if BACKEND == "jax":
         from jax.extend.core import get_opaque_trace_state
 
-        return get_opaque_trace_state(convention="nnx")
+        return get_opaque_trace_state(convention="nnx")  # type: ignore[no-untyped-call]
     if BACKEND == "tensorflow":
         import tensorflow as tf
 

@@ -34,6 +34,8 @@ class Automatic:
             return
         if not torch.is_grad_enabled() or not is_observable():
             return
+        if _is_symbolic(args):
+            return
         self._known.update(module.modules())
         if getattr(module, "train_function", None) is not None:
             return  # Keras on torch, inside `fit`: its adapter records that
@@ -42,3 +44,9 @@ class Automatic:
             prefix = f"{type(module).__name__}." if self._roots else ""
             self._roots.append(weakref.ref(module))
             self.session.watch(module, prefix=prefix, **self.options)
+
+
+def _is_symbolic(args: Any) -> bool:
+    """Keras on torch calls each layer once without values, while a model is put together."""
+    flat = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else (arg,))]
+    return any(type(x).__name__ == "KerasTensor" for x in flat)
