@@ -38,7 +38,9 @@ class Automatic:
             return
         self._known.update(module.modules())
         if getattr(module, "train_function", None) is not None:
-            return  # Keras on torch, inside `fit`: its adapter records that
+            # Keras on torch, inside `fit`: its adapter records that. torch does not know all its layers.
+            self._known.update(module._flatten_layers())  # type: ignore[operator]
+            return
         if any(p.requires_grad for p in module.parameters()):
             # The second model and those after it carry their class's name, so that two "layers.0" stay apart.
             prefix = f"{type(module).__name__}." if self._roots else ""
