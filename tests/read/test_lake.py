@@ -384,3 +384,11 @@ def test_reading_leaves_no_file_open(run: Path) -> None:
     for name in lake.entries(1):
         lake.read(1, name)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_folder_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    run, other = (written(tmp_path / name, {}) for name in ("run", "other"))
+    shutil.rmtree(run / STEP)
+    (run / STEP).symlink_to(other / STEP)
+    with pytest.raises(CorruptError, match="leads out"):
+        open_lake(run).read(1, next(iter(open_lake(other).entries(1))))

@@ -15,6 +15,9 @@ _OTHER_SETS: Final = ("val", "valid", "validation", "eval", "test", "dev")
 RETAINED: Final = frozenset({"retained", "retention", "forgetting", "pretrained", "pretraining"})
 """In the name of a loss: that of data which a model knew before it was fine-tuned, and which are no validation."""
 _ACCURACY_NAMES: Final = ("acc", "accuracy", "top1")
+_MAX_SORTED: Final = 10_000_000
+_NUM_WINDOWS: Final = 2_000
+_NUM_VALUES: Final = 1_000
 _NOTHING: Final[Column] = (np.empty(0, np.int64), np.empty(0))
 
 
@@ -41,7 +44,13 @@ def smoothed(values: Array, width: int) -> Array:
     """Running median: a level that single spikes do not move."""
     if len(values) <= width:
         return np.full(1, np.median(values)) if len(values) else values
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1))
+    windows = np.lib.stride_tricks.sliding_window_view(values, width)
+    if windows.size <= _MAX_SORTED:
+        return np.asarray(np.median(windows, axis=-1))
+    # Of a very long run some of the windows, and of each some of its values: medians move slowly.
+    at = np.unique(np.linspace(0, len(windows) - 1, _NUM_WINDOWS).astype(np.int64))
+    few = windows[at, :: max(width // _NUM_VALUES, 1)]
+    return np.asarray(np.interp(np.arange(len(windows)), at, np.median(few, axis=-1)))
 
 
 def onset(steps: NDArray[np.int64], is_bad: NDArray[np.bool_]) -> int:

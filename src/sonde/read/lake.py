@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sonde.errors import RunError, UsageError
+from sonde.read.folder import inside
 from sonde.schema.addresses import read_address
 from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import AnyArray, TensorEntry, group_name, hidden_folder, step_of, tensors_folder
@@ -103,10 +104,14 @@ class FolderLake:
         self.run, self.rank = run, rank
         self._folder = (tensors_folder(run) / group_name(0, rank)).parent
         self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
-        self._read_file = read_file
+        self._read_plain = read_file
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
         self._recent = RecentRuns()
         self._lock = threading.Lock()  # Dask reads by several threads
+
+    def _read_file(self, path: Path, offset: int, size: int) -> bytes:
+        """A folder that is a link to somewhere else is not followed either."""
+        return self._read_plain(inside(self.run, str(path.relative_to(self.run))), offset, size)
 
     @property
     def steps(self) -> list[int]:
