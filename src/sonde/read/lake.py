@@ -111,7 +111,8 @@ class FolderLake:
 
     def _read_file(self, path: Path, offset: int, size: int) -> bytes:
         """A folder that is a link to somewhere else is not followed either."""
-        return self._read_plain(inside(self.run, str(path.relative_to(self.run))), offset, size)
+        inside(self.run, str(path.parent.relative_to(self.run)))
+        return self._read_plain(path, offset, size)
 
     @property
     def steps(self) -> list[int]:
