@@ -16,49 +16,38 @@ class KerasNames:
     """Names of a model's layers and variables: those the user gave; those that Keras made up are counted anew in each
     layer, so that the same model has the same names in every run."""
 
-    def __init__(self) -> None:
-        self.layers: list[tuple[Any, str]] = []
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self.variables: dict[int, tuple[str, str, str]] = {}
         self._taken: set[str] = set()
+        self.layers = [(model, "model"), *self._walk(model, "", {id(model)})]
 
     def site_of(self, kind: str, variable: Any, ending: str = "") -> Site:
-        name, owner, layer = self.variables.get(id(variable)) or self.add(variable, variable.path.replace("/", "."))
+        if id(variable) not in self.variables:  # made when the model was first called
+            list(self._walk(self._model, "", {id(self._model)}))
+        name, owner, layer = self.variables.get(id(variable)) or self._add(variable, variable.path.replace("/", "."))
         shape = tuple(int(size) for size in variable.shape)
-        return Site(
-            kind=kind,
-            name=name + ending,
-            shape=shape,
-            dtype=keras.backend.standardize_dtype(variable.dtype),
-            owner=owner,
-            module_type=layer,
-        )
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        return Site(kind=kind, name=name + ending, shape=shape, dtype=dtype, owner=owner, module_type=layer)
 
-    def add(self, variable: Any, name: str, owner: str = "", layer: str = "") -> tuple[str, str, str]:
+    def _walk(self, layer: Any, prefix: str, seen: set[int]) -> Iterator[tuple[Any, str]]:
+        for variable in layer._trainable_variables:
+            if id(variable) not in self.variables:
+                self._add(variable, prefix + variable.name.replace("/", "."), prefix[:-1], type(layer).__name__)
+        for child, name in _children(layer):
+            if id(child) in seen or isinstance(child, keras.layers.InputLayer):
+                continue
+            seen.add(id(child))
+            yield child, prefix + name
+            yield from self._walk(child, f"{prefix}{name}.", seen)
+
+    def _add(self, variable: Any, name: str, owner: str = "", layer: str = "") -> tuple[str, str, str]:
         name, unique = site_name(name), ""
         while name + unique in self._taken:
             unique = f"_{int(unique[1:] or 0) + 1}"
         self._taken.add(name + unique)
         self.variables[id(variable)] = (name + unique, owner, layer)
         return self.variables[id(variable)]
-
-
-def named(model: Any) -> KerasNames:
-    names, seen = KerasNames(), {id(model)}
-
-    def walk(layer: Any, prefix: str) -> None:
-        for variable in layer._trainable_variables:
-            if id(variable) not in names.variables:
-                names.add(variable, prefix + variable.name.replace("/", "."), prefix[:-1], type(layer).__name__)
-        for child, name in _children(layer):
-            if id(child) in seen or isinstance(child, keras.layers.InputLayer):
-                continue
-            seen.add(id(child))
-            names.layers.append((child, prefix + name))
-            walk(child, f"{prefix}{name}.")
-
-    names.layers.append((model, "model"))
-    walk(model, "")
-    return names
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, str]]:

@@ -43,13 +43,15 @@ def sketch(x: Any) -> Sketch:
     is_nan, is_inf = ops.isnan(values), ops.isinf(values)
     finite = ops.logical_not(ops.logical_or(is_nan, is_inf))
     kept = ops.where(finite, values, ops.zeros_like(values))
-    scale = ops.max(ops.abs(kept))
-    unit = kept / ops.where(scale > 0, scale, ops.ones_like(scale))
     low = ops.min(ops.where(finite, values, ops.full_like(values, np.inf)))
     high = ops.max(ops.where(finite, values, ops.full_like(values, -np.inf)))
+    scale = ops.where(high >= low, ops.maximum(ops.abs(low), ops.abs(high)), ops.zeros_like(low))
+    unit = kept / ops.where(scale > 0, scale, ops.ones_like(scale))
     sums = ops.stack([scale, _sum(unit), _sum(unit * unit), _sum(ops.abs(unit)), low, high])
     is_zero = ops.logical_and(finite, values == 0)
-    counts = ops.stack([_count(ops.ones_like(is_nan)), _count(is_nan), _count(is_inf), _count(is_zero)])
+    size = values.shape[0]
+    num = _count(ops.ones_like(is_nan)) if size is None else ops.convert_to_tensor(size, "int32")
+    counts = ops.stack([num, _count(is_nan), _count(is_inf), _count(is_zero)])
     return counts, sums
 
 

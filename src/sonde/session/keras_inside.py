@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from sonde.probe.keras_backend import BACKEND, copied, dense, dtype, index, no_grad, place, scale_of
-from sonde.probe.keras_names import named
+from sonde.probe.keras_names import KerasNames
 from sonde.reduce.keras import Sketch, sketch, stack
 from sonde.schema.records import Site
 from sonde.session.session import Session
@@ -43,7 +43,7 @@ class InsideStep:
 
     def __init__(self, session: Session, model: Any, *, optim: bool, acts_arrived: Callable[..., None]) -> None:
         self.session, self.model, self.optim = session, model, optim
-        self.names = named(model)
+        self.names = KerasNames(model)
         self.sites: list[list[Site]] = []
         """Of each stack of sketches that was ever traced."""
         self.is_recording = False

@@ -122,6 +122,8 @@ class KerasRecorder:
                 put_rows(session, self._inside.sites[int(key)], functools.partial(to_rows, *value))
             else:
                 numbers[key] = value  # the loss of this batch; the one in the logs is a mean since the epoch began
+        if not was_recording and self._is_seen:
+            numbers.pop("loss", None)  # not the batch's
         flat = {name: kept(value) for name, value in _flat(numbers)}
         if flat:
             put_scalars(session, flat)
