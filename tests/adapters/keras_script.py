@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -217,7 +216,7 @@ def broken() -> None:
 
 
 def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
 
 class Data(keras.utils.PyDataset):
