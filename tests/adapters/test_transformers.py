@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -45,8 +46,8 @@ def texts(num: int = 32) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in rows]
 
 
-def arguments(folder: Path, **given: Any) -> TrainingArguments:
-    options: dict[str, Any] = {
+def settings(folder: Path, **given: Any) -> dict[str, Any]:
+    return {
         "output_dir": str(folder / "out"),
         "per_device_train_batch_size": 4,
         "max_steps": 6,
@@ -63,7 +64,10 @@ def arguments(folder: Path, **given: Any) -> TrainingArguments:
         "dataloader_pin_memory": False,
         **given,
     }
-    return TrainingArguments(**options)
+
+
+def arguments(folder: Path, **given: Any) -> TrainingArguments:
+    return TrainingArguments(**settings(folder, **given))
 
 
 def trained(folder: Path, *, callbacks: list[Any] | None = None, resume: Any = None, **given: Any) -> Trainer:
@@ -192,3 +196,45 @@ def test_how_a_run_ends(tmp_path, error, status):
     )
     assert done.returncode != 0
     assert last_run(tmp_path).status == status
+
+
+def test_a_trainer_of_sequences_to_sequences(tmp_path, callback):
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    )
+    args = Seq2SeqTrainingArguments(**settings(tmp_path, max_steps=3))
+    by_hand = GradientNorms()
+    Seq2SeqTrainer(model, args, train_dataset=texts(), callbacks=[by_hand, callback()]).train()
+    table = last_run(tmp_path).stats("grad/*/norm").to_pandas()
+    for name in ("encoder.block.0.layer.0.SelfAttention.q.weight", "decoder.final_layer_norm.weight"):
+        np.testing.assert_allclose(table[table.site == name].sort_values("step").value, by_hand.norms[name], rtol=1e-5)
+
+
+RANKS = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_transformers import *
+
+norms = GradientNorms()
+trained(Path({folder!r}), callbacks=[norms, SondeCallback(dir={folder!r} + "/runs", verbose=False)], max_steps=3)
+if int(os.environ["RANK"]) == 0:
+    Path({folder!r}, "norms").write_text(repr(norms.norms["model.norm.weight"]))
+"""
+
+
+@pytest.mark.distributed
+def test_two_processes_make_one_run_with_the_gradients_of_both(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(RANKS.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        line, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (run,) = sonde.runs(dir=tmp_path / "runs")
+    assert run.status == "finished"
+    wanted = ast.literal_eval((tmp_path / "norms").read_text())
+    np.testing.assert_allclose(run.stats("grad/model.norm.weight/norm")["value"].to_pylist(), wanted, rtol=1e-5)

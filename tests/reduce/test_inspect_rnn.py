@@ -35,7 +35,7 @@ def test_reach_is_about_the_ratio_of_jacobians(kind, options):
     x = torch.randn(4, LENGTH, 3)
     traced = reach(module, x)
     assert traced is not None
-    ratio, length = traced
+    ratio, length, _ = traced
     assert length == LENGTH
     module.eval()
     assert 0.2 < float(ratio) / jacobian_ratio(module, x) < 5
@@ -68,7 +68,7 @@ def test_nothing_is_left_behind():
     module, x = layer("lstm", num_layers=2, dropout=0.5), torch.randn(6, LENGTH, 3)
     before, bits = torch.get_rng_state(), [p.detach().clone() for p in module.parameters()]
     with torch.no_grad():
-        ratio, _ = reach(module, x)
+        ratio, *_ = reach(module, x)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(p, b) and p.grad is None for p, b in zip(module.parameters(), bits, strict=True))
     assert ratio.grad_fn is None
@@ -85,3 +85,13 @@ def test_hooks_on_saved_tensors_do_not_see_it():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         reach(layer("lstm"), torch.randn(2, LENGTH, 3))
     assert seen == []
+
+
+def test_the_profile_is_the_gradient_at_each_time_step():
+    module, x = layer("lstm"), torch.randn(2, 40, 3)
+    ratio, _, profile = reach(module, x)
+    assert len(profile) == 16
+    assert (float(profile[0]), float(profile[-1])) == (pytest.approx(float(ratio)), 1.0)
+    # Halfway: as if the sequence had begun there, except for the state it begins with.
+    assert len(reach(module, x[:, :5])[2]) == 5
+    assert float(profile[0]) < float(profile[8]) < float(profile[15])

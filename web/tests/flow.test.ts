@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Flow, Lines } from "../src/lib/api";
-import { depthOrder, filledColumns, headRows, heatOfLines, inspectedHeads, nearest, pipeWidths, profile, rangeOf, stepOf } from "../src/lib/flow";
+import { depthOrder, filledColumns, headRows, heatOfLines, inspectedHeads, nearest, pipeWidths, profile, rangeOf, stepOf, timeProfiles } from "../src/lib/flow";
 
 const FLOW = {
   first: 100, steps_per_column: 10, num_columns: 3, layers: [{ path: "a" }, { path: "b" }],
@@ -57,6 +57,13 @@ test("layers that are never called themselves stand beside their siblings", () =
 test("heads that were inspected come in their order", () => {
   const attention = [{ path: "h.0", stats: { entropy: 1, entropy_10: 2, entropy_min: 3, entropy_2: 4 } }, { path: "h.1", stats: { entropy: 5 } }];
   assert.deepEqual(inspectedHeads(attention), [{ name: "h.0.head 2", scalar: 4 }, { name: "h.0.head 10", scalar: 2 }]);
+});
+
+test("time steps of a recurrence come from the first to the last", () => {
+  const recurrent = [{ path: "lstm", stats: { reach: 1, profile_2: 2, profile_0: 3, profile_1: 4 } }];
+  assert.deepEqual(timeProfiles(recurrent).map(({ name, scalar }) => [name, scalar]), [
+    ["lstm.at 0 % of the sequence", 3], ["lstm.at 50 % of the sequence", 4], ["lstm.at 100 % of the sequence", 2],
+  ]);
 });
 
 test("single heads are found among the scalars a monitor logged", () => {

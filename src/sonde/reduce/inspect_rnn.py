@@ -16,10 +16,12 @@ from sonde.reduce.inspect_weights import start_vector
 
 MAX_ROWS: Final = 4
 MAX_LENGTH: Final = 256
+NUM_STOPS: Final = 16
 
 
-def reach(module: nn.RNNBase, inputs: Tensor) -> tuple[Tensor, int] | None:
-    """(norm of d out_last / d x_first over norm of d out_last / d x_last, length), along fixed directions.
+def reach(module: nn.RNNBase, inputs: Tensor) -> tuple[Tensor, int, list[Tensor]] | None:
+    """(norm of d out_last / d x_first over norm of d out_last / d x_last, length, the same along the way), along fixed
+    directions. "Along the way" is at up to NUM_STOPS time steps at even distances, from the first to the last.
 
     None where there is nothing to trace: a sequence of fewer than two steps, an input that is not a padded batch.
     """
@@ -33,8 +35,13 @@ def reach(module: nn.RNNBase, inputs: Tensor) -> tuple[Tensor, int] | None:
         rows, width = last.shape
         directions = start_vector(rows * width, last).view(rows, width).to(last.dtype)
         (grad,) = torch.autograd.grad((last * directions).sum(), x)
-    first, final = grad[:, 0].float().norm(), grad[:, -1].float().norm()
-    return torch.where(final > 0, first / final, torch.where(first > 0, torch.inf, torch.nan)), x.shape[1]
+    by_step = torch.linalg.vector_norm(grad.float(), dim=(0, 2))
+    first, final = by_step[0], by_step[-1]
+    relative = torch.where(final > 0, by_step / final, torch.where(by_step > 0, torch.inf, torch.nan))
+    length = x.shape[1]
+    stops = range(length) if length <= NUM_STOPS else [i * (length - 1) // (NUM_STOPS - 1) for i in range(NUM_STOPS)]
+    reached = torch.where(final > 0, first / final, torch.where(first > 0, torch.inf, torch.nan))
+    return reached, length, [relative[stop] for stop in stops]
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class RecurrenceInspection:
             return  # packed sequences differ in length: there is no one last step
         traced = reach(module, args[0])
         if traced is not None:
-            values[f"rnn/{place.name}/reach"], values[f"rnn/{place.name}/length"] = traced
+            values[f"rnn/{place.name}/reach"], values[f"rnn/{place.name}/length"], profile = traced
+            values |= {f"rnn/{place.name}/profile_{stop}": level for stop, level in enumerate(profile)}
 
     def cell_called(self, place: Place, module: nn.Module, args: Any, output: Any, call: int) -> None:
         """Follow the gradients of a loop's first and last output, once it is known how long the loop is."""

@@ -59,6 +59,20 @@ export function inspectedHeads(attention: readonly { path: string; stats: Readon
   );
 }
 
+/** How much of the gradient is left along the time steps of a recurrent layer: `rnn/<site>/profile_3`, first step first. */
+export function timeProfiles(recurrent: readonly { path: string; stats: Readonly<Record<string, number>> }[]): { name: string; scalar: number }[] {
+  return recurrent.flatMap(({ path, stats }) => {
+    const stops = Object.entries(stats)
+      .flatMap(([stat, scalar]) => {
+        const stop = /^profile_(\d+)$/.exec(stat)?.[1];
+        return stop === undefined ? [] : [{ stop: Number(stop), scalar }];
+      })
+      .sort((a, b) => a.stop - b.stop);
+    const last = Math.max(stops.length - 1, 1);
+    return stops.map(({ stop, scalar }) => ({ name: `${path}.at ${Math.round((100 * stop) / last)} % of the sequence`, scalar }));
+  });
+}
+
 export const stepOf = (flow: Flow, column: number): number => flow.first + column * flow.steps_per_column;
 
 /** One value for each layer, in the order given. */
