@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Keras chooses its back-end when it is first imported, by whichever test of this process that is.
+os.environ.setdefault("KERAS_BACKEND", "torch")
 # A shared machine is slow at times; a wall-clock limit per example would fail tests that are right.
 settings.register_profile("sonde", deadline=None, print_blob=True)
 settings.load_profile("sonde")
