@@ -25,11 +25,13 @@ except ImportError as error:
 from keras import ops
 
 from sonde.probe.keras_backend import BACKEND
-from sonde.probe.schedule import ALWAYS, as_schedule
+from sonde.probe.schedule import as_schedule, every, first
 from sonde.session import NullSession, Session
 from sonde.session.joining import Joining
 from sonde.session.keras_recorder import KerasRecorder
 
+DEFAULT_WHEN: Final = first(100) | every(10)
+"""Sketches made of a compiler's operations cost many times what our kernels for torch do, and no budget thins them."""
 _TOLD: Final = tuple(
     f"on_{what}_{when}" for what in ("epoch", "train_batch", "test", "test_batch") for when in ("begin", "end")
 )
@@ -54,7 +56,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._activations, self._optim = activations, optim
-        self._when = as_schedule(when, default=ALWAYS, argument="when")
+        self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
         self._joining = Joining(session, init)
         self._recorder: KerasRecorder | None = None
         self._left: Any = None
