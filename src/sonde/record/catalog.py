@@ -211,7 +211,8 @@ def finding_row(id: int, found: FindingRow) -> Row:
 def kept_row(kept: KeptRow) -> Row:
     values = int(kept.step), float(kept.time), storable_text(kept.where), to_json(kept.details)
     # A step has one snapshot, so its step is its id: a checksum needs to know all of a row.
-    return _KEPT[kept.table], _with_crc(int(kept.step), *values) if kept.table == "snapshots" else values
+    statement = _KEPT[kept.table].replace("or replace", "or ignore") if kept.is_found else _KEPT[kept.table]
+    return statement, _with_crc(int(kept.step), *values) if kept.table == "snapshots" else values
 
 
 def system_rows(sample: SystemSample) -> list[Row]:

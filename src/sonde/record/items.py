@@ -73,6 +73,8 @@ class KeptRow:
     where: str
     """A checkpoint's folder, a snapshot's store."""
     details: dict[str, Any]
+    is_found: bool = False
+    """An earlier process left it, and may have died before it wrote the row: one that is there stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,8 @@ class SnapshotWriter:
     def _write(self, pending: Pending, began: float) -> Outcome:
         store = self._opened()
         if pending.step in self._steps:
+            self._writer.kept(self._found_row(pending))
+            self._writer.flush(_ROW_PATIENCE_S)
             return Outcome(pending, "exists", f"step {pending.step} has a snapshot already; it is kept")
         snapshot = pending.resolve()
         receipt = store.write(snapshot)
@@ -182,6 +184,18 @@ class SnapshotWriter:
             self._store = self._open()
             self._steps = set(self._store.steps())
         return self._store
+
+    def _found_row(self, pending: Pending) -> KeptRow:
+        """For a snapshot whose process was killed between making it visible and writing its row."""
+        details = {"reason": pending.reason}
+        return KeptRow(
+            table="snapshots",
+            step=pending.step,
+            time=pending.time,
+            where=self.store_name,
+            details=details,
+            is_found=True,
+        )
 
     def _row(self, pending: Pending, receipt: Receipt) -> KeptRow:
         details = {
