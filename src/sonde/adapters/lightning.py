@@ -7,7 +7,6 @@ Gradients are read where the optimizers step: unscaled, accumulated, as they are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from sonde.errors import MissingPackageError
 from sonde.read.scalars import logged_since
 from sonde.schema.layout import RUN_FILE
 from sonde.session import NullSession, Session
-from sonde.session.joining import Joining
+from sonde.session.joining import Hosted
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,25 +25,17 @@ except ImportError:
         raise MissingPackageError("lightning", "lightning", "SondeCallback") from error
 
 
-class SondeCallback(Callback):  # type: ignore[misc]
+class SondeCallback(Hosted, Callback):  # type: ignore[misc]
     """Records `Trainer.fit`. A session given, or begun before, is used and left open; else one is begun.
 
     `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of
     `sonde.watch`, all others are those of `sonde.init`.
     """
 
-    def __init__(
-        self, session: Session | NullSession | None = None, *, watch: Mapping[str, Any] | None = None, **init: Any
-    ) -> None:
-        self.watch = dict(watch or {})
-        self._joining = Joining(session, init)
+    def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
+        super().__init__(session, **options)
         self._resumed: dict[str, Any] = {}
         self._logged: dict[str, tuple[Any, int]] = {}
-
-    @property
-    def session(self) -> Session | NullSession | None:
-        """What is recorded to, once training has begun."""
-        return self._joining.session
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = Path(self._resumed["run"]) if self._resumed.get("run") else None

@@ -9,7 +9,6 @@ Importing this file registers the name, so that `TrainingArguments(report_to="so
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from sonde.read.scalars import logged_since
 from sonde.record.items import KeptRow
 from sonde.record.link import write_link
 from sonde.session import NullSession, Session
-from sonde.session.joining import Joining
+from sonde.session.joining import Hosted
 
 try:
     from transformers import TrainerCallback
@@ -29,24 +28,16 @@ except ImportError as error:
     raise MissingPackageError("transformers", "transformers", "SondeCallback") from error
 
 
-class SondeCallback(TrainerCallback):  # type: ignore[misc]
+class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
     """Records a training by `Trainer`. A session given, or begun before, is used and left open; else one is begun.
 
     `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of
     `sonde.watch`, all others are those of `sonde.init`.
     """
 
-    def __init__(
-        self, session: Session | NullSession | None = None, *, watch: Mapping[str, Any] | None = None, **init: Any
-    ) -> None:
-        self.watch = dict(watch or {})
-        self._joining = Joining(session, init)
+    def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
+        super().__init__(session, **options)
         self._is_swept = False
-
-    @property
-    def session(self) -> Session | NullSession | None:
-        """What is recorded to, once training has begun."""
-        return self._joining.session
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         resumed = _resumed_from(args) if state.global_step else None

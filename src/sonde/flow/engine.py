@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Protocol
@@ -57,12 +56,6 @@ class FlowAnalyzer:
         self, analyzers: Sequence[Analyzer], x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1
     ) -> FlowReport:
         """The same with the findings of analyzers, all in the same passes."""
-        with _uncollected():
-            return self._analyze_with(analyzers, x, y, loss_fn, steps)
-
-    def _analyze_with(
-        self, analyzers: Sequence[Analyzer], x: Any, y: Any, loss_fn: LossFunction | None, steps: int
-    ) -> FlowReport:
         with ExitStack() as stack:
             observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(self.model))]
             passes = self._passes(x, y, loss_fn, steps, observers)
@@ -106,18 +99,6 @@ class FlowAnalyzer:
             details=details,
             is_relative=self.thresholds.is_relative,
         )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: one in the middle of a pass would take as long as the pass."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def measured(traces: list[Trace]) -> list[Layer]:

@@ -52,3 +52,19 @@ class Joining:
             self.session.finish(*status_of(error))
         else:
             self.session.finish()
+
+
+class Hosted:
+    """What every callback in a trainer begins with: a session or the options of one, and the keywords of `watch`."""
+
+    def __init__(
+        self, session: AnySession | None = None, *, watch: Mapping[str, Any] | None = None, **init: Any
+    ) -> None:
+        super().__init__()
+        self.watch = dict(watch or {})
+        self._joining = Joining(session, init)
+
+    @property
+    def session(self) -> AnySession | None:
+        """What is recorded to, once training has begun."""
+        return self._joining.session

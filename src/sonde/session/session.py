@@ -105,9 +105,10 @@ class Session:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
         from sonde.session import watching as w
         from sonde.session.given import check_model, check_optimizers
-        from sonde.session.wandb_words import in_our_words
 
-        if others:  # those of wandb.watch
+        if others:
+            from sonde.session.wandb_words import in_our_words
+
             asked = {"params": params, "grads": grads, "updates": updates, "optim": optim, "when": when}
             asked |= in_our_words(others)
             params, grads, updates, optim, when = asked.values()
