@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sonde.session.current import active_session, init
+from sonde.session.ending import status_of
 from sonde.session.null import NullSession
-from sonde.session.session import Session, status_of
+from sonde.session.session import Session
 
 AnySession = Session | NullSession
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from sonde.errors import UsageError
 from sonde.session import current
-from sonde.session.session import Session, status_of
+from sonde.session.ending import status_of
+from sonde.session.session import Session
 
 
 def run_script(script: str, argv: list[str], *, is_module: bool = False, **options: Any) -> int:

@@ -15,20 +15,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from sonde.config import Settings
 from sonde.errors import SessionError, UsageError
 from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
 from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.layout import RunStatus
-from sonde.schema.records import Event, ScalarsRecord, Severity
+from sonde.schema.records import Event, Severity
 from sonde.session.breaker import Breaker
+from sonde.session.ending import keep_exit_by_signal, status_of
 from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
+from sonde.session.logged import put_logged
 from sonde.session.mirror import Observers, mirroring
 from sonde.session.null import NullSession
-from sonde.session.numbers import flattened, is_number
 from sonde.session.snapshots import Snapshotting
 
 if TYPE_CHECKING:
@@ -174,47 +173,9 @@ class Session:
             )
             return
         try:
-            self._log(values, self.step_number if step is None else int(step))
+            put_logged(self, values, self.step_number if step is None else int(step))
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("log", error)
-
-    def _log(self, values: Mapping[str, Any], step: int) -> None:
-        names: list[str] = []
-        numbers: list[float] = []
-        tensors: list[tuple[int, Any]] = []
-        for name, value in flattened(values):
-            if hasattr(value, "detach") and getattr(value, "numel", lambda: 0)() == 1:
-                tensors.append((len(names), value))
-                value = np.nan
-            elif not is_number(value):
-                self.warn_once(
-                    f"log {name}", f'log() takes numbers; "{name}" is {type(value).__name__} and was left out.'
-                )
-                continue
-            names.append(name)
-            numbers.append(float(value))
-        if names:
-            self._put_scalars(names, numbers, tensors, step)
-
-    def _put_scalars(self, names: list[str], numbers: list[float], tensors: list[tuple[int, Any]], step: int) -> None:
-        ids = np.array([self.writer.scalar_id(name) for name in names], np.int32)
-        steps = np.full(len(names), step, np.int64)
-        times = np.full(len(names), time.time())
-        values = np.array(numbers)
-        if not tensors:
-            self.writer.put(ScalarsRecord(ids, steps, times, values), 32 * len(names), step=step)
-            return
-        from sonde.reduce.scalars import PendingScalars
-
-        pending = PendingScalars([tensor for _, tensor in tensors])
-
-        places = [place for place, _ in tensors]  # the tensors themselves are not kept
-
-        def resolve() -> ScalarsRecord:
-            values[places] = pending.resolve()
-            return ScalarsRecord(ids, steps, times, values)
-
-        self.writer.put(resolve, 64 * len(names), step=step, stream="scalars")
 
     def step(self) -> None:
         """End the step, for loops without a watched optimizer; where one is watched its own steps count."""
@@ -423,7 +384,7 @@ class Session:
             error = None  # in an interactive session an old error says nothing about the end
         self.finish(*status_of(error), deadline_s=self.settings.exit_deadline_s if error is not None else None)
         if isinstance(error, KeyboardInterrupt):
-            _keep_exit_by_signal()
+            keep_exit_by_signal()
 
     def _switch_off(self, what: str) -> None:
         self.warn(
@@ -505,26 +466,6 @@ class Session:
     def __repr__(self) -> str:
         state = "finished" if self.is_finished else f"step {self.step_number}"
         return f"<sonde.Session {self.path} ({state})>"
-
-
-def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
-    """How a run ended that ended with this exception."""
-    if error is None or (isinstance(error, SystemExit) and not error.code) or isinstance(error, GeneratorExit):
-        return "finished", ""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", "KeyboardInterrupt"
-    return "crashed", f"{type(error).__name__}: {error}"[:2000]
-
-
-def _keep_exit_by_signal() -> None:
-    """Python ends with SIGINT's exit code only if the interrupt was the last thing that left a piece of top-level code.
-
-    Modules imported while we said goodbye were such pieces. This one, again, ends in an interrupt.
-    """
-    try:
-        exec("raise KeyboardInterrupt")  # noqa: S102 - our own words
-    except KeyboardInterrupt:
-        return
 
 
 def _together(coverages: list[dict[str, Any]]) -> dict[str, Any]:
