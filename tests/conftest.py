@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -33,3 +35,14 @@ def nothing_compiled_yet() -> None:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None:
         utils.counters.clear()
+
+
+@pytest.fixture
+def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Weights & Biases, writing here: it reads its variables once per process, until it is torn down."""
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()
+    for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    yield wandb
+    wandb.teardown()

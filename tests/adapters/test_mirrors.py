@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 
 import pytest
 import torch
@@ -70,6 +71,8 @@ def test_mlflow(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_trackio(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    for name in [name for name in sys.modules if "trackio" in name]:  # the folder is read when it is imported
+        monkeypatch.delitem(sys.modules, name)
     pytest.importorskip("trackio")
     run = train(tmp_path, "trackio")
     (database,) = (path for path in (tmp_path / "trackio").rglob("*.db") if path.stem.startswith("mirrored"))
@@ -82,12 +85,8 @@ def test_trackio(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_wandb(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    open_run = wandb.init(project="theirs", dir=tmp_path)
+def test_wandb(tmp_path, offline_wandb):
+    open_run = offline_wandb.init(project="theirs", dir=tmp_path)
     try:
         train(tmp_path, Mirror(to="wandb", every=1))
         summary = dict(open_run.summary)

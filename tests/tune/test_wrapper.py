@@ -263,12 +263,11 @@ def test_forgetting_is_watched_from_before_the_first_step(tmp_path):
     assert "forgetting" in {finding.rule for finding in run.findings()}
 
 
-def test_weights_and_biases_gets_the_same_numbers(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+def test_weights_and_biases_gets_the_same_numbers(tmp_path, monkeypatch, offline_wandb):
     monkeypatch.setenv("WANDB_PROJECT", "before")
     wrapper(wandb_project="mine").train(generate("copying", 8), "out", 1)
     assert os.environ["WANDB_PROJECT"] == "mine"
+    offline_wandb.finish()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
 
 
