@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonde.reduce.exponents import histograms, places
 from sonde.reduce.numpy import sketch
-from sonde.reduce.sample import histograms, sample, stack_samples
+from sonde.reduce.sample import sample, stack_samples
 from sonde.reduce.torch import Reducer
 from sonde.schema.sketch import HIST_N, NUM_BINS, empty_rows
 
@@ -41,6 +42,18 @@ def test_columns_of_a_matrix_are_all_sampled():
     # A stride that divides the row length would see the same columns for ever.
     columns = sample(torch.arange(1024).repeat(1024), 512, 0)
     assert len(columns.unique()) > 300
+
+
+@given(st.integers(0, 1 << 31), st.integers(1, 600))
+def test_places_for_a_compiler_are_all_different_and_inside(numel, size):
+    taken = places(numel, size)
+    assert len(np.unique(taken)) == min(numel, size)
+    assert numel == 0 or (taken.min() >= 0 and taken.max() < numel)
+
+
+@pytest.mark.parametrize("columns", [3, 64, 96, 512, 1024])
+def test_places_for_a_compiler_meet_the_columns_of_a_matrix(columns):
+    assert len(np.unique(places(1024 * columns, 512) % columns)) > 0.3 * min(columns, 512)
 
 
 @given(st.integers(0, 512), st.integers(0, 100))

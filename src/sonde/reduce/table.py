@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde.reduce.exponents import histograms
 from sonde.reduce.handover import Parcel
-from sonde.reduce.sample import histograms
 from sonde.schema.sketch import (
     HIST_N,
     MAX,
