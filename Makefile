@@ -13,7 +13,7 @@ ALONE := fault or distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install web browser demo test check lint types contracts quick marked bench docs format clean
+.PHONY: help install web browser azurite demo test check lint types contracts quick marked bench docs format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -31,6 +31,9 @@ web: $(STAMP)  ## build the dashboard's front-end anew when its sources changed
 
 browser: $(STAMP)  ## what the browser tests need: a Chromium and a Node, where the machine has none
 	scripts/browser.sh $(BIN)/python
+
+azurite: browser  ## what the tests of the Azure store need: its server, into .venv
+	$(BIN)/python scripts/azurite/install.py
 
 demo: web  ## train a small network with a planted problem, and look at it
 	$(BIN)/python examples/demo.py
@@ -52,7 +55,7 @@ contracts: $(STAMP)  ## which room may import which
 quick: web  ## the quick tests
 	$(TEST) -q -n 2
 
-marked: web browser  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
+marked: web browser azurite  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
 	$(TEST) -q -n 2 -m "slow and not ($(ALONE))"
 	$(TEST) -q -m "$(ALONE)"
 

@@ -1,6 +1,6 @@
-"""The store in a container of Azure, against Azurite. It is not a Python package: the tests skip themselves without it.
+"""The store in a container of Azure, against Azurite. It is not a Python package: `make azurite` puts it into .venv.
 
-Get it with  npm install azurite  in a folder git does not see, and name its command in SONDE_TEST_AZURITE.
+Without it the tests skip themselves; SONDE_TEST_AZURITE names the command of another one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -28,7 +29,11 @@ from sonde.testing.stores import StoreTests, drifting
 ACCOUNT = "devstoreaccount1"
 # The same for every Azurite there is.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-COMMAND = os.environ.get("SONDE_TEST_AZURITE") or shutil.which("azurite-blob")
+COMMAND = (
+    os.environ.get("SONDE_TEST_AZURITE")
+    or shutil.which("azurite-blob", path=str(Path(sys.prefix, "bin")))
+    or shutil.which("azurite-blob")
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +77,7 @@ def make_container(port: int, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(COMMAND is None, reason="Azurite is not installed")
+@pytest.mark.skipif(COMMAND is None, reason="Azurite is not installed: make azurite")
 class TestAzure(StoreTests):
     @pytest.fixture(autouse=True)
     def environment(self, azurite: str, monkeypatch: pytest.MonkeyPatch) -> None:
