@@ -67,3 +67,16 @@ def test_one_series_or_scalar_is_found_by_its_full_name() -> None:
     np.testing.assert_array_equal(a_window().get("grad/0.weight/norm")[1], STEPS * 3.0)
     np.testing.assert_array_equal(a_window().get("loss")[0], STEPS)
     assert len(a_window().get("val_loss")[0]) == 0
+
+
+def test_a_site_with_slashes_is_found_by_its_full_name() -> None:
+    column = (STEPS, STEPS * 1.0)
+    window = Window({Series("grad", "a/b//c", "rms"): column}, {"val/loss": column})
+    assert window.get("grad/a/b//c/rms") == column
+    assert window.get("val/loss") == column
+    assert len(window.get("grad/a/rms")[0]) == 0
+
+
+def test_a_scalar_that_bears_the_name_of_a_series_does_not_hide_it() -> None:
+    own, logged = (STEPS, STEPS * 1.0), (STEPS[:1], STEPS[:1] * 0.0)
+    assert Window({Series("grad", "0", "rms"): own}, {"grad/0/rms": logged}).get("grad/0/rms") == own

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.diagnose.events import happenings, number
 from sonde.diagnose.progress import loss_name
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
@@ -51,13 +52,13 @@ class Moment:
 
 def first_moment(window: Window) -> Moment | None:
     """When it began; None while everything that was measured is finite."""
-    skipped = {int(e["step"]) for e in _events(window, "skipped_step")}
+    skipped = {event.step for event in happenings(window, "skipped_step")}
     grads = _first_bad(window, "grad", skipped)
     weights, updates = _first_bad(window, "param"), _first_bad(window, "update", skipped)
     loss_steps = _bad_loss(window)
     touched = [*grads.values(), *weights.values(), *updates.values(), *loss_steps[:1]]
-    events = sorted(_events(window, "nonfinite"), key=lambda e: (int(e["step"]), e["details"].get("micro_batch", 0)))
-    inside = [int(event["step"]) for event in events[:1]] or list(_first_bad(window, "act").values())
+    events = sorted(happenings(window, "nonfinite"), key=lambda e: (e.step, number(e.details, "micro_batch", 0)))
+    inside = [event.step for event in events[:1]] or list(_first_bad(window, "act").values())
     if not touched and not inside:
         return None
     step = min([*touched, *inside])
@@ -65,7 +66,7 @@ def first_moment(window: Window) -> Moment | None:
         step,
         weights=_at(weights, step),
         data=_new_in_data(window, step),
-        forward=next((e["details"] for e in events if int(e["step"]) == step and e.get("details")), {}),
+        forward=next((event.details for event in events if event.step == step and event.details), {}),
         activations=_at(_first_bad(window, "act"), step),
         is_forward_seen=bool(events) or _has_step(window, "act", step),
         loss=step in loss_steps,
@@ -127,11 +128,6 @@ def _is_lasting(window: Window) -> bool:
     if len(values) and not np.isfinite(values[-1]):
         return True
     return any(len(own) and own[-1] > 0 for _, _, own in window.by_site("param/*/nonfinite_fraction"))
-
-
-def _events(window: Window, type: str) -> list[Mapping[str, Any]]:
-    events = window.facts.get("events") or ()
-    return [event for event in events if event.get("type") == type and event.get("step") is not None]
 
 
 def backward_gap(window: Window, moment: Moment) -> tuple[str, str]:

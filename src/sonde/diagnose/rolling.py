@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.block import Block
 from sonde.schema.joined import JOINED
-from sonde.schema.names import INSPECTED, Series, matches, split_pattern
+from sonde.schema.names import Series, inspected_series, matches, split_pattern
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord, SystemSample
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, HIST_N, NUM_BINS, Array
 from sonde.schema.stats import STATS
@@ -126,9 +126,9 @@ class Rolling:
                     series[Series(kind, self.sites[id].name, stat)] = column
         scalars: dict[str, Column] = {}
         for name, column in self._scalars.columns():
-            parts = name.split("/")
-            if len(parts) == 3 and parts[0] in INSPECTED:
-                series[Series(*parts)] = column
+            inspected = inspected_series(name)
+            if inspected is not None:
+                series[inspected] = column
             elif name:
                 scalars[name] = column
         return Window(series, scalars, facts)

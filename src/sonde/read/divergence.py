@@ -20,7 +20,7 @@ from sonde.read.series import Column, by_series, series_of
 from sonde.read.state import RunState
 from sonde.read.stats import ask, long_table
 from sonde.read.steps import StepFilter
-from sonde.schema.names import INSPECTED, Series
+from sonde.schema.names import INSPECTED, Series, inspected_series
 from sonde.schema.sketch import Array
 
 _FLOOR: Final = 0.2
@@ -117,10 +117,10 @@ def _read(state: RunState, span: Span) -> dict[Series, Column]:
     except CorruptError:  # named in the run's warnings; the rest can still be compared
         return found
     for name, column in scalars.items():
-        parts = name.split("/")
-        if len(parts) == 3 and parts[0] in INSPECTED:
-            if tuple(parts) in _OF_DATA:
-                found[Series(*parts)] = column
+        inspected = inspected_series(name)
+        if inspected is not None:
+            if inspected in _OF_DATA:
+                found[inspected] = column
         elif not _is_meter(name):
             found[Series("", name, "")] = column
     return found

@@ -19,7 +19,7 @@ from sonde.read.state import RunState
 from sonde.read.stats import ask, long_table
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.read.tables import event_table, system_table
-from sonde.schema.names import INSPECTED, Series
+from sonde.schema.names import Series, inspected_series
 from sonde.schema.window import Column, Window
 
 DENSE_STEPS: Final = 2048
@@ -36,9 +36,9 @@ def read_window(state: RunState, patterns: Sequence[str], structure: Mapping[str
             series[name] = _joined(series[name], column) if name in series else column
     scalars: dict[str, Column] = {}
     for text, column in _scalars(state).items():
-        parts = text.split("/")
-        if len(parts) == 3 and parts[0] in INSPECTED:
-            series[Series(*parts)] = column
+        inspected = inspected_series(text)
+        if inspected is not None:
+            series[inspected] = column
         else:
             scalars[text] = column
     return Window(series, scalars, _facts(state, structure))

@@ -13,8 +13,6 @@ from sonde.errors import UnknownNameError, UsageError
 Kind = Literal["param", "grad", "update", "act", "actgrad", "optim", "attn", "custom"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
-INSPECTION_KINDS: Final = ("unit", "attn", "rnn", "data", "model")
-"""Scalars named kind/site/stat with one of these are what rules look at, not what a user logged."""
 _DATA_SITES: Final = frozenset({"input", "target", "output", "loss", "batch"})
 INSPECTED: Final = ("unit", "attn", "rnn", "data", "model")
 """Kinds of the numbers that inspections add: stored as scalars, named like series (`unit/layers.3.act/dead`)."""
@@ -22,6 +20,7 @@ INSPECTED: Final = ("unit", "attn", "rnn", "data", "model")
 # Wrappers put these in front of, or in the middle of, a name that the user never wrote.
 _INNER_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param")
 _LEADING_WRAPPERS: Final = ("module.", "base_model.model.")
+_MAYBE_WRAPPED: Final = re.compile("|".join((*_INNER_WRAPPERS, "^module", "^base_model")))
 # "%" is escaped too, so that two different names never become one; invisible and direction-changing characters, so that
 # a name looks like what it is.
 _UNSAFE: Final = re.compile(r"[%/\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -57,10 +56,21 @@ def is_inspection(name: str) -> bool:
     (True, False, False)
     """
     kind, _, rest = name.partition("/")
-    if kind not in INSPECTION_KINDS or rest.count("/") != 1:
+    if kind not in INSPECTED or rest.count("/") != 1:
         return False
     site = rest.partition("/")[0]
     return {"data": site in _DATA_SITES, "model": site == "model"}.get(kind, True)
+
+
+def inspected_series(name: str) -> Series | None:
+    """The series that a scalar's name stands for, if an inspection could have added it.
+
+    >>> inspected_series("unit/layers.3.act/dead")
+    Series(kind='unit', site='layers.3.act', stat='dead')
+    >>> inspected_series("val/loss")
+    """
+    parts = name.split("/")
+    return Series(*parts) if len(parts) == 3 and parts[0] in INSPECTED else None
 
 
 def check_kind(kind: str) -> Kind:
@@ -76,6 +86,8 @@ def strip_wrappers(name: str) -> str:
     >>> strip_wrappers("module._orig_mod.layers.0.weight")
     'layers.0.weight'
     """
+    if _MAYBE_WRAPPED.search(name) is None:  # as nearly all names are
+        return name
     parts = [part for part in name.split(".") if part not in _INNER_WRAPPERS]
     stripped = ".".join(parts)
     while True:

@@ -77,10 +77,10 @@ class Window:
         >>> Window(scalars={"loss": (np.arange(2), np.ones(2))}).get("loss")[1].tolist()
         [1.0, 1.0]
         """
-        if name in self.scalars:
-            return self.scalars[name]
-        parts = name.split("/")
-        found = self.series.get(Series(*parts)) if len(parts) == 3 else None
+        # From both ends: in a run that was not written by us, a site may have slashes of its own.
+        kind, _, rest = name.partition("/")
+        site, _, stat = rest.rpartition("/")
+        found = self.series.get(Series(kind, site, stat)) or self.scalars.get(name)
         return found if found is not None else (np.empty(0, np.int64), np.empty(0))
 
     def grid(self, pattern: str) -> Grid:

@@ -59,7 +59,7 @@ def flipped_gradient(window: Window) -> Iterator[Finding]:
 def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:
     """Small steps, each promising a fall, and a loss that climbs without turning: the gradient has the wrong sign."""
     moved = motion(window)
-    if moved is None or len(structure(window).optimizers) > 1:
+    if moved is None or not len(moved.steps) or len(structure(window).optimizers) > 1:
         return False
     if not float(np.fmax.reduce(moved.ratios[:, 0])) < SMALL_STEPS or _overshoots(window):
         return False

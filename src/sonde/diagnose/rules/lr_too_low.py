@@ -75,6 +75,8 @@ def lr_too_low(window: Window) -> Iterator[Finding]:
 def _falls_steadily(loss: Learned) -> bool:
     """Whether it falls in the last quarter of the run as it did in the first, with most of it left."""
     values = loss.values[np.isfinite(loss.values)]
+    if len(values) < 4:
+        return False
     levels = [float(np.median(quarter)) for quarter in np.array_split(values, 4)]
     falls = -np.diff(levels)
     return bool(loss.left > STEADY_LEFT and falls.min() > 0 and falls[-1] > 0.5 * falls[0])

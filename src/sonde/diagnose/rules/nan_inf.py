@@ -115,7 +115,8 @@ def _from_forward(window: Window, moment: Moment) -> Origin:
         text = f"{what} was made {where}, in code that is no module of its own{_micro(moment)}"
     else:
         text = f"{site}{kind} gave {what} although what went into it was finite{_micro(moment)}"
-    others = len(moment.forward.get("sites", ())) - 1
+    sites = moment.forward.get("sites")
+    others = len(sites) - 1 if isinstance(sites, list | tuple) else 0
     text += f"; {others} later module{'s' if others > 1 else ''} took it over" if others > 0 else ""
     text += _grown(window, str(moment.forward.get("after")), moment.step)
     is_sure = bool(moment.forward) and not moment.forward.get("is_sampled")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from sonde.diagnose.events import happenings, number
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
@@ -24,14 +25,13 @@ def rank_desync(window: Window) -> Iterator[Finding]:
     steps, values = window.get(SERIES)
     first = dict(zip(steps.tolist(), values.tolist(), strict=True))
     apart: dict[int, tuple[int, float]] = {}
-    for event in window.facts.get("events") or ():
-        details = event.get("details") or {}
-        step, rank = int(event.get("step", -1)), details.get("rank")
-        if event.get("type") != "fingerprint" or rank is None or step not in first:
+    for step, details in happenings(window, "fingerprint"):
+        rank, other = int(number(details, "rank", -1)), number(details, "value", float("nan"))
+        if rank < 0 or rank in apart or step not in first:
             continue
-        own, other = first[step], float(details.get("value", float("nan")))
-        if abs(own - other) > ROUNDING * max(abs(own), abs(other), 1e-30) and rank not in apart:
-            apart[int(rank)] = (step, abs(own - other) / max(abs(own), 1e-30))
+        own = first[step]
+        if abs(own - other) > ROUNDING * max(abs(own), abs(other), 1e-30):
+            apart[rank] = (step, abs(own - other) / max(abs(own), 1e-30))
     if not apart:
         return
     rank, (step, gap) = min(apart.items(), key=lambda item: item[1][0])
