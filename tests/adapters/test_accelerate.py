@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import pytest
-import torch
 
 import sonde
 
 accelerate = pytest.importorskip("accelerate")
 
 from sonde.adapters.accelerate import SondeTracker  # noqa: E402
+from sonde.testing.adapters import AdapterTests  # noqa: E402
+from sonde.testing.by_hand import Net, Recipe  # noqa: E402
 
 pytestmark = pytest.mark.slow
+
+
+def train(net: Net, recipe: Recipe, tracker: SondeTracker | None) -> None:
+    """As in Accelerate's examples, with a `finally`."""
+    accelerator = accelerate.Accelerator(
+        log_with=tracker, cpu=True, gradient_accumulation_steps=recipe.accumulate, mixed_precision="no"
+    )
+    loader = recipe.rows().loader()
+    model, optimizer, loader = accelerator.prepare(net, recipe.optimizer(net), loader)
+    if tracker is not None:
+        accelerator.init_trackers("suite", config={"lr": recipe.lr})
+        tracker.watch(model, optimizer)
+    losses = []
+    try:
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss, _ = model(**batch)
+                losses.append(loss.item())
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                accelerator.log({"loss": sum(losses) / len(losses)})
+                losses.clear()
+    finally:
+        accelerator.end_training()
+
+
+class TestAccelerate(AdapterTests):
+    module, package = "sonde.adapters.accelerate", "accelerate"
+
+    def recorder(self, **options: Any) -> SondeTracker:
+        return SondeTracker(**options)
+
+    def train(self, net: Any, recorder: Any) -> list[float]:
+        train(net, self.recipe, recorder)
+        return net.losses
+
+
+class TestAccumulation(TestAccelerate):
+    recipe = Recipe(accumulate=2)
 
 
 @pytest.fixture
@@ -22,32 +67,17 @@ def accelerator(tmp_path):
     sonde.finish()
 
 
-def test_a_loop_is_recorded_with_its_gradients(tmp_path, accelerator):
-    accelerator, tracker = accelerator
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    accelerator.init_trackers("acc", config={"lr": 0.1})
-    tracker.watch(accelerator.unwrap_model(model), optimizer)
-    norms = []
-    for step in range(4):
-        x = torch.full((2, 4), float(step + 1))
-        loss = model(x).square().mean()
-        optimizer.zero_grad()
-        accelerator.backward(loss)
-        norms.append(model.weight.grad.double().norm().item())
-        optimizer.step()
-        accelerator.log({"loss": loss.item()}, step=step)
-    accelerator.end_training()
-    run = sonde.open("latest", dir=tmp_path / "runs")
-    assert run.status == "finished"
-    assert run.config["lr"] == 0.1
-    assert run.scalars("loss").num_rows == 4
-    np.testing.assert_allclose(run.stats("grad/weight/norm")["value"].to_pylist(), norms, rtol=1e-6)
-
-
 def test_the_session_is_what_accelerate_hands_out(accelerator):
     accelerator, tracker = accelerator
-    accelerator.init_trackers("acc")
+    accelerator.init_trackers("acc", config={"lr": 0.1})
     assert accelerator.get_tracker("sonde", unwrap=True) is tracker.tracker
+    assert sonde.open(tracker.tracker.path).config["lr"] == 0.1
+
+
+def test_a_second_try_is_not_judged_by_the_first(tmp_path):
+    """Training again, with smaller batches, where the first try has run out of memory."""
+    try:
+        raise MemoryError
+    except MemoryError:
+        train(Net(), Recipe(num_steps=2), SondeTracker(dir=tmp_path / "runs", verbose=False))
+    assert sonde.open("latest", dir=tmp_path / "runs").status == "finished"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import sonde
@@ -14,92 +16,61 @@ import sonde
 pytest.importorskip("lightning")
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from sonde.adapters.lightning import SondeCallback, TracerCallback
+from sonde.testing.adapters import AdapterTests, TruthTests
+from sonde.testing.by_hand import Net, Recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the trainer's own
 
-NUM_STEPS = 6
-
-
-def batches() -> torch.utils.data.DataLoader:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(24, 4, generator=generator)
-    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-    return torch.utils.data.DataLoader(data, batch_size=4)
+RECIPE = Recipe()
+NUM_STEPS = RECIPE.num_steps
 
 
 class Module(pl.LightningModule):
-    def __init__(self, width: int = 8) -> None:
+    def __init__(self, net: Net | None = None, recipe: Recipe = RECIPE, width: int = 8) -> None:
         super().__init__()
-        self.save_hyperparameters()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
-        self.norms: dict[str, list[float]] = {}
-        self.losses: list[float] = []
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return nn.functional.mse_loss(self.net(x), y)
+        self.save_hyperparameters("width")
+        self.net, self.recipe = net or Net(), recipe
 
     def training_step(self, batch, index):
-        loss = self.loss(batch)
-        self.losses.append(loss.item())
+        loss, _ = self.net(**batch)
         self.log("train_loss", loss)
         return loss
 
     def validation_step(self, batch, index):
-        self.log("val_loss", self.loss(batch))
+        self.log("val_loss", self.net(**batch)[0])
 
-    def on_before_optimizer_step(self, optimizer):
-        self.note()
-
-    def note(self) -> None:
-        for name, parameter in self.named_parameters():
-            self.norms.setdefault(name, []).append(parameter.grad.double().norm().item())
+    def test_step(self, batch, index):
+        self.log("test_loss", self.net(**batch)[0])
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return self.recipe.optimizer(self.net)
 
 
 class Manual(Module):
     """Two optimizers that step in turn, as in a GAN."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.automatic_optimization = False
 
     def training_step(self, batch, index):
-        first, second = self.optimizers()
-        loss = self.loss(batch)
-        self.losses.append(loss.item())
-        first.zero_grad()
-        second.zero_grad()
+        loss, _ = self.net(**batch)
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
         self.manual_backward(loss)
-        self.note()
-        first.step()
-        second.step()
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
+        for optimizer in self.optimizers():
+            optimizer.step()
         self.log("train_loss", loss)
 
-    def on_before_optimizer_step(self, optimizer):
-        pass
-
     def configure_optimizers(self):
-        return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+        return self.recipe.optimizer(self.net.first), self.recipe.optimizer(self.net.second)
 
 
-class Fails(Module):
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-    def training_step(self, batch, index):
-        if index == 3:
-            raise self.error
-        return super().training_step(batch, index)
-
-
-def fit(module: Module, folder: Any, *, callbacks: list[Any], ckpt_path: Any = None, **given: Any) -> pl.Trainer:
+def trainer(folder: Any, *, callbacks: list[Any], **given: Any) -> pl.Trainer:
     options: dict[str, Any] = {
         "max_steps": NUM_STEPS,
         "accelerator": "cpu",
@@ -111,9 +82,50 @@ def fit(module: Module, folder: Any, *, callbacks: list[Any], ckpt_path: Any = N
         "num_sanity_val_steps": 1,
         **given,
     }
-    trainer = pl.Trainer(callbacks=callbacks, **options)
-    trainer.fit(module, batches(), batches(), ckpt_path=ckpt_path)
-    return trainer
+    return pl.Trainer(callbacks=callbacks, **options)
+
+
+def fit(module: Module, folder: Any, *, callbacks: list[Any], ckpt_path: Any = None, **given: Any) -> pl.Trainer:
+    made = trainer(folder, callbacks=callbacks, **given)
+    made.fit(module, module.recipe.rows().loader(), module.recipe.rows().loader(), ckpt_path=ckpt_path)
+    return made
+
+
+class LightningTests(TruthTests):
+    loss_name, prefix = "train_loss", "net."
+
+    def recorder(self, **options: Any) -> SondeCallback:
+        return SondeCallback(**options)
+
+    def train(self, net: Any, recorder: Any) -> list[float]:
+        options = {
+            "max_steps": self.recipe.num_steps,
+            "accumulate_grad_batches": self.recipe.accumulate,
+            "gradient_clip_val": self.recipe.clip,
+            "precision": "bf16-mixed" if self.recipe.is_bf16 else "32-true",
+        }
+        fit(Module(net, self.recipe), ".", callbacks=[recorder] if recorder else [], **options)
+        return net.losses
+
+
+class TestAutomatic(LightningTests, AdapterTests):
+    module, package = "sonde.adapters.lightning", "lightning"
+    alternatives = ("pytorch_lightning",)
+
+
+class TestAccumulation(LightningTests):
+    recipe = Recipe(accumulate=2, num_steps=3)
+
+
+class TestAutocast(LightningTests):
+    recipe = Recipe(is_bf16=True)
+
+
+class TestManual(LightningTests):
+    def train(self, net: Any, recorder: Any) -> list[float]:
+        callbacks = [recorder] if recorder else []
+        fit(Manual(net, self.recipe), ".", callbacks=callbacks, max_steps=2 * self.recipe.num_steps)
+        return net.losses
 
 
 @pytest.fixture
@@ -126,60 +138,13 @@ def last_run(tmp_path):
     return sonde.open("latest", dir=tmp_path / "runs")
 
 
-def check_gradients(run: Any, module: Module, num_steps: int = NUM_STEPS) -> None:
-    table = run.stats("grad/*/norm").to_pandas()
-    assert set(table.site) == set(module.norms)
-    for name, wanted in module.norms.items():
-        found = table[table.site == name].sort_values("step")
-        assert found.step.tolist() == list(range(num_steps))
-        np.testing.assert_allclose(found.value, wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize("given", [{}, {"precision": "bf16-mixed"}])
-def test_gradients_are_those_the_optimizer_uses(tmp_path, callback, given):
-    module = Module()
-    fit(module, tmp_path, callbacks=[callback()], **given)
-    run = last_run(tmp_path)
-    assert run.status == "finished"
-    check_gradients(run, module)
-
-
-def test_accumulated_gradients_make_one_step(tmp_path, callback):
-    module = Module()
-    fit(module, tmp_path, callbacks=[callback()], accumulate_grad_batches=2, max_steps=3)
-    check_gradients(last_run(tmp_path), module, 3)
-
-
-def test_manual_optimization_with_two_optimizers(tmp_path, callback):
-    module = Manual()
-    fit(module, tmp_path, callbacks=[callback()], max_steps=2 * NUM_STEPS)
-    check_gradients(last_run(tmp_path), module)
-
-
-def test_no_loss_changes_by_a_bit(tmp_path, callback):
-    without, watched = Module(), Module()
-    fit(without, tmp_path, callbacks=[])
-    fit(watched, tmp_path, callbacks=[callback()])
-    assert watched.losses == without.losses
-
-
 def test_numbers_are_at_their_step_and_once(tmp_path, callback):
     module = Module()
     fit(module, tmp_path, callbacks=[callback()], val_check_interval=3)
     run = last_run(tmp_path)
     assert run.scalars("train_loss")["step"].to_pylist() == list(range(NUM_STEPS))
-    np.testing.assert_allclose(run.scalars("train_loss")["value"].to_pylist(), module.losses, rtol=1e-6)
     assert run.scalars("val_loss")["step"].to_pylist() == [2, 5]
     assert run.config["width"] == 8
-
-
-@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no"), "crashed"), (KeyboardInterrupt(), "interrupted")])
-def test_how_a_run_ends(tmp_path, callback, error, status):
-    with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):
-        fit(Fails(error), tmp_path, callbacks=[callback()])
-    run = last_run(tmp_path)
-    assert run.status == status
-    assert run.stats("grad/net.0.weight/norm")["step"].to_pylist() == [0, 1, 2]
 
 
 def test_a_resumed_training_continues_its_run(tmp_path, callback):
@@ -190,8 +155,51 @@ def test_a_resumed_training_continues_its_run(tmp_path, callback):
     fit(module, tmp_path, callbacks=[callback()], ckpt_path=checkpoint)
     run = last_run(tmp_path)
     assert len(sonde.runs(dir=tmp_path / "runs")) == 1
-    assert run.stats("grad/net.0.weight/norm")["step"].to_pylist() == list(range(NUM_STEPS))
+    assert run.stats("grad/net.first.weight/norm")["step"].to_pylist() == list(range(NUM_STEPS))
 
 
 def test_the_name_in_layerclaw():
     assert TracerCallback is SondeCallback
+
+
+@pytest.mark.parametrize(("name", "call"), [("val_loss", pl.Trainer.validate), ("test_loss", pl.Trainer.test)])
+def test_what_is_measured_afterwards_is_in_the_run(tmp_path, callback, capfd, name, call):
+    module, made = Module(), trainer(tmp_path, callbacks=[callback()])
+    made.fit(module, RECIPE.rows().loader())
+    (measured,) = call(made, module, RECIPE.rows().loader(), verbose=False)
+    run = last_run(tmp_path)
+    (row,) = run.scalars(name).to_pylist()
+    assert (row["step"], row["value"]) == (NUM_STEPS - 1, pytest.approx(measured[name]))
+    assert (run.status, len(sonde.runs(dir=tmp_path / "runs"))) == ("finished", 1)
+    assert "sonde" not in capfd.readouterr().err
+
+
+def test_a_termination_is_no_good_end(tmp_path, callback):
+    with pytest.raises(SystemExit):
+        fit(Module(Net(SIGTERMException())), tmp_path, callbacks=[callback()])
+    assert last_run(tmp_path).status == "interrupted"
+
+
+RANKS = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_lightning import *
+
+callback = SondeCallback(dir={folder!r} + "/runs", verbose=False)
+fit(Module(), {folder!r}, callbacks=[callback], devices=2, strategy="ddp", max_steps=3)
+"""
+
+
+@pytest.mark.distributed
+def test_two_processes_that_lightning_starts_make_one_run(tmp_path):
+    """It tells its processes their rank by no variable."""
+    script = tmp_path / "train.py"
+    script.write_text(RANKS.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (run,) = sonde.runs(dir=tmp_path / "runs")
+    assert run.status == "finished"
+    assert run.stats("grad/net.first.weight/norm")["step"].to_pylist() == [0, 1, 2]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-
-import sonde
 
 pytest.importorskip("trl")
 pytest.importorskip("datasets")
@@ -19,13 +18,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from sonde.adapters.transformers import SondeCallback
+from sonde.testing.adapters import TruthTests
+from sonde.testing.by_hand import Recipe, gradients_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 WORDS = ["the cat sat on the mat", "a dog ran in the park", "the sun is hot", "rain falls on a park"]
 
 
-@pytest.fixture(scope="module")
+@cache
 def tokenizer() -> Any:
     made = Tokenizer(models.WordLevel(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -52,13 +53,12 @@ def tiny(tokenizer: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-class GradientNorms(TrainerCallback):
+class Seen(TrainerCallback):
     def __init__(self) -> None:
-        self.norms: list[float] = []
+        self.gradients: list[Any] = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **given):
-        grad = dict(model.named_parameters())["model.norm.weight"].grad
-        self.norms.append(grad.double().norm().item())
+        self.gradients.append(gradients_of(model))
 
 
 def common(folder: Any) -> dict[str, Any]:
@@ -79,53 +79,60 @@ def common(folder: Any) -> dict[str, Any]:
     }
 
 
-def sft(tokenizer: Any, folder: Any, callbacks: list[Any]) -> Any:
-    data = Dataset.from_dict({"text": WORDS * 4})
-    args = SFTConfig(**common(folder), max_length=16)
-    return SFTTrainer(tiny(tokenizer), args=args, train_dataset=data, processing_class=tokenizer, callbacks=callbacks)
+class TRLTests(TruthTests):
+    recipe = Recipe(num_steps=3)
+
+    def trainer(self, net: Any, callbacks: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def net(self, error: BaseException | None = None) -> Any:
+        return tiny(tokenizer())
+
+    def recorder(self, **options: Any) -> Any:
+        return SondeCallback(**options)
+
+    def train(self, net: Any, recorder: Any, *others: Any) -> list[float]:
+        trainer = self.trainer(net, [*others, *([recorder] if recorder else [])])
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    def by_hand(self) -> Any:
+        seen = Seen()
+        torch.manual_seed(3)
+        return self.train(self.net(), None, seen), seen.gradients
 
 
-def dpo(tokenizer: Any, folder: Any, callbacks: list[Any]) -> Any:
-    data = Dataset.from_dict(
-        {"prompt": ["the cat"] * 8, "chosen": [" sat on the mat"] * 8, "rejected": [" is hot rain"] * 8}
-    )
-    args = DPOConfig(**common(folder), max_length=16)
-    return DPOTrainer(
-        tiny(tokenizer),
-        ref_model=tiny(tokenizer),
-        args=args,
-        train_dataset=data,
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+class TestSFT(TRLTests):
+    def trainer(self, net, callbacks):
+        return SFTTrainer(
+            net,
+            args=SFTConfig(**common(Path.cwd()), max_length=16),
+            train_dataset=Dataset.from_dict({"text": WORDS * 4}),
+            processing_class=tokenizer(),
+            callbacks=callbacks,
+        )
 
 
-def grpo(tokenizer: Any, folder: Any, callbacks: list[Any]) -> Any:
-    data = Dataset.from_dict({"prompt": ["the cat"] * 8})
-    args = GRPOConfig(**common(folder), num_generations=2, max_completion_length=4)
-    return GRPOTrainer(
-        tiny(tokenizer),
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-        args=args,
-        train_dataset=data,
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+class TestDPO(TRLTests):
+    def trainer(self, net, callbacks):
+        pairs = {"prompt": ["the cat"] * 8, "chosen": [" sat on the mat"] * 8, "rejected": [" is hot rain"] * 8}
+        return DPOTrainer(
+            net,
+            ref_model=tiny(tokenizer()),
+            args=DPOConfig(**common(Path.cwd()), max_length=16),
+            train_dataset=Dataset.from_dict(pairs),
+            processing_class=tokenizer(),
+            callbacks=callbacks,
+        )
 
 
-@pytest.mark.parametrize("make", [sft, dpo, grpo])
-def test_true_gradients_and_untouched_losses(tmp_path, tokenizer, make):
-    plain = make(tokenizer, tmp_path / "plain", [])
-    plain.train()
-    by_hand = GradientNorms()
-    callback = SondeCallback(dir=tmp_path / "runs", project="trl", verbose=False)
-    watched = make(tokenizer, tmp_path / "watched", [by_hand, callback])
-    watched.train()
-    run = sonde.open("latest", dir=tmp_path / "runs")
-    assert run.status == "finished"
-    table = run.stats("grad/model.norm.weight/norm")
-    assert table["step"].to_pylist() == [0, 1, 2]
-    np.testing.assert_allclose(table["value"].to_pylist(), by_hand.norms, rtol=1e-5)
-    losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (plain, watched)]
-    assert losses[0] == losses[1]
-    assert run.scalars("loss")["value"].to_pylist() == losses[1]
+class TestGRPO(TRLTests):
+    def trainer(self, net, callbacks):
+        return GRPOTrainer(
+            net,
+            reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+            args=GRPOConfig(**common(Path.cwd()), num_generations=2, max_completion_length=4),
+            train_dataset=Dataset.from_dict({"prompt": ["the cat"] * 8}),
+            processing_class=tokenizer(),
+            callbacks=callbacks,
+        )

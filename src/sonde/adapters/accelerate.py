@@ -9,6 +9,7 @@ tracker.watch(accelerator.unwrap_model(model), optimizer)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,15 +34,22 @@ class SondeTracker(GeneralTracker):  # type: ignore[misc]
         self.main_process_only = False
         super().__init__()
         self._joining = Joining(session, init)
+        self._handled = id(None)
+        """The exception that was being handled when the run began: it is not this training's."""
 
     @property
     def tracker(self) -> Session | NullSession:
         """The session; begun when first asked for."""
-        return self._joining.begin({})
+        return self._begin({})
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """The `config` of `accelerator.init_trackers`."""
-        self._joining.begin(values)
+        self._begin(values)
+
+    def _begin(self, config: Mapping[str, Any]) -> Session | NullSession:
+        if self._joining.session is None or self._joining.session.is_finished:
+            self._handled = id(sys.exc_info()[1])
+        return self._joining.begin(config)
 
     def watch(self, model: Any, optimizer: Any = None, **options: Any) -> Session | NullSession:
         """`sonde.watch` for what `accelerator.prepare` returned."""
@@ -51,4 +59,6 @@ class SondeTracker(GeneralTracker):  # type: ignore[misc]
         self.tracker.log(values, step)
 
     def finish(self) -> None:
-        self._joining.end()
+        """`accelerator.end_training()`; in a `finally` or an `except` it is the error there that ended the training."""
+        error = sys.exc_info()[1]
+        self._joining.end(None if id(error) == self._handled else error)

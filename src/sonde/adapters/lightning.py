@@ -36,6 +36,8 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
         super().__init__(session, **options)
         self._resumed: dict[str, Any] = {}
         self._logged: dict[str, tuple[Any, int]] = {}
+        self._micro: dict[str, list[Any]] = {}
+        """What the micro-batches of this step have logged so far."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = Path(self._resumed["run"]) if self._resumed.get("run") else None
@@ -48,7 +50,11 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
             self._joining.continue_at(step, logged_since(session.path, step) if run is not None else [])
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._log(trainer)
+        if self._is_accumulating(trainer):
+            for name, value in trainer.callback_metrics.items():
+                self._micro.setdefault(name, []).append(value)
+        else:
+            self._log(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log(trainer)
@@ -57,16 +63,23 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
         if not trainer.sanity_checking:
             self._log(trainer)
 
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log(trainer)
+
+    def _is_accumulating(self, trainer: Trainer) -> bool:
+        """Whether the optimizer waits for more micro-batches."""
+        is_several = trainer.accumulate_grad_batches > 1 and trainer.lightning_module.automatic_optimization
+        return is_several and isinstance(self.session, Session) and not self.session.is_step_over
+
     def _log(self, trainer: Trainer) -> None:
         """What is new among the numbers that the module logged: Lightning keeps the old ones beside them."""
-        session, metrics = self.session, trainer.callback_metrics
+        session, micro, self._micro = self.session, self._micro, {}
         if session is None:
             return
-        step = session.step_number
-        fresh = {name: value for name, value in metrics.items() if self._is_new(name, value, step)}
+        step = max(session.step_number - session.is_finished, 0)  # afterwards: at the last step
+        fresh = {name: value for name, value in trainer.callback_metrics.items() if self._is_new(name, value, step)}
         self._logged.update({name: (value, step) for name, value in fresh.items()})
-        if fresh:
-            session.log(fresh)
+        self._joining.log({name: _mean(micro.get(name, []), value) for name, value in fresh.items()}, step)
 
     def _is_new(self, name: str, value: Any, step: int) -> bool:
         """After a validation Lightning makes the training's numbers anew: of one step the first is the one."""
@@ -74,8 +87,10 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
         return known is not value and at != step
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._logged = {}
-        self._joining.end(exception)
+        """Also when a cluster takes its machine back: Lightning calls that an exit, and we an interruption."""
+        self._logged, self._micro = {}, {}
+        is_terminated = type(exception).__name__ == "SIGTERMException"
+        self._joining.end(KeyboardInterrupt("SIGTERM") if is_terminated else exception)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log(trainer)
@@ -94,6 +109,12 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
 
 
 TracerCallback = SondeCallback
+
+
+def _mean(before: list[Any], last: Any) -> Any:
+    """Of all micro-batches of a step; tensors are not waited for. One that was not logged anew has been counted."""
+    distinct = list({id(value): value for value in (*before, last)}.values())
+    return sum(distinct) / len(distinct) if len(distinct) > 1 else last
 
 
 def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:

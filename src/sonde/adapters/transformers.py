@@ -8,7 +8,9 @@ Importing this file registers the name, so that `TrainingArguments(report_to="so
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from sonde.session import NullSession, Session
 from sonde.session.joining import Hosted
 
 try:
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
     from transformers.integrations import integration_utils
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
@@ -38,6 +40,8 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
     def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
         super().__init__(session, **options)
         self._is_swept = False
+        self._ahead = 0
+        """How many steps the run had when this training began, beyond those the trainer counts."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         resumed = _resumed_from(args) if state.global_step else None
@@ -49,6 +53,7 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
         if state.global_step and isinstance(session, Session):
             known = logged_since(session.path, state.global_step) if run is not None else []
             self._joining.continue_at(state.global_step, known)
+        self._ahead = session.next_step - state.global_step
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Gradients are whole and clipped, and not yet used. Where no optimizer of torch's is there to tell, now."""
@@ -57,9 +62,14 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         """`loss`, `grad_norm`, `learning_rate`, `eval_loss` and so on, at the step they are of."""
-        if self.session is not None:
-            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-            self.session.log(numbers, step=max(state.global_step - 1, 0))
+        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        self._joining.log(numbers, step=max(self._ahead + state.global_step - 1, 0))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The trainer counts a step that its scaler has skipped as well: then the optimizer has told us nothing."""
+        session = self.session
+        if isinstance(session, Session) and session.next_step < self._ahead + state.global_step:
+            session.skip_step()
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The run knows its checkpoints, and each of them its run."""
@@ -86,6 +96,10 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._joining.end()
+
+    def failed(self, error: BaseException) -> None:
+        """`Trainer.train` was left by an exception."""
+        self._joining.end(error)
 
 
 TracerCallback = SondeCallback
@@ -117,4 +131,22 @@ def _resumed_from(args: Any) -> Path | None:
     return Path(last) if last else None
 
 
+def _telling(train: Callable[..., Any]) -> Callable[..., Any]:
+    """A trainer that fails tells its callbacks nothing: in a notebook, which goes on, and in a program that catches the
+    error, the run would stay open."""
+
+    @functools.wraps(train)
+    def told(trainer: Any, *args: Any, **given: Any) -> Any:
+        try:
+            return train(trainer, *args, **given)
+        except BaseException as error:
+            for callback in trainer.callback_handler.callbacks:
+                if isinstance(callback, SondeCallback):
+                    callback.failed(error)
+            raise
+
+    return told
+
+
+Trainer.train = _telling(Trainer.train)
 integration_utils.INTEGRATION_TO_CALLBACK.setdefault("sonde", SondeCallback)

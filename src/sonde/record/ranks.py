@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sonde.schema.layout import rank_log
 from sonde.schema.records import Event, sign_document, to_json
@@ -22,11 +23,20 @@ STALE_S: Final = 24 * 3600.0
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
-    return _number(environment.get("WORLD_SIZE"), 1)
+    group = _process_group(environment)
+    return _number(environment.get("WORLD_SIZE"), 1) if group is None else int(group.get_world_size())
 
 
 def rank(environment: Mapping[str, str] = os.environ) -> int:
-    return _number(environment.get("RANK"), 0)
+    group = _process_group(environment)
+    return _number(environment.get("RANK"), 0) if group is None else int(group.get_rank())
+
+
+def _process_group(environment: Mapping[str, str]) -> Any:
+    """torch.distributed, where this process has joined a group: not everybody who starts processes sets RANK.
+    Lightning does not."""
+    group = sys.modules.get("torch.distributed") if environment is os.environ else None
+    return group if group is not None and group.is_available() and group.is_initialized() else None
 
 
 def job_name(environment: Mapping[str, str] = os.environ) -> str:

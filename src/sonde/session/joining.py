@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sonde.session.current import active_session, init
+from sonde.errors import RunError
+from sonde.session.current import active_session, begin, init
 from sonde.session.ending import status_of
 from sonde.session.null import NullSession
 from sonde.session.session import Session
@@ -23,7 +24,7 @@ class Joining:
     def __init__(self, given: AnySession | None, options: Mapping[str, Any]) -> None:
         self._given, self._options = given, dict(options)
         self.session: AnySession | None = None
-        self._is_own = False
+        self._is_own = self._has_failed = False
 
     def begin(self, config: Mapping[str, Any], *, resume: Path | None = None) -> AnySession:
         """The session: the one given, the one of this process, or a new one. Asked again, the same."""
@@ -37,7 +38,7 @@ class Joining:
         options = {**self._options, "config": {**config, **(self._options.get("config") or {})}}
         if resume is not None:
             options["resume"] = str(resume)
-        self.session, self._is_own = init(**options), True
+        self.session, self._is_own, self._has_failed = init(**options), True, False
         return self.session
 
     def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> None:
@@ -45,10 +46,28 @@ class Joining:
         if isinstance(self.session, Session):
             self.session.continue_at(step, scalars)
 
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Numbers at this step. A run of ours that has finished takes them as well: many evaluate after training."""
+        if self.session is None or not values or self._has_failed:
+            return
+        if isinstance(self.session, Session) and self.session.is_finished:
+            self._log_afterwards(self.session, values, step)
+        else:
+            self.session.log(values, step)
+
+    def _log_afterwards(self, ended: Session, values: Mapping[str, Any], step: int) -> None:
+        quietly = ended.settings.model_copy(update={"verbose": False, "diagnose": False})
+        try:
+            with begin(quietly, resume=str(ended.path)) as session:
+                session.log(values, step)
+        except RunError as error:  # moved, deleted, or open elsewhere
+            ended.warn_once("log afterwards", f"what was logged after the training is not in its run: {error}")
+
     def end(self, error: BaseException | None = None) -> None:
         """Finish a session of our own; the user's goes on."""
         if self.session is None or not self._is_own:
             return
+        self._has_failed = self._has_failed or error is not None
         if isinstance(self.session, Session):
             self.session.finish(*status_of(error))
         else:

@@ -296,6 +296,12 @@ class Session:
         if self.step_number % 100 == 1:
             self._note_facts()
 
+    def skip_step(self) -> None:
+        """The step counts, though the optimizer was kept from it: a scaler found gradients that are not finite."""
+        if not self.is_finished and not self._is_step_over:
+            self._is_step_over = True
+            self.end_step()
+
     @property
     def next_step(self) -> int:
         """The number of the step that has not begun yet."""

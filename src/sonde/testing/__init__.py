@@ -1,17 +1,21 @@
 """Public helpers for testing sonde and what is built on it: models that trip an observer, a hash of every bit, and the
-suite that every store passes."""
+suites that every store and every adapter of a trainer passes."""
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
-__all__ = ["StoreTests"]
+_SUITES: Final = {
+    "AdapterTests": "sonde.testing.adapters",
+    "StoreTests": "sonde.testing.stores",
+    "TruthTests": "sonde.testing.adapters",
+}
+__all__ = ["AdapterTests", "StoreTests", "TruthTests"]
 
 
 def __getattr__(name: str) -> Any:
-    """`StoreTests` needs pytest, which `sonde.testing.faults` does not."""
-    if name == "StoreTests":
-        from sonde.testing.stores import StoreTests
-
-        return StoreTests
+    """Suites need pytest, which `sonde.testing.faults` does not."""
+    if name in _SUITES:
+        return getattr(import_module(_SUITES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
