@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -127,6 +125,7 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
 def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
     from sonde.errors import RunNotFoundError, UsageError
     from sonde.read.checkpoints import list_checkpoints
+    from sonde.show.held import held
 
     found = {c.step: c for c in list_checkpoints(folder)}
     missing = [step for step in steps if step not in found]
@@ -140,7 +139,7 @@ def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
             raise UsageError("it asks before it deletes, and nobody answered. Add --yes.") from None
         if not is_sure:
             raise typer.Exit(1)
-    with _locked(folder):
+    with held(folder, f"a checkpoint is being saved in {folder}. Try again in a moment."):
         for step in dict.fromkeys(steps):
             _remove(found[step].path)
     if json:
@@ -154,23 +153,3 @@ def _remove(path: Path) -> None:
     hidden = path.with_name(f".deleting-{secrets.token_hex(4)}")
     path.rename(hidden)
     shutil.rmtree(hidden)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A training process that saves here at this moment is not disturbed."""
-    import fcntl
-
-    from sonde.errors import RunLockedError
-    from sonde.schema.layout import LOCK_FILE
-
-    path = folder / LOCK_FILE
-    if not path.is_file() or path.is_symlink():
-        yield
-        return
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunLockedError(f"a checkpoint is being saved in {folder}. Try again in a moment.") from None
-        yield

@@ -6,16 +6,15 @@ Nothing but the document of a snapshot and the chunks of the tensor that is aske
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sonde.errors import RunError, UsageError
 from sonde.read.folder import inside
+from sonde.read.snapshot_readers import SnapshotReaders
 from sonde.schema.addresses import read_address
-from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
+from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import AnyArray, TensorEntry, group_name, hidden_folder, step_of, tensors_folder
 from sonde.schema.uploads import UploadState, upload_file
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from sonde.read.lake_icechunk import IcechunkLake
 
 GROUP_FILE: Final = "zarr.json"
-_NUM_READERS: Final = 256
-"""Documents of snapshots that are kept in memory."""
 
 ReadFile = Callable[[Path, int, int], bytes]
 """Bytes of a file: from an offset (below zero: from the end), so many (below zero: all)."""
@@ -97,17 +94,15 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
         os.close(fd)
 
 
-class FolderLake:
+class FolderLake(SnapshotReaders):
     """`tensors/` on a disk. Snapshots that appear later are found."""
 
     def __init__(self, run: Path, *, rank: int = 0, read_file: ReadFile = read_file) -> None:
+        super().__init__()
         self.run, self.rank = run, rank
         self._folder = (tensors_folder(run) / group_name(0, rank)).parent
         self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
         self._read_plain = read_file
-        self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
-        self._recent = RecentRuns()
-        self._lock = threading.Lock()  # Dask reads by several threads
 
     def _read_file(self, path: Path, offset: int, size: int) -> bytes:
         """A folder that is a link to somewhere else is not followed either."""
@@ -122,18 +117,6 @@ class FolderLake:
             return []
         return sorted(step for step in map(step_of, names) if step is not None)
 
-    def document(self, step: int) -> SnapshotDocument:
-        return self._visible(step).document
-
-    def entries(self, step: int) -> dict[str, TensorEntry]:
-        return dict(self._visible(step).document.tensors)
-
-    def read(self, step: int, name: str) -> AnyArray:
-        return self._visible(step).values(name)
-
-    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        return self._visible(step).part(name, slices)
-
     def _visible(self, step: int) -> SnapshotReader:
         if not (self._folder / group_name(step)).is_dir():
             raise RunError(f"{self.run} has no snapshot of step {step}. {_known(self.steps)}")
@@ -141,19 +124,10 @@ class FolderLake:
 
     def _reader(self, step: int) -> SnapshotReader:
         """Also of a deleted snapshot that others are differences to."""
-        with self._lock:
-            reader = self._readers.get(step)
-        if reader is None:
-            reader = self._open(step)
-            with self._lock:
-                self._readers[step] = reader
-                while len(self._readers) > _NUM_READERS:
-                    self._readers.popitem(last=False)
-        return reader
+        return self._kept(step, lambda: self._open(step))
 
     def _open(self, step: int) -> SnapshotReader:
-        visible = self._folder / group_name(step)
-        folder = visible if visible.is_dir() else self._hidden / group_name(step)
+        folder = self._now(step)
         where = f"{self.run.name}/{folder.name}"
         document = SnapshotDocument.from_bytes(self._bytes(folder / GROUP_FILE, 0, -1), where)
         return SnapshotReader(

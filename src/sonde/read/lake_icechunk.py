@@ -5,20 +5,18 @@ Reads the same files by the same code as from a disk, and no more of them: a ran
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sonde.errors import RunError, UnknownNameError, UsageError
+from sonde.read.snapshot_readers import SnapshotReaders
 from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import AnyArray, TensorEntry, group_name, step_of
+from sonde.schema.lake import SnapshotDocument, SnapshotReader
+from sonde.schema.tensors import group_name, step_of
 
 _GROUP_FILE: Final = "zarr.json"
 _DELETED: Final = "deleted"
-_NUM_READERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Commit:
     """The snapshot it brought, if it brought one."""
 
 
-class IcechunkLake:
+class IcechunkLake(SnapshotReaders):
     """A repository at one point of its history; opened on a branch it is that branch's newest state."""
 
     def __init__(
@@ -44,6 +42,7 @@ class IcechunkLake:
         tag: str | None = None,
         commit: str | None = None,
     ) -> None:
+        super().__init__()
         if sum(name is not None for name in (branch, tag, commit)) > 1:
             raise UsageError("give one of branch, tag and commit.")
         self.address, self._rank = address, rank
@@ -51,32 +50,16 @@ class IcechunkLake:
         self._tag, self._commit = tag, commit
         self._repository = _open(address)
         self._store = self._session().store
-        self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
-        self._recent = RecentRuns()
-        self._lock = threading.Lock()  # Dask reads by several threads
 
     @property
     def steps(self) -> list[int]:
         found = [step_of(name.strip("/")) for name in self._list(group_name(0, self._rank).rpartition("/")[0])]
         return sorted(step for step in found if step is not None)
 
-    def document(self, step: int) -> SnapshotDocument:
-        return self._visible(step).document
-
-    def entries(self, step: int) -> dict[str, TensorEntry]:
-        return dict(self._visible(step).document.tensors)
-
-    def read(self, step: int, name: str) -> AnyArray:
-        return self._visible(step).values(name)
-
-    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        return self._visible(step).part(name, slices)
-
     def refresh(self) -> None:
         """See what was committed since."""
         self._store = self._session().store
-        self._readers.clear()
-        self._recent = RecentRuns()
+        self._forget()
 
     def history(self) -> Iterator[Commit]:
         """The commits that led here, newest first."""
@@ -105,13 +88,13 @@ class IcechunkLake:
             raise RunError(f"cannot read {self.address}: {_short(error)}.") from error
 
     def _visible(self, step: int) -> SnapshotReader:
-        reader = self._readers.get(step)
-        if reader is None:
-            group = group_name(step, self._rank)
-            if not self._exists(f"{group}/{_GROUP_FILE}"):
-                raise RunError(f"{self.address} has no snapshot of step {step}. There are: {self.steps}.")
-            reader = self._remember(step, self._open_group(group))
-        return reader
+        return self._kept(step, lambda: self._open(step))
+
+    def _open(self, step: int) -> SnapshotReader:
+        group = group_name(step, self._rank)
+        if not self._exists(f"{group}/{_GROUP_FILE}"):
+            raise RunError(f"{self.address} has no snapshot of step {step}. There are: {self.steps}.")
+        return self._open_group(group)
 
     def _base(self, step: int) -> SnapshotReader:
         """A snapshot that others are differences to; it may have been deleted."""
@@ -119,13 +102,6 @@ class IcechunkLake:
         if self._exists(f"{group}/{_GROUP_FILE}"):
             return self._visible(step)
         return self._open_group(f"{_DELETED}/{group}")
-
-    def _remember(self, step: int, reader: SnapshotReader) -> SnapshotReader:
-        with self._lock:
-            self._readers[step] = reader
-            while len(self._readers) > _NUM_READERS:
-                self._readers.popitem(last=False)
-        return reader
 
     def _open_group(self, group: str) -> SnapshotReader:
         where = f"{self.address}/{group}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -15,7 +13,8 @@ from sonde.errors import RunError, RunLockedError, SondeError
 from sonde.read.folder import open_inside, read_manifest
 from sonde.read.manifest import Manifest
 from sonde.run import Run, runs
-from sonde.schema.layout import LATEST_LINK, LOCK_FILE, RUN_FILE, TRASH_FOLDER
+from sonde.schema.layout import LATEST_LINK, RUN_FILE, TRASH_FOLDER
+from sonde.show.held import held
 
 ORIGINS_FILE: Final = "origins.json"
 """In the trash: where each run lay, below the folder of runs."""
@@ -38,7 +37,7 @@ def throw_away(run: Run, dir: Path) -> Path:
     if run.status == "running":
         raise RunLockedError(f"run {run.id} ({run.project}/{run.name}) is running. Stop it first, then delete it.")
     home = home_of(run.path, dir)
-    with _lock(run.path, run.id):
+    with held(run.path, f"run {run.id} is in use by another process. Try again when it has ended."):
         target = _free_name(home, run.path.name)
         run.path.rename(target)
     _note_origin(home, target.name, run.path.relative_to(home))
@@ -109,26 +108,6 @@ def _free_name(home: Path, name: str) -> Path:
     while target.exists():
         target, number = trash / f"{name}-{number}", number + 1
     return target
-
-
-@contextmanager
-def _lock(path: Path, id: str) -> Iterator[None]:
-    """Hold the writer's place, so that none can begin while the run is moved."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    lock = path / LOCK_FILE
-    if not lock.is_file() or lock.is_symlink():
-        yield
-        return
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunLockedError(f"run {id} is in use by another process. Try again when it has ended.") from None
-        yield
 
 
 def _remove_if_empty(folder: Path) -> None:

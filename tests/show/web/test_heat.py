@@ -105,7 +105,7 @@ def test_what_does_not_fit_in_memory_is_not_read_again_and_again(
     header, codes = _codes(page.get(f"{api}/heat?kind=grad&stat=rms&w=100"))
     assert not header["is_exact"]
     assert header["retry_ms"] >= 60_000
-    assert page.answers.heats.loader._thread is None
+    assert page.answers.heats.loader.num_pending == 0
     assert codes.any()
 
 

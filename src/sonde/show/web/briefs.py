@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +16,7 @@ from sonde.run import Run
 from sonde.show.diagnosis import stored_diagnosis
 from sonde.show.summary import SeriesSummary, loss_series
 from sonde.show.web.diagnoses import judge, num_rows
+from sonde.show.web.errands import Errands
 from sonde.show.web.finding_states import FindingStates
 from sonde.show.web.runs import Entry, Head, state_of
 from sonde.show.web.wire import number
@@ -26,7 +25,6 @@ POINTS: Final = 30
 MAX_ROWS_TO_JUDGE: Final = 300_000
 """A run without a verdict of its own is judged for the list when it is this small."""
 LIVE_EVERY_S: Final = 5.0
-_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,8 @@ class Briefs:
     def __init__(self, states: FindingStates, on_ready: Callable[[str, dict[str, Any]], None] | None = None) -> None:
         self._states, self.on_ready = states, on_ready
         self._kept: dict[str, _Kept] = {}
-        self._queued: set[str] = set()
-        self._tasks: SimpleQueue[tuple[Entry, Head]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._errands = Errands("sonde-briefs", self._work)
 
     def of(self, entry: Entry, head: Head) -> dict[str, Any] | None:
         """The brief, possibly of a moment ago; None when it is still being worked out."""
@@ -58,48 +53,31 @@ class Briefs:
             is_fresh = kept is not None and (
                 kept.version == version or (head.status == "running" and time.monotonic() - kept.time < LIVE_EVERY_S)
             )
-            if not is_fresh and entry.id not in self._queued and not self._is_closed:
-                self._queued.add(entry.id)
-                self._tasks.put((entry, head))
-                self._start()
+        if not is_fresh:
+            self._errands.add(entry.id, (entry, head))
         return None if kept is None else self._with_states(entry, head, kept.brief)
 
     @property
     def num_pending(self) -> int:
-        return len(self._queued)
+        return self._errands.num_pending
 
     def close(self) -> None:
-        """Begin nothing more, and wait a moment for what was begun."""
-        self._is_closed = True
-        self.wait(2.0)
+        self._errands.close()
 
     def wait(self, timeout_s: float) -> None:
         """Until nothing is pending, for tests."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
+        self._errands.wait(timeout_s)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="sonde-briefs", daemon=True)
-            self._thread.start()
-
-    def _work(self) -> None:
-        while not self._is_closed:
-            with self._lock:
-                try:
-                    entry, head = self._tasks.get_nowait()
-                except Empty:
-                    self._thread = None
-                    return
-            brief = _try_brief(entry)
-            with self._lock:
-                self._queued.discard(entry.id)
-                if brief is not None and head.manifest is not None:
-                    version = head.status, head.step, head.manifest.heartbeat.time
-                    self._kept[entry.id] = _Kept(version, brief, time.monotonic())
-            if brief is not None and self.on_ready is not None:
-                self.on_ready(entry.id, self._with_states(entry, head, brief))
+    def _work(self, asked: tuple[Entry, Head]) -> None:
+        entry, head = asked
+        brief = _try_brief(entry)
+        if brief is None or head.manifest is None:
+            return
+        version = head.status, head.step, head.manifest.heartbeat.time
+        with self._lock:
+            self._kept[entry.id] = _Kept(version, brief, time.monotonic())
+        if self.on_ready is not None:
+            self.on_ready(entry.id, self._with_states(entry, head, brief))
 
     def _with_states(self, entry: Entry, head: Head, brief: dict[str, Any]) -> dict[str, Any]:
         """Findings that somebody has dealt with do not count."""
@@ -117,9 +95,6 @@ def _try_brief(entry: Entry) -> dict[str, Any] | None:
         # Not lent from the entry: readers of hundreds of runs that nobody opened would be kept.
         return make_brief(entry, Run(entry.path))
     except (SondeError, OSError):  # broken: the list says why by itself
-        return None
-    except Exception:  # noqa: BLE001
-        _log.exception("the brief of %s failed", entry.path)  # one strange run must not take the others' briefs away
         return None
 
 

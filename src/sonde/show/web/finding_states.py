@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, get_args
 from sonde.errors import SondeError
 from sonde.read.folder import open_inside
 from sonde.show.web.query import ConflictError
+from sonde.show.web.runs import signature_of
 
 State = Literal["open", "acknowledged", "muted"]
 STATES: Final[tuple[State, ...]] = get_args(State)
@@ -40,7 +41,7 @@ class FindingStates:
             self._write(home, {name: states for name, states in all.items() if states})
 
     def _read(self, home: Path) -> dict[str, dict[str, Any]]:
-        signature = _signature(home / FILE)
+        signature = signature_of(home / FILE)
         known = self._known.get(home)
         if known is not None and known[0] == signature:
             return known[1]
@@ -75,19 +76,9 @@ def _parse(home: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for run, states in document.items():
         if isinstance(states, dict):
-            found[run] = {
-                key: one for key, one in states.items() if isinstance(one, dict) and one.get("state") in STATES
-            }
+            found[run] = {key: one for key, one in states.items() if _is_state(one)}
     return found
 
 
 def _is_state(one: object) -> bool:
     return isinstance(one, dict) and one.get("state") in STATES
-
-
-def _signature(path: Path) -> object:
-    try:
-        found = path.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -5,12 +5,9 @@ For very many rows the first answer comes from merged steps, while a thread read
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -33,6 +30,7 @@ from sonde.read.segments import Span
 from sonde.read.state import RunState
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.show.web.cache import ByteCache
+from sonde.show.web.errands import Errands
 from sonde.show.web.live_cells import LiveCells
 from sonde.show.web.runs import Entry, state_of
 
@@ -47,7 +45,6 @@ _EDGE: Final = 0.5
 """Shares of cells, in percent, that may lie beyond either end of the colours."""
 _MARGIN_DECADES: Final = 0.5
 _ROUND: Final = 4.0
-_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,51 +185,25 @@ class _Task:
 
 
 class Loader:
-    """Reads what pictures lack, one file at a time, on a thread that starts with the first task and ends when idle."""
+    """Reads what pictures lack, one file at a time."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[_Task] = SimpleQueue()
-        self._queued: set[tuple[object, ...]] = set()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._errands = Errands("sonde-heat", self._load, head_start_s=HEAD_START_S)
 
     def add(self, index: HeatIndex, segments: Sequence[Segment], width: int) -> None:
-        with self._lock:
-            if self._is_closed or not segments:
-                return
-            for segment in segments:
-                key = index.key(segment, width)
-                if key not in self._queued:
-                    self._queued.add(key)
-                    self._tasks.put(_Task(index, segment, width))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="sonde-heat", daemon=True)
-                self._thread.start()
+        for segment in segments:
+            self._errands.add(index.key(segment, width), _Task(index, segment, width))
+
+    @property
+    def num_pending(self) -> int:
+        return self._errands.num_pending
 
     def close(self) -> None:
-        """Begin nothing more, and wait a moment for what was begun."""
-        self._is_closed = True
-        self.wait(2.0)
+        self._errands.close()
 
     def wait(self, timeout_s: float) -> None:
-        """Until everything asked for is read, for tests."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
-
-    def _work(self) -> None:
-        time.sleep(HEAD_START_S)
-        while not self._is_closed:
-            with self._lock:
-                try:
-                    task = self._tasks.get_nowait()
-                except Empty:
-                    self._thread = None
-                    return
-            self._load(task)
-            with self._lock:
-                self._queued.discard(task.index.key(task.segment, task.width))
+        """Until everything asked for is read."""
+        self._errands.wait(timeout_s)
 
     @staticmethod
     def _load(task: _Task) -> None:
@@ -241,5 +212,3 @@ class Loader:
                 task.index.load(state_of(run), task.segment, task.width)
         except (SondeError, OSError):  # the run was deleted or damaged meanwhile; whoever asks for it next is told
             return
-        except Exception:  # noqa: BLE001
-            _log.exception("reading %s failed", task.segment.name)  # the picture stays as it is, others go on

@@ -76,7 +76,7 @@ class Entry:
 
     def head(self) -> Head:
         """Read again only when run.json changed, except for whether somebody still writes."""
-        signature = _signature(self.path / RUN_FILE)
+        signature = signature_of(self.path / RUN_FILE)
         known = self._head
         if known is not None and known[0] == signature and known[1].status != "running":
             return known[1]
@@ -94,7 +94,8 @@ def _read_head(path: Path) -> Head:
     return Head(manifest, found.status, found.reason)
 
 
-def _signature(path: Path) -> object:
+def signature_of(path: Path) -> object:
+    """Changes when the file does; None where there is none."""
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:

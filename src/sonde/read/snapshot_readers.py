@@ -1,0 +1,57 @@
+"""A lake that reads each snapshot by a `SnapshotReader`, and keeps the readers of the last few. Knows no place."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
+from sonde.schema.tensors import AnyArray, TensorEntry
+
+_NUM_READERS: Final = 256
+"""Documents of snapshots that are kept in memory."""
+
+
+class SnapshotReaders(ABC):
+    """What all lakes answer alike, once they have found a snapshot."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
+        self._recent = RecentRuns()
+        self._lock = threading.Lock()  # Dask reads by several threads
+
+    @abstractmethod
+    def _visible(self, step: int) -> SnapshotReader:
+        """The reader of a snapshot that is there for users to see; a RunError where there is none."""
+
+    def document(self, step: int) -> SnapshotDocument:
+        return self._visible(step).document
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        return dict(self._visible(step).document.tensors)
+
+    def read(self, step: int, name: str) -> AnyArray:
+        return self._visible(step).values(name)
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        return self._visible(step).part(name, slices)
+
+    def _kept(self, step: int, open: Callable[[], SnapshotReader]) -> SnapshotReader:
+        """The reader of a step, opened if it is not known yet."""
+        with self._lock:
+            reader = self._readers.get(step)
+        if reader is None:
+            reader = open()
+            with self._lock:
+                self._readers[step] = reader
+                while len(self._readers) > _NUM_READERS:
+                    self._readers.popitem(last=False)
+        return reader
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._readers.clear()
+        self._recent = RecentRuns()
