@@ -49,6 +49,10 @@ def scale_of(optimizer: Any) -> Any:
 def copied(value: Any) -> Any:
     """A value that stays what it is when the optimizer steps."""
     tensor = ops.convert_to_tensor(value)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.identity(tensor)  # Keras may give the variable itself, which is read when it is used: after the step
     return tensor.detach().clone() if BACKEND == "torch" else tensor
 
 
@@ -59,6 +63,21 @@ def dense(grad: Any) -> Any:
 
         return tf.convert_to_tensor(grad)
     return grad
+
+
+def clipped(optimizer: Any, grads: Sequence[Any]) -> list[Any] | None:
+    """What the optimizer makes of these gradients before it uses them; None where it leaves them as they are."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    limits = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
+    # Where gradients are accumulated it is their mean that is clipped, when all are there.
+    if not any(limits) or inner.gradient_accumulation_steps:
+        return None
+    return list(inner._clip_gradients(list(grads)))
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether a compiler sees the training step, and no operation of ours may be anything but Keras's."""
+    return BACKEND != "torch" or bool(model.jit_compile)
 
 
 def kept(value: Any) -> Any:
