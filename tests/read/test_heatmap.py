@@ -70,3 +70,20 @@ def test_sealed_and_live_together_are_all(record: object) -> None:
     live = live_cells(state, asked, EVERYTHING)
     steps = np.concatenate([*(cells.steps for cells in sealed), live.steps])
     assert sorted(steps.tolist()) == list(range(21))
+
+
+@pytest.mark.parametrize("stat", ["rms", "norm", "max_abs"])
+def test_cells_of_merged_steps_are_of_one_step(record: object, stat: str) -> None:
+    """A mean is that of the merged steps; a norm is not four times as much because four steps lie in it."""
+    recording = record("merged").steps(64).finish()  # type: ignore[operator]
+    state = open_state(recording.path)
+    number = next(n for n, s in state.catalog.sites.items() if (s.kind, s.name) == ("grad", "0.weight"))
+    merged = state.segments_of("stats", 1)[0]
+    cells = sealed_cells(state, HeatQuestion.of(state, stat, [number]), merged)
+    tensors = np.array([recording.tensors["grad", "0.weight", step] for step in range(4)])
+    wanted = {
+        "rms": np.sqrt((tensors**2).mean()),
+        "norm": np.sqrt((tensors**2).sum() / 4),
+        "max_abs": abs(tensors).max(),
+    }
+    assert 10.0 ** cells.places[0, 0] == pytest.approx(wanted[stat], rel=1e-5)

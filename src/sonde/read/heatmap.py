@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.read.catalog import Segment
-from sonde.read.pyramid import average_step, cover
+from sonde.read.pyramid import average_step, cover, is_intensive
 from sonde.read.raw import RawStats, read_raw, sort_records
 from sonde.read.segments import EVERYTHING, Span
 from sonde.read.state import RunState
@@ -82,7 +82,9 @@ def sealed_cells(state: RunState, asked: HeatQuestion, segment: Segment) -> Cell
     raw = _read(state, asked, [segment], StepFilter(EVERYTHING), with_live=False)
     if raw is None:
         return no_cells(len(asked.rows))
-    return to_cells(asked, average_step(asked.question, raw) if segment.level else raw)
+    # A mean over merged steps is the mean of them all as it stands; only a sum has to be brought back to one step.
+    is_sum = segment.level > 0 and not is_intensive(asked.stat)
+    return to_cells(asked, average_step(asked.question, raw) if is_sum else raw)
 
 
 def live_cells(state: RunState, asked: HeatQuestion, span: Span) -> Cells:

@@ -9,11 +9,12 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.read.catalog import Segment
 from sonde.read.downsample import thin
-from sonde.read.raw import RawStats, read_raw
+from sonde.read.raw import RawStats, field_table, read_raw
 from sonde.read.segments import Span
 from sonde.read.state import RunState
 from sonde.read.stats import Question, ask, long_table
@@ -21,7 +22,7 @@ from sonde.read.steps import StepFilter
 from sonde.schema.joined import JOINED
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.records import Site
-from sonde.schema.sketch import FIELDS, INDEX, NUM_BINS, Array, N, merge_rows
+from sonde.schema.sketch import HIST_N, INDEX, INF, MAX, MIN, NAN, NUM_BINS, Array, N, merge_rows
 from sonde.schema.stats import STATS
 
 MAX_ROWS: Final = 2_000_000
@@ -30,7 +31,6 @@ STEPS_PER_ROW: Final = b"sonde.steps_per_row"
 """In the metadata of an overview: how many steps one row stands for."""
 
 _FIXED_SIZE_KINDS: Final = frozenset({"param", "grad", "update", "optim"})
-_ADDED: Final = [index for index, name in enumerate(FIELDS) if name not in ("min", "max")]
 
 
 def read_overview(
@@ -113,12 +113,20 @@ def cover(state: RunState, level: int) -> list[Segment]:
 
 def average_step(question: Question, raw: RawStats) -> RawStats:
     """Divide sums by the number of steps in them, where the size of a site tells it."""
-    present, inverse = np.unique(raw.site, return_inverse=True)
-    size = np.array([_size(question.sites[int(number)]) for number in present], np.float64)[inverse]
-    count = np.where(size > 0, raw.rows[:, N] / np.maximum(size, 1), 1.0)
-    rows = raw.rows.copy()
-    rows[:, _ADDED] /= np.maximum(count, 1.0)[:, None]
+    count = np.maximum(raw.rows[:, N] / np.maximum(_sizes(question, raw.site), 1.0), 1.0)
+    rows = field_table(len(raw))  # of the fields in question alone: the others take no memory, and would by a copy
+    for field in question.fields | {N, NAN, INF, HIST_N}:
+        rows[:, field] = raw.rows[:, field] if field in (MIN, MAX) else raw.rows[:, field] / count
     return RawStats(raw.site, raw.step, rows, raw.hist)
+
+
+def _sizes(question: Question, site: NDArray[np.int64]) -> Array:
+    """Elements at every step, of the site of each row; infinite where steps differ, so that nothing is divided."""
+    table = np.full(int(site.max(initial=-1)) + 1, np.inf)
+    for number in question.ids.tolist():
+        if number < len(table) and (size := _size(question.sites[number])):
+            table[number] = size
+    return table[site]
 
 
 def _size(site: Site) -> int:
