@@ -20,6 +20,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+_MOST_NAMES: Final = 60
+"""How many names an error lists: a large model has thousands of tensors."""
 
 
 class SondeError(Exception):
@@ -35,7 +39,9 @@ class UnknownNameError(UsageError):
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        super().__init__(f'no {what} "{name}".{nearest(name, names)} Known: {", ".join(names)}.')
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        said = f"Known: {', '.join(names[:_MOST_NAMES])}{more}." if names else "There is none."
+        super().__init__(f'no {what} "{name}".{nearest(name, names)} {said}')
 
 
 class SettingsError(UsageError):

@@ -85,6 +85,9 @@ class IcechunkLake(SnapshotReaders):
                 raise UnknownNameError("branch", self._branch, self.branches) from error
             if self._tag is not None and self._tag not in self.tags:
                 raise UnknownNameError("tag", self._tag, self.tags) from error
+            if self._commit is not None and "invalid snapshot id" in str(error):
+                known = [str(info.id) for info in self._repository.ancestry(branch="main")]
+                raise UnknownNameError("commit", self._commit, known) from error
             raise RunError(f"cannot read {self.address}: {_short(error)}.") from error
 
     def _visible(self, step: int) -> SnapshotReader:

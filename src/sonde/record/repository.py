@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.errors import RunError
+from sonde.errors import RunError, UsageError
 from sonde.record.lock import RunLock
 from sonde.schema.addresses import Address, icechunk_storage
 from sonde.schema.lake import SnapshotDocument
@@ -63,7 +63,7 @@ class Repository:
         while True:
             session = self._repository.writable_session(self._branch)
             if _run(session.store.exists(f"{group_name(step, self._rank)}/{_GROUP_FILE}")):
-                return self.commit_of(step)
+                return self.commit_of(step) or self._newest()
             parts = [(group_name(step, self._rank), folder)]
             parts += [(self._hidden(base), path) for base, path in bases if not self._has(session, base)]
             _run(self._put_all(session, parts))
@@ -77,12 +77,12 @@ class Repository:
         steps: list[int] = _run(self._steps(self._reading(), group_name(0, self._rank).rpartition("/")[0]))
         return steps
 
-    def commit_of(self, step: int) -> str:
-        """The newest commit that brought a step."""
+    def commit_of(self, step: int) -> str | None:
+        """The newest commit that brought a step; none where there never was one, or it was expired."""
         for info in self._repository.ancestry(branch=self._branch):
             if info.metadata.get("step") == step and info.metadata.get("rank", 0) == self._rank:
                 return str(info.id)
-        return str(self._repository.lookup_branch(self._branch))
+        return None
 
     def fetch(self, step: int, folder: Path) -> None:
         """Copy a snapshot, visible or not, into a folder as it was in the spool."""
@@ -105,14 +105,19 @@ class Repository:
 
     def tag(self, name: str, step: int | None = None) -> str:
         """Name the state as it is now, or as it was when a step came. A tag is set once and never moves."""
-        commit = self.commit_of(step) if step is not None else self._repository.lookup_branch(self._branch)
+        if name in self._repository.list_tags():
+            raise UsageError(f'there is a tag "{name}" already, and a tag never moves. Choose another name.')
+        commit = self._commit_at(step)
         self._repository.create_tag(name, commit)
-        return str(commit)
+        return commit
 
     def create_branch(self, name: str, step: int | None = None) -> str:
-        commit = self.commit_of(step) if step is not None else self._repository.lookup_branch(self._branch)
+        """A line of commits of its own, from the state as it is now, or as it was when a step came."""
+        if name in self._repository.list_branches():
+            raise UsageError(f'there is a branch "{name}" already. Choose another name.')
+        commit = self._commit_at(step)
         self._repository.create_branch(name, commit)
-        return str(commit)
+        return commit
 
     def history(self) -> list[dict[str, Any]]:
         """Every commit of the branch, newest first."""
@@ -131,6 +136,19 @@ class Repository:
         return num
 
     # --------------------------------------------------------------------------------------------------------- inside
+
+    def _newest(self) -> str:
+        return str(self._repository.lookup_branch(self._branch))
+
+    def _commit_at(self, step: int | None) -> str:
+        """What a tag or a branch is to name. Never another state than the one that was asked for: a tag is for good."""
+        if step is None:
+            return self._newest()
+        commit = self.commit_of(step)
+        if commit is None:
+            why = "Its commit was expired" if step in self.steps() else f"There are: {self.steps()}"
+            raise RunError(f"no commit brought step {step}. {why}.")
+        return commit
 
     def _open(self) -> Any:
         storage = icechunk_storage(self.address)

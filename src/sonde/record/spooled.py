@@ -131,10 +131,13 @@ class SpooledStore:
         return not self._waiting()
 
     def tag(self, name: str, step: int | None = None) -> str:
-        """Name the repository's state of now, or of when a step came."""
+        """Name the repository's state of now, or of when a step came. Waits for what is on its way there."""
+        self._require_arrived(step)
         return str(self._process.ask("tag", name=name, step=step))
 
     def create_branch(self, name: str, step: int | None = None) -> str:
+        """A branch from the repository's state of now, or of when a step came. Waits for what is on its way there."""
+        self._require_arrived(step)
         return str(self._process.ask("branch", name=name, step=step))
 
     def history(self) -> list[dict[str, Any]]:
@@ -163,6 +166,19 @@ class SpooledStore:
 
     def _waiting(self) -> list[int]:
         return self._state().waiting(self._lake.steps())
+
+    def _require_arrived(self, step: int | None) -> None:
+        """A snapshot that is still in the spool has no commit yet that could be named."""
+        end = time.monotonic() + float(self._close_s)
+        while (waiting := self._waiting()) and (step is None or step in waiting):
+            if time.monotonic() > end:
+                late = waiting[0] if step is None else step
+                raise RunError(
+                    f"the snapshot of step {late} has not arrived at {self._address} yet: "
+                    f"{self._state().last_error or 'it is on its way'}. Try again later, or see `sonde push`."
+                )
+            self._process.keep_alive()
+            time.sleep(_POLL_S)
 
     def _sweep(self, *, is_last: bool = False) -> None:
         """Local copies of what the far side has, where they are not to be kept."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NoReturn
 
-from sonde.errors import RunLockedError
+from sonde.errors import RunLockedError, SondeError
 from sonde.record.durable import write_durably
 from sonde.record.lock import RunLock
 from sonde.record.repository import Repository
@@ -266,6 +266,8 @@ def _start_over(is_orphan: bool) -> NoReturn:
 
 
 def _first_lines(error: BaseException) -> str:
+    if isinstance(error, SondeError):
+        return str(error)
     lines = [line.strip(" |`->x") for line in str(error).splitlines()]
     return f"{type(error).__name__}: " + " ".join(line for line in lines if line)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sonde.errors import MissingPackageError, RunLockedError, UnknownNameError, UsageError
+from sonde.errors import MissingPackageError, RunError, RunLockedError, UnknownNameError, UsageError
 from sonde.read.lake import open_lake
 from sonde.read.lake_icechunk import IcechunkLake
 from sonde.record import spooled
@@ -78,6 +78,8 @@ class TestFinishedRun:
             open_lake(finished, tag="bset")
         with pytest.raises(UnknownNameError, match="what-if"):
             open_lake(finished, branch="nope")
+        with pytest.raises(UnknownNameError, match='no commit "HEAD"'):
+            open_lake(finished, commit="HEAD")
         with pytest.raises(UsageError, match="one of"):
             open_lake(finished, branch="main", tag="best")
 
@@ -95,6 +97,24 @@ class TestFinishedRun:
         shutil.copytree(finished, moved)
         assert open_lake(moved).read(40, "param/weight").tobytes() == weight(40)
         assert str(finished).encode() not in (moved / ".tensors/upload.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_tag_names_the_step_that_was_asked_for_or_nothing(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder)
+    write(store, 1, 2, 3)
+    store.tag("second", 2)  # with no waiting in between: its commit does not exist yet
+    store.tag("newest")
+    for name_it in (store.tag, store.create_branch):
+        with pytest.raises(RunError, match=r"no commit brought step 7. There are: \[1, 2, 3\]"):
+            name_it("seventh", 7)
+    with pytest.raises(RunError, match='there is a tag "second" already, and a tag never moves'):
+        store.tag("second", 3)
+    store.close()
+    assert open_lake(run_folder, tag="second").steps == [1, 2]
+    assert open_lake(run_folder, tag="newest").steps == [1, 2, 3]
+    lake: Any = open_lake(run_folder, branch="main")
+    assert (lake.tags, lake.branches) == (["newest", "second"], ["main"])
 
 
 @pytest.mark.slow
