@@ -15,7 +15,8 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 
-from sonde.errors import UsageError
+from sonde.cli.export_place import explaining_a_full_disk
+from sonde.errors import RunError, UsageError
 from sonde.read.export_tables import open_export_tables
 from sonde.run import Run
 from sonde.run import open as open_run
@@ -161,6 +162,33 @@ def test_folder_that_is_not_there_is_one_line(run: Path, sonde: Any) -> None:
     error = sonde("export", run, "--what", "scalars", "-o", "no/such/out.parquet", code=1).stderr
     assert "no/such" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.csv", b'"step"'), ("a.h5", b"\x89HDF"), ("a.JSON", b"{"), ("a", b"PAR1")]
+)
+def test_the_ending_of_the_file_says_the_format(name: str, begins: bytes, run: Path, sonde: Any) -> None:
+    sonde("export", run, "--what", "scalars", "-o", name)
+    assert Path(name).read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--what", "scalars", "--format", "csv", "-o", "a.parquet"), "a.parquet is parquet, and --format says csv"),
+        (("-o", "a.csv"), "5 tables are one file each in csv. Name a folder"),
+        (("--what", "scalars", "-o", "a.npz"), 'no format for scalars "npz"'),
+    ],
+)
+def test_a_name_that_would_mislead_is_refused(arguments: tuple[str, ...], says: str, run: Path, sonde: Any) -> None:
+    assert says in sonde("export", run, *arguments, code=2).stderr
+    assert not Path(arguments[-1]).exists()
+
+
+def test_a_full_disk_is_said_with_what_to_do() -> None:
+    said = r"the disk is full: w.h5 could not be written. Make room"
+    with pytest.raises(RunError, match=said), explaining_a_full_disk(Path("w.h5")):
+        Path("/dev/full").write_bytes(b"x")
 
 
 def test_hdf5_without_its_package_says_what_to_install(run: Path, sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:

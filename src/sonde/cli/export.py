@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sonde.cli.export_place import (
+    choose_format,
+    explaining_a_full_disk,
+    refuse_file_for_many,
+    refuse_place,
+    require_folder,
+)
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
 
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
 
 ENDINGS: Final = {"csv": "csv", "parquet": "parquet", "arrow": "arrow", "json": "json", "hdf5": "h5"}
 ONE_TABLE_PER_FILE: Final = ("csv", "parquet", "arrow")
-SHORT: Final = {"h5": "hdf5", "feather": "arrow"}
 
 
 def export(
@@ -30,7 +36,7 @@ def export(
             "--what",
             "-w",
             help="Tables: stats, scalars, events, system, sites or all. "
-            "Whole tensors: weights, gradients, updates, activations, optimizer or tensors.",
+            "Whole tensors: weights, gradients, activations, optimizer or tensors.",
         ),
     ] = "all",
     format: Annotated[
@@ -39,7 +45,7 @@ def export(
             "--format",
             "-f",
             help="h5, parquet, arrow; of tables also csv, json; of tensors also safetensors, npz. "
-            "Default: parquet, of tensors safetensors.",
+            "Default: by the ending of -o, or parquet, of tensors safetensors.",
         ),
     ] = None,
     output: Annotated[
@@ -47,7 +53,7 @@ def export(
         typer.Option("--output", "-o", help="The file; for several tables or steps that go one a file, the folder."),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, as 100:200.")
+        str | None, typer.Option("--steps", metavar="A:B", help="Only steps A to B-1, as 100:200; or one, as 100.")
     ] = None,
     series: Annotated[
         list[str] | None,
@@ -66,9 +72,9 @@ def export(
 
     \b
     Examples:
-      sonde export latest --what scalars --format csv -o loss.csv
+      sonde export latest --what scalars -o loss.csv
       sonde export latest --what stats --series "grad/*/norm" --steps 1000:2000
-      sonde export latest --format h5 -o run.h5
+      sonde export latest -o run.h5
       sonde export latest --what gradients --steps 100:200 --format h5
       sonde export latest --what weights --steps=-1: -o model.safetensors
     """
@@ -78,10 +84,8 @@ def export(
 
     if what not in (*TABLES, *KINDS, "all"):
         raise UnknownNameError("table or kind of tensors", what, (*TABLES, *KINDS, "all"))
-    known = FORMATS if what in KINDS else ENDINGS
-    chosen = SHORT.get(format, format) if format else ("safetensors" if what in KINDS else "parquet")
-    if chosen not in known:
-        raise UnknownNameError(f"format for {what}", chosen, known)
+    known, default = (FORMATS, "safetensors") if what in KINDS else (ENDINGS, "parquet")
+    chosen = choose_format(what, format, output, known, default)
     if chosen == "hdf5":
         from sonde.read.files_hdf5 import require_h5py
 
@@ -113,8 +117,11 @@ def _export_tensors(
 
     asked = plan_export(run, what, format, names=names, steps=steps)
     path = output or default_path(asked)
-    _refuse_overwriting([path], force, may_be_folder=is_folder(asked))
-    with progress("steps", quiet=quiet) as tell:
+    if is_folder(asked):
+        refuse_file_for_many(output, f"{len(asked.steps)} steps", format, "choose a step with --steps")
+    refuse_place([path], force=force, may_be_folder=is_folder(asked))
+    require_folder(path)
+    with explaining_a_full_disk(path), progress("steps", quiet=quiet) as tell:
         return write_export(asked, path, tell, on_resume=_say_resumed)
 
 
@@ -133,16 +140,20 @@ def _export_tables(
     from sonde.show.export.source import sources
 
     paths = _paths(run, output, tables, format)
-    _refuse_overwriting(list(paths.values()), force)
+    refuse_place(paths.values(), force=force)
     asked = sources(run, tables, series=series, steps=steps)
+    if len(set(paths.values())) > 1:
+        refuse_file_for_many(output, f"{len(tables)} tables", format, "choose a table with --what")
+    else:
+        require_folder(paths[tables[0]])
     if all(source.num_pieces == 1 for source in asked):
-        with _watched(asked, None, quiet=quiet) as watched:
+        with explaining_a_full_disk(paths[tables[0]]), _watched(asked, None, quiet=quiet) as watched:
             return _write(run, watched, paths, format)
     request = {"run": run.id, "tables": tables, "series": series, "steps": str(steps), "last_step": run.last_step}
     where = (
         next(iter(paths.values())) if format not in ONE_TABLE_PER_FILE or len(tables) == 1 else paths["stats"].parent
     )
-    with Parts(where, request).open() as parts:
+    with explaining_a_full_disk(where), Parts(where, request).open() as parts:
         _say_resumed(parts.num_found)
         with _watched(asked, parts, quiet=quiet) as watched:
             return _write(run, watched, paths, format)
@@ -178,16 +189,6 @@ def _paths(run: Run, output: Path | None, tables: tuple[str, ...], format: str) 
     label = tables[0] if len(tables) == 1 else "all"
     path = output or Path(f"{run.path.name}-{label}.{ending}")
     return dict.fromkeys(tables, path)
-
-
-def _refuse_overwriting(paths: list[Path], force: bool, *, may_be_folder: bool = False) -> None:
-    from sonde.errors import UsageError
-
-    for path in dict.fromkeys(paths):
-        if path.is_dir() and not may_be_folder:
-            raise UsageError(f"{path} is a folder. Name a file with -o.")
-        if path.exists() and not force:
-            raise UsageError(f"{path} is there already. Name another with -o, or replace it with --force.")
 
 
 def _write(run: Run, sources: list[Source], paths: dict[str, Path], format: str) -> list[Path]:

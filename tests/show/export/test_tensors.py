@@ -165,6 +165,8 @@ def test_default_format_is_safetensors_and_names_are_globs(run: Run) -> None:
         (("--what", "weights", "--format", "csv"), 'no format for weights "csv"'),
         (("--what", "scalars", "--format", "safetensors"), 'no format for scalars "safetensors"'),
         (("--what", "weigths"), 'Did you mean "weights"'),
+        (("--what", "weights", "-o", "model.safetensors"), "steps are one file each in safetensors. Name a folder"),
+        (("--what", "weights", "-o", "model.pt"), 'no format for weights "pt"'),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(

@@ -27,7 +27,6 @@ from sonde.show.export.source import run_facts
 KINDS: Final = {
     "weights": ("param",),
     "gradients": ("grad",),
-    "updates": ("update",),
     "activations": ("act", "actgrad", "probe"),
     "optimizer": ("optim",),
     "tensors": None,
