@@ -85,6 +85,7 @@ class Steps:
         self.after: list[tuple[int, list[str]]] = []
         self.clips: list[dict[str, float]] = []
         self.errors: list[str] = []
+        self.unnamed: list[str] = []
         self.is_wanted = True
 
     def on_before(self, step: OptimizerStep) -> None:
@@ -117,6 +118,7 @@ def follow() -> Iterator[Callable[..., Steps]]:
             on_after=steps.on_after,
             on_error=steps.on_error,
             take_clips=clip.take,
+            on_unnamed=lambda optimizer: steps.unnamed.append(type(optimizer).__name__),
         )
         steps.tap, steps.clip_tap = tap, clip  # type: ignore[attr-defined]
         taps.extend([tap, clip])

@@ -265,3 +265,30 @@ def test_parameters_of_a_kind_that_cannot_be_read_are_named(follow):
     backward(model)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     assert unreadable == [("0.weight", "Odd")]
+
+
+def test_one_that_takes_the_place_of_the_named_one_is_followed(follow):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = follow(model, [optimizer])
+    for make in (None, torch.optim.AdamW, torch.optim.RMSprop):
+        if make is not None:
+            del optimizer
+            gc.collect()
+            optimizer = make(model.parameters())
+        backward(model)
+        optimizer.step()
+    assert [number for number, _ in steps.before] == [0, 0, 0]
+
+
+def test_one_beside_the_named_one_is_told_of_once(follow):
+    model, other = net(), net()
+    named, unnamed = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
+    foreign = torch.optim.SGD(other.parameters(), lr=0.1)
+    steps = follow(model, [named])
+    for optimizer in (named, unnamed, foreign, unnamed, named):
+        backward(model)
+        backward(other)
+        optimizer.step()
+    assert len(steps.before) == 2
+    assert steps.unnamed == ["AdamW"]

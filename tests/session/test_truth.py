@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,24 @@ def test_an_optimizer_that_stops_stepping_does_not_stop_the_others(begin: Any, r
     run = reopen()
     assert run.last_step == 11
     assert run.stats("grad/g.weight/n").column("step").to_pylist() == list(range(12))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_second_optimizer_is_followed_or_told_of(is_kept: bool, begin: Any, reopen: Any, capfd: Any) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = [optimizer] if is_kept else []
+    begin().watch(model, optimizer)
+    for step in range(4):
+        if step == 2:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # another stage of the training
+            gc.collect()
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    told = capfd.readouterr().err
+    assert reopen().stats("grad/bias/norm").column("step").to_pylist() == ([0, 1] if is_kept else [0, 1, 2, 3])
+    assert told.count("SGD steps parameters of this model and was not named in watch()") == len(kept)
 
 
 def test_a_tapped_tensor_that_cannot_be_read_is_told(begin: Any, capfd: Any) -> None:

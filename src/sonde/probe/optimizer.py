@@ -59,15 +59,18 @@ class OptimizerTap:
         on_after: Callable[[OptimizerStep], None],
         on_error: Callable[[str, Exception], None],
         take_clips: Callable[[list[Tensor]], dict[int, Any]],
+        on_unnamed: Callable[[Optimizer], None] | None = None,
     ) -> None:
         self.names = names
         self.adopts = optimizers is None
-        """With no optimizer named, any that steps a parameter of this model is one of ours."""
+        """With no optimizer named, or none of those left, any that steps a parameter of this model is one of ours."""
         self.numbers: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         for optimizer in optimizers or []:
             self._number(optimizer)
         self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
-        self.take_clips = take_clips
+        self.take_clips, self.on_unnamed = take_clips, on_unnamed
+        self._unnamed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Others than those that were named, each looked at once."""
         self.num_captured = 0
         """Steps that went into a CUDA graph: what it replays is seen by no hook."""
         self._open: dict[int, OptimizerStep] = {}
@@ -105,10 +108,20 @@ class OptimizerTap:
         known = self.numbers.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return known[1]
-        if not self.adopts:
+        if not self.adopts and self.num_watched:
+            self._notice(optimizer)
             return None
+        self.adopts = True  # those that were named are gone: whoever steps now has taken their place
         self._look_for_strangers(optimizer)
         return self._number(optimizer) if any(self.names.parameter(p) for p in _parameters(optimizer)) else None
+
+    def _notice(self, optimizer: Optimizer) -> None:
+        """One that was not named and steps this model all the same may have taken the place of one that was."""
+        if optimizer in self._unnamed:
+            return
+        self._unnamed.add(optimizer)
+        if self.on_unnamed is not None and any(self.names.parameter(p) for p in _parameters(optimizer)):
+            self.on_unnamed(optimizer)
 
     def _look_for_strangers(self, optimizer: Optimizer) -> None:
         """Read the model's names anew if there are parameters not seen before: they may have been replaced since."""

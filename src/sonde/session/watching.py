@@ -104,6 +104,7 @@ class Watching:
             on_after=self._after_update,
             on_error=on_error,
             take_clips=self.clips.take,
+            on_unnamed=self._tell_unnamed,
         )
         self.begin_step(session.step_number)
 
@@ -436,6 +437,13 @@ class Watching:
     def keys(self, kind: Kind, names: list[NamedParameter], params: list[Tensor], suffix: str = "") -> list[int]:
         """The site of each parameter, or of something of it."""
         return [self._param_id(kind, n, p, suffix) for n, p in zip(names, params, strict=True)]
+
+    def _tell_unnamed(self, optimizer: Optimizer) -> None:
+        self.session.warn_once(
+            "unnamed optimizer",
+            f"{type(optimizer).__name__} steps parameters of this model and was not named in watch(): its steps are "
+            "not recorded. Name it, watch(model, [first, second]), or none: then every one is followed.",
+        )
 
     def _note_unreadable(self, key: int, why: str) -> None:
         site = next(("/".join(name) for name, known in self._ids.items() if known == key), str(key))
