@@ -47,14 +47,18 @@ def crash_at(point: int) -> None:
     wrap(safetensors.torch, "save_file")
 
 
-def save(point: int) -> None:
-    torch.set_num_threads(1)
+def make(where: Path) -> tuple[nn.Module, CheckpointManager]:
     net = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    net(torch.ones(1, 4)).sum().backward()
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
     optimizer.step()
+    return net, CheckpointManager(where, model=net, optimizer=optimizer, interval=1, keep_last=2)
+
+
+def save(point: int) -> None:
     acks = os.open(folder / f"{point}.ack", os.O_CREAT | os.O_WRONLY)
-    manager = CheckpointManager(folder / str(point), model=net, optimizer=optimizer, interval=1, keep_last=2)
+    net, manager = make(folder / str(point))
     crash_at(point)
     for step in (1, 2, 3, 3, 4):  # one of them again
         net.weight.data.fill_(step)
@@ -63,6 +67,9 @@ def save(point: int) -> None:
     os._exit(0)
 
 
+torch.set_num_threads(1)
+# What torch imports when an optimizer is first made takes a second: once here, not in every child.
+make(folder / "warm")[1].save(1)
 for point in itertools.count(first, stride):
     child = os.fork()
     if child == 0:

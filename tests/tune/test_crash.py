@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -17,17 +18,26 @@ from sonde.tune import CheckpointManager
 
 HERE = Path(__file__).parent
 FOREVER = """
-import sys, torch
+import os, sys, torch
 from torch import nn
 from sonde.tune import CheckpointManager
-net = nn.Linear(300, 300)
-manager = CheckpointManager(sys.argv[1], model=net, interval=1, keep_last=2, background=sys.argv[2] == "background")
-print("ready", flush=True)
-for step in range(1, 100000):
-    net.weight.data.fill_(step)
-    manager.step(step)
-    if sys.argv[2] != "background":
-        print(step, flush=True)
+
+def save_forever():
+    net = nn.Linear(300, 300)
+    manager = CheckpointManager(sys.argv[1], model=net, interval=1, keep_last=2, background=sys.argv[2] == "background")
+    print("ready", os.getpid(), flush=True)
+    for step in range(1, 100000):
+        net.weight.data.fill_(step)
+        manager.step(step)
+        if sys.argv[2] != "background":
+            print(step, flush=True)
+
+for _ in sys.stdin:  # a process to kill for each line; torch is imported once for all
+    child = os.fork()
+    if child == 0:
+        save_forever()
+    os.waitpid(child, 0)
+    print("gone", flush=True)
 """
 
 
@@ -71,17 +81,21 @@ def test_kill_9_at_random(tmp_path, mode):
     chance = random.Random(5)
     folder = tmp_path / "forever"
     last = 0
-    for _ in range(4):
-        command = [sys.executable, "-c", FOREVER, str(folder), mode]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
+    command = [sys.executable, "-c", FOREVER, str(folder), mode]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for _ in range(4):
+            print("next", file=server.stdin, flush=True)
+            word, pid = server.stdout.readline().split()
+            assert word == "ready"
             time.sleep(chance.uniform(0.0, 0.5))
-            child.send_signal(signal.SIGKILL)
-            acknowledged = [int(line) for line in child.stdout if line.endswith("\n")]
-        if folder.exists():
-            check(folder, max(acknowledged, default=0))
-        last = max(last, *acknowledged, 0)
-        for found in CheckpointManager(folder, model=nn.Linear(1, 1)).list():
-            CheckpointManager(folder).delete(found.step)
+            os.kill(int(pid), signal.SIGKILL)
+            acknowledged = [int(line) for line in iter(server.stdout.readline, "gone\n")]
+            if folder.exists():
+                check(folder, max(acknowledged, default=0))
+            last = max(last, *acknowledged, 0)
+            for found in CheckpointManager(folder, model=nn.Linear(1, 1)).list():
+                CheckpointManager(folder).delete(found.step)
+        server.stdin.close()
     assert mode == "background" or last > 3
