@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 import sys
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 
 import sonde
 from sonde.session.mirror import Mirror
+from sonde.testing.adapters import check_hint
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the trackers' own
 
 
-def train(tmp_path, mirror, num=12):
+def train(tmp_path, mirror, num=12, each_step=lambda step: None):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -27,6 +29,7 @@ def train(tmp_path, mirror, num=12):
             session.log({"loss": loss.item()})
             optimizer.step()
             optimizer.zero_grad()
+            each_step(step)
     return sonde.open(session.path)
 
 
@@ -84,14 +87,47 @@ def test_trackio(tmp_path, monkeypatch):
     assert kept == pytest.approx(norms(run), nan_ok=True)
 
 
+def records(content, block=32768, head=7):
+    """Of LevelDB's log, which W&B writes: (checksum, length, type) and bytes, in blocks; long ones are in parts."""
+    place, parts = head, b""
+    while place + head <= len(content):
+        if block - place % block < head:
+            place += block - place % block
+            continue
+        _, length, kind = struct.unpack("<IHB", content[place : place + head])
+        parts += content[place + head : place + head + length]
+        place += head + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def rows_of(path):
+    """The history in a file of W&B's, row by row."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for record in map(Record.FromString, records(path.read_bytes())):
+        if record.WhichOneof("record_type") == "history":
+            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+
+
 @pytest.mark.slow
 def test_wandb(tmp_path, offline_wandb):
-    open_run = offline_wandb.init(project="theirs", dir=tmp_path)
+    """Beside a run of the user's, who counts steps by hand: all of theirs is kept, and `wandb.run` is theirs."""
+    theirs = offline_wandb.init(project="theirs", dir=tmp_path)
     try:
-        train(tmp_path, Mirror(to="wandb", every=1))
-        summary = dict(open_run.summary)
+        run = train(tmp_path, Mirror(to="wandb", every=1), each_step=lambda step: theirs.log({"mine": step}, step=step))
+        assert offline_wandb.run is theirs
     finally:
-        open_run.finish()
-    assert summary["sonde/step"] == 11
-    assert "sonde/grad/weight/norm" in summary
-    assert any(name.startswith("sonde/findings/") for name in summary)
+        theirs.finish()
+    files = {path.stem.removeprefix("run-") == theirs.id: path for path in tmp_path.rglob("*.wandb")}
+    assert [row["mine"] for row in rows_of(files[True])] == list(range(12))
+    found = {
+        r["sonde/step"]: r["sonde/grad/weight/norm"] for r in rows_of(files[False]) if "sonde/grad/weight/norm" in r
+    }
+    assert {step: float(value) for step, value in found.items()} == pytest.approx(norms(run, 1), nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["mlflow", "tensorboard", "trackio", "wandb"])
+def test_a_missing_package_is_named_with_the_line_that_installs_it(name, monkeypatch):
+    check_hint(f"sonde.adapters.{name}", name, monkeypatch)

@@ -195,6 +195,15 @@ class TestCheckpoints:
         assert run.scalars("loss")["step"].to_pylist() == list(range(8))
         assert losses(resumed)[3:6] == losses(straight)[3:6]
 
+    def test_a_checkpoint_from_elsewhere_has_its_own_run(self, tmp_path, callback):
+        """And not that of the checkpoints that lie where new ones go."""
+        options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+        for folder in ("first", "second"):
+            trained(tmp_path / folder, callbacks=[callback(name=folder)], **options)
+        options |= {"max_steps": 4, "resume": str(tmp_path / "first" / "out" / "checkpoint-2")}
+        trained(tmp_path / "second", callbacks=[callback()], **options)
+        assert {run.name: run.last_step for run in sonde.runs(dir=tmp_path / "runs")} == {"first": 3, "second": 1}
+
 
 class TestSequencesToSequences(TrainerTests):
     recipe = Recipe(num_steps=3)

@@ -30,6 +30,7 @@ def train(model: Any, steps: int = 3) -> None:
         (nn.Linear, None, "give it an instance"),
         (torch.optim.SGD([torch.zeros(1)], lr=1.0), None, "order is watch(model, optimizer)"),
         (nn.Linear(1, 1), "adam", "takes a torch optimizer"),
+        ([nn.Linear(1, 1), nn.Linear(1, 1)], None, "takes one model; got a list of 2.*prefix="),
     ],
 )
 def test_wrong_types_are_refused_with_the_remedy(model: Any, optimizer: Any, says: str, begin: Any) -> None:

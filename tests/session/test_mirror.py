@@ -118,6 +118,16 @@ class TestWordsOfWandb:
         assert run.stats(["param/*/norm", "update/*/norm"]).num_rows == 0
         assert run.stats("grad/0.weight/norm")["step"].to_pylist() == [0, 10, 20]
 
+    def test_the_criterion_in_the_second_place(self, tmp_path):
+        """`wandb.watch(model, criterion, log="all")`, as in all of its examples."""
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with sonde.init(dir=tmp_path, verbose=False) as session:
+            session.watch(model, torch.nn.MSELoss(), log="all", log_freq=1)
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+        assert sonde.open(session.path).stats("grad/weight/norm").num_rows == 1
+
     def test_all(self, tmp_path):
         assert {"grad", "param", "update"} <= set(train(tmp_path, 2, log="all").sites()["kind"].to_pylist())
 

@@ -9,6 +9,7 @@ Importing this file registers the name, so that `TrainingArguments(report_to="so
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,18 +41,21 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
     def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
         super().__init__(session, **options)
         self._is_swept = False
+        self.checkpoint: Any = None
+        """What `Trainer.train` was told to go on from."""
         self._ahead = 0
         """How many steps the run had when this training began, beyond those the trainer counts."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        resumed = _resumed_from(args) if state.global_step else None
+        resumed = _resumed_from(args, self.checkpoint) if state.global_step else None
         run = linked_run(resumed) if resumed is not None else None
         session = self._joining.begin(_config(args, given.get("model")), resume=run)
         optimizer = inner_optimizer(given.get("optimizer"))
         session.watch(given["model"], optimizer, **self.watch)
         self._is_swept = optimizer is None  # one that torch does not know, such as DeepSpeed's
-        if state.global_step and isinstance(session, Session):
-            known = logged_since(session.path, state.global_step) if run is not None else []
+        if state.global_step:
+            is_known = run is not None and isinstance(session, Session)
+            known = logged_since(session.path, state.global_step) if is_known else []
             self._joining.continue_at(state.global_step, known)
         self._ahead = session.next_step - state.global_step
 
@@ -68,7 +72,7 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The trainer counts a step that its scaler has skipped as well: then the optimizer has told us nothing."""
         session = self.session
-        if isinstance(session, Session) and session.next_step < self._ahead + state.global_step:
+        if session is not None and session.next_step < self._ahead + state.global_step:
             session.skip_step()
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -122,27 +126,29 @@ def _config(args: Any, model: Any) -> dict[str, Any]:
     return {**found, **({"model": plain} if plain else {})}
 
 
-def _resumed_from(args: Any) -> Path | None:
-    """The checkpoint a trainer goes on from. It says so only when told by its arguments; else it is the last one."""
-    named = args.resume_from_checkpoint
-    if isinstance(named, str) and Path(named).is_dir():
-        return Path(named)
+def _resumed_from(args: Any, told: Any) -> Path | None:
+    """The checkpoint a trainer goes on from: the one it was told, or the last one."""
+    for named in (told, args.resume_from_checkpoint):
+        if isinstance(named, str | os.PathLike) and Path(named).is_dir():
+            return Path(named)
     last = get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
     return Path(last) if last else None
 
 
 def _telling(train: Callable[..., Any]) -> Callable[..., Any]:
-    """A trainer that fails tells its callbacks nothing: in a notebook, which goes on, and in a program that catches the
-    error, the run would stay open."""
+    """A trainer does not tell its callbacks which checkpoint it goes on from, nor that it fails: where somebody catches
+    the error, as a notebook does, the run would stay open."""
 
     @functools.wraps(train)
-    def told(trainer: Any, *args: Any, **given: Any) -> Any:
+    def told(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
+        ours = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, SondeCallback)]
+        for callback in ours:
+            callback.checkpoint = resume_from_checkpoint
         try:
-            return train(trainer, *args, **given)
+            return train(trainer, resume_from_checkpoint, *args, **given)
         except BaseException as error:
-            for callback in trainer.callback_handler.callbacks:
-                if isinstance(callback, SondeCallback):
-                    callback.failed(error)
+            for callback in ours:
+                callback.failed(error)
             raise
 
     return told

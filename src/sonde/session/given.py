@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
 from sonde.errors import NotAModelError
@@ -18,6 +19,11 @@ def check_model(model: object) -> nn.Module:
         )
     if isinstance(model, Optimizer):
         raise NotAModelError("watch() was given an optimizer first; the order is watch(model, optimizer).")
+    if isinstance(model, list | tuple):
+        raise NotAModelError(
+            f"watch() takes one model; got a {type(model).__name__} of {len(model)}. Call it for each, with a name: "
+            'watch(model, optimizer, prefix="generator.").'
+        )
     raise NotAModelError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
 
 
@@ -30,10 +36,12 @@ def check_optimizers(optimizer: object) -> list[Optimizer] | None:
     items = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     found = []
     for item in items:
+        if isinstance(item, _Loss):
+            continue  # the criterion, in the second place as in wandb.watch
         inner = getattr(item, "optimizer", item)  # accelerate and others wrap the one that steps
         if not isinstance(inner, Optimizer):
             raise NotAModelError(
                 f"watch(model, optimizer) takes a torch optimizer, or several; got {type(item).__name__}."
             )
         found.append(inner)
-    return found
+    return found or (None if items else [])

@@ -43,7 +43,7 @@ class Joining:
 
     def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> None:
         """The trainer begins at this step: it has loaded a checkpoint."""
-        if isinstance(self.session, Session):
+        if self.session is not None:
             self.session.continue_at(step, scalars)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:

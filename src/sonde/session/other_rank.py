@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,6 +93,14 @@ class RankSession(NullSession):
             self._watch.emit(self.step_number)
             self._compare()
             self.step_number += 1
+
+    def skip_step(self) -> None:
+        """The first rank counts it too."""
+        self.step_number += 1
+
+    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> bool:
+        self.step_number = step
+        return True
 
     def _compare(self) -> None:
         model = self._names.model()
