@@ -40,6 +40,8 @@ CHUNK_ROWS: Final = 2048
 _SUM, _NORM, _MIN, _MAX, _ABS, _ABS_MIN = range(6)
 NUM_PARTIALS: Final = 6
 
+_MAX_VIEWS: Final = 256
+
 # Below this norm of a row its squares are denormal and lose digits.
 _TINY: Final = {torch.float32: 1e-16, torch.float64: 1e-150}
 _HUGE: Final = {torch.float32: 3e38, torch.float64: 1e308}
@@ -50,15 +52,24 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.views: dict[tuple[str, torch.dtype, tuple[int, ...]], Tensor] = {}
 
     def get(self, purpose: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        view = self.views.get((purpose, dtype, shape))
+        return self._view(purpose, dtype, shape) if view is None else view
+
+    def _view(self, purpose: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         key = (purpose, dtype)
         numel = math.prod(shape)
-        if key not in self.buffers or self.buffers[key].numel() < numel:
-            # Memory made in inference mode could never be written outside of it.
-            with torch.inference_mode(False):
+        # Memory and views made in inference mode could never be written outside of it.
+        with torch.inference_mode(False):
+            if key not in self.buffers or self.buffers[key].numel() < numel:
                 self.buffers[key] = torch.empty(max(numel, CHUNK_ROWS * ROW), dtype=dtype, device="cpu")
-        return self.buffers[key][:numel].view(shape)
+                self.views.clear()
+            if len(self.views) >= _MAX_VIEWS:  # where shapes change all the time
+                self.views.clear()
+            view = self.views[purpose, dtype, shape] = self.buffers[key][:numel].view(shape)
+        return view
 
 
 scratch = _Scratch()
@@ -113,6 +124,8 @@ class Partials:
     repaired: list[tuple[int, Array]] = field(default_factory=list)
     """(row, sketch of that row), instead of the partials."""
     slices: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
+    all_tails: tuple[list[Tails], Tensor, Tensor] | None = None
+    """The partly filled rows of all blocks: as they came, their rows here, and what of them does not count."""
 
     def __post_init__(self) -> None:
         with torch.inference_mode(False):
@@ -132,6 +145,7 @@ class Partials:
                 self._repair([block])
             else:
                 kept.append(block)
+        self._mend_tails([(block.values, block.tails, block.first_row) for block in kept if block.tails is not None])
         if kept:
             self._repair(kept)
 
@@ -151,8 +165,6 @@ class Partials:
             torch.abs(values, out=magnitude)
             torch.sum(magnitude, 1, out=columns[_ABS])
             torch.amin(magnitude, 1, out=columns[_ABS_MIN])
-        if block.tails is not None:
-            self._mend_tails(block, columns)
 
     def _extremes(self, block: Block, columns: tuple[Tensor, ...]) -> float:
         """Smallest and largest of each row, or of all of them where that says as much; gives the smallest of all."""
@@ -174,15 +186,19 @@ class Partials:
             self.slices[key] = tuple(column.narrow(0, first_row, num_rows) for column in self.columns)
         return self.slices[key]
 
-    @staticmethod
-    def _mend_tails(block: Block, columns: tuple[Tensor, ...]) -> None:
+    def _mend_tails(self, blocks: list[tuple[Tensor, Tails, int]]) -> None:
         """The zeros behind a tail are not the tensor's: take the extremes without them."""
-        assert block.tails is not None
-        part = block.values.index_select(0, block.tails.rows)
-        mask = block.tails.mask
-        columns[_MIN].index_copy_(0, block.tails.rows, part.masked_fill(mask, torch.inf).amin(1))
-        columns[_MAX].index_copy_(0, block.tails.rows, part.masked_fill(mask, -torch.inf).amax(1))
-        columns[_ABS_MIN].index_copy_(0, block.tails.rows, part.abs_().masked_fill_(mask, torch.inf).amin(1))
+        if not blocks:
+            return
+        tails = [tails for _, tails, _ in blocks]
+        if self.all_tails is None or self.all_tails[0] != tails:
+            rows = torch.cat([tails.rows + first_row for _, tails, first_row in blocks])
+            self.all_tails = tails, rows, torch.cat([tails.mask for tails in tails])
+        _, rows, mask = self.all_tails
+        part = torch.cat([values.index_select(0, tails.rows) for values, tails, _ in blocks])
+        self.columns[_MIN].index_copy_(0, rows, part.masked_fill(mask, torch.inf).amin(1))
+        self.columns[_MAX].index_copy_(0, rows, part.masked_fill(mask, -torch.inf).amax(1))
+        self.columns[_ABS_MIN].index_copy_(0, rows, part.abs_().masked_fill_(mask, torch.inf).amin(1))
 
     def _repair(self, blocks: list[Block]) -> None:
         """Count zeros where there are some, and redo in float64 the rows that the fast way got wrong."""
