@@ -162,6 +162,19 @@ def test_the_name_in_layerclaw():
     assert TracerCallback is SondeCallback
 
 
+class Seldom(Module):
+    def training_step(self, batch, index):
+        if index % 3 == 2:
+            self.log("seldom", float(index))
+        return super().training_step(batch, index)
+
+
+def test_a_number_that_is_logged_now_and_then_is_there_now_and_then(tmp_path, callback):
+    fit(Seldom(), tmp_path, callbacks=[callback()])
+    table = last_run(tmp_path).scalars("seldom")
+    assert (table["step"].to_pylist(), table["value"].to_pylist()) == ([2, 5], [2.0, 5.0])
+
+
 @pytest.mark.parametrize(("name", "call"), [("val_loss", pl.Trainer.validate), ("test_loss", pl.Trainer.test)])
 def test_what_is_measured_afterwards_is_in_the_run(tmp_path, callback, capfd, name, call):
     module, made = Module(), trainer(tmp_path, callbacks=[callback()])

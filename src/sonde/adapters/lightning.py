@@ -82,9 +82,10 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
         self._joining.log({name: _mean(micro.get(name, []), value) for name, value in fresh.items()}, step)
 
     def _is_new(self, name: str, value: Any, step: int) -> bool:
-        """After a validation Lightning makes the training's numbers anew: of one step the first is the one."""
+        """Lightning hands out a view of what was logged last, be it long ago. And after a validation it makes the
+        training's numbers anew: of one step the first is the one."""
         known, at = self._logged.get(name, (None, -1))
-        return known is not value and at != step
+        return at != step and (known is None or known.data_ptr() != value.data_ptr())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Also when a cluster takes its machine back: Lightning calls that an exit, and we an interruption."""
@@ -113,7 +114,7 @@ TracerCallback = SondeCallback
 
 def _mean(before: list[Any], last: Any) -> Any:
     """Of all micro-batches of a step; tensors are not waited for. One that was not logged anew has been counted."""
-    distinct = list({id(value): value for value in (*before, last)}.values())
+    distinct = list({value.data_ptr(): value for value in (*before, last)}.values())
     return sum(distinct) / len(distinct) if len(distinct) > 1 else last
 
 
