@@ -101,16 +101,17 @@ def compare(
         sonde.compare("gpt/eager", "gpt/compiled").first_divergence  # step, site, both values, what rounding explains
         sonde.compare("a.safetensors", "gpt/warmup@500").tensors
 
-    Without a tolerance, what rounding explains is told by the types of the recorded tensors. Beside a file a run is its
-    last snapshot; `kind` says which tensors of snapshots are meant. Other frameworks' layers are found by their shapes.
+    Without a tolerance, what rounding explains is told by the types of the recorded tensors, and tensors are compared
+    element by element. Beside a file a run is its last snapshot; `kind` says which tensors of snapshots are meant. Other
+    frameworks' layers are found by their shapes.
     """
     weights = [open_weights(source, kind=kind) for source in (a, b)]
     if any(found is not None for found in weights):
         ours, theirs = (
-            found if found is not None else _last_weights(source, kind)
+            found if found is not None else weights_of(source if isinstance(source, Run) else open(source), kind)
             for source, found in zip((a, b), weights, strict=True)
         )
-        return compare_weights(ours, theirs)
+        return compare_weights(ours, theirs, tolerance=tolerance)
     first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
     return _compare_runs(first, second, stats, tolerance)
 
@@ -124,13 +125,25 @@ def open_weights(
     text = os.fspath(source)
     name, _, step = text.rpartition("@")
     if name and (step == "latest" or step.removeprefix("-").isdigit()):
-        return of_kind(open(name, dir=dir).snapshot(step if step == "latest" else int(step)), kind)
-    return open_tensors(text) if is_tensor_file(text) else None
+        return weights_of(open(name, dir=dir), kind, step if step == "latest" else int(step))
+    if is_tensor_file(text):
+        return open_tensors(text)
+    if name and _names_a_run(name, dir) and not _names_a_run(text, dir):
+        raise UsageError(f'"{step}" is no step of {name}: a snapshot is RUN@STEP, as {name}@500, or {name}@latest.')
+    return None
 
 
-def _last_weights(source: str | os.PathLike[str] | Run, kind: str) -> LazyTensors:
-    run = source if isinstance(source, Run) else open(source)
-    return of_kind(run.snapshot("latest"), kind)
+def weights_of(run: Run, kind: str = "param", step: int | str = "latest") -> LazyTensors:
+    """The tensors of one kind of a snapshot, under the names that a file of weights has for them."""
+    return of_kind(run.snapshot(step), kind, f"{run.project}/{run.name}")
+
+
+def _names_a_run(name: str, dir: Path | None) -> bool:
+    try:
+        open(name, dir=dir)
+    except SondeError:
+        return False
+    return True
 
 
 def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance: float | None) -> Comparison:

@@ -124,6 +124,27 @@ def test_weights_that_differ(sonde: Any) -> None:
     assert found["layers"][0]["layer"] == "fc"
 
 
+def test_a_tolerance_is_kept_to_and_what_was_not_compared_is_not_called_different(sonde: Any) -> None:
+    w = np.arange(1, 5, dtype=np.float32)
+    a = save("a.safetensors", w=w, v=w)
+    b = save("b.safetensors", w=w * np.float32(1.01), v=w.astype(np.float16))
+    sonde("compare", a, b, "--exit-code", "--tolerance", "0.001", code=1)
+    answer = sonde("compare", a, b, "--exit-code", "--tolerance", "0.02")
+    assert "Of 2 tensors 0 are the same and 2 within a relative 0.02" in answer.stdout
+    assert "--divergence is of two runs" in sonde("compare", a, b, "--divergence", code=2).stderr
+    sonde("compare", a, "missing.safetensors", "--exit-code", code=2)
+
+
+def test_what_is_not_finite_is_said_first_and_is_within_no_tolerance(sonde: Any) -> None:
+    a = save("a.safetensors", w=np.ones(3, np.float32), v=np.ones(3, np.float32))
+    b = save("b.safetensors", w=np.array([1, 1, np.nan], np.float32), v=np.full(3, 9, np.float32))
+    answer = sonde("compare", a, b, "--exit-code", "--tolerance", "100", code=1)
+    assert "changed, not finite" in answer.stdout
+    shown = sonde("compare", a, b).stdout
+    assert shown.rindex("\nw ") < shown.rindex("\nv ")
+    assert "left out of these numbers: 0 elements of a, 1 of b." in shown
+
+
 def test_only_the_most_changed_are_shown(sonde: Any) -> None:
     a = save("a.safetensors", **{f"l{i}.weight": np.ones(2, np.float32) for i in range(9)})
     b = save("b.safetensors", **{f"l{i}.weight": np.full(2, 1.0 + i, np.float32) for i in range(9)})
@@ -154,3 +175,5 @@ def test_snapshot_of_a_run_and_a_file(sonde: Any, make_run: Any) -> None:
         assert sonde("compare", name, b, "--json", "--exit-code").json["same"]
     assert not sonde("compare", "a@5", b, "--kind", "grad", "--json").json["same"]
     assert "no snapshot of step 7. The nearest is 5." in sonde("compare", "a@7", b, code=2).stderr
+    assert '"lats" is no step of a: a snapshot is RUN@STEP' in sonde("compare", "a@lats", b, code=2).stderr
+    assert "a = the snapshot of step 5 of gpt/a\n" in sonde("compare", "a@5", b).stdout

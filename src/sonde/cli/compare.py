@@ -9,10 +9,12 @@ import typer
 
 from sonde.cli.options import Dir, Json, open_run
 from sonde.cli.output import print_json
+from sonde.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sonde.read.lazy import LazyTensors
     from sonde.run import Run
 
 _DIVERGENCE_KEYS: Final = ("a", "b", "first_divergence", "num_steps", "tolerance")
@@ -30,9 +32,15 @@ def compare(
     ] = False,
     tolerance: Annotated[
         float | None,
-        typer.Option("--tolerance", min=0.0, help="Relative difference that is none. Default: by the type of numbers."),
+        typer.Option(
+            "--tolerance",
+            min=0.0,
+            help="Relative difference that is none. Default: of runs by the type of numbers, of weights 0.",
+        ),
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when they differ, as diff does.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit 1 when they differ, as diff does; 2 for trouble.")
+    ] = False,
     kind: Annotated[
         str, typer.Option("--kind", help="Which tensors of RUN@STEP: param, grad, act, optim, …")
     ] = "param",
@@ -51,11 +59,16 @@ def compare(
       sonde compare gpt/baseline gpt/warmup
       sonde compare before.safetensors after.safetensors --exit-code
       sonde compare gpt/baseline@500 gpt/baseline@latest
+      sonde compare float32.safetensors bfloat16.safetensors --tolerance 0.01
       sonde compare 3f2a9c01 latest --json
       sonde compare eager compiled --divergence
       sonde compare before after --exit-code || echo "the numbers have changed"
     """
-    if _compare_weights(a, b, dir=dir, kind=kind, top=top, json=json, exit_code=exit_code):
+    sides = _find_weights(a, b, dir=dir, kind=kind)
+    if sides is not None:
+        if divergence:
+            raise UsageError("--divergence is of two runs: weights have no steps. Leave it out.")
+        _compare_weights(*sides, top=top, tolerance=tolerance, json=json, exit_code=exit_code)
         return
     from sonde.run import compare as compare_runs
 
@@ -74,25 +87,29 @@ def compare(
     raise typer.Exit(1 if exit_code and differs else 0)
 
 
-def _compare_weights(a: str, b: str, *, dir: Path | None, kind: str, top: int, json: bool, exit_code: bool) -> bool:
-    """Compare two sets of weights; False when both names are of runs."""
+def _find_weights(a: str, b: str, *, dir: Path | None, kind: str) -> tuple[LazyTensors, LazyTensors] | None:
+    """Two sets of weights, where one of the names is of weights at least; beside them a run is its last snapshot."""
     from sonde.cli.options import runs_dir
-    from sonde.run import open_weights
+    from sonde.run import open_weights, weights_of
 
-    found = [open_weights(name, dir=runs_dir(dir), kind=kind) for name in (a, b)]
-    if not any(weights is not None for weights in found):
-        return False
+    ours, theirs = (open_weights(name, dir=runs_dir(dir), kind=kind) for name in (a, b))
+    if ours is None and theirs is None:
+        return None
+    return (
+        ours if ours is not None else weights_of(open_run(a, dir), kind),
+        theirs if theirs is not None else weights_of(open_run(b, dir), kind),
+    )
+
+
+def _compare_weights(
+    ours: LazyTensors, theirs: LazyTensors, *, top: int, tolerance: float | None, json: bool, exit_code: bool
+) -> None:
     from sonde.read.compare_weights import compare_weights
-    from sonde.read.lazy import of_kind
     from sonde.show.progress import progress
     from sonde.show.weights import weights_as_json, weights_as_rich
 
-    ours, theirs = (
-        weights if weights is not None else of_kind(open_run(name, dir).snapshot("latest"), kind)
-        for weights, name in zip(found, (a, b), strict=True)
-    )
     with progress("tensors", quiet=json) as advance:
-        compared = compare_weights(ours, theirs, advance)
+        compared = compare_weights(ours, theirs, advance, tolerance=tolerance)
     if json:
         print_json(weights_as_json(compared))
     else:
@@ -101,7 +118,6 @@ def _compare_weights(a: str, b: str, *, dir: Path | None, kind: str, top: int, j
         make_console().print(weights_as_rich(compared, top))
     if exit_code and not compared.is_same:
         raise typer.Exit(1)
-    return True
 
 
 def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:

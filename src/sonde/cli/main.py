@@ -118,7 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if wants_traceback:
             raise
         complain(_sentence(error, given))
-        sys.exit(2 if isinstance(error, UsageError | QueryError) else 1)
+        # To `compare --exit-code` 1 is an answer, "they differ"; that there is none must be told from it, as by diff.
+        is_diff = given[:1] == ["compare"] and "--exit-code" in given
+        sys.exit(2 if isinstance(error, UsageError | QueryError) or is_diff else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)

@@ -56,12 +56,15 @@ class WeightComparison:
     a: str
     b: str
     tensors: pa.Table
-    """One row per tensor, the most changed first. status: same, changed, reshaped, retyped (other type, same values),
-    only_a, only_b. relative is ‖b - a‖ / ‖a‖. layout says what was done to b to lie as a does."""
+    """One row per tensor, the most changed first. status: same, close (within the tolerance, of whatever type),
+    changed, reshaped, retyped (other type, same values), only_a, only_b. relative is ‖b - a‖ / ‖a‖. layout says what
+    was done to b to lie as a does."""
     layers: pa.Table
     """The same numbers per layer, the most changed first."""
     total: Mapping[str, Any]
     frameworks: tuple[Framework, Framework]
+    tolerance: float = 0.0
+    """Of ‖b - a‖ / ‖a‖, tensor by tensor; 0: every bit counts."""
 
     def __repr__(self) -> str:
         total = self.total
@@ -72,8 +75,8 @@ class WeightComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether every tensor is there in both with the same shape, type and values."""
-        return bool(self.total["num_same"] == self.tensors.num_rows)
+        """Whether every tensor is there in both with the same shape, type and values, or is within the tolerance."""
+        return bool(self.total["num_same"] + self.total["num_close"] == self.tensors.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,18 @@ class _Pair:
 
 
 def compare_weights(
-    a: LazyTensors, b: LazyTensors, on_tensor: Callable[[int, int], None] | None = None
+    a: LazyTensors,
+    b: LazyTensors,
+    on_tensor: Callable[[int, int], None] | None = None,
+    *,
+    tolerance: float | None = None,
 ) -> WeightComparison:
     """Compare tensor by tensor. Names of wrappers are looked through; other frameworks' names and layouts as well.
 
+    With a tolerance, tensors whose relative change is no more than it are close, of whatever type they are.
     `on_tensor(done, total)` is told how far it is. Memory: a few MiB beside the two tensors at hand.
     """
+    limit = tolerance or 0.0
     frameworks = detect(a), detect(b)
     by_name = {strip_wrappers(name): name for name in b}
     pairs = list(_by_name(a, by_name))
@@ -102,14 +111,15 @@ def compare_weights(
         pairs = list(_by_framework(a, b))
     rows, differences = [], []
     for done, pair in enumerate(pairs, 1):
-        row, found = _compare(pair, a, b)
+        row, found = _compare(pair, a, b, limit)
         rows.append(row)
         differences.append((row, found))
         if on_tensor is not None:
             on_tensor(done, len(pairs))
     rows.sort(key=_by_change)
     tensors = pa.Table.from_pylist(rows, schema=_TENSORS)
-    return WeightComparison(a.label, b.label, tensors, _layer_table(differences), _total(differences), frameworks)
+    layers, total = _layer_table(differences), _total(differences)
+    return WeightComparison(a.label, b.label, tensors, layers, total, frameworks, limit)
 
 
 def _by_name(a: LazyTensors, by_name: Mapping[str, str]) -> Iterator[_Pair]:
@@ -132,7 +142,7 @@ def _by_framework(a: LazyTensors, b: LazyTensors) -> Iterator[_Pair]:
         yield _Pair(only.name, None, only.parts[0].source, None, only)
 
 
-def _compare(pair: _Pair, a: LazyTensors, b: LazyTensors) -> tuple[dict[str, Any], Difference]:
+def _compare(pair: _Pair, a: LazyTensors, b: LazyTensors, tolerance: float) -> tuple[dict[str, Any], Difference]:
     spec_a = a.specs[pair.a] if pair.a is not None else None
     spec_b = b.specs[pair.b] if pair.b is not None else None
     shape_a = pair.canonical_a.shape if pair.canonical_a else spec_a and spec_a.shape
@@ -152,9 +162,16 @@ def _compare(pair: _Pair, a: LazyTensors, b: LazyTensors) -> tuple[dict[str, Any
     if shape_a != shape_b:
         return {**row, "status": "reshaped"}, Difference()
     found = difference(_read(a, pair.a, pair.canonical_a), _read(b, pair.b, pair.canonical_b))
-    same = "same" if spec_a.dtype == spec_b.dtype else "retyped"
     numbers = _numbers(found) | {"nonfinite_a": found.nonfinite_a, "nonfinite_b": found.nonfinite_b}
-    return {**row, "status": "changed" if found.num_changed else same, **numbers}, found
+    return {**row, "status": _status(found, tolerance, is_retyped=spec_a.dtype != spec_b.dtype), **numbers}, found
+
+
+def _status(found: Difference, tolerance: float, *, is_retyped: bool) -> str:
+    if not found.num_changed and not is_retyped:
+        return "same"
+    if tolerance and found.is_within(tolerance):
+        return "close"
+    return "changed" if found.num_changed else "retyped"
 
 
 def _read(tensors: LazyTensors, name: str | None, canonical: Canonical | None) -> AnyArray:
@@ -180,9 +197,10 @@ def _numbers(found: Difference) -> dict[str, Any]:
     }
 
 
-def _by_change(row: Mapping[str, Any]) -> tuple[bool, float, str]:
-    """What cannot be compared first, then the most changed."""
-    return row.get("relative") is not None, -(row.get("relative") or 0.0), row["name"]
+def _by_change(row: Mapping[str, Any]) -> tuple[bool, bool, float, str]:
+    """What cannot be compared first, then what is not finite, which no sum shows, then the most changed."""
+    is_finite = row["status"] == "same" or not (row.get("nonfinite_a") or row.get("nonfinite_b"))
+    return row.get("relative") is not None, is_finite, -(row.get("relative") or 0.0), row["name"]
 
 
 def _layer_table(differences: list[tuple[dict[str, Any], Difference]]) -> pa.Table:
@@ -192,7 +210,7 @@ def _layer_table(differences: list[tuple[dict[str, Any], Difference]]) -> pa.Tab
     rows: list[dict[str, Any]] = []
     for layer, members in groups.items():
         whole = _sum(members)
-        changed = sum(row["status"] != "same" for row, _ in members)
+        changed = sum(row["status"] not in ("same", "close") for row, _ in members)
         rows.append(
             {
                 "layer": layer,
@@ -208,10 +226,17 @@ def _layer_table(differences: list[tuple[dict[str, Any], Difference]]) -> pa.Tab
 
 def _total(differences: list[tuple[dict[str, Any], Difference]]) -> dict[str, Any]:
     whole = _sum(differences)
-    counts = {f"num_{status}": 0 for status in ("same", "changed", "reshaped", "retyped", "only_a", "only_b")}
+    counts = {f"num_{status}": 0 for status in ("same", "close", "changed", "reshaped", "retyped", "only_a", "only_b")}
     for row, _ in differences:
         counts[f"num_{row['status']}"] += 1
-    return {"num_tensors": len(differences), **counts, "num_elements": whole.num_elements, **_numbers(whole)}
+    return {
+        "num_tensors": len(differences),
+        **counts,
+        "num_elements": whole.num_elements,
+        **_numbers(whole),
+        "nonfinite_a": whole.nonfinite_a,
+        "nonfinite_b": whole.nonfinite_b,
+    }
 
 
 def _sum(differences: list[tuple[dict[str, Any], Difference]]) -> Difference:

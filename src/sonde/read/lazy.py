@@ -67,11 +67,15 @@ class LazyTensors(Mapping[str, AnyArray]):
         return f"It has {', '.join(names[:4])}{more}." if names else "It is empty."
 
 
-def of_kind(snapshot: LazyTensors, kind: str) -> LazyTensors:
-    """The tensors of one kind of a snapshot under the names of their sites, as a file of weights has them."""
+def of_kind(snapshot: LazyTensors, kind: str, run: str = "") -> LazyTensors:
+    """The tensors of one kind of a snapshot under the names of their sites, as a file of weights has them.
+
+    `run` is whose snapshot it is: two of one step are told apart by it.
+    """
     sites = {name.removeprefix(f"{kind}/"): name for name in snapshot if name.startswith(f"{kind}/")}
     if not sites:
         kinds = sorted({name.partition("/")[0] for name in snapshot})
         raise UsageError(f'{snapshot.label} has no tensors of kind "{kind}". It has {", ".join(kinds) or "none"}.')
     specs = {site: snapshot.specs[name] for site, name in sites.items()}
-    return LazyTensors(snapshot.label, specs, lambda site: snapshot[sites[site]])
+    label = f"{snapshot.label} of {run}" if run else snapshot.label
+    return LazyTensors(label, specs, lambda site: snapshot[sites[site]])

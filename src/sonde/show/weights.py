@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from rich.console import Group
@@ -23,6 +24,7 @@ def weights_as_json(found: WeightComparison) -> dict[str, Any]:
         "a": found.a,
         "b": found.b,
         "same": found.is_same,
+        "tolerance": found.tolerance,
         "frameworks": list(found.frameworks),
         "total": dict(found.total),
         "layers": found.layers.to_pylist(),
@@ -35,7 +37,7 @@ def weights_as_rich(found: WeightComparison, top: int = 20) -> Group:
     parts: list[Any] = [Text(f"a = {plain(found.a)}"), Text(f"b = {plain(found.b)}")]
     if found.frameworks[0] != found.frameworks[1]:
         parts.append(Text(f"a is of {found.frameworks[0]}, b of {found.frameworks[1]}: matched by layer", style="dim"))
-    changed = [row for row in found.tensors.to_pylist() if row["status"] != "same"]
+    changed = [row for row in found.tensors.to_pylist() if row["status"] not in ("same", "close")]
     if changed:
         layers = [row for row in found.layers.to_pylist() if row["num_changed"]]
         parts += [Text(), _layers(layers[:top]), Text(), _tensors(changed[:top])]
@@ -72,17 +74,24 @@ def _status(row: dict[str, Any]) -> str:
         return f"{row['shape_a']} → {row['shape_b']}"
     a, b = row["dtype_a"], row["dtype_b"]
     types = f" {a} → {b}" if a and b and a != b else ""
-    return f"{_STATUSES.get(row['status'], row['status'])}{types}"
+    nonfinite = ", not finite" if row["nonfinite_a"] or row["nonfinite_b"] else ""
+    return f"{_STATUSES.get(row['status'], row['status'])}{types}{nonfinite}"
 
 
 def _verdict(found: WeightComparison) -> str:
     total = found.total
+    if found.is_same and total["num_close"]:
+        return (
+            f"Of {total['num_tensors']} tensors {total['num_same']} are the same and {total['num_close']} within a "
+            f"relative {number(found.tolerance)}; in all they differ by {number(total['relative'])}."
+        )
     if found.is_same:
-        return f"All {total['num_tensors']} tensors are the same, bit for bit in value."
+        return f"All {total['num_tensors']} tensors are the same, element by element."
     said = [
         f"{total[f'num_{status}']} {words}"
         for status, words in (
             ("changed", "changed"),
+            ("close", "within the tolerance"),
             ("retyped", "of another type with the same values"),
             ("reshaped", "of another shape"),
             ("only_a", "only in a"),
@@ -91,4 +100,14 @@ def _verdict(found: WeightComparison) -> str:
         if total[f"num_{status}"]
     ]
     change = f" Relative change in all: {number(total['relative'])}." if total["num_changed"] else ""
-    return f"Of {total['num_tensors']} tensors {', '.join(said)}, {total['num_same']} the same.{change}"
+    return (
+        f"Of {total['num_tensors']} tensors {', '.join(said)}, {total['num_same']} the same.{change}{_nonfinite(total)}"
+    )
+
+
+def _nonfinite(total: Mapping[str, Any]) -> str:
+    """NaN and infinity are in no norm and no cosine: that they are there must be said."""
+    counts = {side: total[f"nonfinite_{side}"] for side in "ab"}
+    if not any(counts.values()):
+        return ""
+    return f" Not finite, and left out of these numbers: {counts['a']:,} elements of a, {counts['b']:,} of b."

@@ -29,6 +29,8 @@ class Difference:
     sumsq_b: float = 0.0
     nonfinite_a: int = 0
     nonfinite_b: int = 0
+    nonfinite_changed: int = 0
+    """Elements that differ and are not finite in both: no tolerance makes a NaN a number."""
 
     def __add__(self, other: Difference) -> Difference:
         return Difference(
@@ -41,6 +43,7 @@ class Difference:
             self.sumsq_b + other.sumsq_b,
             self.nonfinite_a + other.nonfinite_a,
             self.nonfinite_b + other.nonfinite_b,
+            self.nonfinite_changed + other.nonfinite_changed,
         )
 
     @property
@@ -54,6 +57,10 @@ class Difference:
     def cosine(self) -> float:
         norms = float(np.sqrt(self.sumsq_a) * np.sqrt(self.sumsq_b))
         return float(np.clip(self.dot / norms, -1.0, 1.0)) if norms > 0 else float("nan")
+
+    def is_within(self, tolerance: float) -> bool:
+        """Whether ‖b - a‖ is no more than that part of ‖a‖, and nothing that is not finite differs."""
+        return self.relative <= tolerance and not self.nonfinite_changed
 
     @property
     def changed_fraction(self) -> float:
@@ -80,10 +87,11 @@ def _block(a: NDArray[Any], b: NDArray[Any]) -> Difference:
     exact = a.dtype == b.dtype and a.dtype.kind in "iub"  # int64 has more digits than float64
     x, y = as_float64(a), as_float64(b)
     changed = a != b if exact else (x != y) & ~(np.isnan(x) & np.isnan(y))
-    if changed.ndim > 1:  # of complex numbers
-        changed = changed.any(-1)
     finite_x, finite_y = np.isfinite(x), np.isfinite(y)
     both = finite_x & finite_y
+    nonfinite_changed = int((changed & ~both).sum())
+    if changed.ndim > 1:  # of complex numbers
+        changed = changed.any(-1)
     x_both, y_both = x[both], y[both]
     change = y_both - x_both
     return Difference(
@@ -96,4 +104,5 @@ def _block(a: NDArray[Any], b: NDArray[Any]) -> Difference:
         sumsq_b=float(y_both @ y_both),
         nonfinite_a=int(x.size - finite_x.sum()),
         nonfinite_b=int(y.size - finite_y.sum()),
+        nonfinite_changed=nonfinite_changed,
     )
