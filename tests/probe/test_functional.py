@@ -162,3 +162,13 @@ def test_functions_compiled_while_open_are_one_whole_graph(tapped):
     tap.close()
     torch.compiler.reset()
     counters.clear()
+
+
+def test_a_tap_may_ask_for_some_functions_only():
+    model, seen = Model(), Seen()
+    tap = CallTap(ModelNames(model), seen, seen.on_error, only=("relu", "attention"))
+    tap.open()
+    model(torch.randn(2, 3, 4))
+    tap.close()
+    assert seen.calls == [call for call in EXPECTED if call[1] in ("relu", "attention")]
+    assert seen.errors == []

@@ -23,11 +23,12 @@ from sonde.flow.attention_find import Attention, common_heads, find_attention, s
 from sonde.flow.attention_issues import attention_flow, transformer_issues
 from sonde.flow.attention_metrics import AttentionMetrics, TransformerMetrics
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer, Observer
+from sonde.flow.engine import FlowAnalyzer
+from sonde.flow.fetch import fetch
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report import FlowReport
-from sonde.flow.trace import Trace
+from sonde.flow.trace import Observer, Trace
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.inspect_units import carry
@@ -76,6 +77,7 @@ class AttentionAnalyzer:
         assert self._seen is not None
         (model, names, heads, calls, stream), self._seen = self._seen, None
         heads.resolve()
+        calls.resolve()
         attention = tuple(_metrics(part, heads, calls) for part in heads.found)
         first = traces[0]
         residual, (ratios, weights) = _residual(model, names, first), _feed_forward(model, names, first)
@@ -148,10 +150,12 @@ class _HeadGradients:
         return note
 
     def resolve(self) -> None:
-        for (layer, key), (grad, weight, by_head) in self._norms.items():
-            self.ratios[layer, key] = float(grad) / float(weight) if float(weight) else 0.0
+        norms = iter(fetch([t for three in self._norms.values() for t in three if t is not None]))
+        for (layer, key), (*_, by_head) in self._norms.items():
+            (grad,), (weight,) = next(norms), next(norms)
+            self.ratios[layer, key] = grad / weight if weight else 0.0
             if by_head is not None:
-                self.heads[layer] = by_head.tolist()
+                self.heads[layer] = next(norms)
         self._norms.clear()
 
 
@@ -194,7 +198,8 @@ class _Stream:
             self._shares[place.name] = carry(given, out)
 
     def carry(self, names: Sequence[str]) -> dict[str, float]:
-        return {name: float(self._shares[name]) for name in names if name in self._shares}
+        known = [name for name in names if name in self._shares]
+        return {name: share for name, (share,) in zip(known, fetch([self._shares[n] for n in known]), strict=True)}
 
 
 def _residual(model: nn.Module, names: ModelNames, trace: Trace) -> tuple[tuple[str, float], ...]:

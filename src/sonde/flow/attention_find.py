@@ -74,16 +74,18 @@ def weight_of(module: nn.Module | None) -> nn.Parameter | None:
 
 
 def _triple(module: nn.Module) -> _Parts | None:
-    children = dict(module.named_children())
+    children = module._modules
     for names in _TRIPLES:
-        found = [weight for name in names if (weight := weight_of(children.get(name))) is not None]
+        if not all(name in children for name in names):
+            continue
+        found = [weight for name in names if (weight := weight_of(children[name])) is not None]
         if len(found) == 3:
             return {key: (weight, 0, 1) for key, weight in zip(("query", "key", "value"), found, strict=True)}
     return None
 
 
 def _fused(module: nn.Module) -> _Parts | None:
-    for name, child in module.named_children():
+    for name, child in module._modules.items():
         weight = weight_of(child) if name in _FUSED else None
         if weight is not None and weight.ndim == 2 and max(weight.shape) % 3 == 0:
             return {key: (weight, i, 3) for i, key in enumerate(("query", "key", "value"))}
@@ -100,10 +102,10 @@ def _num_heads(module: nn.Module) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def queries_and_keys(model: nn.Module) -> set[str]:
+def queries_and_keys(model: nn.Module, names: ModelNames) -> set[str]:
     """Names of the modules that project to queries or keys alone."""
     found = set()
-    for part in find_attention(model, ModelNames(model)):
+    for part in find_attention(model, names):
         value = part.parameters["value"][1]
         separate = [part.parameters[key] for key in ("query", "key") if part.parameters[key][1] is not value]
         found |= {name.rpartition(".")[0] for name, *_ in separate}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -18,11 +18,9 @@ from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
 from sonde.flow.metrics import FlowMetrics, Layer
 from sonde.flow.report import FlowReport
-from sonde.flow.trace import Passed, Sketch, Stop, Trace, run_pass
+from sonde.flow.sketch import Sketch
+from sonde.flow.trace import Observer, Passed, Stop, Trace, run_pass
 from sonde.probe.preserve import all_preserved
-
-Observer = Callable[..., None]
-"""Called with (place, module, args, output) for every module call."""
 
 
 class Analyzer(Protocol):
@@ -59,7 +57,7 @@ class FlowAnalyzer:
         with ExitStack() as stack:
             observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(self.model))]
             passes = self._passes(x, y, loss_fn, steps, observers)
-        apart = queries_and_keys(self.model)  # while a GPU still works on the passes
+        apart = queries_and_keys(self.model, passes[0].names)  # while a GPU still works on the passes
         traces = [passed.trace() for passed in passes]
         issues: list[Issue] = []
         details: dict[str, Any] = {}
@@ -82,8 +80,9 @@ class FlowAnalyzer:
             for index in range(steps):
                 pieces = copied(part(x, index, steps)), part(y, index, steps)
                 found.append(run_pass(self.model, *pieces, loss_fn, observers=tuple(observers)))
-                for parameter in self.model.parameters():
-                    parameter.grad = None
+                for named in found[-1].names.parameters.values():
+                    if (parameter := named.ref()) is not None:
+                        parameter.grad = None
         return found
 
     def _report(
@@ -104,81 +103,83 @@ class FlowAnalyzer:
 def measured(traces: list[Trace]) -> list[Layer]:
     """Every module with its metrics, in the order of the forward pass; of several passes, their mean."""
     stops = traces[0].in_order()
-    typical = [(_near_output(t, _pressure), _near_output(t, _flow)) for t in traces]
-    layers = []
-    for stop in stops:
-        passes = [_metrics(t, stop, *levels) for t, levels in zip(traces, typical, strict=True)]
-        layers.append(
-            Layer(
-                name=stop.name,
-                type=stop.type,
-                order=stop.order,
-                metrics=_mean(passes),
-                num_parameters=stop.num_parameters,
-                input_shape=stop.input_shape,
-                output_shape=stop.output_shape,
-                is_leaf=stop.is_leaf,
-                is_trainable=stop.is_trainable,
-            )
+    by_pass = [_metrics(t, stops) for t in traces]
+    return [
+        Layer(
+            name=stop.name,
+            type=stop.type,
+            order=stop.order,
+            metrics=_mean(metrics),
+            num_parameters=stop.num_parameters,
+            input_shape=stop.input_shape,
+            output_shape=stop.output_shape,
+            is_leaf=stop.is_leaf,
+            is_trainable=stop.is_trainable,
         )
-    return layers
+        for stop, *metrics in zip(stops, *by_pass, strict=True)
+    ]
 
 
-def _near_output(t: Trace, measure: Callable[[Trace, Stop], float]) -> float:
+def _near_output(t: Trace, levels: Mapping[str, float]) -> float:
     """The median over the last third of the leaf modules: gradients come from there, so what is less further forward
     has vanished on the way, and what is more has exploded."""
-    levels = [level for stop in t.in_order() if stop.is_leaf and (level := measure(t, stop)) > 0]
-    return median(levels[-max(3, len(levels) // 3) :]) if levels else 0.0
-
-
-def _pressure(t: Trace, stop: Stop) -> float:
-    grad = t.get("actgrad", stop.name)
-    return grad.norm if grad is not None else 0.0
-
-
-def _flow(t: Trace, stop: Stop) -> float:
-    act, grad = t.get("act", stop.name), t.get("actgrad", stop.name)
-    return act.norm * grad.norm if act is not None and grad is not None else 0.0
+    found = [level for stop in t.in_order() if stop.is_leaf and (level := levels.get(stop.name, 0.0)) > 0]
+    return median(found[-max(3, len(found) // 3) :]) if found else 0.0
 
 
 def _relative(level: float, typical: float, is_known: bool) -> float:
     return level / typical if typical and level else 0.0 if is_known else 1.0
 
 
-def _metrics(t: Trace, stop: Stop, typical_pressure: float, typical_flow: float) -> FlowMetrics:
-    grad, act = t.get("actgrad", stop.name), t.get("act", stop.name)
-    weights = [s for name in stop.parameters if (s := t.get("param", name)) is not None]
-    weight_grads = [s for name in stop.parameters if (s := t.get("grad", name)) is not None]
-    return FlowMetrics(
-        mean_pressure=grad.mean_abs if grad else 0.0,
-        max_pressure=grad.max_abs if grad else 0.0,
-        turbulence=_turbulence(grad),
-        relative_pressure=_relative(_pressure(t, stop), typical_pressure, grad is not None),
-        relative_flow=_relative(_flow(t, stop), typical_flow, grad is not None),
-        grad_norm=grad.norm if grad else 0.0,
-        activation_rms=act.rms if act else 0.0,
-        activation_zero_fraction=act.zero_fraction if act else 0.0,
-        silent_units=t.silent.get(stop.name, 0.0),
-        saturated=t.saturated.get(stop.name, 0.0),
-        weight_norm=_norm(weights),
-        weight_grad_norm=_norm(weight_grads),
-        nonfinite=sum(s.nonfinite for s in (grad, act, *weight_grads) if s is not None),
-        calls=stop.calls,
-    )
+def _metrics(t: Trace, stops: Sequence[Stop]) -> list[FlowMetrics]:
+    """Of every module, in one pass."""
+    acts, grads, weights, weight_grads = (t.sketches[kind] for kind in ("act", "actgrad", "param", "grad"))
+    pressures = {name: grad.norm for name, grad in grads.items()}
+    flows = {name: act.norm * pressures[name] for name, act in acts.items() if name in pressures}
+    typical_pressure, typical_flow = _near_output(t, pressures), _near_output(t, flows)
+    found = []
+    for stop in stops:
+        name = stop.name
+        act, grad = acts.get(name, _NOTHING), grads.get(name, _NOTHING)
+        is_known = name in grads
+        own = [weight_grads[p] for p in stop.parameters if p in weight_grads]
+        found.append(
+            FlowMetrics(
+                mean_pressure=grad.mean_abs,
+                max_pressure=grad.max_abs,
+                turbulence=_turbulence(grad),
+                relative_pressure=_relative(grad.norm, typical_pressure, is_known),
+                relative_flow=_relative(flows.get(name, 0.0), typical_flow, is_known),
+                grad_norm=grad.norm,
+                activation_rms=act.rms,
+                activation_zero_fraction=act.zero_fraction,
+                silent_units=t.silent.get(name, 0.0),
+                saturated=t.saturated.get(name, 0.0),
+                weight_norm=_norm([weights[p] for p in stop.parameters if p in weights]),
+                weight_grad_norm=_norm(own),
+                nonfinite=grad.nonfinite + act.nonfinite + sum([sketch.nonfinite for sketch in own]),
+                calls=stop.calls,
+            )
+        )
+    return found
 
 
-def _turbulence(grad: Sketch | None) -> float:
-    if grad is None or not grad.mean_abs:
+_NOTHING: Final = Sketch(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+"""Of a module without a floating-point output, or without a gradient there."""
+
+
+def _turbulence(grad: Sketch) -> float:
+    if not grad.mean_abs:
         return 0.0
     variance = max(grad.rms**2 - grad.mean_abs**2, 0.0)
     return float(variance**0.5 / grad.mean_abs)
 
 
 def _norm(sketches: list[Sketch]) -> float:
-    return float(sum(s.norm**2 for s in sketches) ** 0.5)
+    return float(sum([s.norm**2 for s in sketches]) ** 0.5)
 
 
-def _mean(passes: list[FlowMetrics]) -> FlowMetrics:
+def _mean(passes: Sequence[FlowMetrics]) -> FlowMetrics:
     if len(passes) == 1:
         return passes[0]
     pressures = [m.mean_pressure for m in passes]

@@ -80,7 +80,7 @@ def judged(
     for layer in listed:
         own = lenient if layer.name in behind_softmax else thresholds
         issues = [*_issues(layer, own, scale), *others.get(layer.name, ())]
-        judged_layers.append(replace(layer, health=_health(layer, issues, own)))
+        judged_layers.append(layer.judged(_health(layer, issues, own)))
     return judged_layers
 
 
@@ -98,7 +98,7 @@ def _lenient(thresholds: Thresholds) -> Thresholds:
 
 def _typical_ratio(layers: list[Layer]) -> float:
     """Gradient over weight in the last third of the layers, where gradients come from."""
-    ratios = [layer.metrics.weight_ratio for layer in layers if layer.metrics.weight_ratio > 0]
+    ratios = [ratio for layer in layers if (ratio := layer.metrics.weight_ratio) > 0]
     return median(ratios[-max(3, len(ratios) // 3) :]) if ratios else 0.0
 
 
@@ -117,10 +117,13 @@ def _health(layer: Layer, issues: list[Issue], thresholds: Thresholds) -> LayerH
 
 def _unevenness(metrics: FlowMetrics, thresholds: Thresholds) -> float:
     """Ten points for each decade that flow or pressure is further from even than is free."""
-    flow, pressure = (
-        abs(math.log10(level)) if level > 0 else 0.0 for level in (metrics.relative_flow, metrics.relative_pressure)
-    )
+    flow, pressure = _decades(metrics.relative_flow), _decades(metrics.relative_pressure)
     return DECADE * max(0.0, flow - thresholds.free_decades, pressure - thresholds.free_decades - 1)
+
+
+def _decades(level: float) -> float:
+    """How far from 1."""
+    return abs(math.log10(level)) if level > 0 else 0.0
 
 
 def _out_of_range(metrics: FlowMetrics, thresholds: Thresholds) -> float:

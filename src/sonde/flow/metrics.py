@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sonde.flow.issue import Issue
@@ -67,13 +67,21 @@ class Layer:
     type: str
     order: int
     metrics: FlowMetrics
-    health: LayerHealth = field(default_factory=lambda: LayerHealth(score=100.0, status="HEALTHY"))
+    health: LayerHealth = LayerHealth(score=100.0, status="HEALTHY")
     num_parameters: int = 0
     input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
     is_leaf: bool = True
     is_trainable: bool = True
     """Whether any parameter of its own learns."""
+
+    def judged(self, health: LayerHealth) -> Layer:
+        """The same layer with this health. By hand: `dataclasses.replace` takes three times as long."""
+        return Layer(
+            name=self.name, type=self.type, order=self.order, metrics=self.metrics, health=health,
+            num_parameters=self.num_parameters, input_shape=self.input_shape, output_shape=self.output_shape,
+            is_leaf=self.is_leaf, is_trainable=self.is_trainable,
+        )  # fmt: skip
 
 
 def status_of(score: float) -> Status:

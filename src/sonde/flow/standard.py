@@ -15,12 +15,12 @@ import numpy as np
 from torch import nn
 
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer, Observer, measured
+from sonde.flow.engine import FlowAnalyzer, measured
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.metrics import Layer
 from sonde.flow.report import FlowReport
-from sonde.flow.trace import Trace
+from sonde.flow.trace import Observer, Trace
 from sonde.schema.names import as_code
 
 DECAY: Final = -0.5

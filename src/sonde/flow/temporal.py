@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from sonde.errors import UsageError
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer, Observer
+from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report import FlowReport
 from sonde.flow.temporal_issues import temporal_issues
 from sonde.flow.temporal_metrics import MIN_STEPS, TemporalMetrics
 from sonde.flow.time_watch import TimeWatch
-from sonde.flow.trace import Trace
+from sonde.flow.trace import Observer, Trace
 
 
 class TemporalAnalyzer:

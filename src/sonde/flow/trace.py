@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from sonde.flow.batch import LossFunction, forward
-from sonde.flow.units import UnitWatch
+from sonde.flow.sketch import Sketch, sketches_of
+from sonde.flow.units import Units, UnitWatch
 from sonde.probe.forward import ForwardTap
 from sonde.probe.functional import CallTap
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.outputs import floating_tensors, is_plain_tensor
 from sonde.reduce.torch import Reducer, Table, resolve_all
-from sonde.schema.sketch import INF, MAX, MIN, NAN, SUMABS, SUMSQ, ZERO, N
+
+Observer = Callable[..., None]
+"""Called with (place, module, args, output) for every module call."""
+Key = tuple[str, str]
+"""(kind, name)"""
 
 
 @dataclass(slots=True)
@@ -30,59 +34,31 @@ class Stop:
     name: str
     type: str
     order: int
+    input_shape: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
     is_leaf: bool = True
     num_parameters: int = 0
     parameters: tuple[str, ...] = ()
-    input_shape: tuple[int, ...] = ()
-    output_shape: tuple[int, ...] = ()
     is_trainable: bool = False
     """Whether any of its parameters learns."""
     calls: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """The numbers of one tensor that the analysis needs."""
-
-    n: float
-    mean_abs: float
-    max_abs: float
-    norm: float
-    rms: float
-    zero_fraction: float
-    nonfinite: int
-
-    @staticmethod
-    def of(row: Sequence[float]) -> Sketch:
-        n = row[N]
-        finite = n - row[NAN] - row[INF]
-        if finite <= 0:
-            return Sketch(n, 0.0, 0.0, math.sqrt(row[SUMSQ]), 0.0, row[ZERO] / n if n else 0.0, int(n))
-        return Sketch(
-            n=n,
-            mean_abs=row[SUMABS] / finite,
-            max_abs=max(abs(row[MIN]), abs(row[MAX])),
-            norm=math.sqrt(row[SUMSQ]),
-            rms=math.sqrt(row[SUMSQ] / finite),
-            zero_fraction=row[ZERO] / n,
-            nonfinite=int(n - finite),
-        )
-
-
 @dataclass(slots=True)
 class Trace:
-    """What one pass saw. Sketches by kind ("act", "actgrad", "param", "grad") and name."""
+    """What one pass saw."""
 
     loss: float
     stops: dict[str, Stop]
-    sketches: dict[tuple[str, str], Sketch]
+    sketches: dict[str, dict[str, Sketch]]
+    """By kind ("act", "actgrad", "param", "grad") and name."""
     silent: dict[str, float] = field(default_factory=dict)
     """Share of silent units, by module with a rectifier."""
     saturated: dict[str, float] = field(default_factory=dict)
     """Share of saturated values, by module with a sigmoid or tanh."""
 
     def get(self, kind: str, name: str) -> Sketch | None:
-        return self.sketches.get((kind, name))
+        return self.sketches[kind].get(name)
 
     def weight_ratio(self, name: str) -> float:
         """Gradient over weight of a parameter."""
@@ -94,115 +70,110 @@ class Trace:
 
 
 class _Collector:
-    """The sink of the forward tap during one pass."""
+    """The sink of the forward tap during one pass. What it does for each module is what an analysis costs on a GPU."""
 
     wants_activations = True
     wants_activation_grads = True
 
-    def __init__(self, names: ModelNames, reducer: Reducer) -> None:
-        self.names, self.reducer = names, reducer
-        self.stops: dict[str, Stop] = {}
-        self.modules: dict[str, nn.Module] = {}
-        self.keys: dict[tuple[str, str], int] = {}
+    def __init__(self, reducer: Reducer, observers: Sequence[Observer]) -> None:
+        self.reducer, self.observers = reducer, observers
+        self.stops: dict[Place, Stop] = {}
         self.is_reentrant = False
-        self.observers: list[Any] = []
-        """Called with (place, module, args, output) for every module call; see `trace`."""
-
-    def key(self, kind: str, name: str) -> int:
-        return self.keys.setdefault((kind, name), len(self.keys))
 
     def forward_seen(self) -> None:
         # Seen without gradients, in training, is what runs inside a reentrant checkpoint.
         self.is_reentrant = self.is_reentrant or not torch.is_grad_enabled()
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
-        stop = self.stops.get(place.name)
+        stop = self.stops.get(place)
         if stop is None:
-            stop = self.stops[place.name] = _stop(place, len(self.stops), args, output)
-            self.modules[place.name] = module
+            shapes = _shape(args), _shape(output)
+            stop = self.stops[place] = Stop(place.name, place.module_type, len(self.stops), *shapes)
         stop.calls += 1
         for observer in self.observers:
             observer(place, module, args, output)
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
         if not suffix:
-            self.reducer.add(self.key("act", place.name), tensor, histogram=False)
+            self.reducer.add(2 * self.stops[place].order, tensor)
 
     def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
         if not suffix:
-            self.reducer.add(self.key("actgrad", place.name), tensor, histogram=False)
+            self.reducer.add(2 * self.stops[place].order + 1, tensor)
 
 
-def _stop(place: Place, order: int, args: Any, output: Any) -> Stop:
-    taken, given = floating_tensors(args), floating_tensors(output)
-    return Stop(
-        name=place.name,
-        type=place.module_type,
-        order=order,
-        input_shape=tuple(taken[0][1].shape) if taken else (),
-        output_shape=tuple(given[0][1].shape) if given else (),
-    )
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of the first floating-point tensor in what a module took or gave."""
+    first = value[0] if type(value) is tuple and value else value
+    if type(first) is Tensor and first.dtype.is_floating_point and not first.is_meta:  # nearly always
+        return first.shape
+    found = floating_tensors(value)
+    return found[0][1].shape if found else ()
 
 
-def _sketch_weights(collector: _Collector, names: ModelNames, model: nn.Module) -> None:
-    """Parameters and gradients. Where both look alike, what was planned for the ones serves the others."""
-    weights, grads = list(_parameters(names, model)), list(_grads(names, model))
-    reducer = collector.reducer
-    keys = [collector.key("param", name) for name, _ in weights]
+def _sketch_weights(reducer: Reducer, first_key: int, owned: Sequence[tuple[str, nn.Parameter]]) -> list[Key]:
+    """Parameters and gradients. Where both look alike, what was planned for the ones serves the others.
+
+    Returned is what each key stands for, from the first on."""
+    weights = [(name, p) for name, p in owned if is_plain_tensor(p)]
+    grads = [(name, p.grad) for name, p in owned if p.grad is not None and is_plain_tensor(p.grad)]
+    keys = range(first_key, first_key + len(weights))
+    grad_keys = range(keys.stop, keys.stop + len(grads))
     listed = reducer.list_for("param", keys, [tensor for _, tensor in weights])
     for table in listed.sketch([tensor for _, tensor in weights]):
         reducer.hold(table)
-    grad_keys = [collector.key("grad", name) for name, _ in grads]
     if listed.odd or listed.empty or [_form(*item) for item in weights] != [_form(*item) for item in grads]:
         reducer.add_all("grad", grad_keys, [tensor for _, tensor in grads])
-        return
-    for part in listed.parts:
-        mine = [grads[i][1].detach() for i in part.indices]
-        part.prepare(mine)
-        reducer.hold(listed.table(part, mine, None, np.array(grad_keys, np.int32)))
+    else:
+        for part in listed.parts:
+            mine = [grads[i][1].detach() for i in part.indices]
+            part.prepare(mine)
+            reducer.hold(listed.table(part, mine, None, np.array(grad_keys, np.int32)))
+    return [*(("param", name) for name, _ in weights), *(("grad", name) for name, _ in grads)]
 
 
 def _form(name: str, tensor: Tensor) -> tuple[object, ...]:
     return name, tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
-def _describe(stop: Stop, names: ModelNames, module: nn.Module) -> None:
+def _describe(stop: Stop, names: ModelNames, module: nn.Module | None) -> None:
     """What can be told after the pass, when nothing waits for it."""
+    assert module is not None  # the model holds it
     own = [(named.name, p) for p in module._parameters.values() if (named := names.parameter(p)) is not None]
     stop.is_leaf = not module._modules
     stop.num_parameters = sum(p.numel() for _, p in own if p is not None)
     stop.is_trainable = any(p is not None and p.requires_grad for _, p in own)
     stop.parameters = tuple(name for name, _ in own)  # a tied one under the name it has first
+    stop.input_shape, stop.output_shape = tuple(stop.input_shape), tuple(stop.output_shape)
 
 
 @dataclass(slots=True)
 class Passed:
     """A pass whose numbers may still be on their way from the device. Only `trace` waits for them."""
 
+    names: ModelNames
     loss: Tensor
-    collector: _Collector
+    stops: dict[str, Stop]
+    keys: list[Key]
     tables: list[Table]
-    units: UnitWatch
+    units: Units
 
     def trace(self) -> Trace:
         with quiet():
-            sketches = _resolve(self.collector, self.tables)
+            # First, since torch waits for a device more closely than one who looks for numbers from time to time.
             loss = float(self.loss)
-            return Trace(
-                loss, self.collector.stops, sketches, self.units.silent_shares(), self.units.saturated_shares()
-            )
+            return Trace(loss, self.stops, _resolve(self.keys, self.tables), *self.units.shares())
 
 
 def run_pass(
-    model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Any, ...] = ()
+    model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Observer, ...] = ()
 ) -> Passed:
     """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
     names = ModelNames(model)
-    collector = _Collector(names, Reducer(hist_samples=1, on_unreadable=lambda *_: None))
     units = UnitWatch()
-    collector.observers.extend((units.module_called, *observers))
+    collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None), (units.module_called, *observers))
     errors: list[Exception] = []
-    calls = CallTap(names, units, lambda _, error: errors.append(error))
+    calls = CallTap(names, units, lambda _, error: errors.append(error), only=units.functions)
     tap = ForwardTap(names, collector, lambda _, error: errors.append(error))
     try:
         calls.open()
@@ -214,13 +185,22 @@ def run_pass(
         tap.detach()
     if errors:
         raise errors[0]
+    return _passed(names, loss, collector, units)
+
+
+def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitWatch) -> Passed:
+    """All that can be done while a GPU still works on the pass."""
+    reducer = collector.reducer
+    owned = [(named.name, p) for named in names.parameters.values() if (p := named.ref()) is not None]
+    keys = [(kind, place.name) for place in collector.stops for kind in ("act", "actgrad")]
     with quiet():
-        _sketch_weights(collector, names, model)
-        tables = collector.reducer.take()
-        collector.reducer.forget()
-    for name, module in collector.modules.items():
-        _describe(collector.stops[name], names, module)
-    return Passed(loss.detach(), collector, tables, units)
+        keys += _sketch_weights(reducer, len(keys), owned)
+        tables = reducer.take()
+        reducer.forget()
+        together = units.together()
+    for place, stop in collector.stops.items():
+        _describe(stop, names, place.ref())
+    return Passed(names, loss.detach(), {stop.name: stop for stop in collector.stops.values()}, keys, tables, together)
 
 
 def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:
@@ -274,22 +254,10 @@ def _leaves(loss: Tensor) -> list[Tensor]:
     return found
 
 
-def _parameters(names: ModelNames, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for parameter in model.parameters():
-        named = names.parameter(parameter)
-        if named is not None and is_plain_tensor(parameter):
-            yield named.name, parameter
-
-
-def _grads(names: ModelNames, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for parameter in model.parameters():
-        named = names.parameter(parameter)
-        if named is not None and parameter.grad is not None and is_plain_tensor(parameter.grad):
-            yield named.name, parameter.grad
-
-
-def _resolve(collector: _Collector, tables: list[Table]) -> dict[tuple[str, str], Sketch]:
-    keys, rows, _, _ = resolve_all(tables)
-    name_of = {number: name for name, number in collector.keys.items()}
-    # As Python's numbers: numpy's, one at a time, take ten times as long.
-    return {name_of[key]: Sketch.of(row) for key, row in zip(keys.tolist(), rows.tolist(), strict=True)}
+def _resolve(keys: list[Key], tables: list[Table]) -> dict[str, dict[str, Sketch]]:
+    numbers, rows, _, _ = resolve_all(tables)
+    found: dict[str, dict[str, Sketch]] = {"act": {}, "actgrad": {}, "param": {}, "grad": {}}
+    for number, sketch in zip(numbers.tolist(), sketches_of(rows), strict=True):
+        kind, name = keys[number]
+        found[kind][name] = sketch
+    return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from sonde.flow.fetch import fetch
 from sonde.probe.model import Place
 from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.inspect_units import is_silent, saturated
@@ -20,6 +22,9 @@ MIN_ROWS: Final = 8
 
 class UnitWatch:
     """Collects while a forward pass runs; numbers stay on their device until they are asked for."""
+
+    functions: Final = ("relu", "tanh", "sigmoid")
+    """The calls it wants to hear of."""
 
     def __init__(self) -> None:
         self._silent: dict[str, list[Tensor]] = {}
@@ -54,10 +59,26 @@ class UnitWatch:
         if is_plain_tensor(given) and given.ndim and given.numel():
             self._saturated.setdefault(name, []).append(saturated(given))
 
-    def silent_shares(self) -> dict[str, float]:
-        """Module -> share of its units, over all its calls, that gave zero for every sample."""
-        return {name: float(torch.cat(masks).float().mean()) for name, masks in self._silent.items()}
+    def together(self) -> Units:
+        """By module, over all its calls: units that gave zero for every sample, and values beyond ±5."""
+        return Units(
+            {name: torch.cat(masks).float().mean() for name, masks in self._silent.items()},
+            {name: torch.stack(shares).mean() for name, shares in self._saturated.items()},
+        )
 
-    def saturated_shares(self) -> dict[str, float]:
-        """Module -> share of the values its sigmoid or tanh was given that lie beyond ±5."""
-        return {name: float(torch.stack(shares).mean()) for name, shares in self._saturated.items()}
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Shares by module, still on their device."""
+
+    silent: dict[str, Tensor]
+    saturated: dict[str, Tensor]
+
+    def shares(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The same as numbers. Waits for the device, once."""
+        numbers = [share for (share,) in fetch([*self.silent.values(), *self.saturated.values()])]
+        num = len(self.silent)
+        return (
+            dict(zip(self.silent, numbers[:num], strict=True)),
+            dict(zip(self.saturated, numbers[num:], strict=True)),
+        )

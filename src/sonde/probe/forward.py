@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +78,7 @@ class ForwardTap:
         self._root = names.place(model) if model is not None else None
         self._is_attached = True
         self._instead: Callable[[Place, Any], None] | None = None
+        self._gone_back = protected(self._grad_seen, on_error, "activation gradient hook")
         _silence_compile_warning(self)
         # Many models are called with keywords only: without them nothing would be seen of their inputs.
         hook = protected(self._seen, on_error, "forward hook")
@@ -135,12 +137,9 @@ class ForwardTap:
 
     def _follow_back(self, place: Place, suffix: str, tensor: Tensor) -> None:
         """A tensor hook, never a full backward hook: that one breaks models with in-place operations."""
+        tensor.register_hook(partial(self._gone_back, place, suffix))  # type: ignore[no-untyped-call]
 
-        def seen(grad: Tensor) -> None:
-            if self._is_attached and type(grad) is Tensor:
-                with quiet():
-                    self.sink.activation_grad(place, suffix, grad)
-
-        tensor.register_hook(  # type: ignore[no-untyped-call]
-            protected(seen, self.on_error, "activation gradient hook")
-        )
+    def _grad_seen(self, place: Place, suffix: str, grad: Tensor) -> None:
+        if self._is_attached and type(grad) is Tensor:
+            with quiet():
+                self.sink.activation_grad(place, suffix, grad)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -53,8 +53,15 @@ TARGETS: Final = (
 class CallTap:
     """Tells a sink about function calls of one model. Nothing is replaced until `open`, and all is back at `close`."""
 
-    def __init__(self, names: ModelNames, sink: CallSink, on_error: Callable[[str, Exception], None]) -> None:
-        self.names, self.sink = names, sink
+    def __init__(
+        self,
+        names: ModelNames,
+        sink: CallSink,
+        on_error: Callable[[str, Exception], None],
+        *,
+        only: Container[str] | None = None,
+    ) -> None:
+        self.names, self.sink, self.only = names, sink, only
         self.is_open = False
         self.seen = protected(self._seen, on_error, "function call")
 
@@ -115,7 +122,8 @@ def _watched(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             out = original(*args, **kwargs)
             for tap in tuple(_taps):
-                tap.seen(name, args, kwargs, out)
+                if tap.only is None or name in tap.only:
+                    tap.seen(name, args, kwargs, out)
         finally:
             _depth.value = 0
         return out

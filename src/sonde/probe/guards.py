@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -78,24 +78,32 @@ class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
     saves what runs under it in order, would hand our results to their recomputation.
     """
 
-    __slots__ = ("_autocast", "_grad", "_modes")
+    __slots__ = ("_grad", "_modes")
 
     def __enter__(self) -> None:
-        self._modes: list[Any] = []
-        if torch._C._len_torch_function_stack():
-            self._modes.append(torch._C.DisableTorchFunction())
-        if torch._C._len_torch_dispatch_stack():
-            self._modes.append(torch._C._DisableTorchDispatch())
-        for mode in self._modes:
+        # Every hook comes through here: what is not in force is not switched off.
+        modes: list[Any] = []
+        if _function_modes():
+            modes.append(torch._C.DisableTorchFunction())
+        if _dispatch_modes():
+            modes.append(torch._C._DisableTorchDispatch())
+        if _is_autocast():
+            modes.append(torch._C._DisableAutocast())
+        for mode in modes:
             mode.__enter__()
-        self._autocast: Any = torch._C._DisableAutocast()
-        self._autocast.__enter__()  # type: ignore[no-untyped-call]
+        self._modes = modes
         # Last, because it cannot fail: were there an error behind it, the user would go on without gradients.
-        self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        self._grad = _is_grad_enabled()
+        _set_grad_enabled(False)
 
     def __exit__(self, *exc: object) -> None:
-        torch._C._set_grad_enabled(self._grad)
-        self._autocast.__exit__(*exc)
+        _set_grad_enabled(self._grad)
         for mode in reversed(self._modes):
             mode.__exit__(*exc)
+
+
+_function_modes: Final[Callable[[], int]] = torch._C._len_torch_function_stack
+_dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
+_is_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
+_is_grad_enabled: Final[Callable[[], bool]] = torch.is_grad_enabled
+_set_grad_enabled: Final[Callable[[bool], None]] = torch._C._set_grad_enabled

@@ -53,11 +53,13 @@ class ModelNames:
         model = self.model()
         if model is None:
             return
-        fresh = dict(_places(model, self.prefix))
-        self.places = {key: self._known(key, place) for key, place in fresh.items()}
-        self.parameters = dict(_parameters(model, self.prefix))
-        for named in self.parameters.values():
-            named.is_selected = self.choose(named)
+        named = list(model.named_modules(remove_duplicate=False))  # once: it takes as long as all the rest
+        root = _root_name(named)
+        fresh = dict(_places(named, root, self.prefix))
+        self.places = {key: self._known(key, place) for key, place in fresh.items()} if self.places else fresh
+        self.parameters = dict(_parameters(named, root, self.prefix))
+        for parameter in self.parameters.values():
+            parameter.is_selected = self.choose(parameter)
 
     def _known(self, key: int, place: Place) -> Place:
         """What is known of a place survives a refresh."""
@@ -77,18 +79,24 @@ class ModelNames:
         return named if named is not None and named.ref() is parameter else None
 
 
-def _root_name(model: nn.Module) -> str:
+_Named = list[tuple[str, nn.Module]]
+"""Every module under each of its names."""
+
+
+def _root_name(named: _Named) -> str:
     """The model itself has no name; it is "model", unless one of its modules is (as in many a language model)."""
-    names = {strip_wrappers(name) for name, _ in model.named_modules()}
+    first = {id(module): name for name, module in reversed(named)}
+    names = {strip_wrappers(name) for name in first.values()}
     return next(name for name in ("model", "root", "the model") if name not in names)
 
 
-def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
+def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Place]]:
     """Each module once, under its first name; the other names of a shared module are its aliases."""
     found: dict[int, tuple[nn.Module, list[str]]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
+    for name, module in named:
         found.setdefault(id(module), (module, []))[1].append(name)
     called: dict[int, str] = {}
+    before = site_name(prefix)
     for key, (module, names) in found.items():
         if type(module).forward is nn.Module.forward and "forward" not in vars(module):
             continue  # a list or a dict of modules is never called
@@ -96,32 +104,33 @@ def _places(model: nn.Module, prefix: str) -> Iterator[tuple[int, Place]]:
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
             continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called
         called[key] = names[0]
-    root = _root_name(model)
     sites = unique_sites(list(called.values()))
     for key, site in zip(called, sites, strict=True):
         module, names = found[key]
-        site = (site_name(prefix) + site).rstrip(".") or root
+        site = (before + site).rstrip(".") or root
         yield key, Place(weakref.ref(module), site, type(module).__name__, _aliases(site, prefix, names))
 
 
 def _aliases(site: str, prefix: str, names: list[str]) -> tuple[str, ...]:
+    if len(names) == 1:
+        return ()
     aliases = dict.fromkeys(site_name(prefix + strip_wrappers(alias)) for alias in names[1:])
     return tuple(alias for alias in aliases if alias != site)
 
 
-def _parameters(model: nn.Module, prefix: str) -> Iterator[tuple[int, NamedParameter]]:
+def _parameters(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, NamedParameter]]:
     found: dict[int, tuple[nn.Parameter, list[str], list[nn.Module]]] = {}
-    for module_name, module in model.named_modules(remove_duplicate=False):
+    for module_name, module in named:
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
             entry = found.setdefault(id(parameter), (parameter, [], []))
             entry[1].append(f"{module_name}.{name}" if module_name else name)
             entry[2].append(module)
-    root = _root_name(model)
+    before = site_name(prefix)
     sites = unique_sites([names[0] for _, names, _ in found.values()])
     for (key, (parameter, names, owners)), site in zip(found.items(), sites, strict=True):
-        site = site_name(prefix) + site
+        site = before + site
         aliases = _aliases(site, prefix, names)
         owner = site.rpartition(".")[0] or root
         yield key, NamedParameter(weakref.ref(parameter), site, owner, type(owners[0]).__name__, aliases)

@@ -27,13 +27,13 @@ def chunk_list(numels: Sequence[int], dtype: torch.dtype, device: torch.device) 
     return triton.ChunkList(numels, dtype, device) if triton.reads(dtype, device) else None
 
 
-def new_bank(device: torch.device, size: int) -> Bank | None:
-    """Memory for tensors that are read one by one on a device, or None."""
+def new_bank(device: torch.device, size: int, stream: int) -> Bank | None:
+    """Memory for tensors that are read one by one on a stream of a device, or None."""
     if device.type != "cuda" or not _works_on(device):
         return None
     from sonde.reduce.triton_single import Bank
 
-    return Bank(device, size)
+    return Bank(device, size, stream)
 
 
 def update_chunks(numels: Sequence[int], device: torch.device) -> UpdateChunks | None:

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -73,13 +74,14 @@ class Reducer:
         if self._last is not None and self._add_same(key, tensor):
             return
         try:
-            values, unstored_zeros = dense(tensor.detach())
+            values, unstored_zeros = (tensor, 0) if is_plain(tensor) else dense(tensor.detach())
         except UnreadableError as why:
             self.on_unreadable(key, str(why))
             return
-        if values.device.type != "cpu":
+        if not values.is_cpu:
             self._add_on_device(key, tensor, values, unstored_zeros, histogram)
             return
+        is_ordinary, values = values is tensor, values.detach()
         dtype = work_dtype(values)
         numel = values.numel()
         partials = self._partials(-(-numel // ROW), dtype)
@@ -89,7 +91,8 @@ class Reducer:
         single = _Single(key, partials, numel, unstored_zeros, taken)
         with self._lock:
             self._singles.append(single)
-            self._remember(tensor, single)
+            if is_ordinary:
+                self._remember(tensor, single)
         if len(self._singles) >= _MAX_PENDING:
             self._combine_singles()
 
@@ -107,7 +110,7 @@ class Reducer:
             return True
 
     def _remember(self, tensor: Tensor, what: _Single | tuple[Bank, Read]) -> None:
-        if is_plain(tensor) and not tensor.is_inference():  # which counts no versions
+        if not tensor.is_inference():  # which counts no versions
             self._last = weakref.ref(tensor), tensor._version, what
 
     def add_all(
@@ -201,7 +204,8 @@ class Reducer:
                     self._combine_banks()
                     bank.grow()
                 read = bank.read(key, values, unstored_zeros=unstored_zeros, turn=turn)
-                self._remember(tensor, (bank, read))
+                if values is tensor:
+                    self._remember(tensor, (bank, read))
             return
         listed = self.list_for(("single", key), [key], [values])
         for table in listed.sketch([values], turn=turn):
@@ -214,10 +218,11 @@ class Reducer:
         if device.type != "cuda":
             return None
         # By its number: an object for the stream takes longer to make than all the rest here.
-        place = (device, torch._C._cuda_getCurrentRawStream(device.index))
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        place = device, stream
         known = self._banks.get(place)
         if known is None:
-            bank = new_bank(device, self.hist_samples)
+            bank = new_bank(device, self.hist_samples, stream)
             if bank is None:
                 return None
             known = self._banks[place] = current_stream(device), bank
@@ -345,12 +350,17 @@ class Part:
         self.plan = Plan([t.numel() for t in tensors], dtype, device, large=large)
         self.chunks = chunk_list(self.plan.numels.tolist(), dtype if keep else tensors[0].dtype, device)
         """The fused kernels, where there are some: they read the tensors where they lie."""
-        self.held = Held(self.plan, [t.shape for t in tensors], keep_large=keep)
+        self._shapes = [t.shape for t in tensors]
         self.updates = update_chunks(self.plan.numels.tolist(), device) if keep else None
         self.paired: dict[str, Held] = {}
         """Memory for what is multiplied with these tensors, by purpose."""
         self.key_order = np.array(indices, dtype=np.intp)[self.plan.order]
         self.partials = Partials(self.plan.num_rows, dtype) if device.type == "cpu" else None
+
+    @cached_property
+    def held(self) -> Held:
+        """Memory for copies; where the fused kernels read and nothing is kept, none is ever made."""
+        return Held(self.plan, self._shapes, keep_large=self.keeps)
 
     def prepare(self, tensors: Sequence[Tensor]) -> None:
         """Copy what has to be kept, or packed to be read."""

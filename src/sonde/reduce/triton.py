@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Final
 
 import torch
@@ -56,6 +57,7 @@ WIDE: Final = frozenset({torch.float64, torch.int64, torch.int32})
 """What float32 does not hold exactly is added up in float64 from the start."""
 
 
+@cache
 def reads(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether these kernels read this dtype: fp8 needs a GPU that has it."""
     return dtype in TYPES and (dtype.itemsize > 1 or not dtype.is_floating_point or _capability(device) >= (8, 9))
@@ -383,8 +385,11 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
 def beside(device: torch.device) -> AbstractContextManager[object]:
     """Launch on this device. The CPU is one only where Triton interprets its kernels, as tests do."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
+        return _HERE
     return torch.cuda.device(device)
+
+
+_HERE: Final = nullcontext()
 
 
 def warm_up(device: torch.device) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -143,6 +144,18 @@ def _pick(  # type: ignore[no-untyped-def]
     tl.store(out + row.to(tl.int64) * SIZE + lanes, tl.where(inside, x.to(tl.float64), 0.0), mask=lanes < SIZE)
 
 
+_kernels: dict[tuple[object, ...], Any] = {}
+"""Compiled ones, by what they were compiled for."""
+
+
+@cache
+def _constants(dtype: torch.dtype) -> tuple[tuple[float, float], tuple[Any, ...]]:
+    """Of a dtype: between which sums of squares float32 was good enough, and what the kernel is compiled with."""
+    wide = dtype in WIDE
+    limits = (1e-300, 1e300) if wide else (1e-32, 3e38)
+    return limits, (TYPES[dtype], tl.float64 if wide else tl.float32, not wide, CHUNK, _BLOCK, _CAREFUL_BLOCK)
+
+
 @dataclass(slots=True)
 class Read:
     """One tensor that was read: where its partial sums are, and its sample."""
@@ -162,6 +175,8 @@ class Bank:
 
     device: torch.device
     size: int
+    stream: int | None = None
+    """Its number, where it is known: Triton need not ask for it at every launch then."""
     reads: list[Read] = field(default_factory=list)
     _partial: Tensor | None = None
     _num_places: int = 0
@@ -170,7 +185,6 @@ class Bank:
     _num_samples: int = 0
     _layout: tuple[list[tuple[int, int, int]], Tensor, Tensor] | None = None
     _strides: dict[int, int] = field(default_factory=dict)
-    _kernels: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def reads_dtype(self, dtype: torch.dtype) -> bool:
         return reads(dtype, self.device)
@@ -181,34 +195,35 @@ class Bank:
 
     def read(self, key: int, tensor: Tensor, *, unstored_zeros: int = 0, turn: int | None = None) -> Read:
         """Read a tensor now; it may change or be freed afterwards."""
-        values = flat(tensor)
-        numel = values.numel()
+        # Only its address counts: one whose elements lie side by side needs no view, which would take longer than this.
+        bits = tensor if tensor.is_contiguous() else flat(tensor.detach())
+        dtype, numel = bits.dtype, bits.numel()
         num_chunks = -(-numel // CHUNK)
         self._make_room(num_chunks)
-        bits = values.view(torch.uint8) if values.dtype.itemsize == 1 else values
-        self._launch(bits, values.dtype, numel, num_chunks)
+        if dtype.itemsize == 1:
+            bits = bits.detach().view(torch.uint8)
+        self._launch(bits, dtype, numel, num_chunks)
         read = Read(key, numel, self._used, self._used + num_chunks, unstored_zeros)
         self._used = read.end
         self.reads.append(read)
         if turn is not None:
-            self._pick(read, bits, values.dtype, turn)
+            self._pick(read, bits, dtype, turn)
         return read
 
     def _launch(self, bits: Tensor, dtype: torch.dtype, numel: int, num_chunks: int) -> None:
         """Through the compiled kernel itself where it is known: Triton takes longer to find it than to launch it."""
-        wide = dtype in WIDE
-        numbers = self._used, numel, self._num_places, 1e-300 if wide else 1e-32, 1e300 if wide else 3e38
-        fixed = TYPES[dtype], tl.float64 if wide else tl.float32, not wide, CHUNK, _BLOCK, _CAREFUL_BLOCK
-        # What a kernel is compiled for: the type, where it begins, and how wide its numbers are.
-        form = dtype, bits.data_ptr() % 16 == 0, numel < 1 << 31, self._num_places
-        known = self._kernels.get(form)
+        limits, fixed = _constants(dtype)
+        numbers = self._used, numel, self._num_places, *limits
+        # What a kernel is compiled for: where it runs, the type, where it begins, and how wide its numbers are.
+        form = self.device, dtype, bits.data_ptr() % 16 == 0, numel < 1 << 31, self._num_places
+        known = _kernels.get(form)
         with beside(self.device):
             if known is None:
                 kernel = _single[(num_chunks,)](bits, self._partial, *numbers, *fixed, num_warps=_NUM_WARPS)
                 if kernel is not None and not hasattr(kernel, "result"):  # interpreted, or still being compiled
-                    self._kernels[form] = kernel
+                    _kernels[form] = kernel
             else:
-                known[num_chunks, 1, 1](bits, self._partial, *numbers, *fixed)
+                known[num_chunks, 1, 1](bits, self._partial, *numbers, *fixed, stream=self.stream)
 
     def again(self, key: int, read: Read) -> None:
         """The same tensor under another name."""

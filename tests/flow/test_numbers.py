@@ -1,0 +1,58 @@
+"""Numbers leave a device together, and a row of sums becomes the few that an analysis needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sonde.flow import AttentionAnalyzer
+from sonde.flow.fetch import fetch
+from sonde.flow.sketch import Sketch, sketches_of
+from sonde.reduce.numpy import sketch
+from sonde.schema.sketch import empty_rows
+
+
+def test_numbers_come_back_in_the_order_they_were_asked_for() -> None:
+    tensors = [torch.tensor(1.5), torch.tensor([2, 3]), torch.tensor([4.0, 5.0]), torch.tensor(6.0, dtype=torch.double)]
+    assert fetch(tensors) == [[1.5], [2.0, 3.0], [4.0, 5.0], [6.0]]
+    assert fetch([]) == []
+
+
+def test_a_sketch_counts_what_is_not_finite_and_leaves_it_out() -> None:
+    values = np.array([3.0, -4.0, 0.0, np.nan, np.inf])
+    (found,) = sketches_of(sketch(values).rows[None])
+    assert found == Sketch(5, 7 / 3, 4.0, 5.0, math.sqrt(25 / 3), 0.2, 2)
+
+
+def test_a_sketch_of_nothing_finite_and_one_of_nothing() -> None:
+    nothing_finite, nothing = sketches_of(np.stack([sketch(np.array([np.nan, np.inf])).rows, empty_rows()]))
+    assert nothing_finite == Sketch(2, 0.0, 0.0, 0.0, 0.0, 0.0, 2)
+    assert nothing == Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+class OneHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(self.q_proj(x), self.k_proj(x), self.v_proj(x))
+
+
+def test_an_attention_that_cannot_be_read_is_told_of_and_the_rest_analysed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("of a kind unknown")
+
+    monkeypatch.setattr("sonde.flow.attention_calls.sample_fused", fails)
+    analyzer = AttentionAnalyzer()
+    report = analyzer.analyze(OneHead(), torch.randn(2, 3, 4), None, lambda out: out.square().mean())
+    assert "could not be read (RuntimeError: of a kind unknown)" in caplog.text
+    assert report.layer("q_proj").metrics.grad_norm > 0
+    assert math.isnan(analyzer.get_layer_metrics(0).entropy)
