@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Flow, Lines } from "../src/lib/api";
-import { depthOrder, filledColumns, headRows, heatOfLines, inspectedHeads, nearest, pipeWidths, profile, rangeOf, stepOf, timeProfiles } from "../src/lib/flow";
+import { depthOrder, filledColumns, headRows, heatOfLines, inspectedHeads, isOdd, lastSound, nearest, pipeWidths, profile, rangeOf, stepOf, timeProfiles } from "../src/lib/flow";
 
 const FLOW = {
   first: 100, steps_per_column: 10, num_columns: 3, layers: [{ path: "a" }, { path: "b" }],
@@ -15,6 +15,18 @@ test("only columns that were measured can be stopped at", () => {
   // All of its elements are NaN: that is measured, and must not look like nothing.
   assert.deepEqual([...profile(FLOW, "pressure", 0, [0, 1])], [1, Infinity]);
   assert.deepEqual([nearest(FLOW, [0, 2], 115), nearest(FLOW, [0, 2], 999), nearest(FLOW, [0, 2], 1), nearest(FLOW, [0, 2], null)], [0, 1, 0, 1]);
+});
+
+test("a layer of which a part is NaN keeps its value and is marked", () => {
+  const flow = {
+    num_columns: 3, layers: [{ path: "a" }, { path: "b" }], pressure: Float32Array.from([1, 2, 0, 1, NaN, NaN]),
+    peak: Float32Array.from([1, 2, Infinity, 1, Infinity, Infinity]), act_rms: Float32Array.from([1, NaN, NaN, 1, 1, 1]), act_odd: Uint8Array.from([0, 1, 0, 0, 1, 0]),
+  } as unknown as Flow;
+  assert.deepEqual([...profile(flow, "pressure", 2, [0, 1])], [0, Infinity]);
+  assert.deepEqual([isOdd(flow, "pressure", 0, 2), isOdd(flow, "act_rms", 0, 2)], [true, false]);
+  assert.deepEqual([...profile(flow, "act_rms", 1, [0, 1])], [Infinity, 1]);
+  // From a picture of nothing but NaN, back to the last one without any.
+  assert.deepEqual([0, 1, 2].map((at) => lastSound(flow, "pressure", [0, 1, 2], at)), [null, 0, 0]);
 });
 
 test("pipes: the strongest is full, a blocked one a thread, an unmeasured one nothing", () => {

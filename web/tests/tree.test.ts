@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ancestors, buildTree, filterNames, foldable, foldedAt, labels, rowGroups, visibleRows } from "../src/lib/tree";
+import { abbreviated, ancestors, buildTree, filterNames, foldable, foldedAt, labels, rowGroups, visibleRows } from "../src/lib/tree";
 
 const NAMES = ["wte.weight", "h.0.attn.weight", "h.0.mlp.weight", "h.1.attn.weight", "h.1.mlp.weight", "head"];
 
@@ -38,6 +38,15 @@ test("thin rows are labelled by the module they belong to, tall ones by name", (
   assert.deepEqual(labels(root, new Set(), 7).map((label) => label.node.path), ["h.0", "h.1"]);
   assert.deepEqual(labels(root, new Set(), 4).map((label) => [label.node.path, label.first, label.end]), [["h", 1, 5]]);
   assert.deepEqual(labels(root, new Set(), 1), []);
+});
+
+test("what stands alone at the top is named where its name has room", () => {
+  const root = buildTree(["token.weight", "position.weight", "h.0.weight", "h.0.bias", "h.1.weight", "h.1.bias", "head.weight"]);
+  assert.deepEqual(labels(root, new Set(), 11).map((label) => label.node.path), ["token", "h.0", "h.1", "head"].map((path) => (path.startsWith("h.") ? path : `${path}.weight`)));
+});
+
+test("short names keep what tells blocks apart", () => {
+  assert.deepEqual(["blocks.12.attn.qkv", "head", "h.0.", ""].map(abbreviated), ["b.12.a.qkv", "head", "h.0.", ""]);
 });
 
 test("of a hundred thin blocks some are named, evenly", () => {

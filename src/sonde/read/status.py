@@ -29,8 +29,13 @@ def true_status(run: Path, manifest: Manifest, last_step: int) -> Status:
         manifest = read_manifest(run)  # it may have said goodbye just before it let go of the lock
     if manifest.status != "running" or is_alive(run, manifest):
         return Status(manifest.status, manifest.reason)
-    after = f"after step {last_step}" if last_step >= 0 else "before its first step"
-    return Status("crashed", f"ended without a goodbye (killed, out of memory or power loss) {after}")
+    return Status("crashed", lost(last_step))
+
+
+def lost(last_step: int) -> str:
+    """What is known of a run whose process is gone."""
+    after = f"after step {last_step:,}" if last_step >= 0 else "before its first step"
+    return f"ended without a goodbye (killed, out of memory or power loss) {after}"
 
 
 def is_alive(run: Path, manifest: Manifest) -> bool:

@@ -14,6 +14,7 @@ from sonde.schema.records import SystemSample
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
+_LEAST_S: Final = 0.1
 
 
 class SystemSampler:
@@ -29,8 +30,11 @@ class SystemSampler:
         self._gpus: list[tuple[int, Any]] | None = None
         psutil.cpu_percent()
         self._process.cpu_percent()
+        self._began = time.monotonic()
 
     def sample(self, step: int) -> SystemSample:
+        # Below a tenth of a second psutil counts too few ticks and says 0 %, which nobody measured.
+        time.sleep(max(0.0, self._began + _LEAST_S - time.monotonic()))
         values: dict[str, float] = {}
         for part in (self._cpu, self._memory, self._disk, self._gpu):
             try:

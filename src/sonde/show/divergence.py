@@ -74,9 +74,13 @@ def _shown(value: float, digits: int) -> str:
 
 
 def _agreement(first: Divergence) -> str:
-    also = f"{first.num_apart} series differ at this step."
+    return f"{what_agreed(first)} {first.num_apart} series differ at this step."
+
+
+def what_agreed(first: Divergence) -> str:
+    """How much came before the first difference and was the same."""
     if not first.num_before:
         earlier = f"; everything agreed in the {first.step:,} steps before" if first.step else " and of the run"
-        return f"It is the first number of this step{earlier}. {also}"
+        return f"It is the first number of this step{earlier}."
     earlier = f"so did everything in the {first.step:,} steps before" if first.step else "it is the first step"
-    return f"The {first.num_before} series that come about before it in this step agree; {earlier}. {also}"
+    return f"The {first.num_before} series that come about before it in this step agree; {earlier}."

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sonde.record.runfile import RunFile
 from sonde.run import Run
+from sonde.show.web.briefs import overhead_fraction
 from sonde.show.web.runs import RunTable
 from sonde.show.web.wire import pack, read_binary, report_key, to_json
+from sonde.testing.big_run import Plan, big_run
 
 API_TS = Path(__file__).parents[3] / "web" / "src" / "lib" / "api.ts"
 
@@ -55,6 +58,35 @@ def test_detail(page: Any, api: str) -> None:
         "val_loss": "val_loss",
         "lr": "optim/lr",
     }
+
+
+def test_a_crash_is_told_with_the_last_step_there_is(open_page: Any, tmp_path: Path) -> None:
+    """The heartbeat is a few seconds behind what was recorded."""
+    run = big_run(tmp_path, Plan(num_tensors=1, num_steps=20, status="running"))
+    file = RunFile.load(run)
+    file.write(heartbeat={"time": 1.0, "step": 4, "acknowledged": {}, "dropped": {}, "degraded": ""})
+    page = open_page(tmp_path)
+    page.get("/api/runs")
+    page.answers.briefs.wait(10.0)
+    (row,) = page.get("/api/runs")["runs"]
+    for answer in (row, page.get(f"/api/runs/{row['id']}")):
+        assert answer["status"] == "crashed"
+        assert answer["reason"].endswith("after step 19")
+
+
+@pytest.mark.parametrize(
+    ("overhead", "share"),
+    [
+        ({"fraction": 0.0, "uncertainty": None}, None),
+        ({"fraction": 0.0, "uncertainty": 0.01}, 0.0),
+        ({"fraction": 0.02, "uncertainty": None}, 0.02),
+        ({"fraction": None, "unknown": "every step was recorded"}, None),
+        ({}, None),
+        ("odd", None),
+    ],
+)
+def test_an_overhead_that_nobody_measured_is_not_zero(overhead: Any, share: float | None) -> None:
+    assert overhead_fraction({"overhead": overhead}) == share
 
 
 def test_sites_are_in_order_of_depth_and_the_tree_holds_each_once(page: Any, api: str, known_run: Path) -> None:
@@ -165,7 +197,7 @@ def test_system_and_events(page: Any, api: str) -> None:
 
 def test_flow_is_the_gradient_along_depth(page: Any, api: str, known_run: Path) -> None:
     header, buffers = page.get(f"{api}/flow?w=10")
-    _matches("Flow", header, decoded={"rms", "pressure", "peak", "act_rms"})
+    _matches("Flow", header, decoded={"rms", "pressure", "peak", "act_rms", "act_odd"})
     shape = len(header["layers"]), header["num_columns"]
     rms = buffers["rms"].reshape(shape)
     values = Run(known_run).stats("grad/layers.0.ln_1.weight/rms")["value"].to_numpy()[: header["steps_per_column"]]
@@ -173,6 +205,7 @@ def test_flow_is_the_gradient_along_depth(page: Any, api: str, known_run: Path) 
     assert np.isinf(buffers["peak"].reshape(shape)[5]).sum() == 1
     assert header["attention"][0]["path"] == "layers.0.attn"
     assert np.isfinite(buffers["act_rms"]).all()
+    assert not buffers["act_odd"].any()
 
 
 def test_compare(page: Any, api: str) -> None:

@@ -317,12 +317,14 @@ export interface Flow {
   steps_per_column: number;
   num_columns: number;
   layers: { path: string; type: string; order: number; sites: number[] }[];
-  /** num_layers × num_columns each: root mean square, mean |x| (the pressure), largest |x| of the gradient. */
+  /** num_layers × num_columns each: root mean square, mean |x| (the pressure), largest |x| of the gradient's finite
+   *  elements; the largest is Infinity where some were not finite. */
   rms: Float32Array;
   pressure: Float32Array;
   peak: Float32Array;
-  /** Root mean square of the layer's activations. */
+  /** Root mean square of the layer's activations, and 1 where some of them were not finite. */
   act_rms: Float32Array;
+  act_odd: Uint8Array;
   /** Scalars by stat, per module that computes attention / is recurrent; draw them with `scalars`. */
   attention: { path: string; stats: Record<string, number> }[];
   recurrent: { path: string; stats: Record<string, number> }[];
@@ -391,7 +393,13 @@ export interface CompareRow {
 export interface Divergence {
   id: string;
   /** null: no series differs beyond rounding in the steps both have. */
-  first: { step: number; series: string; a: Num; b: Num; reason: string } | null;
+  first: {
+    step: number; series: string; a: Num; b: Num;
+    /** The batches themselves differ: the two values name them and say nothing else. */
+    is_batch: boolean;
+    /** What agreed until then, and what may lie behind it. */
+    reason: string;
+  } | null;
   num_steps: number;
   series: { series: string; step: number; a: Num; b: Num }[];
   only_a: string[];

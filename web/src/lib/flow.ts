@@ -20,9 +20,22 @@ export function filledColumns(flow: Flow, table: Table): number[] {
 
 /** A value, Infinity where the layer was measured and nothing finite was found, NaN where it was not measured. */
 function valueAt(flow: Flow, table: Table, layer: number, column: number): number {
+  const value = flow[table][layer * flow.num_columns + column]!;
+  return Number.isNaN(value) && isOdd(flow, table, layer, column) ? Infinity : value;
+}
+
+/** Whether some of a layer's elements were NaN or infinite; its value, if it has one, is of the others. */
+export function isOdd(flow: Flow, table: Table, layer: number, column: number): boolean {
   const at = layer * flow.num_columns + column;
-  const value = flow[table][at]!;
-  return Number.isNaN(value) && table !== "act_rms" && flow.peak[at] === Infinity ? Infinity : value;
+  return table === "act_rms" ? flow.act_odd[at] === 1 : flow.peak[at] === Infinity;
+}
+
+/** Where most layers are not finite, the place in `columns` of the last picture before it in which none is; else null. */
+export function lastSound(flow: Flow, table: Table, columns: readonly number[], at: number): number | null {
+  const numOdd = (place: number): number => flow.layers.filter((_, layer) => isOdd(flow, table, layer, columns[place]!)).length;
+  if (at < 0 || numOdd(at) * 2 < flow.layers.length) return null;
+  for (let place = at - 1; place >= 0; place--) if (numOdd(place) === 0) return place;
+  return null;
 }
 
 /** Layers with those of one module together, modules in the model's order: some are never called themselves. */

@@ -97,3 +97,6 @@ export function ago(time_s: number | null | undefined, now_s: number): string {
 export function moment(time_s: number | null | undefined): string {
   return time_s ? new Date(time_s * 1000).toLocaleString() : "–";
 }
+
+/** "1 step", "2 steps". */
+export const counted = (count: number, noun: string): string => `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;

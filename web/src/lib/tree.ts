@@ -110,18 +110,28 @@ export function labels(root: Node, folded: ReadonlySet<string>, rowHeight: numbe
     const first = row;
     if (node.isLeaf || isFolded) {
       row += 1;
-      if (rowHeight >= least) found.push({ node, first, end: row, isFolded });
+      if (rowHeight >= least || hasRoom(node, first)) found.push({ node, first, end: row, isFolded });
       return;
     }
     const at = found.length;
     node.children.forEach(visit);
     if (node.depth === 0) return;
     const room = (row - first) * rowHeight;
-    if (found.length > at || room < least) return;
+    if (found.length > at) return;
+    if (room < least) {
+      if (hasRoom(node, first)) found.push({ node, first, end: row, isFolded: false });
+      return;
+    }
     // No child found room: some of very many are named, as on the axis of a chart; of few, this node speaks for all.
     const every = Math.ceil((least * 1.5 * node.children.length) / room);
     if (room < 6 * least || every >= node.children.length / 2) found.push({ node, first, end: row, isFolded: false });
     else sample(node, first, every);
+  };
+  /** A thin row between others at the top of the model, such as a head of one tensor: where nothing is in its way. */
+  const hasRoom = (node: Node, first: number): boolean => {
+    const before = found.at(-1);
+    const middle = before ? (before.first + before.end) / 2 : -Infinity;
+    return node.depth === 1 && (row - first) * rowHeight >= 11 && ((first + row) / 2 - middle) * rowHeight >= least;
   };
   const sample = (node: Node, first: number, every: number): void => {
     let start = first;
@@ -134,6 +144,12 @@ export function labels(root: Node, folded: ReadonlySet<string>, rowHeight: numbe
   visit(root);
   return found;
 }
+
+/** A dotted name where there is little room: the last part whole, of those before it first letters and numbers. */
+export const abbreviated = (path: string): string => {
+  const parts = path.split(".");
+  return parts.map((part, n) => (n === parts.length - 1 || /^\d/.test(part) ? part : ([...part][0] ?? ""))).join(".");
+};
 
 /** Every foldable node, outermost first. */
 export function foldable(root: Node): Node[] {

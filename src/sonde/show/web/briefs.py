@@ -116,9 +116,15 @@ def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
 
 
 def overhead_fraction(facts: Mapping[str, Any]) -> float | None:
+    """What recording took of the time; None where that was not measured."""
     found = facts.get("overhead")
-    share = found.get("fraction", found.get("host_fraction")) if isinstance(found, Mapping) else None
-    return float(share) if isinstance(share, int | float) and np.isfinite(share) else None
+    if not isinstance(found, Mapping):
+        return None
+    share = found.get("fraction", found.get("host_fraction"))
+    if not isinstance(share, int | float) or not np.isfinite(share):
+        return None
+    # Nothing costs exactly nothing: a run too short to be measured begins with a zero.
+    return float(share) if share or found.get("uncertainty") is not None else None
 
 
 def _curve(loss: SeriesSummary | None) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from sonde.read.scalars import read_named
 from sonde.read.steps import ALL_STEPS
 from sonde.run import Run, compare
 from sonde.schema.names import is_inspection
+from sonde.show.divergence import divergence_sentences, what_agreed
 from sonde.show.web.answers.lines import by_name
 from sonde.show.web.answers.overview import MAX_TEXT, run_row
 from sonde.show.web.briefs import Briefs
@@ -111,7 +112,8 @@ def _divergence(first: Entry, a: Run, entry: Entry, b: Run) -> dict[str, Any]:
             "series": where.series,
             "a": number(where.a),
             "b": number(where.b),
-            "reason": f"beyond {found.tolerance:g} of the larger value",
+            "is_batch": where.kind == "data" and not where.tolerance,
+            "reason": " ".join([what_agreed(where), *divergence_sentences(found)[3:]]),
         },
         "num_steps": found.num_steps,
         "series": [

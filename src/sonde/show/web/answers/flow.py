@@ -62,6 +62,7 @@ def flow(run: Run, query: Query) -> Reply:
             "pressure": ("f32", _short(back.sumabs / back.n)),
             "peak": ("f32", _short(np.where(back.is_odd, np.inf, back.peak))),
             "act_rms": ("f32", _short(np.sqrt(forward.sumsq / forward.n))),
+            "act_odd": ("u8", forward.is_odd.astype(np.uint8)),
         }
     return binary_reply(header, buffers)
 

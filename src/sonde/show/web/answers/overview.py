@@ -10,11 +10,12 @@ from sonde.errors import CorruptError
 from sonde.read.catalog import read_rows
 from sonde.read.compare import flatten
 from sonde.read.state import RunState
+from sonde.read.status import lost
 from sonde.run import Run
 from sonde.schema.names import is_inspection
 from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.summary import LOSS_NAMES
-from sonde.show.web.briefs import Briefs
+from sonde.show.web.briefs import Briefs, overhead_fraction
 from sonde.show.web.query import Query
 from sonde.show.web.runs import Entry, Head, RunTable, state_of
 from sonde.show.web.wire import Reply, json_reply
@@ -65,6 +66,9 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
             "config": {},
             "brief": None,
         }
+    last_step = max(manifest.heartbeat.step, -1 if brief is None else brief["last_step"])
+    # The heartbeat is a few seconds behind; where the process is gone, what it recorded says how far it came.
+    reason = lost(last_step) if head.status == "crashed" and manifest.status == "running" else head.reason
     began, ended = _time(manifest.created_time), _time(manifest.ended_time or 0.0)
     end = ended or _time(manifest.heartbeat.time)
     return {
@@ -73,11 +77,11 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
         "project": manifest.project[:MAX_TEXT],
         "name": manifest.name[:MAX_TEXT],
         "status": head.status,
-        "reason": head.reason[:MAX_TEXT],
+        "reason": reason[:MAX_TEXT],
         "created": began,
         "ended": ended or None,
         "duration_s": max(end - began, 0.0) if end and began else None,
-        "last_step": max(manifest.heartbeat.step, -1 if brief is None else brief["last_step"]),
+        "last_step": last_step,
         "tags": [tag[:MAX_TEXT] for tag in manifest.tags[:MAX_CONFIG]],
         "notes": manifest.notes[:MAX_TEXT],
         "config": small_config(manifest.config),
@@ -108,10 +112,12 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
     facts = manifest.facts
     overhead = facts.get("overhead")
     known = overhead if isinstance(overhead, Mapping) else None
+    share = overhead_fraction(facts)
     names = state.catalog.scalar_names
     return json_reply(
         {
             **row,
+            "reason": state.status().reason[:MAX_TEXT] or row["reason"],
             "last_step": state.last_step(),
             "path": str(run.path),
             "command": list(manifest.command),
@@ -123,9 +129,9 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
             "full_config": manifest.config,
             "overhead": known
             and {
-                "fraction": known.get("fraction", known.get("host_fraction")),
+                "fraction": share,
                 "uncertainty": known.get("uncertainty"),
-                "sentence": overhead_sentence(known),
+                "sentence": overhead_sentence(known) if share is not None or known.get("unknown") else "",
             },
             "coverage": coverage_sentences(run.coverage()),
             "warnings": [warning[:MAX_TEXT] for warning in run.warnings[:MAX_CONFIG]],
