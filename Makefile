@@ -8,8 +8,8 @@ PYTHON ?= python3
 TORCH := 2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
-# Tests that start, kill or race processes have the machine to themselves.
-ALONE := fault or distributed or browser or gpu
+# Tests that use several processes at once have the machine to themselves.
+ALONE := distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -56,7 +56,7 @@ quick: web  ## the quick tests
 	$(TEST) -q -n 2
 
 marked: web browser azurite  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
-	$(TEST) -q -n 2 -m "slow and not ($(ALONE))"
+	$(TEST) -q -n 2 -m "(slow or fault) and not ($(ALONE))"
 	$(TEST) -q -m "$(ALONE)"
 
 bench: $(STAMP)  ## what watching costs; writes benchmarks/results/
