@@ -102,8 +102,8 @@ def compare(
         sonde.compare("a.safetensors", "gpt/warmup@500").tensors
 
     Without a tolerance, what rounding explains is told by the types of the recorded tensors, and tensors are compared
-    element by element. Beside a file a run is its last snapshot; `kind` says which tensors of snapshots are meant. Other
-    frameworks' layers are found by their shapes.
+    element by element. Beside a file a run is its last snapshot; `kind` says which tensors of snapshots are meant.
+    Other frameworks' layers are found by their shapes.
     """
     weights = [open_weights(source, kind=kind) for source in (a, b)]
     if any(found is not None for found in weights):

@@ -85,3 +85,21 @@ def test_fan_in_of_convolutions():
     model = nn.Sequential(nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(8, 4, 3))
     found = {p["name"]: p["fan_in"] for p in describe(ModelNames(model), [], {}, "")["parameters"]}
     assert found == {"0.weight": 75, "0.bias": 0, "1.weight": 72, "1.bias": 0}
+
+
+def test_what_adapters_are_multiplied_by_is_kept_and_what_attention_is_scaled_by_is_not():
+    class Adapted(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2)})
+            self.scaling = {"default": 2.0, "odd": None}
+
+    class Attention(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.scaling = 0.125
+
+    model = nn.ModuleDict({"q": Adapted(), "attention": Attention()})
+    found = {row["name"]: row for row in describe(ModelNames(model), [], {}, "")["modules"]}
+    assert found["q"]["scaling"] == {"default": 2.0}
+    assert "scaling" not in found["attention"]

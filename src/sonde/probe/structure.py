@@ -120,7 +120,19 @@ def _module(place: Place, calls: Mapping[str, tuple[int, int]], fed_by: Mapping[
         value = module.__dict__.get(key)
         if isinstance(value, bool | int | float):
             found[key] = value
+    scaling = _scaling(module)
+    if scaling:
+        found["scaling"] = scaling
     return found
+
+
+def _scaling(module: nn.Module) -> dict[str, float]:
+    """What a low-rank adapter multiplies its B A by, by the adapter's name; it is in no tensor."""
+    if not any(name.startswith("lora_") for name in (*module._modules, *module._parameters)):
+        return {}  # attention has a number of the same name
+    value = module.__dict__.get("scaling")
+    by_name = value if isinstance(value, dict) else {"": value}
+    return {str(name): float(scale) for name, scale in by_name.items() if isinstance(scale, int | float)}
 
 
 def _parameter(named: NamedParameter, parameter: nn.Parameter, group: int | None) -> dict[str, Any]:

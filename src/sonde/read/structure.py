@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import CorruptError
@@ -18,7 +19,7 @@ MAX_BYTES: Final = 256 << 20
 def read_structure(state: RunState) -> Mapping[str, Any]:
     """The document; empty when there is none. Damage is added to the run's warnings."""
     try:
-        found = _read(state)
+        found = structure_of(state.run)
     except CorruptError as error:
         state.damage[MODEL_FILE] = str(error)
         return {}
@@ -26,9 +27,10 @@ def read_structure(state: RunState) -> Mapping[str, Any]:
     return found
 
 
-def _read(state: RunState) -> dict[str, Any]:
+def structure_of(run: Path) -> dict[str, Any]:
+    """The document of a run folder; damage is an error."""
     try:
-        with open_inside(state.run, MODEL_FILE) as file:
+        with open_inside(run, MODEL_FILE) as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return {}

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sonde.errors import UsageError
+from sonde.errors import RunNotFoundError, UsageError
 from sonde.read.analysis import blocks, run_tensors
 from sonde.read.analysis.cka import linear_cka, unbiased_cka
 from sonde.read.analysis.evolution import evolution
@@ -149,6 +149,10 @@ def test_cka_between_runs(run: Run, keep_snapshots: Keep) -> None:
     assert table["step_a"].to_pylist() == table["step_b"].to_pylist() == [5, 10]
     assert table["cka"].to_pylist() == pytest.approx([1.0, 1.0])
     assert table["same_batch"].to_pylist() == [None, None]
+    with pytest.raises(RunNotFoundError, match="nowhere"):
+        run.tensors.cka("probe/*", other="nowhere")
+    with pytest.raises(UsageError, match="no snapshot of a tensor that matches"):
+        run.tensors.cka("probe/*", other=keep_snapshots({99: tensors(5)}))
 
 
 def test_lora(keep_snapshots: Keep) -> None:
@@ -252,7 +256,7 @@ def test_adapters_of_peft_are_found_and_measured(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         path = session.path
-    table = Run(path).tensors.lora(scale=2.0)
+    table = Run(path).tensors.lora()  # the scale, alpha / r, is the one that the model said
     assert set(table["module"].to_pylist()) == {"fc", "embed"}
     for module, delta in expected.items():
         last = rows_of(table, module=module)[-1]

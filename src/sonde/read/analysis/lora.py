@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +47,21 @@ def adapter_pairs(names: Iterable[str]) -> list[AdapterPair]:
             is_embedding = match["embedding"] is not None
             pairs.append(AdapterPair(match["module"], match["adapter"].strip("."), name, partner, is_embedding))
     return pairs
+
+
+def adapter_scales(structure: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """What each adapter multiplies B A by, by module and adapter, where the run's model.json says so.
+
+    >>> adapter_scales({"modules": [{"name": "q", "scaling": {"default": 2.0}}]})
+    {('q', 'default'): 2.0}
+    """
+    return {
+        (str(module.get("name")), str(adapter)): float(scale)
+        for module in structure.get("modules", ())
+        if isinstance(module.get("scaling"), Mapping)
+        for adapter, scale in module["scaling"].items()
+        if isinstance(scale, int | float)
+    }
 
 
 def delta_spectrum(a: NDArray[Any], b: NDArray[Any], scale: float = 1.0) -> Spectrum:

@@ -14,14 +14,16 @@ from sonde.read.analysis import tables
 from sonde.read.analysis.blocks import BLOCK, Place, Rows, Tracked, lake_at, track
 from sonde.read.analysis.distribution import MAX_SAMPLE, NUM_BINS
 from sonde.read.analysis.evolution import evolution_columns
-from sonde.read.analysis.lora import adapter_pairs, delta_spectrum
+from sonde.read.analysis.lora import adapter_pairs, adapter_scales, delta_spectrum
 from sonde.read.analysis.representations import representation_rows
 from sonde.read.analysis.similarity import cosines, mean_cosine, same_turns
 from sonde.read.analysis.spectra import effective_rank, stable_rank
 from sonde.read.analysis.spread import spread
 from sonde.read.analysis.tables import over_steps, split_names
 from sonde.read.analysis.tasks import distribution_rows, evolution_block, gram_block, spectrum_at, standing_row
+from sonde.read.folder import find_run
 from sonde.read.steps import Steps
+from sonde.read.structure import structure_of
 from sonde.read.tensors import find_step
 from sonde.schema.sketch import Array
 
@@ -196,31 +198,40 @@ class RunTensors:
             per_position=per_position,
             check=check,
         )
-        return pa.Table.from_pylist(list(rows), schema=tables.CKA)
+        answers = list(rows)
+        if theirs is not None and not answers:
+            raise UsageError(
+                f"{theirs.run} has no snapshot of a tensor that matches {pattern!r} at a step of this run's. "
+                "run.snapshots() lists the steps of each."
+            )
+        return pa.Table.from_pylist(answers, schema=tables.CKA)
 
-    def lora(self, *, steps: Steps = None, scale: float = 1.0) -> pa.Table:
+    def lora(self, *, steps: Steps = None, scale: float | None = None) -> pa.Table:
         """What low-rank adapters have added: norm and ranks of ΔW = scale · B · A, and its size relative to the weight.
 
-        The scale (alpha / rank, or alpha / √rank) is not in the tensors: give it, or read norms as unscaled.
+        The scale (alpha / rank, or alpha / √rank) is what the model said it is; give it where it is 1 for not known.
         """
         place = self.place()
         found = {tracked.name: tracked for tracked in track(lake_at(place), "param/*", steps)}
         pairs = adapter_pairs(found)
         if not pairs:
             raise UsageError("no pair of tensors named …lora_A… and …lora_B… is in the snapshots.")
+        known = adapter_scales(structure_of(self._run)) if scale is None else {}
         rows = []
         for pair in pairs:
             base = _base(pair.module, found)
+            module = pair.module.partition("/")[2]
+            factor = known.get((module, pair.adapter), 1.0) if scale is None else scale
             for step in sorted(set(found[pair.a].steps) & set(found[pair.b].steps)):
                 a, b = (lake_at(place).read(step, name) for name in (pair.a, pair.b))
-                delta = delta_spectrum(a, b, scale)
+                delta = delta_spectrum(a, b, factor)
                 rows.append(
                     {
                         "step": step,
-                        "module": pair.module.partition("/")[2],
+                        "module": module,
                         "adapter": pair.adapter,
                         "rank": a.shape[0],
-                        "scale": scale,
+                        "scale": factor,
                         "norm": delta.frobenius,
                         "spectral_norm": float(delta.values[0]),
                         "stable_rank": stable_rank(delta),
@@ -261,9 +272,9 @@ class RunTensors:
 
 
 def _place_of(other: Any) -> Place:
-    """Of another run, or of a run's folder."""
+    """Of another run, or of the name or folder of one."""
     tensors = getattr(other, "tensors", None)
-    return tensors.place() if isinstance(tensors, RunTensors) else Place(str(other))
+    return tensors.place() if isinstance(tensors, RunTensors) else Place(str(find_run(other)))
 
 
 def _at(cosine: Array, steps: Sequence[int], common: Sequence[int]) -> Array:
