@@ -60,8 +60,9 @@ def all_preserved(model: nn.Module, function: Any) -> Iterator[None]:
     """The model, and every other module that a loss function holds: a GAN's discriminator, a perceptual loss."""
     with ExitStack() as stack:
         stack.enter_context(preserved(model))
-        own = {id(module) for module in model.modules()}
-        for other in modules_within(function):
+        others = modules_within(function)
+        own = {id(module) for module in model.modules()} if others else set()
+        for other in others:
             if id(other) not in own:
                 stack.enter_context(preserved(other))
         yield

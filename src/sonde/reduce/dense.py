@@ -56,14 +56,10 @@ def work_dtype(tensor: Tensor) -> torch.dtype:
 
 def is_plain(tensor: Tensor) -> bool:
     """A strided real tensor of an ordinary dtype, which is nearly every tensor there is."""
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_meta
-        and tensor.dtype not in _UNREADABLE
-        and not tensor.is_complex()
-        and not tensor.is_quantized
-    )
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return False
+    dtype = tensor.dtype
+    return dtype in _LOW_PRECISION or (dtype not in _UNREADABLE and not tensor.is_complex() and not tensor.is_quantized)
 
 
 def dense(tensor: Tensor) -> tuple[Tensor, int]:

@@ -6,6 +6,7 @@ The same plan cuts parameters, gradients and moments alike, so their blocks line
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,6 @@ class Plan:
         self.num_rows = int(heights.sum())
         self.packed_rows = int(heights[: len(self.small)].sum())
         self.offsets = (self.starts[: len(self.small)] * self.row).tolist()
-        self.tails = self._find_tails()
         self._on_device: tuple[Tensor, Tensor] | None = None
 
     def on_device(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -48,8 +48,9 @@ class Plan:
             self._on_device = offsets, on_device(self.numels.tolist(), self.device, dtype)
         return self._on_device
 
-    def _find_tails(self) -> dict[int, Tails]:
-        """The partly filled rows of each chunk of the packed buffer, by the chunk's first row."""
+    @cached_property
+    def tails(self) -> dict[int, Tails]:
+        """The partly filled rows of each chunk of the packed buffer, by the chunk's first row; no fused kernel asks."""
         found: dict[int, tuple[list[int], list[int]]] = {}
         for start, numel in zip(self.starts[: len(self.small)].tolist(), self.numels.tolist(), strict=False):
             if numel % self.row:

@@ -214,9 +214,9 @@ class Reducer:
 
     def _bank(self, values: Tensor) -> Bank | None:
         """Memory for what is read on the stream that is current now; None where the fused kernels cannot read it."""
-        device = values.device
-        if device.type != "cuda":
+        if not values.is_cuda:
             return None
+        device = values.device
         # By its number: an object for the stream takes longer to make than all the rest here.
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         place = device, stream
