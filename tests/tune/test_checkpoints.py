@@ -398,6 +398,21 @@ def test_pickles_of_others_are_named_and_not_opened(folder):
         CheckpointManager(folder, model=nn.Linear(1, 1)).restore(1)
 
 
+@pytest.mark.parametrize("step", [-1, "x"])
+def test_a_step_that_no_list_would_show_is_refused(folder, step):
+    manager = CheckpointManager(folder, model=torch.nn.Linear(2, 1), interval=1)
+    with pytest.raises(UsageError, match="a checkpoint's step is"):
+        manager.save(step)
+    assert manager.step(-1) is None
+    assert manager.list() == []
+
+
+@pytest.mark.parametrize("what", ["model", "optimizer"])
+def test_what_holds_no_state_is_refused(folder, what):
+    with pytest.raises(UsageError, match=rf"{what}= takes an object with a state_dict\(\).*got 3"):
+        CheckpointManager(folder, **{what: 3})
+
+
 def test_another_model_or_optimizer_is_refused_before_anything_changes(folder):
     net = nn.Linear(2, 2)
     CheckpointManager(folder, model=net, optimizer=torch.optim.SGD(net.parameters())).save(1)

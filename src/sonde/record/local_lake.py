@@ -58,6 +58,8 @@ class LocalLake:
     ) -> None:
         codec_for("param", compression)
         check_mantissa_bits(keep_mantissa_bits)
+        if not delta_mib >= 0:
+            raise UsageError(f"delta_mib is memory in MiB, or 0 for no differences; got {delta_mib!r}.")
         require_codecs()
         self._where = run.name
         self._rank, self._compression, self._keep_bits = rank, compression, keep_mantissa_bits

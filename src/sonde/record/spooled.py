@@ -26,6 +26,11 @@ from sonde.schema.lake import SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import HostTensor, Receipt, Snapshot, hidden_folder
 from sonde.schema.uploads import UploadState
 
+OPTIONS: Final = (
+    *("branch", "keep_local", "close_s", "timeout_s", "linger_s"),
+    *("compression", "keep_mantissa_bits", "delta_mib"),
+)
+"""What may be chosen of every store that has a spool."""
 _SHARD_BYTES: Final = 64 << 20
 """Shorter than on a disk: an upload that fails begins again with the shard."""
 _POLL_S: Final = 0.02

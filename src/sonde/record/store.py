@@ -6,12 +6,14 @@ A store is used from one background thread. It may raise; the path that feeds it
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
-from sonde.errors import UnknownNameError, UsageError
+from sonde.errors import UnknownNameError, UsageError, nearest
 from sonde.schema.tensors import Receipt, Snapshot
 
 __all__ = ["Receipt", "Store", "known_stores", "open_store"]
@@ -56,13 +58,21 @@ def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -
     if "://" in kind:
         given["url"] = kind
         kind = "cloud"
-    if kind not in known_stores():
-        raise UnknownNameError("store", kind, [*known_stores(), "s3://…", "gs://…", "az://…"])
+    elif kind == "cloud" or kind not in known_stores():
+        named = [name for name in known_stores() if name != "cloud"]  # that one is named by its address
+        raise UnknownNameError("store", kind, [*named, "s3://…", "gs://…", "az://…"])
     module = importlib.import_module(f"sonde.record.stores.{kind}")
-    try:
-        store: Store = module.open(Path(run), **given)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise UsageError(f'the store "{kind}" has no such option: {error}.') from None
+    known = store_options(module)
+    for name in given.keys() - {"url", "rank"} - set(known):
+        near, names = nearest(name, known), ", ".join(known) or "none"
+        raise UsageError(f'the store "{kind}" has no such option: "{name}".{near} Known: {names}.')
+    store: Store = module.open(Path(run), **given)
     return store
+
+
+def store_options(module: ModuleType) -> list[str]:
+    """What may be given to a store: its `OPTIONS`, or what its `open` takes by name."""
+    named = getattr(module, "OPTIONS", None)
+    if named is None:
+        named = [p.name for p in inspect.signature(module.open).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return sorted(set(named) - {"url", "rank"})

@@ -44,6 +44,14 @@ def as_mapping(given: Any, what: str) -> dict[str, Any]:
     return named
 
 
+def require_state(named: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The same, each of which can be asked for what it holds."""
+    for each in named.values():
+        if not callable(getattr(each, "state_dict", None)):
+            raise UsageError(f"{what}= takes an object with a state_dict(), a list or a mapping of them; got {each!r}.")
+    return dict(named)
+
+
 @dataclass(slots=True, kw_only=True)
 class Capture:
     """The live objects. `models` and `optimizers` go to files of their own, the rest to state.json."""

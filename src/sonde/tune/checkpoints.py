@@ -20,7 +20,7 @@ from sonde.record.items import KeptRow
 from sonde.record.ranks import rank
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER
 from sonde.session import NullSession, Session, active_session
-from sonde.tune.capture import Capture, as_mapping
+from sonde.tune.capture import Capture, as_mapping, require_state
 from sonde.tune.details import describe
 from sonde.tune.host import copied_to_host
 from sonde.tune.optimizers import take_state
@@ -72,8 +72,8 @@ class CheckpointManager:
         )
         others = {"scheduler": scheduler, "scaler": scaler, "dataloader": dataloader, "extra": dict(extra or {})}
         self._capture = Capture(
-            models=as_mapping(model, "model"),
-            optimizers=as_mapping(optimizer, "optimizer"),
+            models=require_state(as_mapping(model, "model"), "model"),
+            optimizers=require_state(as_mapping(optimizer, "optimizer"), "optimizer"),
             others={group: as_mapping(given, group) for group, given in others.items()},
             adapters_only=adapters_only,
         )
@@ -104,7 +104,7 @@ class CheckpointManager:
         A disk that does not answer does not end training: it is told, recorded, and tried again when the next is due.
         """
         self.num_steps = self.num_steps + 1 if step is None else int(step)
-        if self.interval is None or self.num_steps % self.interval or self.num_steps == 0:
+        if self.interval is None or self.num_steps % self.interval or self.num_steps <= 0:
             return None
         return self.try_save(self.num_steps, metrics)
 
@@ -121,7 +121,7 @@ class CheckpointManager:
     ) -> Checkpoint | None:
         """Save now. In the background it is taken now and written while training goes on; then None is returned."""
         if step is not None:
-            self.num_steps = int(step)
+            self.num_steps = _checked_step(step)
         if self.storage is None or rank() != 0:
             return None
         metadata = {
@@ -269,6 +269,17 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"<CheckpointManager {getattr(self.storage, 'folder', self.storage)} ({len(self.list())} checkpoints)>"
+
+
+def _checked_step(step: Any) -> int:
+    """A checkpoint below step 0 would have a name that no list shows."""
+    try:
+        number = int(step)
+    except (TypeError, ValueError):
+        raise UsageError(f"a checkpoint's step is a number of steps; got {step!r}.") from None
+    if number < 0:
+        raise UsageError(f"a checkpoint's step is 0 or more; got {step!r}.")
+    return number
 
 
 def _number(value: Any) -> float:

@@ -171,6 +171,14 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
         open_store("zarr", tmp_path, {"keep_mantissa_bits": 99})
     with pytest.raises(UsageError, match="no such option"):
         open_store("zarr", tmp_path, {"chunks": 3})
+    with pytest.raises(UsageError, match=r'no such option: "compresion"\. Did you mean "compression"'):
+        open_store("zarr", tmp_path, {"compresion": "zstd"})
+    with pytest.raises(UsageError, match="Known: branch, close_s, compression, delta_mib, keep_local,"):
+        open_store("icechunk", tmp_path, {"keep": True})
+    with pytest.raises(UsageError, match="delta_mib"):
+        open_store("zarr", tmp_path, {"delta_mib": -1})
+    with pytest.raises(UnknownNameError, match=r"Known: az://…, gs://…, icechunk, memory, s3://…, zarr\."):
+        open_store("cloud", tmp_path)
     with pytest.raises(UnknownNameError, match='Did you mean "zarr"'):
         open_store("zar", tmp_path)
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import UsageError
-from sonde.record.spooled import SpooledStore
+from sonde.record.spooled import OPTIONS, SpooledStore
 from sonde.schema.addresses import Address, check_environment
+
+__all__ = ["OPTIONS", "open"]
 
 
 def open(

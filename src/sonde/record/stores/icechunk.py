@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sonde.record.spooled import SpooledStore
+from sonde.record.spooled import OPTIONS, SpooledStore
 from sonde.schema.addresses import local_address
+
+__all__ = ["OPTIONS", "open"]
 
 
 def open(run: Path, *, rank: int = 0, branch: str = "main", keep_local: bool = False, **options: Any) -> SpooledStore:
