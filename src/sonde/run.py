@@ -38,6 +38,7 @@ from sonde.read.pyramid import read_overview
 from sonde.read.rounding import Tolerance
 from sonde.read.scalars import read_scalars
 from sonde.read.series import by_series
+from sonde.read.snapshot_check import damaged_snapshots
 from sonde.read.sql import DEFAULT_LIMIT, run_query
 from sonde.read.state import RunState, open_state
 from sonde.read.stats import read_stats
@@ -407,8 +408,11 @@ class Run:
         return RunTensors(self.path, self._version)
 
     def verify(self) -> list[str]:
-        """Hash every sealed file and read every log: what is damaged, in words. Empty when all is as it was written."""
-        return self._now.verify()
+        """Hash every sealed file, read every log and every snapshot on this disk: what is damaged, in words.
+
+        Empty when all is as it was written.
+        """
+        return [*self._now.verify(), *damaged_snapshots(self.path, is_live=self._now.is_held)]
 
     def coverage(self) -> Mapping[str, Any]:
         """What the recorder said about the sites it could and could not see; empty when it said nothing."""
