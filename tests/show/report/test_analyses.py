@@ -12,6 +12,7 @@ from sonde.schema.window import Window
 from sonde.show.report.analysis import Analysis
 from sonde.show.report.convergence import convergence
 from sonde.show.report.gradient_flow import gradient_flow
+from sonde.show.report.layers import measure
 from sonde.show.report.overfitting import overfitting
 from sonde.show.report.weights import weights
 
@@ -154,3 +155,11 @@ def test_no_analysis_raises_on_an_empty_run(begin: Any) -> None:
     run = sonde.open(begin(layers=()).finish())
     found: list[Analysis] = [convergence(run.window(())), overfitting(run.window(())), gradient_flow(run), weights(run)]
     assert {one.tone for one in found} == {"unknown"}
+
+
+def test_what_is_left_of_a_tensor_that_is_partly_nan_is_no_measure_of_it(begin: Any) -> None:
+    path = begin().steps(40, lambda step: 1.0, nan_at=30).finish()
+    measured = measure(sonde.open(path), "grad", ("rms",))
+    assert measured is not None
+    values = measured.stats["rms"].values
+    assert np.argwhere(np.isnan(values)).tolist() == [[2, 30]]

@@ -42,7 +42,7 @@ def gradient_noise(window: Window) -> Iterator[Finding]:
     yield found(
         window,
         "gradient_noise",
-        f"the gradient noise scale of about {noise:.2g} samples is {what} the batch size of {batch:.0f}",
+        f"the gradient noise scale of about {float(f'{noise:.2g}'):,g} samples is {what} the batch size of {batch:.0f}",
         step=0,
         confidence=0.5,
         evidence=[Evidence("grad/*/sumsq", noise, f"{batch / FAR:.0f} to {batch * FAR:.0f}", None, "noise scale")],

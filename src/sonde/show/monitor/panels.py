@@ -137,7 +137,8 @@ class Worst(Static):
             name, value, times, history = worst_cells(one, max(shape, 1))
             name = Text(fitted(name.plain, room).ljust(room), style=name.style)
             value.pad_left(max(9 - value.cell_len, 0))
-            times.pad_left(max(11 - times.cell_len, 0))
+            times.truncate(width - room - 1)  # a line that wraps would push the last layers out
+            times.pad_left(max(min(11, width - room - 1) - times.cell_len, 0))
             cells = [name, *([value] if has_values else []), times, *([history] if shape > 2 else [])]
             lines.append(Text(" ").join(cells))
         shown = Text("\n", no_wrap=True, overflow="crop").join(lines)
@@ -189,11 +190,13 @@ class Runs(OptionList):
         if {line.path for line in frame.runs} != {option.id for option in self.options} or not self.option_count:
             place = self.highlighted
             self.clear_options()
-            self.add_options([Option(_run_text(line, frame), id=line.path) for line in frame.runs])
+            self.add_options(
+                [Option(_run_text(line, frame, self.content_size.width), id=line.path) for line in frame.runs]
+            )
             self.highlighted = place if place is not None and place < len(frame.runs) else 0 if frame.runs else None
             return
         for line in frame.runs:
-            self.replace_option_prompt(line.path, _run_text(line, frame))
+            self.replace_option_prompt(line.path, _run_text(line, frame, self.content_size.width))
 
     def point_at(self, path: str) -> None:
         """Put the cursor on a run."""
@@ -207,9 +210,9 @@ class Runs(OptionList):
             self.post_message(self.Chosen(event.option.id))
 
 
-def _run_text(line: Any, frame: Frame) -> Text:
+def _run_text(line: Any, frame: Frame, width: int) -> Text:
     mark = "▶ " if frame.run is not None and frame.run.path == line.path else "  "
-    text = Text(mark).append(plain(line.label))
+    text = Text(mark).append(plain(line.label, max(width - 3, 12) if width else None))
     return text.append(f"\n  {line.status}", style=STATUS_STYLES.get(line.status, "")).append(
-        f"  {line.last_step + 1:,} steps", style="dim"
+        f"  {line.last_step + 1:,} step{'' if line.last_step == 0 else 's'}", style="dim"
     )

@@ -59,14 +59,21 @@ def finding_lines(finding: dict[str, Any], width: int) -> Text:
 
 
 def fitted(name: str, width: int) -> str:
-    """A name of a site in few characters: its end tells more than its beginning, and which parameter in one letter.
+    """A name of a site in few characters: which parameter in one letter, modules above it in one as well, then its end.
 
+    >>> fitted("layers.11.attn.q_proj.weight", 25)
+    'layers.11.attn.q_proj.w'
     >>> fitted("layers.11.attn.q_proj.weight", 15)
-    '….attn.q_proj.w'
+    'l.11.a.q_proj.w'
     """
     text = plain(name)
     if len(text) > width:
         text = text.replace(".weight", ".w").replace(".bias", ".b")
+    parts = text.split(".")
+    for place in range(len(parts) - 2):  # not of the module itself
+        if len(text) > width and not parts[place][:1].isdigit():
+            parts[place] = parts[place][:1]
+            text = ".".join(parts)
     return text if len(text) <= width else f"…{text[-(width - 1) :]}"
 
 

@@ -98,9 +98,10 @@ def _finding(finding: Finding, report: Report) -> Iterator[str]:
             yield f"`{sparkline(values, SPARK)}` {where}"
             yield ""
         rows = [
-            (number(e.value), escape(e.meaning or e.series), count(e.step), escape(e.healthy)) for e in finding.evidence
+            (code(e.series), number(e.value), escape(e.meaning), count(e.step), escape(e.healthy))
+            for e in finding.evidence
         ]
-        yield from _table(("value", "what it is", "step", "healthy"), rows)
+        yield from _table(("series", "value", "what it is", "step", "healthy"), rows)
     if finding.remedy:
         yield f"**Do:** {escape(finding.remedy)}"
         yield ""
