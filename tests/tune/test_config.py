@@ -11,7 +11,8 @@ import pytest
 from sonde.cli.train import EXAMPLE
 from sonde.errors import SettingsError, UsageError
 from sonde.tune.config import MethodConfig, TuneConfig, checked, load_config
-from sonde.tune.data import generate, read_texts, texts_of
+from sonde.tune.data import as_dataset, generate, texts_of
+from sonde.tune.files import read_texts
 from sonde.tune.from_config import split_data
 
 

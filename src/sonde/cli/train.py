@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from sonde.cli.options import Json
-from sonde.cli.output import print_json
+from sonde.cli.output import print_json, remark
 
 EXAMPLE = """\
 model:                      # a new, small model; or  name: a folder or a name on the Hugging Face Hub
@@ -20,7 +21,8 @@ model:                      # a new, small model; or  name: a folder or a name o
   num_hidden_layers: 2
   num_attention_heads: 4
   num_key_value_heads: 2
-data:                       # made-up texts; or  path: texts.txt, path: rows.jsonl
+  initializer_range: 0.1    # about 1 / sqrt(hidden_size); the usual 0.02 is for wide models
+data:                       # made-up texts; or  path: a .txt, .jsonl, .csv or .parquet file
   generate: counting
   num_samples: 500
 method:
@@ -48,6 +50,7 @@ def train(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Put over the file: training.learning_rate=1e-3.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in output_dir.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the checkpoints in output_dir first.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Read the file, say what would be done, and stop.")] = False,
     example: Annotated[bool, typer.Option("--example", help="Print a file to start from.")] = False,
     json: Json = False,
@@ -68,37 +71,70 @@ def train(
         return
     if config is None:
         raise UsageError("give a YAML file. `sonde train --example` prints one to start from.")
+    if resume and overwrite:
+        raise UsageError("--resume goes on from the checkpoints that --overwrite deletes: give one of them.")
+    from sonde.tune.ahead import check_ahead
     from sonde.tune.config import load_config
 
     loaded = load_config(config, overrides or ())
+    check_ahead(loaded)
     if check:
         print_json(loaded.model_dump(mode="json"))
         return
     from sonde.tune.from_config import train_from_config
 
-    with contextlib.redirect_stdout(sys.stderr):  # trainers print what they log; stdout is for the answer
-        result = train_from_config(loaded, resume=resume)
-    answer: dict[str, Any] = {
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what trainers print is not the answer, and stdout is for that
+            result = train_from_config(loaded, resume=resume, overwrite=overwrite)
+    except KeyboardInterrupt:
+        _tell_how_to_go_on(loaded.output_dir, config, overrides or [])
+        raise
+    answer = _answer(result)
+    print_json(answer) if json else _show(answer)
+
+
+def _tell_how_to_go_on(folder: Path, config: Path, overrides: list[str]) -> None:
+    from sonde.read.checkpoints import list_checkpoints
+
+    steps = [checkpoint.step for checkpoint in list_checkpoints(folder) if not checkpoint.problem]
+    if steps:
+        again = shlex.join(["sonde", "train", str(config), *overrides, "--resume"])
+        remark(f"the newest checkpoint is of step {steps[-1]}; go on from it:  {again}")
+    else:
+        remark(f"no checkpoint was due yet in {folder}: nothing to go on from.")
+
+
+def _answer(result: Any) -> dict[str, Any]:
+    findings = [] if result.run is None else _findings(result.run)
+    return {
         "run": None if result.run is None else str(result.run),
         "output_dir": str(result.output_dir),
         "steps": result.num_steps,
         "train_loss": result.train_loss,
         "eval_loss": result.metrics.get("eval_loss"),
         "checkpoints": [checkpoint.step for checkpoint in result.checkpoints],
+        "findings": [{"rule": f.rule, "severity": f.severity, "message": f.message} for f in findings],
     }
-    print_json(answer) if json else _show(answer)
+
+
+def _findings(run: Path) -> list[Any]:
+    """Remarks are left for `sonde diagnose --all`."""
+    from sonde.run import open as open_run
+
+    return [finding for finding in open_run(run).findings() if finding.severity != "info"]
 
 
 def _show(answer: dict[str, Any]) -> None:
     from sonde.show.term.number import number
     from sonde.show.term.text import plain
 
+    folder = plain(shlex.quote(answer["output_dir"]))
     held_out = answer["eval_loss"]
     losses = f"training loss {number(answer['train_loss'])}" + (
         "" if held_out is None else f", held-out loss {number(held_out)}"
     )
     print(f"{answer['steps']} steps, {losses}")
-    print(f"checkpoints at {', '.join(map(str, answer['checkpoints'])) or 'none'} in {plain(answer['output_dir'])}")
-    print(f"  sonde analyze {plain(answer['output_dir'])}")
+    print(f"trained: {folder}/final    checkpoints: {', '.join(map(str, answer['checkpoints'])) or 'none'}")
+    print(f"  sonde analyze {folder}")
     if answer["run"] is not None:
-        print(f"  sonde diagnose {plain(answer['run'])}")
+        print(f"  sonde diagnose {plain(shlex.quote(answer['run']))}")

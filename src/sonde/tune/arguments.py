@@ -12,7 +12,7 @@ from sonde.tune.config import KeepConfig, RecordConfig, TrainingConfig
 
 
 def trainer_arguments(
-    folder: Path, training: TrainingConfig, keep: KeepConfig, record: RecordConfig, *, has_eval: bool
+    folder: Path, training: TrainingConfig, keep: KeepConfig, record: RecordConfig, model: Any = None, *, has_eval: bool
 ) -> Any:
     """An `SFTConfig`. What is in `training.arguments` goes over everything."""
     from trl import SFTConfig
@@ -25,7 +25,7 @@ def trainer_arguments(
         "per_device_train_batch_size": training.batch_size,
         "per_device_eval_batch_size": training.batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation,
-        "max_length": training.max_length,
+        "max_length": min(training.max_length, _num_positions(model)),
         "weight_decay": training.weight_decay,
         "warmup_steps": training.warmup_steps,
         "lr_scheduler_type": training.scheduler,
@@ -48,4 +48,18 @@ def trainer_arguments(
     if unknown:
         hint = nearest(unknown[0], SFTConfig.__dataclass_fields__)
         raise SettingsError(f'no key "training.arguments.{unknown[0]}".{hint} They are those of trl.SFTConfig.')
-    return SFTConfig(**{**ours, **training.arguments})
+    try:
+        return SFTConfig(**{**ours, **training.arguments})
+    except (ValueError, TypeError) as error:  # no such scheduler, no such optimizer
+        raise SettingsError(f"the trainer refuses its arguments: {error}") from None
+
+
+def _num_positions(model: Any) -> int:
+    """Tokens the model has positions for: a longer text would end in an index out of range."""
+    known = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    num_virtual = max((c.num_virtual_tokens or 0 for c in _prompts(model)), default=0)
+    return known - num_virtual if isinstance(known, int) and known > num_virtual else 2**31 - 1
+
+
+def _prompts(model: Any) -> list[Any]:
+    return [c for c in (getattr(model, "peft_config", None) or {}).values() if hasattr(c, "num_virtual_tokens")]

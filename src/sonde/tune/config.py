@@ -42,7 +42,10 @@ class ModelConfig(_Part):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.name is None) == (self.architecture is None):
-            raise ValueError("give model.name for a saved model or model.architecture for a new one")
+            raise ValueError(
+                "give model.name for a saved model or model.architecture for a new one, and not both: "
+                "model.architecture=null takes away the one in the file"
+            )
         return self
 
 
@@ -50,7 +53,8 @@ class DataConfig(_Part):
     """Where texts come from: a file, or a generator."""
 
     path: Path | None = None
-    """A .txt file with one text per line, or a .jsonl file with `text`, `prompt` and `completion`, or `messages`."""
+    """A .txt file with one text per line; a .jsonl, .json, .csv, .tsv or .parquet file with `text`, `prompt` and
+    `completion`, or `messages`; a folder that datasets' `save_to_disk` wrote."""
     eval_path: Path | None = None
     """Held-out texts; without it, a share of the others is held out."""
     retained_path: Path | None = None
@@ -65,7 +69,10 @@ class DataConfig(_Part):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.path is None) == (self.generate is None):
-            raise ValueError("give data.path for a file or data.generate for made-up texts")
+            raise ValueError(
+                "give data.path for a file or data.generate for made-up texts, and not both: "
+                "data.generate=null takes away the one in the file"
+            )
         return self
 
 
@@ -157,13 +164,19 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> TuneConfig:
         raise UsageError(f"no file {path}. `sonde train --example` prints one to start from.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not YAML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
     if not isinstance(content, dict):
         raise SettingsError(f"{path} holds no keys: it begins with model:, data:, …")
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise UsageError(f'an override is key=value, as in training.learning_rate=1e-3; got "{override}".')
-        _put(content, key.split("."), yaml.safe_load(text), key)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UsageError(f'"{key}": {text!r} is not a value in YAML.') from None
+        _put(content, key.split("."), value, key)
     loaded: TuneConfig = checked(TuneConfig, content)
     return loaded
 
@@ -190,11 +203,18 @@ def _sentence(kind: type[BaseModel], found: Any, prefix: str) -> str:
     key = ".".join([*([prefix] if prefix else []), *place]) or "the configuration"
     if found["type"] == "extra_forbidden":
         known = _fields(kind, place[:-1])
-        return f'no key "{key}".{nearest(place[-1], known)} Known: {", ".join(sorted(known))}.'
+        hint = _elsewhere(kind, place) or nearest(place[-1], known)
+        return f'no key "{key}".{hint} Known: {", ".join(sorted(known))}.'
     if found["type"] == "missing":
         return f'"{key}" is missing.'
     message = found["msg"].removeprefix("Value error, ")
     return f'"{key}": {message}; got {found["input"]!r}.' if place else f"{message}."
+
+
+def _elsewhere(kind: type[BaseModel], place: list[str]) -> str:
+    """` Did you mean "training.learning_rate"?` of a key that is one of a group."""
+    groups = [name for name in kind.model_fields if place[-1] in _fields(kind, [name])] if len(place) == 1 else []
+    return f' Did you mean "{groups[0]}.{place[-1]}"?' if groups else ""
 
 
 def _fields(kind: type[BaseModel], path: list[str]) -> list[str]:

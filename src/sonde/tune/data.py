@@ -1,61 +1,72 @@
-"""Texts to train on: from a list, a file, a data set, or made up. Nothing is downloaded."""
+"""Texts to train on: from a list, a file, a data set, or made up; checked before anything is loaded."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError, UsageError
+from sonde.tune.files import read_texts, train_split
 
 _KNOWN: Final = (("text",), ("prompt", "completion"), ("messages",), ("input_ids",))
-_MAX_LINE: Final = 16 << 20
 _WORDS: Final = tuple("zero one two three four five six seven eight nine ten eleven twelve".split())  # noqa: SIM905
 
 
-def as_dataset(given: Any) -> Any:
-    """A `datasets.Dataset` of a list of texts or rows, of a .txt or .jsonl file, or of what is one already."""
+def as_dataset(given: Any, what: str = "the data set") -> Any:
+    """A `datasets.Dataset` of a list of texts or rows, of a file or folder, or of what is one already.
+
+    What is wrong with it is said here, before a model is loaded and a run begins.
+    """
     datasets = _datasets()
-    if isinstance(given, datasets.Dataset | datasets.IterableDataset):
+    if isinstance(given, datasets.IterableDataset):
         return given
     if isinstance(given, str | Path):
-        return as_dataset(read_texts(Path(given)))
-    if isinstance(given, Mapping):
-        return {name: as_dataset(each) for name, each in given.items()}
-    rows = [{"text": row} if isinstance(row, str) else dict(row) for row in given]
-    if not rows:
-        raise UsageError("the data set is empty.")
-    if not any(all(key in rows[0] for key in keys) for keys in _KNOWN):
+        return as_dataset(read_texts(Path(given)), str(given))
+    if isinstance(given, Mapping):  # what load_dataset gives
+        return as_dataset(train_split(given, what), what)
+    if not isinstance(given, datasets.Dataset):
+        given = datasets.Dataset.from_list([_row(row, number, what) for number, row in enumerate(given, 1)])
+    _check(given, what)
+    return given
+
+
+def _row(row: Any, number: int, what: str) -> dict[str, Any]:
+    if isinstance(row, str):
+        return {"text": row}
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{what}, row {number}: a text or a mapping was expected, got {type(row).__name__}.")
+    return dict(row)
+
+
+def _check(dataset: Any, what: str) -> None:
+    """Texts are there, in columns that trainers know, and in every row."""
+    if len(dataset) == 0:
+        raise UsageError(f"{what} is empty.")
+    names = dataset.column_names
+    keys = next((keys for keys in _KNOWN if all(key in names for key in keys)), None)
+    if keys is None:
         raise UsageError(
-            f"a row has text, or prompt and completion, or messages, or input_ids; the first has {', '.join(rows[0])}."
+            f"{what}: a row has text, or prompt and completion, or messages, or input_ids; these have "
+            f"{', '.join(names) or 'nothing'}. Rename the column with the texts to text."
         )
-    return datasets.Dataset.from_list(rows)
+    for key in keys:
+        column = dataset.data.column(key)
+        if key in ("text", "completion") and not (_is_text(column.type) or column.null_count == len(column)):
+            raise UsageError(f"{what}: {key} holds {column.type}, not texts.")
+        # Rows that were left out by a selection are counted as well: whether one is missing is seen in the rows.
+        missing = (number for number, value in enumerate(dataset[key], 1) if value is None)
+        number = next(missing, None) if column.null_count else None
+        if number is not None:
+            raise UsageError(f"{what}, row {number}: {key} is missing.")
 
 
-def read_texts(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file: one text per line of a .txt, one JSON object per line of a .jsonl."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            lines = [line.strip() for line in iter(lambda: file.readline(_MAX_LINE), "")]
-    except FileNotFoundError:
-        raise UsageError(f"no file {path} with texts.") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text in UTF-8: {error}.") from None
-    filled = [(number, line) for number, line in enumerate(lines, 1) if line]
-    if path.suffix not in (".jsonl", ".json"):
-        return [{"text": line} for _, line in filled]
-    rows = []
-    for number, line in filled:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{path}, line {number}: not JSON ({error}).") from None
-        if not isinstance(row, dict):
-            raise UsageError(f'{path}, line {number}: an object such as {{"text": "…"}} was expected.')
-        rows.append(row)
-    return rows
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)  # of messages
+    return is_list or pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def generate(kind: str, num_samples: int, seed: int = 0) -> list[dict[str, Any]]:

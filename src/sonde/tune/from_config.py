@@ -7,11 +7,12 @@ from typing import Any
 
 from sonde.errors import UsageError
 from sonde.tune.config import DataConfig, TuneConfig
-from sonde.tune.data import generate, read_texts
+from sonde.tune.data import generate
+from sonde.tune.files import read_texts
 from sonde.tune.wrapper import TrainingResult, TrainingWrapper
 
 
-def train_from_config(config: TuneConfig, *, resume: bool = False) -> TrainingResult:
+def train_from_config(config: TuneConfig, *, resume: bool = False, overwrite: bool = False) -> TrainingResult:
     """Read or make the data, build the model, train."""
     rows, held_out = split_data(config.data, config.training.seed)
     wrapper = TrainingWrapper(
@@ -24,7 +25,12 @@ def train_from_config(config: TuneConfig, *, resume: bool = False) -> TrainingRe
     )
     retained = None if config.data.retained_path is None else read_texts(config.data.retained_path)
     return wrapper.train(
-        rows, config.output_dir, eval_dataset=held_out or None, retained_dataset=retained, resume=resume
+        rows,
+        config.output_dir,
+        eval_dataset=held_out or None,
+        retained_dataset=retained,
+        resume=resume,
+        overwrite=overwrite,
     )
 
 

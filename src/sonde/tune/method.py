@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-import sonde.tune.methods as home
 from sonde.errors import UnknownNameError
 from sonde.tune.config import MethodConfig
+from sonde.tune.methods import method_names
 
 
 class FineTuningMethod(ABC):
@@ -65,16 +64,11 @@ class TransformersMethod(FineTuningMethod):
         self.model.save_pretrained(path)
 
 
-def method_names() -> list[str]:
-    """Every file in `methods/`."""
-    return sorted(module.name for module in pkgutil.iter_modules(home.__path__))
-
-
 def find_method(method: str | FineTuningMethod) -> FineTuningMethod:
     """A method by name, or one of your own."""
     if isinstance(method, FineTuningMethod):
         return method
     if method not in method_names():
         raise UnknownNameError("training method", method, method_names())
-    found: FineTuningMethod = import_module(f"{home.__name__}.{method}").Method()
+    found: FineTuningMethod = import_module(f"sonde.tune.methods.{method}").Method()
     return found

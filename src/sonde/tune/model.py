@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
@@ -17,7 +19,8 @@ def load_model(config: ModelConfig, method: FineTuningMethod, options: MethodCon
     transformers = _transformers()
     extra = method.load_options(options)
     if config.name is not None:
-        return transformers.AutoModelForCausalLM.from_pretrained(config.name, **extra)
+        with _loading(config.name):
+            return transformers.AutoModelForCausalLM.from_pretrained(config.name, **extra)
     assert config.architecture is not None
     try:
         kind = transformers.AutoConfig.for_model(config.architecture)
@@ -36,8 +39,11 @@ def load_model(config: ModelConfig, method: FineTuningMethod, options: MethodCon
     }
     if given["vocab_size"] < len(tokenizer):
         raise UsageError(f"vocab_size {given['vocab_size']} is less than the {len(tokenizer)} tokens of the tokenizer.")
-    built = transformers.AutoConfig.for_model(config.architecture, **given)
-    return transformers.AutoModelForCausalLM.from_config(built)
+    try:
+        built = transformers.AutoConfig.for_model(config.architecture, **given)
+        return transformers.AutoModelForCausalLM.from_config(built)
+    except Exception as error:
+        raise UsageError(f"no {config.architecture} can be built of these options: {_short(error)}") from error
 
 
 def load_tokenizer(config: ModelConfig, texts: Iterable[str]) -> Any:
@@ -46,10 +52,48 @@ def load_tokenizer(config: ModelConfig, texts: Iterable[str]) -> Any:
     name = config.tokenizer or config.name
     if name is None:
         return learn_tokenizer(texts, config.vocab_size)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    with _loading(name):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    """What is wrong with a saved model, in our words: transformers speaks of caches and of names of repositories."""
+    _check_folder(name)
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if Path(name).is_dir():
+            raise UsageError(f"the model in {name} cannot be loaded: {_short(error)}") from error
+        raise UsageError(
+            f'no folder "{name}" is here, and the Hugging Face Hub did not give a model of that name: {_short(error)} '
+            "Without a network, give the folder of a model that was downloaded before, or build a small one: "
+            'model.architecture in a file, model=ModelConfig(architecture="llama") in Python.'
+        ) from error
+
+
+def _check_folder(name: str) -> None:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise UsageError(
+                f"{name} holds adapters only. Give the model they belong to; or merge them into it first, with "
+                "peft's merge_and_unload(), and save that."
+            )
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{name} holds no saved model: there is no config.json in it.")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UsageError(f"no folder {name} with a saved model.")
+
+
+def _short(error: BaseException) -> str:
+    """The first thing it says, as a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = next((line for line in lines if not line.endswith(":")), type(error).__name__)
+    return first[:300] + ("" if first.endswith((".", "…")) else ".")
 
 
 def learn_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Any:

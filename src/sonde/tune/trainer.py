@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
 from sonde.adapters.transformers import inner_optimizer
 from sonde.tune.checkpoints import CheckpointManager
 from sonde.tune.config import KeepConfig
+from sonde.tune.console import Console, introduction, is_terminal
 from sonde.tune.method import FineTuningMethod
 from sonde.tune.rng import put_rng
 from sonde.tune.tree import decode
@@ -32,6 +34,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         folder: Path,
         eval_dataset: Any = None,
         retained_dataset: Any = None,
+        is_verbose: bool = True,
         **given: Any,
     ) -> None:
         self.method, self.keep, self.folder = method, keep, folder
@@ -41,6 +44,26 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         prepared: dict[str, Any] = vars(self)["eval_dataset"] or {}
         self.retained_dataset = prepared.get(RETAINED)
         self.eval_dataset: Any = prepared.get("")
+        for theirs in (ProgressCallback, PrinterCallback):
+            self.remove_callback(theirs)
+        self.console = Console(has_bar=is_terminal() and not self.args.disable_tqdm)
+        if is_verbose and self.is_world_process_zero():
+            self.add_callback(self.console)
+            sys.stderr.write("\n".join(introduction(self.model, self.train_dataset, self.args.max_length)) + "\n")
+
+    def mean_loss(self, otherwise: float) -> float:
+        """Over all steps: the trainer's own leaves out those before it was resumed."""
+        weighted = num_steps = 0.0
+        for entry in self.state.log_history:
+            if "loss" in entry:
+                weighted += entry["loss"] * (entry["step"] - num_steps)
+                num_steps = entry["step"]
+        return weighted / num_steps if num_steps else otherwise
+
+    def log(self, logs: dict[str, float], *rest: Any, **given: Any) -> None:
+        if "train_loss" in logs:
+            logs["train_loss"] = self.mean_loss(logs["train_loss"])
+        super().log(logs, *rest, **given)
 
     def checkpoints(self) -> CheckpointManager:
         """Made when the optimizer is there."""

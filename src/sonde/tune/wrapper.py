@@ -18,8 +18,7 @@ from sonde.tune.config import KeepConfig, MethodConfig, ModelConfig, RecordConfi
 from sonde.tune.data import as_dataset, texts_of
 from sonde.tune.method import FineTuningMethod, find_method
 from sonde.tune.model import load_model, load_tokenizer
-
-FINAL_FOLDER = "final"
+from sonde.tune.output import FINAL_FOLDER, check_same, open_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +92,30 @@ class TrainingWrapper:
         retained_dataset: Any = None,
         max_steps: int | None = None,
         resume: bool = False,
+        overwrite: bool = False,
     ) -> TrainingResult:
         """Train, record and save. `retained_dataset` is what the model can do already: whether it forgets that is then
-        watched. `resume` goes on from the newest checkpoint in `output_dir`, if there is one."""
+        watched. `resume` goes on from the newest checkpoint in `output_dir`, if there is one; `overwrite` deletes those
+        that are there. Whatever is wrong with what was given is said before the run begins."""
         folder = Path(output_dir)
         changes = {"num_epochs": num_epochs, "max_steps": max_steps}
         asked = {name: value for name, value in changes.items() if value is not None}
         training: TrainingConfig = checked(TrainingConfig, {**self.training.model_dump(), **asked}, "training")
         train_data = as_dataset(dataset)
         held_out = {"eval_dataset": eval_dataset, "retained_dataset": retained_dataset}
-        eval_data = {name: as_dataset(data) for name, data in held_out.items() if data is not None}
+        eval_data = {name: as_dataset(data, name) for name, data in held_out.items() if data is not None}
+        found = open_output(folder, resume=resume, overwrite=overwrite)
+        config = self._config(training, train_data)
+        before = check_same(folder, config) if found else {}
         model, tokenizer = self._prepare(training, train_data)
-        found = [c for c in list_checkpoints(folder) if not c.problem] if resume else []
-        joining = self._join(folder, training, resume=bool(found))
-        assert joining.session is not None
+        arguments = self._arguments(folder, training, model, has_eval=bool(eval_data))
+        joining = self._join(folder, config, resume=bool(found))
+        session = joining.session
+        assert session is not None
         try:
-            result = self._fit(joining.session, folder, training, model, tokenizer, train_data, eval_data, found)
+            if isinstance(session, Session) and before.get("data", config["data"]) != config["data"]:
+                session.warn_once("resumed data", _other_data(before["data"], config["data"]))
+            result = self._fit(session, folder, arguments, model, tokenizer, train_data, eval_data, found)
         except BaseException as error:
             joining.end(error)
             raise
@@ -131,65 +138,76 @@ class TrainingWrapper:
             model = load_model(self.model_config, self.method, self.options, tokenizer)
         return self.method.setup_training(model, self.options), tokenizer
 
-    def _join(self, folder: Path, training: TrainingConfig, *, resume: bool) -> Joining:
+    def _join(self, folder: Path, config: Mapping[str, Any], *, resume: bool) -> Joining:
         """The session of this process if one has begun, else one of our own."""
         options = self.record.model_dump(include={"project", "name", "dir", "tags", "notes"})
         joining = Joining(None, options)
-        session = joining.begin(self._config(training), resume=linked_run(folder) if resume else None)
+        session = joining.begin(config, resume=linked_run(folder) if resume else None)
         if session.path is not None:
             write_link(folder, session.path)
         return joining
 
-    def _config(self, training: TrainingConfig) -> dict[str, Any]:
+    def _config(self, training: TrainingConfig, train_data: Any) -> dict[str, Any]:
         model = {"class": type(self.model).__name__} if self.model_config is None else self.model_config.model_dump()
         return {
             "model": model,
             "method": self.options.model_dump(),
             "training": training.model_dump(),
             "checkpoints": self.keep.model_dump(),
+            "data": {"num_texts": _num_texts(train_data)},
         }
+
+    def _arguments(self, folder: Path, training: TrainingConfig, model: Any, *, has_eval: bool) -> Any:
+        from sonde.tune.arguments import trainer_arguments
+
+        self._use_wandb()
+        return trainer_arguments(folder, training, self.keep, self.record, model, has_eval=has_eval)
 
     def _fit(
         self,
         session: Session | NullSession,
         folder: Path,
-        training: TrainingConfig,
+        arguments: Any,
         model: Any,
         tokenizer: Any,
         train_data: Any,
         eval_data: dict[str, Any],
         found: list[Checkpoint],
     ) -> TrainingResult:
-        from sonde.tune.arguments import trainer_arguments
         from sonde.tune.callback import RecordingCallback
+        from sonde.tune.console import calm
         from sonde.tune.trainer import RecordedTrainer
 
-        self._use_wandb()
         watch = self.watch
         if self.record.snapshots is not None:
             watch = {"snapshots": _snapshots(self.record.snapshots), **watch}
-        trainer = RecordedTrainer(
-            method=self.method,
-            keep=self.keep,
-            folder=folder,
-            model=model,
-            args=trainer_arguments(folder, training, self.keep, self.record, has_eval=bool(eval_data)),
-            train_dataset=train_data,
-            **eval_data,
-            processing_class=tokenizer,
-            callbacks=[RecordingCallback(session, adapters_every=self.record.adapters, watch=watch)],
-        )
-        output = trainer.train(resume_from_checkpoint=str(found[-1].path) if found else None)
+        with calm(_num_texts(train_data)):
+            trainer = RecordedTrainer(
+                method=self.method,
+                keep=self.keep,
+                folder=folder,
+                model=model,
+                args=arguments,
+                train_dataset=train_data,
+                **eval_data,
+                processing_class=tokenizer,
+                is_verbose=not isinstance(session, Session) or session.settings.verbose,
+                callbacks=[RecordingCallback(session, adapters_every=self.record.adapters, watch=watch)],
+            )
+        try:
+            output = trainer.train(resume_from_checkpoint=str(found[-1].path) if found else None)
+        finally:
+            trainer.console.close()
         if trainer.manager is not None:
             trainer.manager.close()
         final = folder / FINAL_FOLDER
         self.method.save_checkpoint(final)
         tokenizer.save_pretrained(final)
         metrics = {k: v for entry in trainer.state.log_history for k, v in entry.items() if k.startswith("eval_")}
+        loss = trainer.mean_loss(output.training_loss)
         return TrainingResult(
-            session.path, folder, model, tokenizer, output.global_step, output.training_loss, metrics,
-            list_checkpoints(folder),
-        )  # fmt: skip
+            session.path, folder, model, tokenizer, output.global_step, loss, metrics, list_checkpoints(folder)
+        )
 
     def _use_wandb(self) -> None:
         if self.record.wandb_project is None:
@@ -199,6 +217,18 @@ class TrainingWrapper:
         if find_spec("wandb") is None:
             raise MissingPackageError("wandb", "wandb", "wandb_project=")
         os.environ["WANDB_PROJECT"] = self.record.wandb_project
+
+
+def _num_texts(dataset: Any) -> int | None:
+    """None where they are streamed."""
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _other_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    return (
+        f"this goes on with {now.get('num_texts')} texts, and it began with {before.get('num_texts')}: batches are not "
+        "those that would have come."
+    )
 
 
 def _snapshots(interval: int) -> Any:

@@ -49,7 +49,7 @@ def lora_scale_too_large(window: Window) -> Iterator[Finding]:
             Evidence(f"act/{worst.module}/rms", level, "1 to 1.4", step, f"over that of {worst.base_module}"),
         ],
         remedy=f"alpha / r of 1 to 2: with r = {worst.rank}, lora_alpha = {worst.rank} to {2 * worst.rank} "
-        "(or use_rslora=True, alpha / sqrt(r))",
+        "(or use_rslora=True, alpha / sqrt(r)); where that is so already, a lower learning rate",
     )
 
 
