@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import sonde
+from sonde.errors import UsageError
 from sonde.reduce.numpy import sketch
 from sonde.testing.awkward import Awkward, Block, make_optimizer
 
@@ -227,6 +228,35 @@ def test_two_watched_models_make_one_step_together(begin: Any, reopen: Any) -> N
     assert run.stats("grad/g.0.weight/n").column("step").to_pylist() == [0, 1, 2, 3, 4]
     assert run.stats("grad/d.0.weight/n").column("step").to_pylist() == [0, 1, 2, 3, 4]
     assert run.scalars("loss").column("step").to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_two_models_of_the_same_names_must_be_told_apart(begin: Any) -> None:
+    """Their statistics would be merged, and be those of neither."""
+    first, second = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 1))
+    session = begin().watch(first)
+    with pytest.raises(UsageError, match=r'another watched model has "0\.bias" as well.*prefix='):
+        session.watch(second)
+    session.watch(second, prefix="critic.")
+
+
+def test_a_model_in_another_wrapper_is_recorded_once(begin: Any, reopen: Any) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begin().watch(model, optimizer).watch(nn.DataParallel(model), optimizer)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert reopen().stats("grad/weight/n").column("value").to_pylist() == [3.0]
+
+
+def test_a_model_trained_after_another_goes_on_under_its_names(begin: Any, reopen: Any) -> None:
+    session, models = begin(), [nn.Linear(3, 1), nn.Linear(3, 1)]
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.watch(model, optimizer)
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    assert reopen().stats("grad/weight/n").column("value").to_pylist() == [3.0] * 4
 
 
 def test_an_optimizer_that_stops_stepping_does_not_stop_the_others(begin: Any, reopen: Any) -> None:

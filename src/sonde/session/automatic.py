@@ -22,6 +22,7 @@ class Automatic:
     def __init__(self, session: Session, **options: Any) -> None:
         self.session, self.options = session, options
         self._roots: list[weakref.ref[nn.Module]] = []
+        self._num_of: dict[str, int] = {}
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._handle: Any = register_module_forward_pre_hook(protected(self._seen, session.breaker, "model search"))
         session.on_finish(self.detach)
@@ -43,9 +44,14 @@ class Automatic:
             return
         if any(p.requires_grad for p in module.parameters()):
             # The second model and those after it carry their class's name, so that two "layers.0" stay apart.
-            prefix = f"{type(module).__name__}." if self._roots else ""
+            prefix = self._named(type(module).__name__) if self._roots else ""
             self._roots.append(weakref.ref(module))
             self.session.watch(module, prefix=prefix, **self.options)
+
+    def _named(self, name: str) -> str:
+        """`Sequential.`, and of the next one `Sequential_2.`"""
+        self._num_of[name] = self._num_of.get(name, 0) + 1
+        return f"{name}." if self._num_of[name] == 1 else f"{name}_{self._num_of[name]}."
 
 
 def _is_symbolic(args: Any) -> bool:

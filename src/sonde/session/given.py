@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
-from sonde.errors import NotAModelError
+from sonde.errors import NotAModelError, UsageError
+from sonde.probe.model import ModelNames
+
+if TYPE_CHECKING:
+    from sonde.session.watching import Watching
 
 
 def check_model(model: object) -> nn.Module:
@@ -25,6 +32,28 @@ def check_model(model: object) -> nn.Module:
             'watch(model, optimizer, prefix="generator.").'
         )
     raise NotAModelError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
+
+
+def watched_before(model: nn.Module, prefix: str, watchings: Sequence[Watching]) -> list[Watching]:
+    """Those that a new watching of this model replaces: of the model itself, of the same in another wrapper, and of one
+    with the same names that was trained before. One that is to be trained beside it must be told apart."""
+    found = [watching for watching in watchings if watching.names.model() is model]
+    others = [watching for watching in watchings if watching not in found and watching.names.model() is not None]
+    own = _parameters(ModelNames(model, prefix=prefix)) if others else {}
+    for watching in others:
+        theirs = _parameters(watching.names)
+        shared = own.keys() & theirs.keys()
+        if shared and not watching.has_seen_gradients and any(own[name] is not theirs[name] for name in shared):
+            raise UsageError(
+                f'another watched model has "{min(shared)}" as well. Tell them apart by a name: '
+                'watch(model, optimizer, prefix="generator.").'
+            )
+        found += [watching] if shared else []
+    return found
+
+
+def _parameters(names: ModelNames) -> dict[str, nn.Parameter | None]:
+    return {named.name: named.ref() for named in names.parameters.values()}
 
 
 def check_optimizers(optimizer: object) -> list[Optimizer] | None:

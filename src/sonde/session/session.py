@@ -103,7 +103,7 @@ class Session:
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
         from sonde.session import watching as w
-        from sonde.session.given import check_model, check_optimizers
+        from sonde.session.given import check_model, check_optimizers, watched_before
 
         if others:
             from sonde.session.wandb_words import in_our_words
@@ -131,7 +131,7 @@ class Session:
         if budget is not ...:
             self.governing.governor.budget = Settings.load(budget=budget).budget
         checked, optimizers = check_model(model), check_optimizers(optimizer)
-        self._unwatch(checked)
+        self._unwatch(watched_before(checked, prefix, self._watchings))
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
         self._keep_snapshots(self._watchings[-1], snapshots)
         if mirror is not None:
@@ -156,9 +156,9 @@ class Session:
             raise
         self.snapshots.begin_step(self.step_number)
 
-    def _unwatch(self, model: Any) -> None:
+    def _unwatch(self, replaced: Iterable[Watching]) -> None:
         """Watching a model again replaces what was asked for before."""
-        for watching in [w for w in self._watchings if w.names.model() is model]:
+        for watching in replaced:
             watching.detach()
             self._watchings.remove(watching)
             self.snapshots.unfollow(watching)

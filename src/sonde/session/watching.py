@@ -157,6 +157,11 @@ class Watching:
         return len(self._stepped) >= self.optimizers.num_watched
 
     @property
+    def has_seen_gradients(self) -> bool:
+        """Whether this model was trained, since it is watched."""
+        return bool(self._in_optimizer or self._with_grad)
+
+    @property
     def is_recording(self) -> bool:
         return self.wants_activations or self.wants_activation_grads or any(self.wants.values())
 
