@@ -144,3 +144,10 @@ def test_names_are_shortened_to_what_differs() -> None:
     assert short_names(["grad/a/rms", "param/a/rms"]) == (["grad/a", "param/a"], "rms")
     assert short_names(["loss"]) == (["loss"], "loss")
     assert short_names(["loss", "val/loss"]) == (["loss", "val/loss"], "")
+
+
+def test_one_step_has_no_fractions_of_a_step(begin: Any) -> None:
+    run = sonde.open(begin().steps(1, lambda step: 1.0).finish())
+    figure = run.plot("loss")
+    figure.canvas.draw()
+    assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())

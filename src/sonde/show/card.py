@@ -7,18 +7,20 @@ Colours are shades of the notebook's own, so that it is at home on light and dar
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.finding import Evidence, Finding
 from sonde.errors import SondeError
 from sonde.read.compare import flatten
 from sonde.run import Run
 from sonde.show.card_loss import loss_picture
 from sonde.show.card_style import STYLE
 from sonde.show.coverage import coverage_sentences, overhead_sentence
+from sonde.show.diagnosis import counts_in_words, stored_diagnosis
 from sonde.show.summary import SeriesSummary, duration_s, largest_gradients, loss_series, scalar_series
 from sonde.show.term.finding import span
 from sonde.show.term.number import count, duration, number
@@ -62,8 +64,6 @@ def _judged(run: Run) -> tuple[list[Finding], float | None, list[tuple[str, floa
     try:
         state = state_of(run)
         if num_rows(state) > MAX_ROWS_TO_JUDGE:
-            from sonde.show.diagnosis import stored_diagnosis
-
             return list(recorded_findings(run)), stored_diagnosis(run)[1], [], []
         found = run.diagnosis()
     except SondeError as error:
@@ -120,8 +120,8 @@ def _fold(title: str, content: str, *, is_open: bool = False) -> str:
 
 
 def _findings_title(findings: Sequence[Finding]) -> str:
-    num = sum(finding.severity > Severity.INFO for finding in findings)
-    return f"Findings: {num}" if num else "No findings"
+    counts = Counter(str(finding.severity) for finding in findings)
+    return f"Findings: {counts_in_words(counts)}" if findings else "No findings"
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -132,12 +132,17 @@ def _findings(findings: Sequence[Finding]) -> str:
     return "".join(map(_finding, findings[:NUM_FINDINGS])) + rest
 
 
+def _said(evidence: Evidence) -> str:
+    """What a number is, and of what: two layers may say the same."""
+    return f"{evidence.meaning}, {evidence.series}" if evidence.meaning else evidence.series
+
+
 def _finding(finding: Finding) -> str:
     colour = _COLOURS[str(finding.severity)]
     head = f'<b style="color:{colour}">{_safe(finding.severity)}</b> <b>{_safe(finding.rule)}</b>'
     when = f'<span class="sonde-dim">{_safe(span(finding))}, {100 * finding.confidence:.0f} % sure</span>'
     shown = "".join(
-        f'<div class="sonde-dim">{_safe(number(one.value))} {_safe(one.meaning or one.series)}'
+        f'<div class="sonde-dim">{_safe(number(one.value))} {_safe(_said(one))}'
         f"{f' (healthy: {_safe(one.healthy)})' if one.healthy else ''}</div>"
         for one in finding.evidence[:2]
     )
