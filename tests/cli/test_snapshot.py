@@ -15,6 +15,7 @@ from torch import nn
 import sonde
 from sonde.cli import snapshot as verb
 from sonde.cli.main import main
+from sonde.run import open as open_run
 from sonde.session import current
 
 
@@ -66,8 +67,18 @@ def test_json_and_kinds(training: Any, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_kind_that_is_none_is_refused_with_the_nearest(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ask("latest", "--kinds", "parm") == 1
-    assert 'Did you mean "param"?' in capsys.readouterr().err
+    assert ask("latest", "--kinds", "parm") == 2
+    error = capsys.readouterr().err
+    assert 'Did you mean "param"?' in error
+    assert "asked" not in error
+    answer = verb._answer(open_run(training.path), verb._ask(training.path, ["parm"], wait=True), 30)
+    assert answer["state"] == "refused"
+    assert 'Did you mean "param"?' in answer["why"]
+
+
+def test_what_there_is_nothing_of_is_said(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("latest", "--kinds", "probe") == 1
+    assert "nothing that could be copied of probe: no probe batch was given" in capsys.readouterr().err
 
 
 def test_without_waiting_it_only_asks(training: Any, capsys: pytest.CaptureFixture[str]) -> None:

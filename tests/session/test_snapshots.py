@@ -177,6 +177,15 @@ def test_the_probe_batch_stays_the_same_and_runs_in_evaluation_mode(begin: Any) 
     assert trained.model.training
 
 
+def test_all_that_is_asked_for_once_is_the_probe_too(begin: Any) -> None:
+    trained, session = Trained(), begin()
+    probe = torch.randn(5, 6)
+    session.watch(trained.model, trained.optimizer, snapshots=plan(kinds=("param",), probe=probe, when=False))
+    session.snapshot("all")
+    trained.step()
+    assert {name.partition("/")[0] for name in kept(session).read(0).tensors} >= {"param", "grad", "act", "probe"}
+
+
 def test_a_probe_batch_the_model_cannot_take_is_said_once_and_left_out(begin: Any, capfd: Any) -> None:
     trained, session = Trained(), begin()
     session.watch(trained.model, trained.optimizer, snapshots=plan(probe=torch.randn(5, 7), when=sonde.every(1)))

@@ -31,14 +31,15 @@ def snapshot(
     kinds: Annotated[
         str | None,
         typer.Option(
-            "--kinds", "-k", metavar="KINDS", help="param, grad, act, optim, batch; several with commas, or all."
+            "--kinds", "-k", metavar="KINDS", help="param, grad, act, optim, batch, probe; several with commas, or all."
         ),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it is on disk; or only ask, and go.")
     ] = True,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait; 0 for as long as the run lives.")
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait; 0 for as long as the run lives."),
     ] = 0.0,
     dir: Dir = None,
     json: Json = False,
@@ -54,9 +55,9 @@ def snapshot(
       sonde snapshot gpt/baseline --kinds param,grad,optim
       sonde snapshot latest --no-wait
     """
+    wanted = None if kinds is None else _kinds(kinds)
     found = open_run(run, dir)
     _refuse_ended(found)
-    wanted = None if kinds is None else [kind.strip() for kind in kinds.split(",") if kind.strip()]
     request = _ask(found.path, wanted, wait=wait)
     if not wait:
         answer: dict[str, Any] = {"state": "asked", "id": request.stem}
@@ -69,6 +70,20 @@ def snapshot(
         _tell(answer, f"{found.project}/{found.name}")
     if answer["state"] not in ("taken", "asked"):
         raise typer.Exit(1)
+
+
+def _kinds(text: str) -> list[str]:
+    """Those of the option; a wrong one is said here, and not by a run that has better things to do."""
+    from sonde.errors import UnknownNameError
+    from sonde.schema.tensors import SNAPSHOT_KINDS
+
+    wanted = [kind.strip() for kind in text.split(",") if kind.strip()]
+    if "all" in wanted:
+        return ["all"]
+    for kind in wanted or [text]:
+        if kind not in SNAPSHOT_KINDS:
+            raise UnknownNameError("kind of snapshot", kind, (*SNAPSHOT_KINDS, "all"))
+    return wanted
 
 
 def _refuse_ended(run: Run) -> None:
@@ -167,5 +182,7 @@ def _tell(answer: dict[str, Any], name: str) -> None:
 
 
 def _size(answer: dict[str, Any]) -> str:
-    nbytes, stored = float(answer.get("nbytes") or 0), float(answer.get("stored_bytes") or 0)
-    return f"{nbytes / 2**20:,.1f} MiB ({stored / 2**20:,.1f} MiB on disk)"
+    from sonde.show.term.number import size
+
+    nbytes, stored = int(answer.get("nbytes") or 0), int(answer.get("stored_bytes") or 0)
+    return f"{size(nbytes)} ({size(stored)} on disk)"

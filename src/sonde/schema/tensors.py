@@ -30,6 +30,8 @@ HIDDEN_FOLDER: Final = ".tensors"
 """Beside `tensors/`, so that every Zarr reader sees finished, wanted snapshots only: halves of snapshots (`tmp-*`),
 and deleted ones that later snapshots are still a difference to (`step-*`)."""
 
+SNAPSHOT_KINDS: Final = ("param", "grad", "act", "optim", "probe", "batch")
+"""What a run's snapshots may hold."""
 KINDS: Final = ("param", "grad", "update", "act", "actgrad", "optim", "probe", "batch", "custom")
 
 STORAGE: Final[Mapping[str, str]] = {

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from sonde.errors import UnknownNameError, UsageError
 from sonde.probe.schedule import Schedule, as_schedule, every
+from sonde.schema.tensors import SNAPSHOT_KINDS as KINDS
 
-KINDS: Final = ("param", "grad", "act", "optim", "probe", "batch")
 DEFAULT_WHEN: Final = every(500)
 
 
@@ -67,8 +67,10 @@ def as_plan(value: Any) -> Snapshots:
 
 
 def check_kinds(kinds: Any) -> tuple[str, ...] | None:
-    """Kinds that somebody asked for once; None for those of the plan."""
-    return None if kinds is None else _kinds(kinds, has_probe=False)
+    """Kinds that somebody asked for once; None for those of the plan. All are all that the run can have."""
+    if kinds is None:
+        return None
+    return KINDS if kinds == "all" or list(kinds) == ["all"] else _kinds(kinds, has_probe=False)
 
 
 def _kinds(given: Any, *, has_probe: bool) -> tuple[str, ...]:

@@ -299,11 +299,23 @@ class Snapshotting:
 
     def _hand_over(self, draft: Draft) -> None:
         if draft.is_empty:
-            self._drop("there was nothing that could be copied")
+            self._drop(self._nothing(draft))
             return
         pending, writer = draft.pending(), self._writing()
         self.draft = None
         writer.put(pending)
+
+    def _nothing(self, draft: Draft) -> str:
+        """Which kinds were wanted, and the likeliest reason that there is none of them."""
+        kinds = sorted(set().union(*(self._kinds(draft, followed) for followed in self._followed.values())))
+        sites = {str(followed.plan.sites) for followed in self._followed.values()} - {"*"}
+        if kinds == ["probe"]:
+            reason = "no probe batch was given: Snapshots(probe=batch)"
+        elif sites:
+            reason = f"does a site match {' or '.join(sorted(sites))}?"
+        else:
+            reason = "the model has none of it at this step"
+        return f"there was nothing that could be copied of {', '.join(kinds)}: {reason}"
 
     def _drop(self, why: str, *, is_loss: bool = True) -> None:
         draft, self.draft = self.draft, None
