@@ -30,7 +30,7 @@ def draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> Non
     if is_log:
         axes.set_yscale("log")
     _mark_odd(axes, series)
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # there is no step 0.02
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # there is no step 0.02
     axes.set_xlabel("step")
     axes.set_ylabel(shared)
     axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
