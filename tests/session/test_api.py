@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,6 +104,62 @@ def test_log_takes_tensors_arrays_nested_names_and_leaves_out_the_rest(begin: An
     rows = {row["name"]: row["value"] for row in reopen().scalars().to_pylist()}
     assert rows == {"loss": 2.0, "n": 1.5, "flag": 1.0, "a/b": 3.0}
     assert capfd.readouterr().err.count("was left out") == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "step", "says"),
+    [
+        (None, None, "log() takes a mapping of names to numbers"),
+        (0.5, None, "not 0.5"),
+        ({"loss": 1.0}, "last", "log() takes a whole number as its step, not 'last'"),
+        ({"loss": 1.0}, float("nan"), "not nan"),
+        ({"loss": 1.0}, 10**30, "log() takes a whole number as its step"),
+        ({"loss": np.complex64(1j)}, None, '"loss" is complex64'),
+    ],
+)
+def test_what_log_cannot_record_is_told_once_and_never_switches_sonde_off(
+    values: Any, step: Any, says: str, begin: Any, reopen: Any, capfd: Any
+) -> None:
+    session = begin()
+    for _ in range(2 * session.settings.max_errors):
+        session.log(values, step)
+    session.log({"after": 1})
+    assert capfd.readouterr().err.count(says) == 1
+    assert (session.breaker.num_errors, session.breaker.is_open) == (0, False)
+    run = reopen()
+    assert run.scalars("after").num_rows == 1
+    assert "loss" not in run.scalars().column("name").to_pylist()
+
+
+def test_warnings_about_names_made_anew_in_every_step_come_to_an_end(begin: Any, capfd: Any) -> None:
+    session = begin()
+    for step in range(300):
+        session.log({f"image {step}": "no number"})
+    assert capfd.readouterr().err.count("was left out") == 100
+
+
+def test_a_run_logged_by_another_count_is_resumed_at_the_step_it_had(begin: Any, reopen: Any) -> None:
+    model = nn.Linear(2, 1)
+    for resume in (False, True):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = begin(name="samples", resume=resume)
+        session.watch(model, optimizer)
+        for step in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.log({"loss": 0.5}, step=(3 * resume + step + 1) * 64)
+        session.finish()
+    run = reopen()
+    assert run.stats("grad/bias/norm").column("step").to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert run.scalars("loss").column("step").to_pylist() == [64, 128, 192, 256, 320, 384]
+
+
+def test_a_run_with_nothing_but_a_count_of_the_users_is_resumed_behind_it(begin: Any) -> None:
+    for resume, expected in ((False, 0), (True, 65)):
+        session = begin(name="by hand", resume=resume)
+        assert session.step_number == expected
+        session.log({"loss": 0.5}, step=64)
+        session.finish()
 
 
 def test_non_finite_numbers_are_kept_as_they_are(begin: Any, reopen: Any) -> None:

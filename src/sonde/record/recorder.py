@@ -114,6 +114,7 @@ class Recorder:
         self.run, self.options, self.queue, self.shared, self._warn = run, options, queue, shared, warn
         self.file = RunFile.load(run)
         self.catalog = Catalog(run)
+        self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self.sites: dict[int, Site] = self.catalog.sites()
         self.scalars: dict[int, str] = self.catalog.scalar_names()
         self._segments: list[Segment] = self.catalog.segments()
@@ -121,14 +122,13 @@ class Recorder:
             stream: StreamWriter(run, stream, options.rank, self._segments) for stream in STREAMS
         }
         self._pyramid = Pyramid(run, options.rank, self._segments)
-        self.next_step = max(stream.last_step for stream in self.streams.values()) + 1
+        self.next_step = self._next_step()
         self._rows: list[Row] = []
         self._scalars: list[ScalarsRecord] = []
         self._num_scalar_rows = 0
         self._barriers: list[Barrier] = []
         self._documents: dict[str, str] = {}
         self._num_events = 0
-        self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self._sampler: SystemSampler | None = None
         self._has_warned = self._has_refused = False
         self._store_error = self._seal_error = self._pyramid_error = ""
@@ -142,6 +142,14 @@ class Recorder:
         self._first_finding = self.catalog.next_finding()
         self._greet(resume)
         self._observer.begin(self.sites, self.scalars, self.file.content)
+
+    def _next_step(self) -> int:
+        """Where a resumed run goes on: behind everything recorded, unless the user logged by a count of their own."""
+        heartbeat = self.file.content.get("heartbeat") or {}
+        num_counted = max(self.streams["stats"].last_step + 1, int(heartbeat.get("step", 0)))
+        if self._facts.get("logged_ahead") and num_counted > 0:
+            return num_counted
+        return max(stream.last_step for stream in self.streams.values()) + 1
 
     # ------------------------------------------------------------------------------------------------------- the loop
 

@@ -9,9 +9,21 @@ import numpy as np
 
 
 def is_number(value: Any) -> bool:
-    if isinstance(value, bool | int | float | np.number | np.bool_):
+    if isinstance(value, bool | int | float | np.integer | np.floating | np.bool_):
         return True
     return isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+
+
+def as_float(value: Any) -> float:
+    """An int too large for a float is infinite, as it would be to any tensor.
+
+    >>> as_float(10**400), as_float(True)
+    (inf, 1.0)
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -39,6 +39,7 @@ DEFAULT_ACTIVATIONS = first(100) | every(10)
 IN_GRAPH = "in-graph"
 """`activations="in-graph"`: those inside compiled regions as well, by an operation in the compiled program."""
 DEFAULT_INSPECT = first(20) | every(10)
+_MAX_TOLD = 100
 _LAST_WORDS_S = 0.5
 """What is left of a deadline for the writer, when snapshots have used up the rest."""
 
@@ -71,6 +72,7 @@ class Session:
         self._at_finish: list[Any] = []
         self._is_step_over = False
         self._is_optimizer_seen = False
+        self.is_logged_ahead = False
         self._step_began_s = time.perf_counter()
         self._told: set[str] = set()
         _alive.add(self)
@@ -173,7 +175,7 @@ class Session:
             )
             return
         try:
-            put_logged(self, values, self.step_number if step is None else int(step))
+            put_logged(self, values, step)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("log", error)
 
@@ -215,7 +217,7 @@ class Session:
         """Record the sketch of any tensor, under `custom/<name>`."""
         from sonde.session.custom import put_sketches
 
-        self._custom(put_sketches, [(name, tensor)])
+        self._custom(put_sketches, [(str(name), tensor)])
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
         """Tell which batch comes next: gives it an identity, and sketches of its tensors as `custom/batch.<n>`."""
@@ -429,7 +431,7 @@ class Session:
         _print(f"sonde: warning: {message}")
 
     def warn_once(self, key: str, message: str) -> None:
-        if key not in self._told:
+        if key not in self._told and len(self._told) < _MAX_TOLD:  # names may be made anew in every step
             self._told.add(key)
             self.warn(message)
             self.event("warning", message, severity="warning")
