@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import signal
 import sys
@@ -16,8 +17,9 @@ from keras import layers, ops
 import sonde
 from sonde.adapters.keras import SondeCallback
 from sonde.reduce import keras as reduce_keras
+from sonde.reduce.compiled_meter import CompiledMeter
 from sonde.reduce.numpy import sketch as specified
-from sonde.schema.sketch import INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N
+from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N
 
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).standard_normal((20, 4)).astype("float32")
@@ -134,6 +136,7 @@ def one(folder: Path, kind: str, make: Any) -> dict[str, Any]:
         "sites": sites(run),
         "variables": len(model.trainable_variables),
         "steps": [len(steps(run, f"grad/{site}/norm")) for site in grads],
+        "still": [site for site in grads if 0.0 in run.stats(f"update/{site}/norm")["value"].to_pylist()],
         "act steps": steps(run, "act/model/rms"),
         "val": run.scalars("val_loss")["step"].to_pylist() if kind == "functional" else [],
         "rate": run.scalars("optim/lr")["value"].to_pylist(),
@@ -191,8 +194,10 @@ def by_hand(folder: Path) -> dict[str, Any]:
     callback = watcher(folder, activations=True)
     fit(model, callback)
     run = opened(callback)
+    hist = run.stats("grad/dense.kernel/abs_q50")["step"].to_pylist()
     return {
         "wanted": wanted,
+        "histograms": hist,
         "seen": {name: run.stats(f"grad/{name}/norm")["value"].to_pylist() for name in names},
         "wanted loss": losses,
         "loss": run.scalars("loss")["value"].to_pylist(),
@@ -307,6 +312,87 @@ def scaled(folder: Path) -> dict[str, Any]:
     return {"wanted": found[0] * 2, "seen": found[1] + found[2]}
 
 
+def clipped(folder: Path) -> dict[str, Any]:
+    """Norms as the optimizer uses them, and before it clips, for each of Keras's ways to clip."""
+    found = {}
+    ways = {"not": {}, "one by one": {"clipnorm": 0.1}, "all": {"global_clipnorm": 0.1}, "values": {"clipvalue": 0.01}}
+    for how, given in ways.items():
+        callback = watcher(folder)
+        fit(compiled(small, keras.optimizers.SGD(0.0, **given)), callback, epochs=1, batch_size=20)
+        run = opened(callback)
+        norms = {stat: run.stats(f"grad/*/{stat}")["value"].to_pylist() for stat in ("norm", "norm_raw", "max_abs")}
+        found[how] = norms | {"update": max(run.stats("update/*/norm")["value"].to_pylist())}
+    return found
+
+
+def faults(folder: Path) -> dict[str, Any]:
+    """What the rules say of nets with a planted fault, and of one without."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((512, 8)).astype("float32")
+    y = np.sign(x[:, :1] * x[:, 1:2])
+
+    def net(depth: int, activation: str, bias: float = 0.0) -> Any:
+        """Of the same weights on each back-end."""
+        hidden = [layers.Dense(16, activation=activation) for _ in range(depth)]
+        model = keras.Sequential([keras.Input((8,)), *hidden, layers.Dense(1)])
+        weights = [draw.standard_normal(w.shape) * w.shape[0] ** -0.5 for w in model.get_weights()]
+        weights = [w if w.ndim == 2 else np.full(w.shape, bias) for w in weights]
+        model.set_weights([*weights[:-2], 0.1 * weights[-2], np.zeros(1)])
+        return model
+
+    found = {}
+    for how, make in {
+        "vanishing": lambda: net(12, "sigmoid"),
+        "dead": lambda: net(3, "relu", -30.0),
+        "healthy": lambda: net(2, "relu"),
+    }.items():
+        callback = watcher(folder, activations=how != "vanishing")
+        model = compiled(make)
+        model.fit(x, y, batch_size=32, epochs=4, verbose=0, shuffle=False, callbacks=[callback])
+        run = opened(callback)
+        structure = run.structure() or {}
+        found[how] = {
+            "rules": [finding.rule for finding in run.findings() if finding.severity > "info"],
+            "order": [m["name"] for m in structure["modules"] if m["order"] > 0],
+            "kinds": {m["name"]: m["kind"] for m in structure["modules"]},
+            "fan in": {p["name"]: p["fan_in"] for p in structure["parameters"] if p["name"].endswith("kernel")},
+            "parameters": structure["total_parameters"],
+            "optimizer": structure["optimizers"][0],
+        }
+    return found
+
+
+def governed(folder: Path) -> dict[str, Any]:
+    """A budget nobody could keep to: recording gets rare, and says so. Where steps are compared, by a clock of ours."""
+    begin, clock = CompiledMeter.begin, itertools.count()
+
+    def ticking(meter: CompiledMeter, now: float) -> None:
+        for _ in range(3 if meter._ended is not None and meter._ended[1] else 1):
+            now = 1e-3 * next(clock)
+        begin(meter, now)
+
+    CompiledMeter.begin = ticking  # type: ignore[method-assign]
+    plain = fit(compiled(small), epochs=30)
+    given = {"when": 2, "free_steps": 20, "hist_every": 1}
+    found: dict[str, Any] = {}
+    for name, budget in {"small": 1e-6, "none": None}.items():
+        callback = watcher(folder, budget=budget, **given)
+        seen = fit(compiled(small), callback, epochs=30)
+        run = opened(callback)
+        found[name] = {
+            "same": seen == plain,
+            "steps": steps(run, "grad/out.kernel/norm"),
+            "events": [m for t, m in zip(*(run.events()[c].to_pylist() for c in ("type", "message")), strict=True)
+                       if t == "cadence"],
+            "overhead": run.manifest.facts["overhead"],
+        }  # fmt: skip
+    callback = watcher(folder)
+    fit(compiled(small), callback)
+    found["short"] = opened(callback).manifest.facts["overhead"]
+    CompiledMeter.begin = begin  # type: ignore[method-assign]
+    return found
+
+
 def recorded(folder: Path) -> dict[str, Any]:
     def options(how: str) -> dict[str, Any]:
         return {"dir": folder / how, "verbose": False}
@@ -363,7 +449,7 @@ def sketches() -> list[str]:
     }
 
     def run(*values: Any) -> Any:
-        return reduce_keras.stack([reduce_keras.sketch(x) for x in values])
+        return reduce_keras.sketch_all(values, 512)
 
     values = [ops.convert_to_tensor(x) for x in awkward.values()]
     ways = [run]
@@ -374,12 +460,18 @@ def sketches() -> list[str]:
     elif BACKEND == "tensorflow":
         import tensorflow as tf
 
-        ways += [tf.function(run), tf.function(run, jit_compile=True)]
+        unknown = [tf.TensorSpec([None] * x.ndim, x.dtype) for x in awkward.values()]
+        ways += [tf.function(run), tf.function(run, jit_compile=True), tf.function(run, input_signature=unknown)]
     wrong = []
     for way in ways:
-        rows, _ = reduce_keras.to_rows(*way(*values))
-        for name, row in zip(awkward, rows, strict=True):
-            wanted = specified(awkward[name]).rows
+        rows, hists = reduce_keras.to_rows(way(*values))
+        for name, row, hist in zip(awkward, rows, hists, strict=True):
+            wanted, counts = specified(awkward[name]).rows, specified(awkward[name]).hist
+            is_whole, num = awkward[name].size <= 512, wanted[N]
+            if not (np.array_equal(hist, counts) if is_whole else np.abs(hist - counts).max() < 0.06 * num):
+                wrong.append(f"histogram of {name}: {hist} not {counts}")
+            if row[HIST_N] != min(num, 512) or not np.isclose(hist.sum(), counts.sum()):
+                wrong.append(f"sum of the histogram of {name}: {hist.sum()} of {row[HIST_N]}")
             exact, moments = [N, NAN, INF, ZERO, MIN, MAX], [SUM, SUMSQ, SUMABS]
             if not np.array_equal(row[exact], wanted[exact]) or not np.allclose(row[moments], wanted[moments], 1e-6, 0):
                 wrong.append(f"{name}: {row} not {wanted}")
@@ -398,6 +490,9 @@ def main(folder: Path) -> None:
         "execution": execution,
         "scaled": scaled,
         "record": recorded,
+        "clipped": clipped,
+        "faults": faults,
+        "governed": governed,
     }.items():
         found[name] = function(folder)
     print(json.dumps(found))

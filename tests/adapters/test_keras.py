@@ -66,6 +66,11 @@ class TestEachBackEnd:
         assert len(sites["optim"]) >= 2 * num  # Adam
         assert set(found[kind]["steps"]) == {6}
 
+    @pytest.mark.parametrize("kind", ["functional", "sequential", "subclassed", "recurrent"])
+    def test_updates_are_what_the_optimizer_did(self, found, kind):
+        """Adam moves everything that has a gradient, at every step."""
+        assert found[kind]["still"] == []
+
     def test_names_are_the_same_in_every_process_and_model(self, found):
         dense = ["dense.bias", "dense.kernel", "out.bias", "out.kernel"]
         assert found["functional"]["sites"]["grad"] == dense
@@ -115,6 +120,55 @@ class TestEachBackEnd:
             pytest.skip("Keras refuses it on torch")
         assert found["execution"]["steps"] == [1, 3, 4]
         assert found["execution"]["same"]
+
+    def test_histograms_come_as_often_as_those_of_torch(self, found):
+        assert found["by hand"]["histograms"] == [0]  # one step in ten
+
+    def test_gradients_are_as_used_and_their_norm_before_clipping_is_known_too(self, found):
+        plain = found["clipped"].pop("not")
+        assert plain["norm_raw"] == plain["norm"]
+        for how, seen in found["clipped"].items():
+            assert seen["norm_raw"] == pytest.approx(plain["norm"], rel=1e-5), how
+        assert found["clipped"]["one by one"]["norm"] == pytest.approx([0.1, 0.1], rel=1e-5)
+        assert sum(norm**2 for norm in found["clipped"]["all"]["norm"]) == pytest.approx(0.01, rel=1e-5)
+        assert found["clipped"]["values"]["max_abs"] == pytest.approx([0.01, 0.01], rel=1e-5)
+        found["clipped"]["not"] = plain
+
+    @pytest.mark.parametrize(
+        ("fault", "rules"), [("vanishing", ["vanishing_gradients"]), ("dead", ["dead_relu"]), ("healthy", [])]
+    )
+    def test_rules_that_need_the_model_speak_of_planted_faults_only(self, found, fault, rules):
+        assert found["faults"][fault]["rules"] == rules
+
+    def test_the_model_is_described(self, found):
+        dead = found["faults"]["dead"]
+        assert dead["order"] == ["dense", "dense_1", "dense_2", "dense_3"]
+        assert dead["kinds"] == {"model": "container", **dict.fromkeys(dead["order"], "linear")}
+        assert dead["fan in"] == {"dense.kernel": 8, **{f"dense_{i}.kernel": 16 for i in (1, 2, 3)}}
+        assert dead["parameters"] == 8 * 16 + 16 + 2 * (16 * 16 + 16) + 17
+        group = dead["optimizer"]["groups"][0]
+        assert (dead["optimizer"]["type"], group["lr"], group["num_params"]) == ("Adam", pytest.approx(0.01), 8)
+
+    def test_the_budget_thins_out_what_the_schedule_asks_for(self, found):
+        small, none = found["governed"]["small"], found["governed"]["none"]
+        assert small["steps"][:11] == list(range(0, 22, 2))  # free steps, and the first after them
+        assert len(small["steps"]) < 30
+        assert none["steps"] == list(range(0, 90, 2))
+        assert small["events"][0].endswith("of the steps that `when` names")
+        assert none["events"] == []
+        assert small["same"]
+        assert none["same"]
+
+    def test_what_it_took_is_known_or_said_to_be_unknown(self, found):
+        overheads = [found["governed"][name]["overhead"] for name in ("small", "none")]
+        assert all(0 < overhead["fraction"] < 1 for overhead in overheads)
+        assert [overhead["stride"] > 1 for overhead in overheads] == [True, False]
+        short = found["governed"]["short"]
+        if found["backend"] == "torch":
+            assert short["fraction"] > 0  # it is seen there, and compared elsewhere
+        else:
+            assert short["fraction"] is None
+            assert "without recording" in short["unknown"]
 
     def test_scaled_losses_give_gradients_as_they_are(self, found):
         assert found["scaled"]["seen"] == pytest.approx(found["scaled"]["wanted"], rel=1e-2)

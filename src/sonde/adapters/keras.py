@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from sonde.config import Settings
 from sonde.errors import MissingPackageError
 
 try:
@@ -31,7 +32,8 @@ from sonde.session.joining import Joining
 from sonde.session.keras_recorder import KerasRecorder
 
 DEFAULT_WHEN: Final = first(100) | every(10)
-"""Sketches made of a compiler's operations cost many times what our kernels for torch do, and no budget thins them."""
+"""Sketches made of a compiler's operations cost many times what our kernels for torch do. The budget thins out further,
+once the first steps, which it leaves alone, are over."""
 _TOLD: Final = tuple(
     f"on_{what}_{when}" for what in ("epoch", "train_batch", "test", "test_batch") for when in ("begin", "end")
 )
@@ -52,11 +54,13 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         activations: bool = True,
         optim: bool = True,
         when: Any = True,
+        budget: float | Any | None = ...,
         **init: Any,
     ) -> None:
         super().__init__()
         self._activations, self._optim = activations, optim
         self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
+        self._budget = budget if budget is ... else Settings.load(budget=budget).budget  # refused here, if at all
         self._joining = Joining(session, init)
         self._recorder: KerasRecorder | None = None
         self._left: Any = None
@@ -83,6 +87,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 when=self._when,
                 activations=self._activations,
                 optim=self._optim,
+                budget=self._budget,
                 num_batches=(self.params or {}).get("steps"),
                 iterations=iterations,
                 on_error=self.failed,

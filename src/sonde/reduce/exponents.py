@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from sonde.schema.sketch import INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, Array, N
 
-_LEAP: Final = 40_507
-"""A prime: it shares no factor with the length of a row."""
+LEAP: Final = 40_507
+"""A prime: it shares no factor with the length of a row. Times any place of a sample it stays within 32 bits."""
 
 
 def histograms(samples: NDArray[np.floating], rows: Array) -> Array:
@@ -51,4 +51,4 @@ def places(numel: int, size: int) -> NDArray[np.int32]:
         return np.arange(numel, dtype=np.int32)
     at = np.arange(size, dtype=np.int64)
     stretch = numel // size
-    return (at * stretch + at * (numel % size) // size + at * _LEAP % stretch).astype(np.int32)
+    return (at * stretch + at * (numel % size) // size + at * LEAP % stretch).astype(np.int32)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.reduce.exponents import places, scaled
 from sonde.schema.sketch import (
     HIST_N,
     INF,
@@ -84,9 +85,7 @@ def to_rows(sketches: Sketches) -> tuple[Array, Array]:
     rows[:, SUM], rows[:, SUMSQ], rows[:, SUMABS] = total * scale, squares * scale**2, magnitudes * scale
     has_finite = rows[:, N] > rows[:, NAN] + rows[:, INF]
     rows[has_finite, MIN], rows[has_finite, MAX] = low[has_finite], high[has_finite]
-    # Counts of a sample stand for all.
-    share = rows[:, N] / np.maximum(counts[:, 3], 1)
-    return rows, np.asarray(sketches.hist).astype(np.float64) * share[:, None]
+    return rows, scaled(np.asarray(sketches.hist).astype(np.float64), rows)
 
 
 def _nothing() -> tuple[Any, Any, Any]:
@@ -131,9 +130,9 @@ def _sum(values: Any) -> Any:
 
 
 def _histogram(values: Any, finite: Any) -> tuple[Any, int]:
-    """Exponents of a sample at even distances."""
-    stride = max(values.size // _HIST_SAMPLES, 1)
-    some, known = values[::stride][:_HIST_SAMPLES], finite[::stride][:_HIST_SAMPLES]
+    """Exponents of a sample, which is the same in every step: a compiled program has no turns."""
+    at = places(values.size, _HIST_SAMPLES)
+    some, known = values[at], finite[at]
     _, exponent = jnp.frexp(some)
     bins = jnp.clip(exponent - 1 - MIN_EXPONENT, 0, NUM_BINS - 1)
     counted = known & (some != 0)

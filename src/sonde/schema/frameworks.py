@@ -143,6 +143,41 @@ def layer_type(class_name: str) -> str:
     return next((name for pattern, name in LAYER_TYPES.items() if re.fullmatch(pattern, class_name)), class_name)
 
 
+_KINDS: Final[Mapping[str, str]] = {
+    "Linear": "linear",
+    "Conv": "conv",
+    "ConvTranspose": "conv",
+    "DepthwiseConv": "conv",
+    "Embedding": "embedding",
+    "BatchNorm": "norm",
+    "LayerNorm": "norm",
+    "GroupNorm": "norm",
+    "RMSNorm": "norm",
+    "Attention": "attention",
+    "LSTM": "rnn",
+    "GRU": "rnn",
+    "RNN": "rnn",
+    "Dropout": "dropout",
+    "Softmax": "softmax",
+}
+_ACTIVATION: Final = re.compile(r"Activation|(Leaky|P|R)?ReLU6?|[CS]?ELU|GELU|SiLU|Sigmoid|Tanh|Softplus|Softsign")
+_KIND_ENDINGS: Final = (("norm", r"Norm(alization)?"), ("attention", "Attention"), ("dropout", "Dropout"))
+
+
+def kind_of_layer(class_name: str) -> str:
+    """One word for what a layer does, as in model.json; `other` where its class does not tell.
+
+    >>> [kind_of_layer(name) for name in ("Dense", "Conv2DTranspose", "UnitNormalization", "Net")]
+    ['linear', 'conv', 'norm', 'other']
+    """
+    known = _KINDS.get(layer_type(class_name))
+    if known is not None:
+        return known
+    if _ACTIVATION.fullmatch(class_name):
+        return "activation"
+    return next((kind for kind, ending in _KIND_ENDINGS if re.search(f"{ending}$", class_name)), "other")
+
+
 def split_name(name: str) -> tuple[str, ...]:
     """The parts of a name, however the framework separates them; collections of Flax and `:0` of TensorFlow left out.
 

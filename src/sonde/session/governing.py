@@ -43,6 +43,10 @@ class Governing:
         self._gpu_s: dict[str, deque[float]] = {}
         """What each kind took lately; no single time is believed."""
         self._num_seen: dict[str, int] = {}
+        self.is_together = False
+        """Whether all kinds are recorded together or not at all: a compiler knows only the two."""
+        self.unknown = ""
+        """Why the cost is not known, where it is not."""
 
     def allows(self, step: int, kind: str, *, scheduled: bool = True) -> bool:
         return self.governor.allows(step, OF_KIND[kind], scheduled=scheduled)
@@ -56,7 +60,12 @@ class Governing:
             self._look_at_memory()
 
     def facts(self) -> dict[str, Any]:
-        return {**self.governor.facts(), "snapshots_s": round(self.snapshots_s, 4)}
+        facts = {**self.governor.facts(), "snapshots_s": round(self.snapshots_s, 4)}
+        if self.is_together:
+            facts |= {"stride": round(self.governor.stride("optimizer")), "is_together": True}
+        if self.unknown:
+            facts |= {"fraction": None, "uncertainty": None, "unknown": self.unknown}
+        return facts
 
     @property
     def overhead(self) -> float:
@@ -66,6 +75,8 @@ class Governing:
         self.snapshots_s += times.host_s.get("snapshots", 0.0)
         if self._is_first(times):
             return
+        if times.host_s:
+            self.unknown = ""
         for kind, seconds in (times.gpu_s or {}).items():
             self._gpu_s.setdefault(kind, deque(maxlen=7)).append(seconds)
         costs = {kind: self._cost(kind, times) for kind in times.host_s if kind in KINDS}
@@ -113,12 +124,17 @@ class Governing:
 
     def _tell(self, change: Change, **details: Any) -> None:
         often = ", ".join(f"{kind} {_often(change.strides[kind])}" for kind in KINDS)
+        if self.is_together:
+            often = f"one in {_number(change.strides['optimizer'])} of the steps that `when` names"
         if math.isinf(self.governor.pressure):
-            often = "gradients only"
+            often = "nothing" if self.is_together else "gradients only"
         message = f"recording changes, {change.reason}: {often}"
-        shown = {kind: round(stride, 2) for kind, stride in change.strides.items()}
-        self.session.event("cadence", message, details={"stride": shown, **self.facts(), **details})
+        self.session.event("cadence", message, details={**self.facts(), **details})
 
 
 def _often(stride: float) -> str:
-    return "at every step" if stride < 1.05 else f"at one in {stride:.3g}"
+    return "at every step" if stride < 1.05 else f"at one in {_number(stride)}"
+
+
+def _number(stride: float) -> str:
+    return f"{stride:.0f}" if stride >= 100 else f"{stride:.3g}"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from keras import ops
 
-from sonde.probe.keras_backend import BACKEND, kept, num_replicas, optimizers
+from sonde.config import Settings
+from sonde.probe.keras_backend import BACKEND, is_compiled, kept, num_replicas, optimizers
+from sonde.probe.keras_structure import describe, settings_of
 from sonde.probe.schedule import Schedule
-from sonde.reduce.keras import to_rows
-from sonde.session.handed import put_rows, put_scalars
+from sonde.reduce.compiled_meter import CompiledMeter
+from sonde.schema.layout import MODEL_FILE
+from sonde.session.handed import put_scalars
 from sonde.session.keras_inside import OURS, InsideStep
 from sonde.session.session import Session
 
+UNKNOWN: Final = "too few steps were made without recording to compare with"
 _END_OF_DATA: Final = ("StopIteration", "OutOfRangeError")
 
 
@@ -29,6 +34,7 @@ class KerasRecorder:
         when: Schedule,
         activations: bool,
         optim: bool,
+        budget: Any,
         num_batches: int | None,
         iterations: int,
         on_error: Callable[[BaseException], None],
@@ -37,8 +43,11 @@ class KerasRecorder:
         self._when, self._num_batches, self._on_error = when, num_batches, on_error
         self._offset = session.step_number - iterations
         self._inside = InsideStep(session, model, optim=optim, acts_arrived=self._acts_arrived)
+        self._optimizers = [(optimizer, settings_of(optimizer)) for optimizer in optimizers(model)]
         self._is_seen = False
+        self._result: Any = None
         self._undo: list[Callable[[], Any]] = []
+        self._meter = self._measure(model, budget)
         if num_replicas(model) > 1:
             session.warn_once("keras replicas", "under tf.distribute only the numbers in the logs are recorded.")
         try:
@@ -59,9 +68,23 @@ class KerasRecorder:
         if getattr(model, "_loss_tracker", None) is not None:
             self.wrap(model._loss_tracker, "update_state", inside.update_state)
         for layer, site in inside.names.layers if activations else ():
-            self.wrap(layer, "call", functools.partial(inside.call, site, type(layer).__name__))
+            self.wrap(layer, "call", functools.partial(inside.call, site, layer))
         model.make_train_function(force=True)
         model.train_function = functools.partial(self._train_function, plain, model.train_function)
+
+    def _measure(self, model: Any, budget: Any) -> CompiledMeter | None:
+        """What recording takes is compared where a compiler hides it, and seen where torch runs it."""
+        governing = self.session.governing
+        if budget is not ...:
+            governing.governor.budget = Settings.load(budget=budget).budget
+        governing.is_together = True
+        if not is_compiled(model):
+            return None
+        if not governing.governor.overhead:
+            governing.unknown = UNKNOWN
+        if not isinstance(governing.meter, CompiledMeter):
+            governing.meter = CompiledMeter()
+        return governing.meter
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """On the instance, past Keras's own bookkeeping of attributes."""
@@ -80,8 +103,13 @@ class KerasRecorder:
         session = self.session
         if session.is_finished or session.breaker.is_open:
             return plain(*args)
+        if self._meter is not None:
+            self._meter.begin(time.perf_counter())
         skipped = self._steps() - 1
-        self._inside.is_recording = self._when(session.step_number + skipped) and num_replicas(self.model) == 1
+        step = session.step_number + skipped
+        is_wanted = self._when(step) and num_replicas(self.model) == 1
+        self._inside.is_recording = session.governing.allows(step, "optim", scheduled=is_wanted)
+        self._inside.collector.begin_step(step)
         try:
             result = (recording if self._inside.is_recording else plain)(*args)
         except BaseException as error:
@@ -96,6 +124,9 @@ class KerasRecorder:
             self._hand_over(logs, found, skipped, was_recording)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             session.breaker("keras", error)
+        if self._meter is not None:
+            # A number of the step's own, which nobody will give away: the state goes to the next step.
+            self._meter.note(is_recorded=was_recording, result=self._result)
         session.step()
         return (logs, *state) if state else logs
 
@@ -116,27 +147,30 @@ class KerasRecorder:
         numbers = dict(logs) if isinstance(logs, Mapping) else {}
         if found is None and was_recording and not self._is_seen:
             session.warn_once("keras unseen", "this model's training step shows no gradients; its logs are recorded.")
-        for key, value in (found or {}).items():
-            self._is_seen = True
-            if key.isdigit():
-                put_rows(session, self._inside.sites[int(key)], functools.partial(to_rows, *value))
-            else:
-                numbers[key] = value  # the loss of this batch; the one in the logs is a mean since the epoch began
+        if was_recording:
+            # The loss of this batch is among them; the one in the logs is a mean since the epoch began.
+            numbers |= self._inside.collector.put(found or {}, step=session.step_number)
+            is_first, self._is_seen = found is not None and not self._is_seen, self._is_seen or found is not None
+            if is_first:
+                self._describe()
         if not was_recording and self._is_seen:
             numbers.pop("loss", None)  # not the batch's
         flat = {name: kept(value) for name, value in _flat(numbers)}
+        self._result = next((value for value in flat.values() if hasattr(value, "is_ready")), None)
         if flat:
             put_scalars(session, flat)
 
-    def _acts_arrived(self, key: int, number: Any, counts: Any, sums: Any) -> None:
+    def _describe(self) -> None:
+        """model.json: after the first step that was seen, when everything is built and the order of calls is known."""
+        inside = self._inside
+        document = describe(inside.names, self.model, self._optimizers, inside.calls)
+        self.session.writer.document(MODEL_FILE, document)
+
+    def _acts_arrived(self, keys: Sequence[str], number: Any, *values: Any) -> None:
         """On a thread of JAX's."""
         try:
-            put_rows(
-                self.session,
-                self._inside.sites[key],
-                functools.partial(to_rows, counts, sums),
-                step=int(number) + self._offset,
-            )
+            found = dict(zip(keys, values, strict=True))
+            self._inside.collector.put(found, step=int(number) + self._offset)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.session.breaker("keras activations", error)
 

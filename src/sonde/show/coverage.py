@@ -43,15 +43,24 @@ def overhead_sentence(overhead: Any) -> str:
 
     >>> overhead_sentence({"fraction": 0.0103, "uncertainty": 0.002, "stride": {"grads": 1, "optimizer": 11.2}})
     'recording took 1.03 % of the time (give or take 0.2 %), optimizer at one step in 11'
+    >>> overhead_sentence({"fraction": 0.0103, "stride": 11, "is_together": True})
+    'recording took 1.03 % of the time, at one in 11 of the steps that `when` names'
+    >>> overhead_sentence({"fraction": None, "unknown": "every step was recorded"})
+    'what recording took is not known: every step was recorded'
     """
     if not isinstance(overhead, Mapping):
         return ""
+    if overhead.get("unknown"):
+        return f"what recording took is not known: {overhead['unknown']}"
     share = overhead.get("fraction", overhead.get("host_fraction"))
     if not isinstance(share, int | float) or isinstance(share, bool):
         return ""
     error = overhead.get("uncertainty")
     known = f" (give or take {percent(float(error))})" if isinstance(error, int | float) else ""
-    return f"recording took {percent(float(share))} of the time{known}{_thinned(overhead.get('stride'))}"
+    thinned = _thinned(overhead.get("stride"))
+    if thinned and overhead.get("is_together") is True:
+        thinned = thinned.replace("one step in", "one in") + " of the steps that `when` names"
+    return f"recording took {percent(float(share))} of the time{known}{thinned}"
 
 
 def _thinned(strides: Any) -> str:
