@@ -21,7 +21,8 @@ from sonde.errors import CorruptError, RunError, UsageError
 
 pytest.importorskip("huggingface_hub")
 
-from sonde.adapters.huggingface_hub import pull, push
+from sonde.adapters.huggingface_hub import pull, pull_checkpoint, push
+from sonde.testing.adapters import check_hint
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 LARGE = 20_000
@@ -203,6 +204,12 @@ def test_a_report_and_a_checkpoint(tmp_path, hub):
     (folder / "old.bin").write_bytes(b"pickle")
     push(folder, "me/model", token="t", endpoint=hub.endpoint)
     assert set(hub.repos["models/me/model"]) == {"model.safetensors"}
+    hub.repos["models/me/model"]["training_args.bin"] = b"pickle"  # somebody else's
+    again = pull_checkpoint("me/model", into=tmp_path / "again", token="t", endpoint=hub.endpoint)
+    assert [path.name for path in again.iterdir() if path.is_file()] == ["model.safetensors"]
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="not empty"):
+        pull_checkpoint("me/model", into=tmp_path / "again", token="t", endpoint=hub.endpoint)
 
 
 def test_what_cannot_be_pushed_or_pulled(tmp_path, hub):
@@ -212,12 +219,27 @@ def test_what_cannot_be_pushed_or_pulled(tmp_path, hub):
         push(tmp_path / "nowhere", "me/model", token="t", endpoint=hub.endpoint)
     with pytest.raises(RunError, match="no dataset repository"):
         pull("me/nothing", dir=tmp_path, token="t", endpoint=hub.endpoint)
+    with pytest.raises(RunError, match="no model repository"):
+        pull_checkpoint("me/nothing", into=tmp_path / "new", token="t", endpoint=hub.endpoint)
+    with pytest.raises(UsageError, match="user/name"):
+        pull("a/b/c", dir=tmp_path, token="t", endpoint=hub.endpoint)
     session = sonde.init(project="gpt", dir=tmp_path / "runs", verbose=False)
     try:
         with pytest.raises(UsageError, match="still being written"):
             push(sonde.open(session.path), "me/runs", token="t", endpoint=hub.endpoint)
     finally:
         session.finish()
+
+
+@pytest.mark.parametrize("act", [lambda run, **to: push(run, "me/runs", **to), lambda _, **to: pull("me/runs", **to)])
+def test_a_hub_that_does_not_answer(run, act):
+    with pytest.raises(RunError, match="cannot be reached") as caught:
+        act(run, token="t", endpoint="http://127.0.0.1:9")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch):
+    check_hint("sonde.adapters.huggingface_hub", "huggingface_hub", monkeypatch)
 
 
 def test_from_the_command_line(tmp_path, hub, run):

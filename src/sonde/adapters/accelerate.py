@@ -4,7 +4,7 @@ tracker = SondeTracker(project="gpt")
 accelerator = Accelerator(log_with=tracker)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 accelerator.init_trackers("gpt", config={"lr": 3e-4})
-tracker.watch(accelerator.unwrap_model(model), optimizer)
+tracker.watch(model, optimizer)
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
     from sonde.adapters.huggingface_hub import pull, push
     push(sonde.open("latest"), "me/runs")            # a dataset repository, private unless told otherwise
     for path in pull("me/runs", dir="runs"): ...
+    pull_checkpoint("me/model", into="checkpoint")    # from a model repository
 
 A repository of runs holds each under `<project>/<folder>`, as a folder of runs does. What is loaded is checked against
 its hashes before it is put among the runs: a damaged or foreign run is refused, not shown.
@@ -13,21 +14,29 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
-from sonde.errors import CorruptError, MissingPackageError, RunError, UsageError
+from sonde.errors import CorruptError, MissingPackageError, RunError, SondeError, UsageError
 from sonde.run import Run
 from sonde.schema.layout import LOCK_FILE, RUN_FILE
 
 try:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 except ImportError as error:
     raise MissingPackageError("huggingface_hub", "transformers", "pushing to a hub") from error
 
 RepoType = Literal["dataset", "model"]
 LEFT_OUT: Final = (LOCK_FILE, "*.tmp", "*/.tmp-*", ".*")
+PICKLED: Final = ("*.pt", "*.pth", "*.bin", "*.pkl", "*.ckpt")
+"""What is run when it is loaded: neither pushed nor pulled."""
 _CARD: Final = """---
 tags: [sonde]
 ---
@@ -56,7 +65,7 @@ def push(
     The repository is made where it does not exist. Gives the address of the commit.
     """
     api = HfApi(endpoint=endpoint, token=token)
-    try:
+    with _told(repo, "was not taken by the hub"):
         if isinstance(what, Run):
             return _push_run(api, what, repo, private)
         path = Path(what)
@@ -66,8 +75,6 @@ def push(
             return _push_run(api, Run(path), repo, private)
         if path.is_dir():
             return _push_checkpoint(api, path, repo, private)
-    except HfHubHTTPError as error:
-        raise UsageError(f"{repo} was not taken by the hub: {_why(error)} Log in with `hf auth login`.") from error
     raise UsageError(f"{path} is no run, no report and no checkpoint: nothing to push.")
 
 
@@ -93,6 +100,20 @@ def pull(
                 place.parent.mkdir(parents=True, exist_ok=True)
                 run.replace(place)
     return [place for _, place in found]
+
+
+def pull_checkpoint(
+    repo: str, *, into: str | os.PathLike[str], token: str | None = None, endpoint: str | None = None
+) -> Path:
+    """Load the files of a model repository into a folder; pickled ones, which reading would run, stay there."""
+    folder = Path(into)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already, and not empty. Name a new folder.")
+    with _told(repo, "could not be loaded", kind="model"):
+        snapshot_download(repo, local_dir=folder, ignore_patterns=list(PICKLED), token=token, endpoint=endpoint)
+    if not any(folder.glob("*.safetensors")):
+        raise RunError(f"{repo} holds no weights (*.safetensors). What it holds is in {folder}.")
+    return folder
 
 
 def _push_run(api: Any, run: Run, repo: str, private: bool) -> str:
@@ -136,7 +157,7 @@ def _push_checkpoint(api: Any, path: Path, repo: str, private: bool) -> str:
             repo_id=id,
             repo_type="model",
             folder_path=path,
-            ignore_patterns=["*.pt", "*.bin", "*.pkl", ".*"],  # nothing that is executed when it is loaded
+            ignore_patterns=[*PICKLED, ".*"],
             commit_message=f"Checkpoint {path.name}",
         ).commit_url
     )
@@ -158,16 +179,39 @@ def _put_card(api: Any, repo: str) -> None:
 
 
 def _download(repo: str, scratch: Path, token: str | None, endpoint: str | None) -> Path:
+    with _told(repo, "could not be loaded", kind="dataset"):
+        folder = scratch / "repository"
+        return Path(snapshot_download(repo, repo_type="dataset", local_dir=folder, token=token, endpoint=endpoint))
+
+
+@contextmanager
+def _told(repo: str, what: str, *, kind: RepoType | None = None) -> Iterator[None]:
+    """What the client raises, in one line and with what to do about it."""
     try:
-        return Path(
-            snapshot_download(
-                repo, repo_type="dataset", local_dir=scratch / "repository", token=token, endpoint=endpoint
-            )
-        )
+        yield
+    except HFValidationError as error:
+        raise UsageError(f'"{repo}" is no name of a repository. Write user/name.') from error
     except RepositoryNotFoundError as error:
-        raise RunError(f"no dataset repository {repo}, or no right to read it. Log in with `hf auth login`.") from error
+        raise RunError(
+            f"no {kind or 'such'} repository {repo}, or no right to it. Log in with `hf auth login`."
+        ) from error
     except HfHubHTTPError as error:
-        raise RunError(f"{repo} could not be loaded: {_why(error)}") from error
+        login = " Log in with `hf auth login`." if getattr(error.response, "status_code", 0) in (401, 403) else ""
+        raise RunError(f"{repo} {what}: {_why(error)}{login}") from error
+    except SondeError:
+        raise
+    except Exception as error:
+        if not _is_of_the_network(error):
+            raise
+        raise RunError(
+            f"{repo} {what}: the hub cannot be reached. Is HF_ENDPOINT right, HF_HUB_OFFLINE unset?"
+        ) from error
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    """The client has changed the library it speaks through, and its errors with it."""
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, ConnectionError | LocalEntryNotFoundError) or library.startswith(("httpx", "requests"))
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:

@@ -17,6 +17,9 @@ def hub(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="push: a run, a report, a checkpoint. pull: REPO.")],
     repo: Annotated[str | None, typer.Argument(metavar="REPO", help="user/name; made where there is none.")] = None,
     public: Annotated[bool, typer.Option("--public", help="A new repository is for all; default: private.")] = False,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="DIR", help="pull: a checkpoint, from a model repository, to here.")
+    ] = None,
     as_json: Json = False,
     dir: Dir = None,
 ) -> None:
@@ -28,21 +31,24 @@ def hub(
       sonde hub push report.html me/runs
       sonde hub push runs/latest/checkpoints/step-000000500 me/model
       sonde hub pull me/runs
+      sonde hub pull me/model --into checkpoint
     """
     if action == "push":
-        answer = _push(what, repo, public, dir)
+        answer = _push(what, repo, public, dir, into)
     elif action == "pull":
-        answer = _pull(what, repo, dir)
+        answer = _pull(what, repo, dir, into)
     else:
         raise UnknownNameError("action", action, ("push", "pull"))
     if as_json:
         print_json(answer)
         return
-    for line in answer.get("runs", [answer.get("commit")]):
+    for line in answer.get("runs") or answer.values():
         print(line)
 
 
-def _push(what: str, repo: str | None, public: bool, dir: Path | None) -> dict[str, Any]:
+def _push(what: str, repo: str | None, public: bool, dir: Path | None, into: Path | None) -> dict[str, Any]:
+    if into is not None:
+        raise UsageError(f"--into is for pulling a checkpoint:  sonde hub pull {repo or 'user/name'} --into {into}")
     if repo is None:
         raise UsageError(f"push needs a repository:  sonde hub push {what} user/name")
     from sonde.adapters.huggingface_hub import push
@@ -52,9 +58,11 @@ def _push(what: str, repo: str | None, public: bool, dir: Path | None) -> dict[s
     return {"commit": push(given, repo, private=not public)}
 
 
-def _pull(repo: str, extra: str | None, dir: Path | None) -> dict[str, Any]:
+def _pull(repo: str, extra: str | None, dir: Path | None, into: Path | None) -> dict[str, Any]:
     if extra is not None:
         raise UsageError(f"pull takes a repository only:  sonde hub pull {repo}")
-    from sonde.adapters.huggingface_hub import pull
+    from sonde.adapters.huggingface_hub import pull, pull_checkpoint
 
+    if into is not None:
+        return {"checkpoint": str(pull_checkpoint(repo, into=into))}
     return {"runs": [str(path) for path in pull(repo, dir=runs_dir(dir))]}

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 _SUITES: Final = {
     "AdapterTests": "sonde.testing.adapters",
+    "Recipe": "sonde.testing.by_hand",
     "StoreTests": "sonde.testing.stores",
     "TruthTests": "sonde.testing.adapters",
 }
-__all__ = ["AdapterTests", "StoreTests", "TruthTests"]
+__all__ = ["AdapterTests", "Recipe", "StoreTests", "TruthTests"]
 
 
 def __getattr__(name: str) -> Any:
