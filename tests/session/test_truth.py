@@ -419,3 +419,21 @@ def test_sites_are_selected_by_glob_type_and_function(begin: Any, reopen: Any) -
     acts = {s["site"] for s in sites if s["kind"] == "act"}
     assert grads == {"embed.weight", "second.norm.weight", "second.up.weight", "second.down.weight"}
     assert acts == {"embed", "second.norm", "second.up", "second.relu", "second.drop", "second.down"}
+
+
+@pytest.mark.parametrize(
+    ("sites", "is_wanted"), [("0*", False), (["2*"], True), ([nn.Linear], True), ([nn.ReLU], False)]
+)
+def test_what_a_model_gains_later_is_selected_likewise(sites: Any, is_wanted: bool, begin: Any, reopen: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begin().watch(model, optimizer, sites=sites, when=sonde.every(1), inspect=False)
+    for step in range(4):
+        if step == 1:
+            model.append(nn.Linear(2, 2))
+            optimizer.add_param_group({"params": model[2].parameters()})
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    run = reopen()
+    seen = {(row["kind"], row["site"]) for row in run.stats("*/*/n").to_pylist()}
+    assert (("act", "2") in seen, ("grad", "2.weight") in seen) == (is_wanted, is_wanted)

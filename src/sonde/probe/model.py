@@ -44,6 +44,7 @@ class ModelNames:
         self.model = weakref.ref(model)
         self.prefix = prefix
         self.choose: Callable[[NamedParameter], bool] = lambda _: True
+        self.choose_place: Callable[[Place], bool] = lambda _: True
         self.places: dict[int, Place] = {}
         self.parameters: dict[int, NamedParameter] = {}
         self.refresh()
@@ -64,7 +65,10 @@ class ModelNames:
     def _known(self, key: int, place: Place) -> Place:
         """What is known of a place survives a refresh."""
         known = self.places.get(key)
-        return known if known is not None and known.ref() is place.ref() else place
+        if known is not None and known.ref() is place.ref():
+            return known
+        place.is_selected = self.choose_place(place)
+        return place
 
     def place(self, module: nn.Module) -> Place | None:
         place = self.places.get(id(module))

@@ -65,7 +65,7 @@ class Watching:
     def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
         self.session, self.plan = session, plan
         self.names = ModelNames(model, prefix=plan.prefix)
-        self._select(model)
+        self._select()
         self.reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=self._note_unreadable)
         self.optimizer_pass = OptimizerPass(self.reducer)
         self.foresight = Foresight(self)
@@ -410,18 +410,23 @@ class Watching:
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    def _select(self, model: nn.Module) -> None:
-        choose = chooser(self.plan.sites)
-        owners = {place.name: place.ref for place in self.names.places.values()}
-        for place in self.names.places.values():
-            place.is_selected = any(choose(place.name, alias, place.ref()) for alias in (place.name, *place.aliases))
+    def _select(self) -> None:
+        """By what was asked for; what the model gains later is chosen in the same way."""
+        choose, names = chooser(self.plan.sites), self.names
+        owners: dict[str, Any] = {}
+
+        def choose_place(place: Place) -> bool:
+            owners[place.name] = place.ref
+            return any(choose(place.name, alias, place.ref()) for alias in (place.name, *place.aliases))
 
         def choose_parameter(named: NamedParameter) -> bool:
             owner = owners[named.owner]() if named.owner in owners else None
             return any(choose(named.name, alias, owner) for alias in (named.name, *named.aliases))
 
-        self.names.choose = choose_parameter
-        self.names.refresh()
+        for place in names.places.values():
+            place.is_selected = choose_place(place)
+        names.choose_place, names.choose = choose_place, choose_parameter
+        names.refresh()
 
     def _id(self, site: Site) -> int:
         key = (site.kind, site.name)
