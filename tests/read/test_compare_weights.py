@@ -122,6 +122,8 @@ def test_keras_weights_lie_as_torchs_do() -> None:
     assert found.frameworks == ("torch", "keras")
     assert row(found, "conv.weight")["status"] == row(found, "fc.weight")["status"] == "same"
     assert row(found, "conv.weight")["layout"] == "transpose 3 2 0 1"
+    turned = row(compare_weights(b, a), "conv2d.weight")
+    assert (turned["status"], turned["layout_a"], turned["layout"]) == ("same", "transpose 3 2 0 1", None)
     assert row(found, "conv.weight")["name_b"] == "conv2d/kernel"
     assert row(found, "fc.bias")["max_abs"] == pytest.approx(1e-3)
     assert row(found, "fc.bias")["matched_by"] == "order"

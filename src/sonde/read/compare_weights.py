@@ -36,6 +36,7 @@ _TENSORS: Final = pa.schema(
         ("nonfinite_b", pa.int64()),
         ("matched_by", pa.string()),
         ("layout", pa.string()),
+        ("layout_a", pa.string()),
     ]
 )
 _LAYERS: Final = pa.schema(
@@ -58,7 +59,7 @@ class WeightComparison:
     tensors: pa.Table
     """One row per tensor, the most changed first. status: same, close (within the tolerance, of whatever type),
     changed, reshaped, retyped (other type, same values), only_a, only_b. relative is ‖b - a‖ / ‖a‖. layout says what
-    was done to b to lie as a does."""
+    was done to b to lie as PyTorch's tensors do, layout_a what was done to a."""
     layers: pa.Table
     """The same numbers per layer, the most changed first."""
     total: Mapping[str, Any]
@@ -156,6 +157,7 @@ def _compare(pair: _Pair, a: LazyTensors, b: LazyTensors, tolerance: float) -> t
         "dtype_b": spec_b and spec_b.dtype,
         "matched_by": pair.matched_by if pair.a and pair.b else None,
         "layout": _layout(pair.canonical_b),
+        "layout_a": _layout(pair.canonical_a),
     }
     if spec_a is None or spec_b is None:
         return {**row, "status": "only_b" if spec_a is None else "only_a"}, Difference()

@@ -64,7 +64,7 @@ def _number_columns() -> list[Column]:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     values = [row[name] for name in _NUMBERS]
-    if values[0] is None:
+    if values[0] is None or row.get("num_elements") == 0:  # nothing that is on both sides
         return ["–"] * len(values)
     return [*(number(value) for value in values[:3]), f"{values[3]:.1%}"]
 
