@@ -10,8 +10,9 @@ import pytest
 
 from sonde.cli.train import EXAMPLE
 from sonde.errors import SettingsError, UsageError
+from sonde.tune.ahead import check_ahead
 from sonde.tune.config import MethodConfig, TuneConfig, checked, load_config
-from sonde.tune.data import as_dataset, generate, texts_of
+from sonde.tune.data import generate, texts_of
 from sonde.tune.files import read_texts
 from sonde.tune.from_config import split_data
 
@@ -56,15 +57,40 @@ def test_a_wrong_value_is_named(file, override, message):
         load_config(file, [override])
 
 
-@pytest.mark.parametrize("override", ["learning_rate", "=3", "output_dir.x=1"])
-def test_a_wrong_override_is_named(file, override):
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("learning_rate", "an override is key=value"),
+        ("=3", "an override is key=value"),
+        ("output_dir.x=1", '"output_dir" is a value'),
+        ("training.batch_size=[1", r""""training.batch_size": '\[1' is not a value"""),
+        ("learning_rate=1", r'no key "learning_rate". Did you mean "training.learning_rate"\?'),
+    ],
+)
+def test_a_wrong_override_is_named(file, override, message):
+    with pytest.raises(UsageError, match=message):
         load_config(file, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method.name=loar"], r'no training method "loar". Did you mean "lora"\?'),
+        (["data.generate=null", "data.path=gone.txt"], "data.path: no file gone.txt"),
+        (["data.retained_path=gone.txt"], "data.retained_path: no file gone.txt"),
+    ],
+)
+def test_what_is_wrong_is_known_ahead(file, overrides, message):
+    check_ahead(load_config(file))
+    with pytest.raises(UsageError, match=message):
+        check_ahead(load_config(file, overrides))
 
 
 def test_a_file_that_is_none(tmp_path):
     with pytest.raises(UsageError, match="--example"):
         load_config(tmp_path / "no.yaml")
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(SettingsError, match="holds no keys"):
         load_config(tmp_path / "list.yaml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from sonde.errors import RunNotFoundError, UsageError
 from sonde.read.link import linked_run
 from sonde.record.link import write_link
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
+from sonde.tune.charts import line_chart, thinned
 from sonde.tune.report_sections import convergence_section
 
 
@@ -35,6 +37,7 @@ def record(dir: Path, losses: list[float], held_out: list[float] = []) -> Path: 
     return session.path
 
 
+NOISE = np.random.default_rng(3).normal(size=60)
 FALLING = list(3 * np.exp(-np.arange(24) / 5))
 
 
@@ -47,6 +50,10 @@ FALLING = list(3 * np.exp(-np.arange(24) / 5))
         ([3 - 0.2 * s for s in range(12)] + [1 + 0.1 * s for s in range(12)], "Turned"),
         ([3.0] * 16 + [float("nan")] * 8, "Diverged"),
         ([3.0, 2.0], "Too short to say: 2 values"),
+        ([3.0, *np.geomspace(150, 31, 40)], "Diverged: the loss is 3"),
+        (list(3 + 0.06 * NOISE - 0.001 * np.arange(60)), "Not converging: the loss went from"),
+        # Noise alone rises in the last third: it has not turned.
+        (list(1.2 + 1.4 * np.exp(-np.arange(60) / 6) + 0.06 * np.abs(NOISE)), "Converged"),
     ],
 )
 def test_convergence(tmp_path, losses, verdict):
@@ -84,6 +91,23 @@ def test_saved_as_html_json_and_text(tmp_path):
     assert report.save("report.txt").read_text() == str(report)
     with pytest.raises(UsageError, match=r"saved as .html, .json, .txt"):
         report.save("report.pdf")
+
+
+def test_curves_and_bars_are_drawn(tmp_path):
+    held_out = [3.0 - 0.05 * s for s in range(23)] + [float("nan")]
+    page = CheckpointAnalyzer(record(tmp_path, FALLING, held_out)).generate_standard_report().html
+    assert page.count("<svg") == 3  # losses twice, weights once
+    assert 'aria-label="training loss, held-out loss, steps 0 to 23' in page
+    assert "nan" not in "".join(re.findall(r"<svg.*?</svg>", page))
+    assert page.count('class="bar"') == 2
+
+
+def test_long_curves_are_thinned_and_keep_their_ends():
+    steps, values = thinned(list(range(5001)), [float(v) for v in range(5001)])
+    assert (len(steps), steps[0], values[-1]) == (400, 0, 5000.0)
+    assert line_chart({"flat": ([1, 2], [3.0, 3.0])}).count("<polyline") == 1
+    assert line_chart({"a gap": ([1, 2, 3], [1.0, float("nan"), 2.0])}).count("<polyline") == 2
+    assert line_chart({"one": ([1], [1.0])}) == ""
 
 
 def test_checkpoints_without_a_run(tmp_path):

@@ -14,7 +14,7 @@ import torch
 
 import sonde
 from sonde.cli.train import EXAMPLE
-from sonde.errors import UnknownNameError, UsageError
+from sonde.errors import SettingsError, UnknownNameError, UsageError
 from sonde.read.link import linked_run
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, FineTuningMethod, TrainingWrapper
 from sonde.tune.config import ModelConfig
@@ -120,6 +120,14 @@ def test_training_goes_on_where_it_was_interrupted_bit_by_bit(tmp_path, monkeypa
     assert values(second, "loss") == values(first, "loss")
     assert second.stats("grad/*/norm").to_pylist() == first.stats("grad/*/norm").to_pylist()
     assert [c.step for c in resumed.checkpoints] == [4, 8, 12, 15]
+    assert resumed.train_loss == straight.train_loss == pytest.approx(sum(values(first, "loss")) / 15)
+    assert values(second, "train_loss") == [resumed.train_loss]
+    assert train("parts", resume=True).train_loss == resumed.train_loss  # nothing was left to do
+    with pytest.raises(UsageError, match="overwrite"):
+        train("parts")
+    with pytest.raises(UsageError, match=r"made with method.name = 'lora', and this is 'full'"):
+        wrapper("full").train(data, "parts", 1, resume=True)
+    assert sonde.open(resumed.run).status == "finished"
 
 
 def test_a_checkpoint_restores_the_adapters_of_a_new_process(tmp_path):
@@ -197,6 +205,75 @@ def test_unknown_method_and_model():
         TrainingWrapper(model=bad).train(generate("copying", 8), "out", 1)
     with pytest.raises(UnknownNameError, match=r'no architecture "lama".*llama'):
         TrainingWrapper(model=ModelConfig(architecture="lama")).train(generate("copying", 8), "out", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("some/model", r'no folder "some/model" is here, and the Hugging Face Hub did not .*model.architecture'),
+        ("./gone", r"no folder ./gone with a saved model"),
+        ("empty", r"empty holds no saved model: there is no config.json"),
+        ("adapters", r"adapters holds adapters only"),
+        ("broken", r"the model in broken cannot be loaded"),
+    ],
+)
+def test_a_model_that_is_not_there_names_what_to_give(name, message, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for folder, file in (("empty", "readme"), ("adapters", "adapter_config.json"), ("broken", "config.json")):
+        Path(folder).mkdir()
+        (Path(folder) / file).write_text("{}")
+    with pytest.raises(UsageError, match=message):
+        TrainingWrapper(name, **QUICK).train(generate("copying", 8), "out", 1)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheduler": "cosin"}, "cosin is not a valid SchedulerType"),
+        ({"arguments": {"optim": "adamm"}}, "adamm is not a valid OptimizerNames"),
+        ({"arguments": {"optimm": "adam"}}, r'no key "training.arguments.optimm". Did you mean "optim"'),
+    ],
+)
+def test_arguments_the_trainer_refuses_are_told_before_a_run_begins(options, message):
+    with pytest.raises(SettingsError, match=message):
+        wrapper(**options).train(generate("copying", 8), "out", 1)
+    assert not Path("runs").exists()
+
+
+def test_options_that_make_no_model_are_told():
+    odd = ModelConfig(architecture="llama", options={"hidden_size": 15, "num_attention_heads": 4})
+    with pytest.raises(UsageError, match=r"no llama can be built of these options: .*multiple of"):
+        TrainingWrapper(model=odd).train(generate("copying", 8), "out", 1)
+
+
+def test_texts_longer_than_the_model_has_positions_for_are_cut_and_counted(capfd):
+    short = ModelConfig(
+        architecture="gpt2", options={"n_embd": 16, "n_layer": 1, "n_head": 2, "max_position_embeddings": 12}
+    )
+    texts = ["one two " * 40] * 4 + ["one"] * 4
+    TrainingWrapper(model=short, training_method="prompt", **{**QUICK, "max_length": 99}).train(texts, "out", 1)
+    assert "4 of them fill max_length=4 tokens" in capfd.readouterr().err  # eight are the prompt's
+
+
+def test_an_adapter_that_is_passed_by_is_found(tmp_path):
+    from sonde.tune.methods.lora import Method
+
+    class PassedBy(Method):
+        def prepare(self, model: Any, config: Any) -> Any:
+            prepared = super().prepare(model, config)
+            idle = prepared.get_submodule("base_model.model.model.layers.1.mlp.up_proj")
+            idle.forward = idle.base_layer.forward
+            return prepared
+
+    data = generate("counting", 100)
+    healthy, faulty = (wrapper(method).train(data, f"out-{n}", 1) for n, method in enumerate(("lora", PassedBy())))
+    dead = [f for f in sonde.open(faulty.run).findings() if f.rule == "lora_zero_init"]
+    assert [f.message.split(":")[0] for f in dead] == ["1 of 14 adapters are dead, model.layers.1.mlp.up_proj first"]
+    assert "Dead: model.layers.1.mlp.up_proj." in CheckpointAnalyzer("out-1").generate_standard_report().text
+    assert "lora_zero_init" not in {f.rule for f in sonde.open(healthy.run).findings()}
 
 
 def test_a_method_of_your_own_makes_the_steps(tmp_path):

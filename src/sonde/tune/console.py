@@ -38,7 +38,7 @@ class Console(TrainerCallback):  # type: ignore[misc]
             )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if self.bar is not None:
+        if self.bar is not None and self.bar.desc != "evaluating: ":
             self.bar.set_description("evaluating")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:

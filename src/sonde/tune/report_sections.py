@@ -14,12 +14,16 @@ from sonde.read.analysis.difference import difference
 from sonde.read.checkpoints import Checkpoint
 from sonde.run import Run
 from sonde.schema.sketch import Array
+from sonde.tune.charts import thinned
 from sonde.tune.report import Section
 
 _NOTHING: Final = "Not recorded."
 _MIN_POINTS: Final = 8
 _LEVEL: Final = 0.02
 """A loss that moved less than this share of its fall in the last third has levelled off."""
+_SURE: Final = 2.0
+"""Standard errors beyond which a change is one: the loss of a batch goes up and down by itself."""
+_RUNAWAY: Final = 1.5
 Columns = tuple[NDArray[np.int64], Array]
 
 
@@ -31,14 +35,19 @@ def convergence_section(run: Run | None) -> Section:
         return Section(title, _NOTHING if len(loss) == 0 else f"Too short to say: {len(loss)} values of the loss.")
     third = max(len(loss) // 3, 2)
     first, middle, last = (float(np.median(part)) for part in (loss[:third], loss[third:-third], loss[-third:]))
-    start, end = float(np.median(loss[: third // 3 + 1])), float(np.median(loss[-(third // 3 + 1) :]))
-    fall = start - end
-    slope = float(np.polyfit(np.arange(third), loss[-third:], 1)[0]) * third
+    few = third // 3 + 1
+    start, end = float(np.median(loss[:few])), float(np.median(loss[-few:]))
+    slope, slope_error, noise = _line(loss[-third:])
+    fall, least = start - end, max(_LEVEL * (start - end), _SURE * slope_error)
     if not math.isfinite(end):
         verdict = "Diverged: the loss is no longer a number."
+    elif end > _RUNAWAY * loss[0] > 0:
+        verdict = f"Diverged: the loss is {end:.4g}, and it began at {loss[0]:.4g}."
     elif fall <= 0:
         verdict = f"Not converging: the loss went from {start:.4g} to {end:.4g}."
-    elif abs(slope) < _LEVEL * fall:
+    elif fall < _SURE * noise * math.sqrt(2 / few):
+        verdict = f"Not converging: the loss went from {start:.4g} to {end:.4g}, no further than it varies."
+    elif abs(slope) <= least:
         verdict = f"Converged: the loss fell from {start:.4g} to {end:.4g} and has levelled off."
     elif slope < 0:
         verdict = f"Still learning: the loss fell from {start:.4g} to {end:.4g} and is falling."
@@ -53,7 +62,7 @@ def convergence_section(run: Run | None) -> Section:
         "thirds": f"{first:.4g}, {middle:.4g}, {last:.4g}",
         "change in the last third": slope,
     }
-    return Section(title, verdict, facts)
+    return Section(title, verdict, facts, curves={"training loss": thinned(steps, loss)})
 
 
 def gradient_section(run: Run | None) -> Section:
@@ -84,7 +93,7 @@ def gradient_section(run: Run | None) -> Section:
     if silent:
         verdict += f" Without gradient: {', '.join(silent[:3])}{' …' if len(silent) > 3 else ''}."
     facts = {"spread": spread, "without gradient": len(silent)}
-    return Section(title, verdict, facts, sorted(rows, key=lambda row: -row["median norm"]))
+    return Section(title, verdict, facts, sorted(rows, key=lambda row: -row["median norm"]), drawn="median norm")
 
 
 def weight_section(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Section:
@@ -114,14 +123,16 @@ def weight_section(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Section:
     moved = last["from the first"]
     verdict = f"From step {first['step']} to {last['step']} the weights moved by {moved:.3g} of their size."
     facts = {"moved most": ", ".join(f"{name} ({value:.3g})" for name, value in top)}
-    return Section(title, verdict, facts, rows)
+    saved = [row["step"] for row in rows]
+    curves = {name: thinned(saved, [row[name] for row in rows]) for name in ("from the first", "since the last")}
+    return Section(title, verdict, facts, rows, curves)
 
 
 def overfitting_section(run: Run | None, checkpoints: Sequence[Checkpoint]) -> Section:
     """Does held-out data agree with what training says?"""
     title = "Overfitting"
     steps, held_out = _column(run, ("eval_loss", "val_loss", "val/loss", "eval/loss"))
-    _, loss = _column(run, ("loss", "train_loss", "train/loss"))
+    train_steps, loss = _column(run, ("loss", "train_loss", "train/loss"))
     if len(held_out) < 2:
         return Section(title, "No held-out data was evaluated; give eval_dataset=.")
     best = int(np.nanargmin(held_out)) if np.isfinite(held_out).any() else 0
@@ -143,7 +154,8 @@ def overfitting_section(run: Run | None, checkpoints: Sequence[Checkpoint]) -> S
         "best at step": int(steps[best]),
         "checkpoint nearest to it": near,
     }
-    return Section(title, verdict, facts)
+    curves = {"training loss": thinned(train_steps, loss)} if len(loss) else {}
+    return Section(title, verdict, facts, curves={**curves, "held-out loss": thinned(steps, held_out)})
 
 
 def adapter_section(run: Run) -> Section | None:
@@ -166,7 +178,7 @@ def adapter_section(run: Run) -> Section | None:
     if dead:
         verdict += f" Dead: {', '.join(dead[:3])}{' …' if len(dead) > 3 else ''}."
     facts = {"median effective rank": float(np.nanmedian([row["rank"] for row in rows])), "dead": len(dead)}
-    return Section("Adapters", verdict, facts, sorted(rows, key=lambda row: -row["drift"]))
+    return Section("Adapters", verdict, facts, sorted(rows, key=lambda row: -row["drift"]), drawn="drift")
 
 
 def _rounded(stats: Mapping[str, float]) -> dict[str, float]:
@@ -183,6 +195,17 @@ def _total(then: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
 
 def _floats(tensor: Any) -> Array:
     return np.asarray(tensor).astype(np.float64)
+
+
+def _line(values: Array) -> tuple[float, float, float]:
+    """Change along a straight line through them, its standard error, and how much they scatter around it."""
+    x = np.linspace(-0.5, 0.5, len(values))
+    if not np.isfinite(values).all():
+        return math.nan, math.nan, math.nan
+    slope = float(x @ (values - values.mean()) / (x @ x))
+    rest = values - values.mean() - slope * x
+    noise = float(np.sqrt(rest @ rest / max(len(values) - 2, 1)))
+    return slope, noise / math.sqrt(float(x @ x)), noise
 
 
 def _column(run: Run | None, names: Sequence[str]) -> Columns:

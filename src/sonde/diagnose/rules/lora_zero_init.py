@@ -1,4 +1,4 @@
-"""Adapters whose both factors are zero: each one's gradient is a multiple of the other, so neither ever moves."""
+"""Adapters that never move: both factors are zero, so that each one's gradient is too; or they get none at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import numpy as np
 from sonde.diagnose.adapters import Adapter, adapters
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.rule import found, rule
+from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 3
 """B = 0 is how adapters begin: A has no gradient in the first step, and only there."""
+MIN_WITHOUT: Final = 20
+"""Steps in which others had gradients: an expert may wait a while for its turn."""
 
 
 @rule(
@@ -27,16 +30,24 @@ MIN_STEPS: Final = 3
     references=("Hu et al. 2021, LoRA",),
 )  # fmt: skip
 def lora_zero_init(window: Window) -> Iterator[Finding]:
-    """Adapters that were zero at the start on both sides get no gradient, ever."""
-    dead = [adapter for adapter in adapters(window) if _is_dead(window, adapter)]
-    if not dead:
-        return
+    """Adapters that never move: zero at the start on both sides, or without a gradient at all."""
+    known = adapters(window)
+    dead = [adapter for adapter in known if _is_dead(window, adapter)]
+    if dead:
+        yield _both_zero(window, dead, len(known))
+    num_steps = max((_num_gradients(window, adapter) for adapter in known), default=0)
+    idle = [adapter for adapter in known if _is_tuned(window, adapter) and not _num_gradients(window, adapter)]
+    if idle and num_steps >= MIN_WITHOUT:
+        yield _without_gradient(window, idle, len(known), num_steps)
+
+
+def _both_zero(window: Window, dead: list[Adapter], num_all: int) -> Finding:
     first = dead[0]
     step = int(window.get(f"grad/{first.a}/norm")[0][0])
-    yield found(
+    return found(
         window,
         "lora_zero_init",
-        f"{len(dead)} of {len(adapters(window))} adapters are dead, {first.module} first: A and B are both zero, "
+        f"{len(dead)} of {num_all} adapters are dead, {first.module} first: A and B are both zero, "
         f"so neither has had a gradient since step {step}",
         step=step,
         confidence=0.95,
@@ -48,6 +59,33 @@ def lora_zero_init(window: Window) -> Iterator[Finding]:
         remedy=f"leave B at zero and start A at random: nn.init.kaiming_uniform_(model.get_parameter({first.a!r}), "
         "a=5 ** 0.5)",
     )
+
+
+def _without_gradient(window: Window, idle: list[Adapter], num_all: int, num_steps: int) -> Finding:
+    first = idle[0]
+    return found(
+        window,
+        "lora_zero_init",
+        f"{len(idle)} of {num_all} adapters are dead, {first.module} first: in {num_steps} steps no gradient has "
+        "reached them, while others learned",
+        step=0,
+        confidence=0.9,
+        severity="warning",
+        sites=[name for adapter in idle for name in (adapter.a, adapter.b)],
+        evidence=[Evidence(f"grad/{first.b}/norm", 0.0, "there at every step", meaning="gradients seen")],
+        remedy=f"see whether {first.module} takes part in the forward pass; if it need not, leave it out of "
+        "target_modules",
+    )
+
+
+def _num_gradients(window: Window, adapter: Adapter) -> int:
+    return max(len(window.get(f"grad/{name}/norm")[0]) for name in (adapter.a, adapter.b))
+
+
+def _is_tuned(window: Window, adapter: Adapter) -> bool:
+    """Gradients of what is in no optimizer are not recorded."""
+    tuned = {parameter.name for parameter in structure(window).parameters if parameter.in_optimizer}
+    return {adapter.a, adapter.b} <= tuned
 
 
 def _is_dead(window: Window, adapter: Adapter) -> bool:
