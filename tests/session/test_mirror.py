@@ -103,6 +103,23 @@ def test_anything_with_log_metrics(tmp_path):
     assert [step for step, values in experiment.logged if "loss" in values] == list(range(25))
 
 
+def test_several_at_once(tmp_path):
+    sinks = [Kept(), Kept()]
+    train(tmp_path, 3, mirror=sinks)
+    assert [len(sink.series("loss")) for sink in sinks] == [3, 3]
+
+
+def test_a_mirror_of_two_models_is_told_once(tmp_path):
+    """A generator and its critic, each watched with the same words."""
+    sink = Kept()
+    models = {"g.": torch.nn.Linear(2, 2), "c.": torch.nn.Linear(2, 1)}
+    with sonde.init(dir=tmp_path, verbose=False) as session:
+        for prefix, model in models.items():
+            session.watch(model, prefix=prefix, mirror=Mirror(to=sink))
+        session.log({"loss": 1.0})
+    assert (len(sink.runs), sink.series("loss")) == (1, [(0, 1.0)])
+
+
 def test_an_unknown_mirror_is_refused_at_once(tmp_path):
     with pytest.raises(UnknownNameError, match="wandb"):
         train(tmp_path, mirror="wandbb")

@@ -54,8 +54,7 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
         session.watch(given["model"], optimizer, **self.watch)
         self._is_swept = optimizer is None  # one that torch does not know, such as DeepSpeed's
         if state.global_step:
-            is_known = run is not None and isinstance(session, Session)
-            known = logged_since(session.path, state.global_step) if is_known else []
+            known = [] if run is None or session.path is None else logged_since(session.path, state.global_step)
             self._joining.continue_at(state.global_step, known)
         self._ahead = session.next_step - state.global_step
 

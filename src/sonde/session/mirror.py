@@ -106,6 +106,11 @@ def _names() -> list[str]:
     return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
+def mirrorings(mirror: Any, warn: Callable[[str], None]) -> list[Mirroring]:
+    """Observers for `mirror=`: one of what `mirroring` takes, or several."""
+    return [mirroring(one, warn) for one in (mirror if isinstance(mirror, list | tuple) else [mirror])]
+
+
 def mirroring(mirror: Any, warn: Callable[[str], None]) -> Mirroring:
     """An observer for `mirror="wandb"`, a `Mirror`, or an object with `log_metrics`. Refuses what cannot be."""
     wanted = mirror if isinstance(mirror, Mirror) else Mirror(to=mirror)
@@ -232,10 +237,14 @@ class Observers:
         self._sites: dict[int, Site] = {}
         self._scalars: dict[int, str] = {}
         self._content: Mapping[str, Any] = {}
+        self._asked: list[Mirror] = []
 
-    def add(self, mirroring: Mirroring) -> None:
-        """From any thread; it begins on the writer's."""
-        self._new.put(mirroring)
+    def add(self, *mirrorings: Mirroring) -> None:
+        """From any thread; they begin on the writer's. One that is there already would be told everything twice."""
+        for mirroring in mirrorings:
+            if mirroring.mirror not in self._asked:
+                self._asked.append(mirroring.mirror)
+                self._new.put(mirroring)
 
     def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
         self._sites, self._scalars, self._content = dict(sites), dict(scalars), content

@@ -26,7 +26,7 @@ from sonde.session.ending import keep_exit_by_signal, status_of
 from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
 from sonde.session.logged import put_logged
-from sonde.session.mirror import Observers, mirroring
+from sonde.session.mirror import Observers, mirrorings
 from sonde.session.null import NullSession
 from sonde.session.snapshots import Snapshotting
 
@@ -137,7 +137,7 @@ class Session:
         self._watchings.append(w.Watching(self, checked, optimizers, plan))
         self._keep_snapshots(self._watchings[-1], snapshots)
         if mirror is not None:
-            self.observers.add(mirroring(mirror, self.warn))
+            self.observers.add(*mirrorings(mirror, self.warn))
         self._inspect_data(self._watchings[-1])
         self.writer.note(watching={"schedules": {name: repr(getattr(plan, name)) for name in w.SCHEDULED}})
         return self
