@@ -55,6 +55,15 @@ def wrong_key():
 def no_model():
     return "model", 1
 
+def needs(width):
+    return mlp(nn.ReLU, width)
+
+def inside():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return nn.functional.linear(x, torch.zeros(3, 99))
+    return Broken(), torch.randn(4, 8), None, lambda out: out.sum()
+
 CONSTANT = 3
 """
 
@@ -111,7 +120,8 @@ def test_other_ways_to_give_a_model(name: str, sonde: Any) -> None:
         ("train.py", "names no function"),
         ("nowhere.py:build", 'no script "nowhere.py"'),
         ("train.py:goood", 'no function "goood" in train.py. Did you mean "good"?'),
-        ("train.py:CONSTANT", 'no function "CONSTANT"'),
+        ("train.py:CONSTANT", 'no function "CONSTANT" in train.py. There are: mlp, batch, good, bad, as_dict'),
+        ("train.py:needs", "needs() in train.py is called without arguments: missing a required argument: 'width'"),
         ("train.py:fails", "fails() in train.py failed: ZeroDivisionError: division by zero"),
         ("train.py:shapes", "the analysis failed: RuntimeError: mat1 and mat2"),
         ("train.py:nothing", "nothing() returned NoneType. It returns (model, x, y, loss_fn)"),
@@ -128,3 +138,30 @@ def test_what_goes_wrong_is_one_line(target: str, message: str, sonde: Any) -> N
 def test_a_script_with_an_error_says_where(sonde: Any) -> None:
     Path("train.py").write_text("import torch\nx = undefined\n")
     assert "train.py:2)" in sonde("flow", "train.py:build", code=2).stderr
+
+
+def test_an_error_in_the_model_points_at_the_users_own_line(sonde: Any) -> None:
+    told = sonde("flow", "train.py:inside", code=2).stderr.splitlines()[-1]
+    assert "RuntimeError: mat1 and mat2" in told
+    line = SCRIPT.splitlines().index("            return nn.functional.linear(x, torch.zeros(3, 99))") + 1
+    assert told.endswith(f"train.py:{line})")
+
+
+def test_all_issues_and_layers_are_shown_when_asked_for(sonde: Any) -> None:
+    assert "more: --all" in sonde("flow", "train.py:bad", code=1).stdout
+    everything = sonde("flow", "train.py:bad", "--all", code=1).stdout
+    assert "more:" not in everything
+    assert "LAYER_VARIANCE" in everything
+    assert "grad/weight" in everything
+
+
+def test_documented_thresholds_are_an_option(sonde: Any) -> None:
+    answer = sonde("flow", "train.py:good", "--absolute", "--json", code=1)
+    assert answer.json["is_relative"] is False
+    assert answer.json["issues"][0]["type"] == "VANISHING"  # of a healthy model whose loss is small
+
+
+def test_a_report_that_cannot_be_written_is_no_critical_finding(sonde: Any) -> None:
+    assert 'no folder "nowhere"' in sonde("flow", "train.py:good", "--html", "nowhere/flow.html", code=2).stderr
+    Path("taken.html").mkdir()
+    assert "taken.html could not be written" in sonde("flow", "train.py:good", "--html", "taken.html", code=2).stderr

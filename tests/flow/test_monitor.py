@@ -159,6 +159,30 @@ def test_micro_batches_are_joined_by_the_mean_or_as_asked(model: Network) -> Non
     assert found["activation/enter/largest"] == pytest.approx(max(o.max().item() for o in outputs))
 
 
+def test_parameters_and_gradients_are_joined_as_asked_too(model: Network) -> None:
+    monitor = ModuleMonitor()
+    monitor.set_module(model)
+    monitor.add_gradient_metric("largest", lambda g: g.norm(), "head.bias", metric_aggregation_fn=torch.amax)
+    monitor.add_gradient_metric("last", lambda g: g.norm(), "head.bias", metric_aggregation_fn=lambda v: float(v[-1]))
+    monitor.add_parameter_metric("sum", lambda p: p.sum(), "head.bias", metric_aggregation_fn=torch.sum)
+    monitor.add_parameter_metric("many", lambda p: p, "head.bias", metric_aggregation_fn=lambda v: v)
+    monitor.begin_step(0)
+    norms = []
+    for seed in (0, 1):
+        x, y = batch(seed)
+        F.cross_entropy(model(x), y).backward()
+        norms.append(float(model.head.bias.grad.norm()))
+        monitor.monitor_gradients()
+        monitor.monitor_parameters()
+    with pytest.warns(UserWarning, match="one number; this one gave 4"):
+        monitor.end_step()
+    metrics = monitor.get_step_metrics()
+    assert metrics["gradient/head.bias/largest"] == max(norms)
+    assert metrics["gradient/head.bias/last"] == norms[-1]
+    assert metrics["parameter/head.bias/sum"] == pytest.approx(2 * model.head.bias.detach().sum().item())
+    assert "parameter/head.bias/many" not in metrics
+
+
 def test_names_are_chosen_excluded_and_formatted(model: Network) -> None:
     monitor = ModuleMonitor(
         excluded_modules_regex=r"attention\..*", format_module_name_fn=lambda name: name.replace("head", "HEAD")
@@ -315,7 +339,7 @@ class TestReference:
         monitor.set_module(model)
         with pytest.raises(UsageError, match="the model itself"):
             monitor.set_reference_module(model)
-        with pytest.raises(UsageError, match="in only one of the two"):
+        with pytest.raises(UsageError, match="only one of the two has "):
             monitor.set_reference_module(nn.Linear(2, 2))
         other = copy.deepcopy(model)
         other.head = nn.Linear(8, 3)

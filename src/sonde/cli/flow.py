@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -27,6 +29,10 @@ def flow(
     html: Annotated[Path | None, typer.Option("--html", help="Also write the report as one HTML file.")] = None,
     json: Json = False,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Into how many parts to cut the batch.")] = 1,
+    show_all: Annotated[bool, typer.Option("--all", help="Every issue and every layer, not only the gravest.")] = False,
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="Judge pressures as they are, whatever the scale of the loss.")
+    ] = False,
 ) -> None:
     """Analyse the flow of gradients through a model, on one batch. The model is not trained.
 
@@ -36,22 +42,41 @@ def flow(
     \b
     Examples:
       sonde flow train.py:build
+      sonde flow train.py:build --all
       sonde flow train.py:build --html flow.html
       sonde flow train.py:build --steps 4 --json
     """
+    if html is not None and not html.resolve().parent.is_dir():  # said before anything is computed
+        raise UsageError(f'no folder "{html.parent}" to write {html.name} in. Make it first, or give another path.')
     # What a script prints must not get into the JSON.
     with redirect_stdout(sys.stderr if json else sys.stdout):
-        report = _analyzed(target, steps)
+        report = _analyzed(target, steps, absolute)
     if html is not None:
-        report.save_html(html)
-        remark(f"wrote {html}")
-    print_json(report.as_dict()) if json else report.print_summary()
+        _save(report, html)
+    print_json(report.as_dict()) if json else _print(report, show_all)
     if report.status == "CRITICAL" or report.get_issues_by_severity("CRITICAL"):
         raise typer.Exit(1)
 
 
-def _analyzed(target: str, steps: int) -> Any:
-    from sonde.flow import analyze
+def _save(report: Any, html: Path) -> None:
+    try:
+        report.save_html(html)
+    except OSError as error:  # an exit code of 1 would say that something is critical
+        raise UsageError(f"{html} could not be written: {error.strerror}.") from error
+    remark(f"wrote {html}")
+
+
+def _print(report: Any, show_all: bool) -> None:
+    from sonde.flow.console import print_summary
+
+    print_summary(report, limit=None if show_all else 5, more="--all")
+    if show_all:
+        print()
+        report.print_layers()
+
+
+def _analyzed(target: str, steps: int, absolute: bool) -> Any:
+    from sonde.flow import ABSOLUTE, RELATIVE, analyze
 
     path, name = _split(target)
     old_path = sys.path[:]
@@ -59,7 +84,8 @@ def _analyzed(target: str, steps: int) -> Any:
     try:
         build = _function(path, name)
         parts = _parts(_run(build, f"{name}() in {path}"), name)
-        return _run(lambda: analyze(*parts, steps=steps), "the analysis")
+        thresholds = ABSOLUTE if absolute else RELATIVE
+        return _run(lambda: analyze(*parts, steps=steps, thresholds=thresholds), "the analysis")
     finally:
         sys.path[:] = old_path
 
@@ -83,10 +109,24 @@ def _function(path: Path, name: str) -> Callable[[], Any]:
     _run(lambda: loader.exec_module(module), str(path))
     function = getattr(module, name, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UsageError(f'no function "{name}" in {path}.{nearest(name, known)}')
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        own = [key for key in known if vars(module)[key].__module__ == module.__name__]
+        there = nearest(name, known) or (f" There are: {', '.join(own[:8])}." if own else "")
+        raise UsageError(f'no function "{name}" in {path}.{there}')
     build: Callable[[], Any] = function
+    _refuse_arguments(build, name, path)
     return build
+
+
+def _refuse_arguments(build: Callable[[], Any], name: str, path: Path) -> None:
+    try:
+        inspect.signature(build).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{name}() in {path} is called without arguments: {error}. Give each a default, or name another function."
+        ) from error
+    except ValueError:
+        return  # one that does not tell
 
 
 def _run(function: Callable[[], Any], what: str) -> Any:
@@ -96,9 +136,17 @@ def _run(function: Callable[[], Any], what: str) -> Any:
     except UsageError:
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        raise UsageError(f"{what} failed: {type(error).__name__}: {error} ({where})") from error
+        raise UsageError(f"{what} failed: {type(error).__name__}: {error}{_where(error)}") from error
+
+
+def _where(error: Exception) -> str:
+    """The last line that is the user's own, where there is one: torch's says nothing about what to change."""
+    libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
+    ours = str(Path(__file__).parent.parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*libraries, ours, "<frozen")):
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""
 
 
 def _parts(built: Any, name: str) -> list[Any]:

@@ -80,7 +80,7 @@ def vanishing(layer: Layer, severity: IssueSeverity, level: float, threshold: fl
         type="VANISHING",
         severity=severity,
         layer=layer.name,
-        message=f"the gradient reaching {layer.name} is {level:.1e}{unit}",
+        message=f"the gradient reaching {layer.name} ({layer.type}) is {level:.1e}{unit}",
         recommendation=f"{_way_around(layer)}\n{_init(layer)}  # and ReLU/GELU instead of sigmoid/tanh",
         value=level,
         healthy=f"above {threshold:g}",
@@ -114,7 +114,7 @@ def exploding(layer: Layer, severity: IssueSeverity, level: float, threshold: fl
         type="EXPLODING",
         severity=severity,
         layer=layer.name,
-        message=f"the gradient reaching {layer.name} is {level:.1e}{unit}",
+        message=f"the gradient reaching {layer.name} ({layer.type}) is {level:.1e}{unit}",
         recommendation=(
             f"x = gradient_scale(x, {1 / level:.1g})  # behind {as_code(layer.name)}; or normalise what follows it,\n"
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"

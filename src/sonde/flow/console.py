@@ -20,9 +20,10 @@ _COLOURS: Final = {
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
-def print_summary(report: FlowReport) -> None:
+def print_summary(report: FlowReport, *, limit: int | None = 5, more: str = "report.print_issues()") -> None:
+    """`limit`: how many issues, None = all; `more` is what shows the rest."""
     # Lines of code are not broken: a terminal wraps them, and a pipe keeps them whole.
-    Console(highlight=False).print(_summary(report), soft_wrap=True)
+    Console(highlight=False).print(_summary(report, limit, more), soft_wrap=True)
 
 
 def print_layers(report: FlowReport) -> None:
@@ -50,7 +51,7 @@ def pressure_line(report: FlowReport) -> str:
     return "".join(_BLOCKS[height] for height in heights)
 
 
-def _summary(report: FlowReport) -> RenderableType:
+def _summary(report: FlowReport, limit: int | None = 5, more: str = "report.print_issues()") -> RenderableType:
     counts = {
         status: sum(la.health.status == status for la in report.layers) for status in ("HEALTHY", "WARNING", "CRITICAL")
     }
@@ -66,7 +67,7 @@ def _summary(report: FlowReport) -> RenderableType:
             Text.assemble(("input ", "dim"), pressure_line(report), (" output   pressure along the depth", "dim"))
         )
     if report.issues:
-        lines.append(_issues(report, limit=5))
+        lines.append(_issues(report, limit, more))
     else:
         lines.append(Text("No issue: gradients reach every layer, none stands out.", style="green"))
     return Group(*lines)
@@ -88,12 +89,12 @@ def _layers(report: FlowReport) -> Table:
     return table
 
 
-def _issues(report: FlowReport, limit: int | None = None) -> RenderableType:
+def _issues(report: FlowReport, limit: int | None = None, more: str = "") -> RenderableType:
     shown = report.issues[:limit]
     parts: list[RenderableType] = [_issue(issue) for issue in shown]
     left = len(report.issues) - len(shown)
     if left:
-        parts.append(Text(f"… and {left} more: report.print_issues()", style="dim"))
+        parts.append(Text(f"… and {left} more: {more}", style="dim"))
     return Group(*parts) if parts else Text("No issues.")
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from typing import TYPE_CHECKING, Final
+
+from sonde.flow.depth_picture import STYLE as _PICTURE_STYLE
+from sonde.flow.depth_picture import depth_picture
 
 if TYPE_CHECKING:
     from sonde.flow.issue import Issue
     from sonde.flow.metrics import Layer
     from sonde.flow.report import FlowReport
 
+# Names of our own are only set on what is ours: a notebook's page has others of the same name.
 _STYLE: Final = """
-:root { color-scheme: light dark; --ink:#1a1a1a; --soft:#5b6470; --paper:#fff; --line:#d9dde2; --good:#1b7f5c;
-  --warn:#9a6700; --bad:#b3261e; --fill:#2f6db5; --shade:#f4f6f8; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e8eaed; --soft:#9aa4af; --paper:#16181c; --line:#343a42;
+.sonde-flow { color-scheme: light dark; --ink:#1a1a1a; --soft:#5b6470; --paper:#fff; --line:#d9dde2; --good:#1b7f5c;
+  --warn:#8a5a00; --bad:#b3261e; --fill:#2f6db5; --shade:#f4f6f8; }
+@media (prefers-color-scheme: dark) { .sonde-flow { --ink:#e8eaed; --soft:#9aa4af; --paper:#16181c; --line:#343a42;
   --good:#4cc38a; --warn:#e2a336; --bad:#ff8a80; --fill:#6ea8ea; --shade:#1f2329; } }
 .sonde-flow { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 70rem;
   margin: auto; padding: 1rem; box-sizing: border-box; }
@@ -38,7 +41,11 @@ _STYLE: Final = """
 .sonde-flow article > * { color: var(--ink); } .sonde-flow article b { color: inherit; }
 .sonde-flow pre { background: var(--shade); padding: .5rem .7rem; overflow-x: auto; margin: .3rem 0;
   border-radius: .3rem; }
-.sonde-flow svg { width: 100%; min-width: 36rem; height: auto; display: block; }
+.sonde-flow td:first-child, .sonde-flow th:first-child { position: sticky; left: 0; background: var(--paper); }
+.sonde-flow tr.has-issue td:first-child { background: var(--shade); box-shadow: inset 3px 0 var(--bad); }
+@media (max-width: 40rem) { .sonde-flow pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+  .sonde-flow th, .sonde-flow td { padding: .25rem .4rem; }
+  .sonde-flow td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7rem; } }
 """
 
 _SCRIPT: Final = """
@@ -58,9 +65,10 @@ const filter = document.querySelector('.sonde-flow input');
 filter?.addEventListener('input', () => {
   const wanted = filter.value.toLowerCase();
   for (const row of document.querySelectorAll('.sonde-flow tbody tr'))
-    row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    row.hidden = !row.dataset.find.toLowerCase().includes(wanted);
 });
 """
+_FILTER: Final = '<input type="search" placeholder="filter: name, type, critical, …" aria-label="filter layers">'
 _COLUMNS: Final = (
     "layer",
     "type",
@@ -79,78 +87,27 @@ def as_html(report: FlowReport) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}body {{ margin: 0; background: var(--paper); }}</style></head>"
+        f"<style>{_STYLE}{_PICTURE_STYLE}body {{ margin: 0; background: #fff; }}"
+        "@media (prefers-color-scheme: dark) { body { background: #16181c; } }</style></head>"
         f"<body>{_body(report)}<script>{_SCRIPT}</script></body></html>\n"
     )
 
 
 def as_fragment(report: FlowReport) -> str:
-    """For a notebook: the same, without a script."""
-    return f"<style>{_STYLE}</style>{_body(report)}"
+    """For a notebook: the same without a script, and so without what only a script would bring to life."""
+    return f"<style>{_STYLE}{_PICTURE_STYLE}</style>{_body(report, is_alive=False)}"
 
 
-def _body(report: FlowReport) -> str:
+def _body(report: FlowReport, *, is_alive: bool = True) -> str:
+    num = len(report.issues)
     return (
         '<main class="sonde-flow">'
         f"<h1>Gradient flow of {escape(report.model_name)}</h1>"
         f'<p><b class="{report.status}">{report.health:.0f}/100 {report.status.lower()}</b> '
         f'<span class="soft">loss {report.loss:.4g} · {len(report.layers)} modules · '
-        f"{len(report.issues)} issues</span></p>"
-        f'<div class="scroll">{picture(report)}</div><h2>Issues</h2>{_issues(report)}<h2>Layers</h2>'
-        '<input type="search" placeholder="filter layers" aria-label="filter layers">'
-        f'<div class="scroll">{_table(report)}</div></main>'
-    )
-
-
-def picture(report: FlowReport) -> str:
-    """Relative pressure along the depth, one bar per leaf module, on a logarithmic axis around that near the output."""
-    layers = [layer for layer in report.layers if layer.is_leaf]
-    if not layers:
-        return ""
-    width, height, left = 1000, 260, 60
-    decades = [max(-6.0, min(6.0, _decades(layer))) for layer in layers]
-    low, high = math.floor(min(-1.0, *decades)), math.ceil(max(1.0, *decades))
-    unit = (height - 50) / (high - low)
-    middle = 15 + high * unit
-    step = (width - left - 10) / len(layers)
-    bars = "".join(
-        _bar(layer, d, left + i * step, step, middle, unit)
-        for i, (layer, d) in enumerate(zip(layers, decades, strict=True))
-    )
-    lines = "".join(
-        f'<path d="M{left} {middle - d * unit:.1f}H{width}" stroke="var(--line)"/>'
-        f'<text x="{left - 8}" y="{middle - d * unit + 4:.1f}" text-anchor="end">{_power(d)}</text>'
-        for d in range(low, high + 1)
-    )
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="relative pressure along the depth" '
-        f'font-size="13" fill="var(--soft)">{lines}{bars}'
-        f'<text x="{left}" y="{height - 10}">input</text>'
-        f'<text x="{width - 10}" y="{height - 10}" text-anchor="end">output</text>'
-        f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">pressure, 1 = as near the output</text></svg>'
-    )
-
-
-def _decades(layer: Layer) -> float:
-    level = layer.metrics.relative_pressure
-    return math.log10(level) if level > 0 else -6.0
-
-
-def _power(decade: int) -> str:
-    return "1" if decade == 0 else f"1e{decade}"
-
-
-def _bar(layer: Layer, decade: float, x: float, step: float, middle: float, unit: float) -> str:
-    colour = {"HEALTHY": "var(--fill)", "WARNING": "var(--warn)", "CRITICAL": "var(--bad)"}[layer.health.status]
-    tall = max(abs(decade) * unit, 1.5)
-    top = middle - tall if decade > 0 else middle
-    title = escape(
-        f"{layer.name} ({layer.type}): {layer.metrics.relative_pressure:.2g}, score {layer.health.score:.0f}"
-    )
-    return (
-        f'<rect x="{x + step * 0.1:.2f}" y="{top:.2f}" width="{max(step * 0.8, 0.5):.2f}" height="{tall:.2f}" '
-        f'fill="{colour}">'
-        f"<title>{title}</title></rect>"
+        f"{num} issue{'' if num == 1 else 's'}</span></p>"
+        f"{depth_picture(report)}<h2>Issues</h2>{_issues(report)}<h2>Layers</h2>"
+        f'{_FILTER if is_alive else ""}<div class="scroll">{_table(report, is_alive)}</div></main>'
     )
 
 
@@ -169,8 +126,9 @@ def _issue(issue: Issue) -> str:
     )
 
 
-def _table(report: FlowReport) -> str:
-    head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in _COLUMNS)
+def _table(report: FlowReport, is_alive: bool) -> str:
+    names = (f'<button type="button">{name}</button>' if is_alive else name for name in _COLUMNS)
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, report.layers))}</tbody></table>"
 
 
@@ -179,8 +137,9 @@ def _row(layer: Layer) -> str:
     numbers = [m.relative_pressure, m.mean_pressure, m.max_pressure, m.turbulence, m.velocity]
     cells = "".join(f'<td data-value="{value:.6g}">{value:.3g}</td>' for value in numbers)
     ratio = f'<td data-value="{m.weight_ratio:.6g}">{m.weight_ratio:.3g}</td>' if m.weight_norm else "<td></td>"
+    find = escape(" ".join([layer.name, layer.type, layer.health.status, *(i.type for i in layer.health.issues)]))
     return (
-        f"<tr{' class=has-issue' if layer.health.issues else ''}>"
-        f"<td>{escape(layer.name)}</td><td>{escape(layer.type)}</td>"
+        f'<tr{" class=has-issue" if layer.health.issues else ""} data-find="{find}">'
+        f"<td>{escape(layer.name).replace('.', '.<wbr>')}</td><td>{escape(layer.type)}</td>"
         f'<td class="{layer.health.status}">{layer.health.score:.0f}</td>{cells}{ratio}</tr>'
     )

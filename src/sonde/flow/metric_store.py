@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import MissingPackageError
+from sonde.flow.fetch import fetch
 
 Aggregation = Callable[[Tensor], Any]
 STEP: Final = ":step"
@@ -34,16 +35,26 @@ class MetricStore:
             self._aggregations[key] = aggregation
 
     def close(self, step: int, on_error: Callable[[str, Exception], None]) -> dict[str, float]:
-        """Join what the micro-batches gave: the mean, or the metric's own aggregation."""
-        values = self.steps.setdefault(step, {})
+        """Join what the micro-batches gave: the mean, or the metric's own aggregation. Waits for a device once."""
+        joined: dict[str, Tensor] = {}
         for key, parts in self._open.items():
             try:
-                joined = torch.cat([part.to(parts[0].device) for part in parts])
-                values[key] = float(self._aggregations.get(key, torch.mean)(joined))
+                joined[key] = self._joined(key, parts)
             except Exception as error:  # noqa: BLE001 - a user's metric that fails is reported, and the others stay
                 on_error(key, error)
         self.discard()
+        values = self.steps.setdefault(step, {})
+        values |= {key: number for key, (number,) in zip(joined, fetch([*joined.values()]), strict=True)}
         return values
+
+    def _joined(self, key: str, parts: list[Tensor]) -> Tensor:
+        together = torch.cat([part.to(parts[0].device) for part in parts])
+        value = self._aggregations.get(key, torch.mean)(together)
+        if not isinstance(value, Tensor):
+            return torch.tensor(float(value), dtype=torch.float64)
+        if value.numel() != 1:
+            raise ValueError(f"an aggregation gives one number; this one gave {value.numel()}")
+        return value
 
     def discard(self) -> None:
         self._open.clear()

@@ -144,7 +144,8 @@ class ModuleMonitor:
         missing = sorted(own.keys() ^ other.keys())
         if missing:
             raise UsageError(
-                f"the reference has another structure: {', '.join(missing[:5])} is in only one of the two."
+                f"the reference has another structure: only one of the two has {', '.join(missing[:5])}"
+                f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}."
             )
         if different:
             name = different[0]
@@ -172,25 +173,33 @@ class ModuleMonitor:
         """`metric_fn(output, output of the reference)`."""
         self._add("activation_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
-    def add_parameter_metric(self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*") -> None:
+    def add_parameter_metric(
+        self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
+        metric_aggregation_fn: Aggregation | None = None,
+    ) -> None:  # fmt: skip
         """`metric_fn(parameter)`, taken by `monitor_parameters`."""
-        self._add("parameter", metric_name, metric_fn, metric_regex)
+        self._add("parameter", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_parameter_difference_metric(
-        self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*"
-    ) -> None:
+        self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
+        metric_aggregation_fn: Aggregation | None = None,
+    ) -> None:  # fmt: skip
         """`metric_fn(parameter, parameter of the reference)`."""
-        self._add("parameter_difference", metric_name, metric_fn, metric_regex)
+        self._add("parameter_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
-    def add_gradient_metric(self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*") -> None:
+    def add_gradient_metric(
+        self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
+        metric_aggregation_fn: Aggregation | None = None,
+    ) -> None:  # fmt: skip
         """`metric_fn(gradient)`, taken by `monitor_gradients`."""
-        self._add("gradient", metric_name, metric_fn, metric_regex)
+        self._add("gradient", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_gradient_difference_metric(
-        self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*"
-    ) -> None:
+        self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
+        metric_aggregation_fn: Aggregation | None = None,
+    ) -> None:  # fmt: skip
         """`metric_fn(gradient, gradient of the reference)`; the reference needs a backward pass of its own."""
-        self._add("gradient_difference", metric_name, metric_fn, metric_regex)
+        self._add("gradient_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def _add(self, kind: str, name: str, function: Any, regex: str, aggregation: Any = None) -> None:
         if not callable(function):

@@ -203,7 +203,7 @@ def _variance(layers: Sequence[Layer]) -> list[Issue]:
                     type="LAYER_VARIANCE",
                     severity="MEDIUM",
                     layer=worst.name,
-                    message=f"{len(group)} layers alike get gradients that differ {fold:.0f}-fold",
+                    message=f"{len(group)} layers alike get gradients that differ {fold:.3g}-fold",
                     recommendation=(
                         f"# {worst.name} gets most: normalise before each of them, or initialise them alike;\n"
                         f"nn.init.orthogonal_({as_code(worst.name)}.weight)"
