@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,24 @@ def test_a_value_that_stops_being_finite_is_not_kept_waiting(monkeypatch: pytest
         rules.saw(Event(type="nonfinite", message="NaN", step=2, time=0.0, severity="critical", details={}))
         list(rules.look(time.monotonic()))
     assert rules.num_looks == live.MAX_URGENT
+
+
+def test_numbers_logged_one_by_one_do_not_wait_in_more_memory_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "FIRST_LOOK_S", 1e6)
+    monkeypatch.setattr(live, "MAX_WAITING_BYTES", 1 << 19)
+    rules = live.LiveRules(lambda finding: None)
+    rules.begin({}, {0: "loss"}, {})
+    rules._import()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for step in range(8_000):
+            one = np.array([step])
+            rules.saw(ScalarsRecord(np.zeros(1, np.int32), one, one * 1.0, one * 1.0))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < (1 << 20) + rules.num_bytes
 
 
 def test_records_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ IDLE_FACTOR: Final = 10
 """A process that mostly waits works little; there a look comes after so many times t / SHARE seconds of real time."""
 MAX_WAITING_BYTES: Final = 16 << 20
 """Records wait for the next look; beyond this they are made into columns at once."""
+_RECORD_BYTES: Final = 640
+"""What a record takes beside its numbers: of a single logged number that is nearly all."""
 MAX_EVENTS: Final = 1000
 MAX_URGENT: Final = 3
 """Looks that are not waited for, because a value stopped being finite: who pays for a GPU wants to know now."""
@@ -94,6 +96,7 @@ class LiveRules:
             self._waiting_bytes += record.rows.nbytes + record.hist.nbytes
         elif isinstance(record, ScalarsRecord):
             self._waiting_bytes += 4 * record.values.nbytes
+        self._waiting_bytes += _RECORD_BYTES
         self._waiting.append(record)
         if self._waiting_bytes > MAX_WAITING_BYTES:
             self._measured(self._take_in)
