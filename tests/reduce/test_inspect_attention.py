@@ -121,6 +121,15 @@ def test_a_head_that_looks_at_one_key_has_entropy_zero():
     assert found["logit_max"] == 200
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_logit_that_is_not_finite_is_not_told_as_a_small_one(odd):
+    q, k = tensors()
+    logits = logits_of(q, k, torch.ones(T, T, dtype=torch.bool).tril())
+    logits[0, 1, 4, 2] = odd
+    found = numbers(sample_explicit(logits, logits.softmax(-1)))
+    assert found["logit_max"] == pytest.approx(odd, nan_ok=True)
+
+
 def test_long_sequences_are_sampled_and_stay_causal():
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(4, 2, 700, 8, generator=generator) for _ in range(2))

@@ -93,11 +93,13 @@ def entropy_by_head(sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
     """Entropy of each head, 1 = attends to all it may see alike; and logits and probabilities, zero where masked."""
     s, p = sample.logits, sample.probabilities
     visible = ~((s <= MASKED_BELOW) & ((p == 0) | p.isnan()))
-    p, s = torch.where(visible, p, 0.0), torch.where(visible & s.isfinite(), s, 0.0)
+    p, s = torch.where(visible, p, 0.0), torch.where(visible, s, 0.0)
     num_visible = visible.sum(-1)
     # -sum p log p, with log p = s - log sum exp s: a product where there would be a logarithm for every key.
     normaliser = torch.where(visible, sample.logits, -torch.inf).logsumexp(-1)
-    entropy = (normaliser - (p * s).sum(-1)).clamp_min(0.0) / num_visible.clamp_min(2).float().log()
+    entropy = (normaliser - (p * s.where(s.isfinite(), 0.0)).sum(-1)).clamp_min(0.0) / num_visible.clamp_min(
+        2
+    ).float().log()
     # One visible key leaves no choice: such a row says nothing.
     counted = (num_visible >= 2).float()
     return torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2)), s, p
