@@ -89,7 +89,11 @@ def _safe(value: object) -> str:
 
 def _head(run: Run) -> str:
     status, steps = run.status, run.last_step + 1
-    facts = [f"{count(steps)} steps" if steps else "no step yet", f"in {duration(duration_s(run))}", run.reason]
+    facts = [
+        f"{count(steps)} step{'' if steps == 1 else 's'}" if steps else "no step yet",
+        f"in {duration(duration_s(run))}",
+        run.reason,
+    ]
     shown = "".join(f'<span class="sonde-dim">{_safe(fact)}</span>' for fact in facts if fact)
     dot = f'<span style="color:{_STATUS.get(status, "inherit")}">● {_safe(status)}</span>'
     name = f'<span class="sonde-name">{_safe(run.project)}/{_safe(run.name)}</span>'

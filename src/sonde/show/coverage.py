@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Final
 
 from sonde.show.term.number import percent
@@ -38,6 +39,21 @@ def _sentence(names: list[Any], noun: str, what: str) -> str:
     return f"{len(names)} {noun}{'' if len(names) == 1 else 's'} {what}: {named}{more}"
 
 
+def overhead_share(overhead: Any) -> float | None:
+    """What recording took of the time; None where that was not measured.
+
+    >>> overhead_share({"fraction": 0.01, "uncertainty": None}), overhead_share({"fraction": 0.0, "uncertainty": None})
+    (0.01, None)
+    """
+    if not isinstance(overhead, Mapping):
+        return None
+    share = overhead.get("fraction", overhead.get("host_fraction"))
+    if not isinstance(share, int | float) or isinstance(share, bool) or not isfinite(share):
+        return None
+    # Nothing costs exactly nothing: a run too short to be measured begins with a zero.
+    return float(share) if share or overhead.get("uncertainty") is not None else None
+
+
 def overhead_sentence(overhead: Any) -> str:
     """What recording took of the time, how sure that is, and what was thinned out for it.
 
@@ -52,15 +68,14 @@ def overhead_sentence(overhead: Any) -> str:
         return ""
     if overhead.get("unknown"):
         return f"what recording took is not known: {overhead['unknown']}"
-    share = overhead.get("fraction", overhead.get("host_fraction"))
-    if not isinstance(share, int | float) or isinstance(share, bool):
+    share, error = overhead_share(overhead), overhead.get("uncertainty")
+    if share is None:
         return ""
-    error = overhead.get("uncertainty")
     known = f" (give or take {percent(float(error))})" if isinstance(error, int | float) else ""
     thinned = _thinned(overhead.get("stride"))
     if thinned and overhead.get("is_together") is True:
         thinned = thinned.replace("one step in", "one in") + " of the steps that `when` names"
-    return f"recording took {percent(float(share))} of the time{known}{thinned}"
+    return f"recording took {percent(share)} of the time{known}{thinned}"
 
 
 def _thinned(strides: Any) -> str:

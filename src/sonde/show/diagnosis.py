@@ -69,7 +69,7 @@ def what_was_checked(found: Diagnosis) -> str:
     """How far the silence of the rules can be trusted, as one clause."""
     num_looked = found.num_rules - len(found.blind) - len(found.failed)
     steps = found.health.steps
-    text = f"{num_looked} rules looked at {len(steps):,} recorded steps"
+    text = f"{num_looked} rules looked at {len(steps):,} recorded step{'' if len(steps) == 1 else 's'}"
     if found.failed:
         text += f"; {len(found.failed)} failed and were skipped ({', '.join(found.failed)})"
     if found.gaps:

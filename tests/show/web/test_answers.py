@@ -12,7 +12,7 @@ import pytest
 
 from sonde.record.runfile import RunFile
 from sonde.run import Run
-from sonde.show.web.briefs import overhead_fraction
+from sonde.show.coverage import overhead_share
 from sonde.show.web.runs import RunTable
 from sonde.show.web.wire import pack, read_binary, report_key, to_json
 from sonde.testing.big_run import Plan, big_run
@@ -86,7 +86,7 @@ def test_a_crash_is_told_with_the_last_step_there_is(open_page: Any, tmp_path: P
     ],
 )
 def test_an_overhead_that_nobody_measured_is_not_zero(overhead: Any, share: float | None) -> None:
-    assert overhead_fraction({"overhead": overhead}) == share
+    assert overhead_share(overhead) == share
 
 
 def test_sites_are_in_order_of_depth_and_the_tree_holds_each_once(page: Any, api: str, known_run: Path) -> None:

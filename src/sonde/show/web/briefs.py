@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import numpy as np
 from sonde.errors import SondeError
 from sonde.read.downsample import min_max
 from sonde.run import Run
+from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis
 from sonde.show.summary import SeriesSummary, loss_series
 from sonde.show.web.diagnoses import judge, num_rows
@@ -111,20 +112,8 @@ def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
         "loss": _curve(loss_series(run)) if state.catalog.error is None else None,
         "health": None if score is None or not np.isfinite(score) else round(float(score), 1),
         "findings": known,
-        "overhead": overhead_fraction(run.manifest.facts),
+        "overhead": overhead_share(run.manifest.facts.get("overhead")),
     }
-
-
-def overhead_fraction(facts: Mapping[str, Any]) -> float | None:
-    """What recording took of the time; None where that was not measured."""
-    found = facts.get("overhead")
-    if not isinstance(found, Mapping):
-        return None
-    share = found.get("fraction", found.get("host_fraction"))
-    if not isinstance(share, int | float) or not np.isfinite(share):
-        return None
-    # Nothing costs exactly nothing: a run too short to be measured begins with a zero.
-    return float(share) if share or found.get("uncertainty") is not None else None
 
 
 def _curve(loss: SeriesSummary | None) -> dict[str, Any] | None:

@@ -13,9 +13,9 @@ from sonde.read.state import RunState
 from sonde.read.status import lost
 from sonde.run import Run
 from sonde.schema.names import is_inspection
-from sonde.show.coverage import coverage_sentences, overhead_sentence
+from sonde.show.coverage import coverage_sentences, overhead_sentence, overhead_share
 from sonde.show.summary import LOSS_NAMES
-from sonde.show.web.briefs import Briefs, overhead_fraction
+from sonde.show.web.briefs import Briefs
 from sonde.show.web.query import Query
 from sonde.show.web.runs import Entry, Head, RunTable, state_of
 from sonde.show.web.wire import Reply, json_reply
@@ -112,7 +112,7 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
     facts = manifest.facts
     overhead = facts.get("overhead")
     known = overhead if isinstance(overhead, Mapping) else None
-    share = overhead_fraction(facts)
+    share = overhead_share(overhead)
     names = state.catalog.scalar_names
     return json_reply(
         {
@@ -131,7 +131,7 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
             and {
                 "fraction": share,
                 "uncertainty": known.get("uncertainty"),
-                "sentence": overhead_sentence(known) if share is not None or known.get("unknown") else "",
+                "sentence": overhead_sentence(known),
             },
             "coverage": coverage_sentences(run.coverage()),
             "warnings": [warning[:MAX_TEXT] for warning in run.warnings[:MAX_CONFIG]],
