@@ -168,11 +168,14 @@ class Seldom(Module):
             self.log("seldom", float(index))
         return super().training_step(batch, index)
 
+    def on_train_epoch_end(self):
+        self.log("epoch", float(self.current_epoch))
 
-def test_a_number_that_is_logged_now_and_then_is_there_now_and_then(tmp_path, callback):
-    fit(Seldom(), tmp_path, callbacks=[callback()])
-    table = last_run(tmp_path).scalars("seldom")
-    assert (table["step"].to_pylist(), table["value"].to_pylist()) == ([2, 5], [2.0, 5.0])
+
+@pytest.mark.parametrize(("name", "steps"), [("seldom", [2, 5, 8, 11]), ("epoch", [5, 11])])
+def test_a_number_that_is_logged_now_and_then_is_there_now_and_then(tmp_path, callback, name, steps):
+    fit(Seldom(), tmp_path, callbacks=[callback()], max_steps=-1, max_epochs=2)
+    assert last_run(tmp_path).scalars(name)["step"].to_pylist() == steps
 
 
 @pytest.mark.parametrize(("name", "call"), [("val_loss", pl.Trainer.validate), ("test_loss", pl.Trainer.test)])

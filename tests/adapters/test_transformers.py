@@ -164,11 +164,14 @@ class TestLogs:
         assert run.scalars("loss")["value"].to_pylist() == losses(trainer)
         assert run.stats("grad/first.weight/norm")["step"].to_pylist() == [0, 1, 3, 4, 5]
 
-    def test_by_name(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("names", [[], ["also as a callback"]])
+    def test_by_name(self, tmp_path, monkeypatch, names):
         monkeypatch.setenv("SONDE_DIR", str(tmp_path / "runs"))
         monkeypatch.setenv("SONDE_VERBOSE", "0")
-        trained(tmp_path, report_to="sonde")
-        assert last_run(tmp_path).last_step == 5
+        trained(tmp_path, report_to="sonde", callbacks=[SondeCallback(name=name) for name in names])
+        run = last_run(tmp_path)
+        assert run.name in (names or [run.name])
+        assert run.scalars("loss")["step"].to_pylist() == list(range(6))
 
     def test_the_name_in_layerclaw(self):
         assert TracerCallback is SondeCallback

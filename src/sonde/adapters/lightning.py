@@ -59,6 +59,11 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log(trainer)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The module's own end of the epoch comes after ours; what it logged there is still of the last step."""
+        if isinstance(self.session, Session) and self.session.is_step_over:
+            self._log(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
             self._log(trainer)

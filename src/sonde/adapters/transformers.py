@@ -90,7 +90,7 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
         session.writer.kept(
             KeptRow(
                 table="checkpoints",
-                step=state.global_step,
+                step=self._ahead + state.global_step,
                 time=time.time(),
                 where=str(folder.absolute()),
                 details=details,
@@ -140,14 +140,16 @@ def _telling(train: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(train)
     def told(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
-        ours = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, SondeCallback)]
-        for callback in ours:
-            callback.checkpoint = resume_from_checkpoint
+        *others, ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, SondeCallback)] or [None]
+        for callback in others:  # that of `report_to="sonde"`: everything would be logged twice
+            trainer.remove_callback(callback)
+        if ours is None:
+            return train(trainer, resume_from_checkpoint, *args, **given)
+        ours.checkpoint = resume_from_checkpoint
         try:
             return train(trainer, resume_from_checkpoint, *args, **given)
         except BaseException as error:
-            for callback in ours:
-                callback.failed(error)
+            ours.failed(error)
             raise
 
     return told
