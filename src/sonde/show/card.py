@@ -23,7 +23,7 @@ from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.diagnosis import counts_in_words, stored_diagnosis
 from sonde.show.summary import SeriesSummary, duration_s, largest_gradients, loss_series, scalar_series
 from sonde.show.term.finding import span
-from sonde.show.term.number import count, duration, number
+from sonde.show.term.number import counted, duration, number
 from sonde.show.term.sparkline import sparkline
 from sonde.show.term.text import plain
 from sonde.show.web.briefs import MAX_ROWS_TO_JUDGE
@@ -89,11 +89,7 @@ def _safe(value: object) -> str:
 
 def _head(run: Run) -> str:
     status, steps = run.status, run.last_step + 1
-    facts = [
-        f"{count(steps)} step{'' if steps == 1 else 's'}" if steps else "no step yet",
-        f"in {duration(duration_s(run))}",
-        run.reason,
-    ]
+    facts = [counted(steps, "step") if steps else "no step yet", f"in {duration(duration_s(run))}", run.reason]
     shown = "".join(f'<span class="sonde-dim">{_safe(fact)}</span>' for fact in facts if fact)
     dot = f'<span style="color:{_STATUS.get(status, "inherit")}">● {_safe(status)}</span>'
     name = f'<span class="sonde-name">{_safe(run.project)}/{_safe(run.name)}</span>'

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Finding
 from sonde.run import Run
+from sonde.show.term.number import counted
 
 _WORDS: Final = {
     "critical": ("critical", "critical"),
@@ -69,7 +70,7 @@ def what_was_checked(found: Diagnosis) -> str:
     """How far the silence of the rules can be trusted, as one clause."""
     num_looked = found.num_rules - len(found.blind) - len(found.failed)
     steps = found.health.steps
-    text = f"{num_looked} rules looked at {len(steps):,} recorded step{'' if len(steps) == 1 else 's'}"
+    text = f"{num_looked} rules looked at {counted(len(steps), 'recorded step')}"
     if found.failed:
         text += f"; {len(found.failed)} failed and were skipped ({', '.join(found.failed)})"
     if found.gaps:

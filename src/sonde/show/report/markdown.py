@@ -15,7 +15,7 @@ from sonde.show.diagnosis import counts_in_words, health_of
 from sonde.show.report.analysis import Analysis, Chart, Quantity, Table
 from sonde.show.report.source import Report
 from sonde.show.term.finding import span
-from sonde.show.term.number import count, duration, number
+from sonde.show.term.number import count, counted, duration, number
 from sonde.show.term.sparkline import sparkline
 from sonde.show.term.text import plain
 
@@ -38,7 +38,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     health = health_of(found)
     score = "health unknown" if health is None else f"health {health:.0f} of 100"
-    took = f"{count(facts['last_step'] + 1)} step{'' if facts['last_step'] == 0 else 's'} in {duration(facts['duration_s'])}"
+    took = f"{counted(facts['last_step'] + 1, 'step')} in {duration(facts['duration_s'])}"
     yield f"**{facts['status']}**, {took}, {score}, found: {counts_in_words(found.counts()) or 'nothing'}."
     yield ""
     yield from _table(("", ""), _fact_rows(facts))
