@@ -447,6 +447,21 @@ def test_what_cannot_be_saved_is_said_at_the_start(folder):
         CheckpointManager(folder, keep_last=0)
 
 
+def test_a_file_that_may_not_grow_does_not_end_training(folder):
+    """As on a full disk: safetensors has an error of its own for that."""
+    resource = pytest.importorskip("resource")
+    manager = CheckpointManager(folder, model=nn.Linear(100, 100), interval=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.warns(RuntimeWarning, match=r"could not be saved: .*model.safetensors: .*File too large"):
+            assert manager.step(1) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert manager.step(2).step == 2
+    assert manager.verify() == {}
+
+
 def test_a_disk_that_fails_does_not_end_training(folder, monkeypatch):
     manager = CheckpointManager(folder, model=nn.Linear(1, 1), interval=1)
     manager.step(1)

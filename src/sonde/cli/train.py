@@ -81,8 +81,11 @@ def train(
     if check:
         print_json(loaded.model_dump(mode="json"))
         return
+    from sonde.read.checkpoints import list_checkpoints
     from sonde.tune.from_config import train_from_config
 
+    if resume and not list_checkpoints(loaded.output_dir):
+        remark(f"there is no checkpoint in {loaded.output_dir} to go on from: training begins anew.")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what trainers print is not the answer, and stdout is for that
             result = train_from_config(loaded, resume=resume, overwrite=overwrite)

@@ -30,6 +30,10 @@ class Console(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._said = _tenth(state)
+        if state.global_step:
+            left = state.max_steps - state.global_step
+            what = f"{left} to go" if left > 0 else "nothing is left to do; more num_epochs or max_steps would go on"
+            sys.stderr.write(f"{state.global_step} steps were made before, {what}\n")
         if self.has_bar:
             from tqdm.auto import tqdm
 

@@ -134,6 +134,8 @@ def _tensor_writer(tensors: dict[str, Tensor]) -> FileWriter:
         ready = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         try:
             safetensors.torch.save_file(_apart(ready), path, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # a full disk is not an OSError to it, and must not end training
+            raise OSError(f"{path.name}: {error}") from error
         except (KeyError, ValueError) as error:
             dtypes = sorted({str(tensor.dtype) for tensor in ready.values()})
             raise UsageError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import MissingPackageError, RunError, UsageError
 from sonde.read.checkpoints import Checkpoint, list_checkpoints
 from sonde.read.link import linked_run
 from sonde.record.link import write_link
@@ -200,14 +200,25 @@ class TrainingWrapper:
             trainer.console.close()
         if trainer.manager is not None:
             trainer.manager.close()
-        final = folder / FINAL_FOLDER
-        self.method.save_checkpoint(final)
-        tokenizer.save_pretrained(final)
+        self._save(folder / FINAL_FOLDER, tokenizer)
         metrics = {k: v for entry in trainer.state.log_history for k, v in entry.items() if k.startswith("eval_")}
         loss = trainer.mean_loss(output.training_loss)
         return TrainingResult(
             session.path, folder, model, tokenizer, output.global_step, loss, metrics, list_checkpoints(folder)
         )
+
+    def _save(self, final: Path, tokenizer: Any) -> None:
+        """What was trained, as others load it. Of a disk that is full, the libraries say so each in their own way."""
+        from safetensors import SafetensorError
+
+        try:
+            self.method.save_checkpoint(final)
+            tokenizer.save_pretrained(final)
+        except (OSError, SafetensorError) as error:
+            raise RunError(
+                f"the model is trained, and could not be saved to {final}: {error}. Make room and train again with "
+                "resume=True (--resume): it goes on from the newest checkpoint."
+            ) from error
 
     def _use_wandb(self) -> None:
         if self.record.wandb_project is None:
