@@ -77,7 +77,6 @@ def main() -> None:
     comparison = ComparativeAnalyzer().compare_models(broken, mended, x, y, nn.CrossEntropyLoss())
     print("\n=== Layer by layer")
     comparison.print_summary()
-    print(f"new layers: {', '.join(comparison.only_after)}")
 
     tracker = ComparativeAnalyzer()
     print("\n=== Before and after")

@@ -181,6 +181,9 @@ class TestComparative:
     def test_layers_of_one_alone(self, deep: Any) -> None:
         comparison = ComparativeAnalyzer().compare_models(deep(depth=2), deep(depth=3), *self.batch())
         assert (comparison.only_before, comparison.only_after) == ((), ("5", "6"))
+        told = str(comparison).splitlines()
+        assert told[1].startswith("  no layer is better or worse; pressure changed most in ")
+        assert told[2:] == ["  only after: 5, 6"]
 
     @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model_state_dict": state, "epoch": 3}])
     @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from sonde.errors import UsageError
 from sonde.flow import FlowAnalyzer, FlowReport, analyze
 
 
@@ -49,12 +50,14 @@ def test_numbers_are_those_of_the_gradient() -> None:
     assert layer.metrics.weight_grad_norm == pytest.approx(grads.norm().item(), rel=1e-5)
 
 
-def test_velocity_is_the_change_from_part_to_part() -> None:
+def test_velocity_is_the_change_from_part_to_part(capsys: pytest.CaptureFixture[str]) -> None:
     model, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(4, 4)
     scale = torch.tensor([1.0, 3.0, 1.0, 3.0])[:, None]  # parts are every second sample: pressures 1 and 3
     report = FlowAnalyzer(model).analyze((x,), scale, lambda out, y: (out * y).sum(), steps=2)
     assert report.layer("0").metrics.velocity == pytest.approx(2.0)
     assert report.layer("0").metrics.mean_pressure == pytest.approx(2.0)
+    report.print_layers()
+    assert "velocity" in capsys.readouterr().out
 
 
 def test_the_worst_come_first(sick: FlowReport) -> None:
@@ -68,6 +71,12 @@ def test_the_worst_come_first(sick: FlowReport) -> None:
     critical = sick.get_issues_by_severity("CRITICAL")
     assert {issue.severity for issue in critical} == {"CRITICAL"}
     assert sick.get_issues_by_severity("critical") == critical  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match='no severity "SEVERE"'):
+        sick.get_issues_by_severity("SEVERE")  # type: ignore[arg-type]
+
+
+def test_its_repr_is_one_line(sick: FlowReport) -> None:
+    assert repr(sick) == f"<FlowReport: Sequential, health 0/100 CRITICAL, 26 modules, issues: {len(sick.issues)}>"
 
 
 def test_json_is_read_back(sick: FlowReport, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_it_works_where_gradients_are_switched_off() -> None:
         ((torch.randn(4, 3), None, lambda out: out.sum().item()), "must be a tensor; loss_fn gave float"),
         ((torch.randn(4, 3), None, lambda out: out.detach().sum()), "no gradient"),
         ((torch.randn(4, 3), None, None), "no loss_fn was given"),
+        ((torch.randn(4, 3), torch.randn(4, 2), None), "Linear takes no labels to compute its own loss from"),
         ((torch.randn(4, 3), None, lambda out: out.sum(), 0), "at least 1"),
         ((torch.randn(4, 3), None, lambda out: out.sum(), 5), "cannot be cut"),
     ],

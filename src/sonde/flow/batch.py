@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,11 @@ LossFunction = Callable[..., Any]
 
 def forward(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None) -> tuple[Any, Tensor]:
     """The model's output and the loss. `loss_fn=None`: the model computes its own, given `y` as `labels`."""
+    if loss_fn is None and y is not None and not _takes_labels(model):
+        raise UsageError(
+            f"no loss_fn was given, and {type(model).__name__} takes no labels to compute its own loss from. "
+            "Give one:  analyze(x, y, nn.CrossEntropyLoss())"
+        )
     output = call(model, x, labels=y if loss_fn is None else None)
     loss = own_loss(output) if loss_fn is None else _loss(loss_fn, output, y)
     if not isinstance(loss, Tensor):
@@ -25,6 +31,15 @@ def forward(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None) -> t
             "the loss has no gradient: nothing in the model requires one, or the graph is cut by detach() or no_grad()."
         )
     return output, loss
+
+
+def _takes_labels(model: nn.Module) -> bool:
+    """Whether `labels=` may be given. A wrapper hands on what it is given: there the model inside decides."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return True  # one that does not tell, such as a scripted model
+    return any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def call(model: nn.Module, x: Any, labels: Any = None) -> Any:

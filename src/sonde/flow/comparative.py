@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,20 @@ class FlowComparison:
                 f"pressure x{c.pressure_ratio:.2g}"
                 for c in changes
             ]
+        if len(lines) == 1 and self.layers:
+            lines.append(self._most_moved())
+        for title, names in (("only before", self.only_before), ("only after", self.only_after)):
+            if names:
+                lines.append(f"  {title}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if names[8:] else ''}")
         return "\n".join(lines)
+
+    def _most_moved(self) -> str:
+        """Where no layer is better or worse: the one whose pressure changed most."""
+        known = [c for c in self.layers if c.pressure_before > 0 and c.pressure_after > 0]
+        if not known:
+            return "  no layer is better or worse"
+        most = max(known, key=lambda c: abs(math.log(c.pressure_ratio)))
+        return f"  no layer is better or worse; pressure changed most in {most.layer} (x{most.pressure_ratio:.2g})"
 
     def print_summary(self) -> None:
         print(self)

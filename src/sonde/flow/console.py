@@ -77,13 +77,24 @@ def _layers(report: FlowReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "type"):
         table.add_column(name, overflow="fold")
-    for name in ("score", "relative", "pressure", "max", "turbulence", "grad/weight"):
+    is_moving = any(layer.metrics.velocity for layer in report.layers)  # only several passes tell
+    columns = (
+        "score",
+        "relative",
+        "pressure",
+        "max",
+        "turbulence",
+        *(("velocity",) if is_moving else ()),
+        "grad/weight",
+    )
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for layer in report.layers:
         m = layer.metrics
         table.add_row(
             Text(layer.name), Text(layer.type), Text(f"{layer.health.score:.0f}", style=_COLOURS[layer.health.status]),
             f"{m.relative_pressure:.2g}", f"{m.mean_pressure:.2e}", f"{m.max_pressure:.2e}", f"{m.turbulence:.2g}",
+            *((f"{m.velocity:.2g}",) if is_moving else ()),
             f"{m.weight_ratio:.2e}" if m.weight_norm else "",
         )  # fmt: skip
     return table

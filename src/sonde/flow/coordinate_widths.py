@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.errors import UsageError
+from sonde.errors import NotAModelError, UsageError
 from sonde.flow.batch import LossFunction, forward
 from sonde.flow.coordinate import Coordinate, refined_coordinate_check
 
@@ -104,12 +104,17 @@ def _trained(
 ) -> list[Coordinate]:
     torch.manual_seed(seed)
     model = make_model(width)
+    if not isinstance(model, nn.Module):
+        raise NotAModelError(f"make_model({width}) is to return a torch.nn.Module; got {type(model).__name__}.")
     reference = copy.deepcopy(model)
     optimizer = make_optimizer(model, width) if make_optimizer else torch.optim.Adam(model.parameters(), lr=1e-3)
     given = batches(seed) if callable(batches) else _repeat(batches)
     x: Any = None
-    for _ in range(steps):
-        x, y = next(given)
+    for step in range(steps):
+        batch = next(given, None)
+        if batch is None:
+            raise UsageError(f"batches({seed}) ended after {step} of {steps} steps. Give more of them, or fewer steps.")
+        x, y = batch
         optimizer.zero_grad()
         _, loss = forward(model, x, y, loss_fn)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -132,7 +137,7 @@ def _trend(layer: str, part: str, points: list[tuple[int, float]]) -> Trend | No
     slope = float((centred * y).sum() / (centred**2).sum())
     rest = y - y.mean() - slope * centred
     freedom = len(x) - 2
-    error = _STUDENT.get(freedom, 1.97) * math.sqrt((rest**2).sum() / max(freedom, 1) / (centred**2).sum())
+    error = _student(freedom) * math.sqrt((rest**2).sum() / max(freedom, 1) / (centred**2).sum())
     widths = tuple(sorted({w for w, _ in positive}))
     values = tuple(float(np.mean([v for w, v in positive if w == width])) for width in widths)
     return Trend(
@@ -148,8 +153,14 @@ def _verdict(slope: float, error: float) -> Verdict:
     return "stable" if abs(slope) + error < 3 * FLAT else "unclear"
 
 
+def _student(freedom: int) -> float:
+    """The quantile for so many degrees of freedom, or the next fewer that is known: too wide rather than too narrow."""
+    return _STUDENT[max(known for known in _STUDENT if known <= freedom)]
+
+
 # 97.5 % quantiles of Student's distribution.
 _STUDENT: Final = {
     0: 12.7, 1: 12.7, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 12: 2.18,
     13: 2.16, 14: 2.14, 15: 2.13, 16: 2.12, 18: 2.10, 20: 2.09, 22: 2.07, 25: 2.06, 28: 2.05,
+    40: 2.02, 60: 2.00, 120: 1.98,
 }  # fmt: skip

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sonde.errors import UnknownNameError
 from sonde.flow.issue import SEVERITIES, Issue, IssueSeverity
 from sonde.flow.metrics import Layer, Status, status_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FlowReport:
     """The layers of a model in the order of its forward pass, each judged, and what is wrong."""
 
@@ -24,6 +25,11 @@ class FlowReport:
     details: Mapping[str, Any] = field(default_factory=dict)
     """What an architecture's own analyzer measured: temporal, attention, depth profile."""
     is_relative: bool = True
+
+    def __repr__(self) -> str:
+        """One line: the layers of a large model would fill many screens."""
+        what = f"{self.model_name}, health {self.health:.0f}/100 {self.status}"
+        return f"<FlowReport: {what}, {len(self.layers)} modules, issues: {len(self.issues)}>"
 
     @property
     def issues(self) -> list[Issue]:
@@ -58,6 +64,8 @@ class FlowReport:
 
     def get_issues_by_severity(self, severity: IssueSeverity) -> list[Issue]:
         """Issues of exactly this severity: LOW, MEDIUM, HIGH or CRITICAL."""
+        if severity.upper() not in SEVERITIES:
+            raise UnknownNameError("severity", severity, SEVERITIES)
         return [issue for issue in self.issues if issue.severity == severity.upper()]
 
     def as_dict(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
     _refuse_lazy(model, (*owned, *held))
     buffers = [(module, _tensors(module._buffers)) for module in modules]
     is_small = sum(p.numel() * p.element_size() for p in owned) <= COPIED_BYTES
-    parameters = [saved for module in modules if (saved := _tensors(_changing(module, is_small)))]
+    parameters = [kept for module in modules if (kept := _tensors(_changing(module, is_small)))]
     attributes = [(module, _attributes(module)) for module in modules]
     grads = [(parameter, parameter.grad) for parameter in owned]
     generators = _random_states({tensor.device for tensor in (*owned, *held)})
