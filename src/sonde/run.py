@@ -31,7 +31,7 @@ from sonde.read.files import is_tensor_file, open_tensors
 from sonde.read.folder import default_dir, find_run, run_folders
 from sonde.read.follow import Update, follow
 from sonde.read.forward_order import ForwardOrder
-from sonde.read.lake import Lake, open_lake
+from sonde.read.lake import Lake, open_lake, upload_warnings
 from sonde.read.lazy import LazyTensors, of_kind
 from sonde.read.manifest import Manifest
 from sonde.read.pyramid import read_overview
@@ -279,8 +279,8 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """Damage, unfinished tails, dropped rows: what to know before trusting a picture of this run."""
-        return self._now.warnings()
+        """Damage, unfinished tails, dropped rows, uploads that wait: what to know before trusting this run."""
+        return [*self._now.warnings(), *upload_warnings(self.path, is_live=self._now.is_held)]
 
     def stats(self, pattern: str | Sequence[str], *, steps: Steps = None) -> pa.Table:
         """Long table (step, kind, site, stat, value) of the series that patterns name.

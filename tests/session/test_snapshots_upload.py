@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import sonde
-from sonde.errors import MissingPackageError, UnknownNameError
+from sonde.errors import MissingPackageError, RunLockedError, UnknownNameError
 from sonde.read.lake import open_lake, upload_state
+from sonde.record.push import push
 
 
 def train(
@@ -54,6 +55,22 @@ def until_it_failed(step: int, run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_still_waits_at_the_end_is_told_though_nothing_failed_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # listens, and never answers
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        waits = {"close_s": 0.1, "linger_s": 0.0, "timeout_s": 1.0}
+        run = train(tmp_path, snapshots=sonde.Snapshots(when=2, store="s3://bucket/runs", options=waits))
+        assert re.search(r"2 snapshots are not yet at s3://bucket/runs.*sonde push", capsys.readouterr().err)
+        with pytest.raises(RunLockedError, match="the run's own uploader is at work on 2 snapshots"):
+            push(run)  # of whom the one that waits in vain still holds the lock
+
+
+@pytest.mark.slow
 def test_a_dead_network_is_told_and_costs_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +90,8 @@ def test_a_dead_network_is_told_and_costs_no_snapshot(
     assert facts["upload"]["waiting"] == facts["taken"] >= 4
     assert facts["upload"]["last_error"]
     assert len(open_lake(run).steps) == facts["taken"]
+    (warning,) = sonde.open(run).warnings
+    assert re.search(r"snapshots are on this disk and not yet at s3://bucket/runs.*`sonde push`", warning)
 
 
 def test_an_unknown_store_is_an_error_before_training(tmp_path: Path) -> None:

@@ -83,6 +83,20 @@ def upload_state(run: Path, *, rank: int = 0) -> UploadState | None:
         raise RunError(f"cannot read {path}: {error.strerror}.") from error
 
 
+def upload_warnings(run: Path, *, is_live: bool) -> list[str]:
+    """That snapshots are not where they were to go. While a run lives they are on their way, unless that fails."""
+    try:
+        state = upload_state(run)
+    except RunError as error:
+        return [str(error)]
+    waiting = [] if state is None else state.waiting(FolderLake(run).steps)
+    if state is None or not waiting or (is_live and not state.last_error):
+        return []
+    why = f" ({state.last_error})" if state.last_error else ""
+    snapshots = "1 snapshot is" if len(waiting) == 1 else f"{len(waiting)} snapshots are"
+    return [f"{snapshots} on this disk and not yet at {state.url}{why}; `sonde push` sends them"]
+
+
 def read_file(path: Path, offset: int, size: int) -> bytes:
     """A link in a run folder is not followed: a folder from elsewhere must not read what is outside it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.snapshot_readers import SnapshotReaders
 from sonde.schema.addresses import Address, icechunk_storage
+from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import group_name, step_of
 
@@ -88,7 +89,7 @@ class IcechunkLake(SnapshotReaders):
             if self._commit is not None and "invalid snapshot id" in str(error):
                 known = [str(info.id) for info in self._repository.ancestry(branch="main")]
                 raise UnknownNameError("commit", self._commit, known) from error
-            raise RunError(f"cannot read {self.address}: {_short(error)}.") from error
+            raise RunError(f"cannot read {self.address}: {in_words(error)}.") from error
 
     def _visible(self, step: int) -> SnapshotReader:
         return self._kept(step, lambda: self._open(step))
@@ -149,7 +150,7 @@ class IcechunkLake(SnapshotReaders):
         try:
             return sync(work)
         except icechunk.IcechunkError as error:
-            raise RunError(f"cannot read {self.address}: {_short(error)}.") from error
+            raise RunError(f"cannot read {self.address}: {in_words(error)}.") from error
 
 
 def _open(address: Address) -> Any:
@@ -159,9 +160,4 @@ def _open(address: Address) -> Any:
     try:
         return icechunk.Repository.open(storage)
     except icechunk.IcechunkError as error:
-        raise RunError(f"cannot open {address}: {_short(error)}.") from error
-
-
-def _short(error: BaseException) -> str:
-    lines = [line.strip(" |`->x") for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line)[:300]
+        raise RunError(f"cannot open {address}: {in_words(error)}.") from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.errors import RunError
+from sonde.errors import RunError, RunLockedError
 from sonde.record.local_lake import LocalLake
 from sonde.record.upload import TIMEOUT_S, Spool, command_line
 from sonde.schema.tensors import hidden_folder
@@ -50,7 +50,7 @@ def push(run: Path, *, patience_s: float = 60.0, timeout_s: float = TIMEOUT_S, t
 
 
 def _push(spool: Spool, patience_s: float, timeout_s: float, tell: Callable[[], None]) -> None:
-    spool.lock().release()  # is another at work? Then say so at once.
+    _refuse_two(spool)
     options: dict[str, Any] = {
         "run": str(spool.run.absolute()),
         "rank": spool.rank,
@@ -72,6 +72,17 @@ def _push(spool: Spool, patience_s: float, timeout_s: float, tell: Callable[[], 
         process.wait()
         raise
     tell()
+
+
+def _refuse_two(spool: Spool) -> None:
+    try:
+        spool.lock().release()
+    except RunLockedError as error:
+        last = spool.state().last_error
+        raise RunLockedError(
+            f"the run's own uploader is at work on {_waiting([spool])} snapshots; after training it goes on for some "
+            f"minutes{f', though its last attempt failed ({last})' if last else ''}. Try again when it has ended."
+        ) from error
 
 
 def _sweep(spool: Spool) -> None:

@@ -19,11 +19,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NoReturn
 
-from sonde.errors import RunLockedError, SondeError
+from sonde.errors import RunLockedError
 from sonde.record.durable import write_durably
 from sonde.record.lock import RunLock
 from sonde.record.repository import Repository
 from sonde.schema.addresses import read_address
+from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument
 from sonde.schema.tensors import group_name, hidden_folder, step_of, tensors_folder
 from sonde.schema.uploads import UPLOAD_LOCK, UploadState, upload_file
@@ -123,7 +124,7 @@ class Uploader:
                 step, self.spool.path(step), self.spool.hidden_bases(step)
             )
         except Exception as error:  # noqa: BLE001  whatever the network does, the snapshot waits and the reason is told
-            self.failed(f"step {step}: {_first_lines(error)}")
+            self.failed(f"step {step}: {in_words(error)}")
         else:
             self._num_failures, self.next_time, self.state.last_error = 0, 0.0, ""
             self.last_success = time.monotonic()
@@ -193,7 +194,7 @@ class UploadProcess:
             answer = {"id": request["id"], "found": found}
         except Exception as error:  # noqa: BLE001  told to whoever asked
             self._uploader.close()
-            answer = {"id": request["id"], "error": _first_lines(error)}
+            answer = {"id": request["id"], "error": in_words(error)}
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
@@ -263,13 +264,6 @@ def _start_over(is_orphan: bool) -> NoReturn:
     options["linger_s"] = options.get("linger_s", LINGER_S) / 2 if is_orphan else options.get("linger_s", LINGER_S)
     options["delay_s"] = min(max(2 * options.get("delay_s", 0.5), 1.0), _MAX_BACK_OFF_S)
     os.execv(sys.executable, command_line(options))  # noqa: S606
-
-
-def _first_lines(error: BaseException) -> str:
-    if isinstance(error, SondeError):
-        return str(error)
-    lines = [line.strip(" |`->x") for line in str(error).splitlines()]
-    return f"{type(error).__name__}: " + " ".join(line for line in lines if line)
 
 
 def main() -> None:

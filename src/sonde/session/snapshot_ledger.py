@@ -68,6 +68,14 @@ class Ledger:
         elif before and not upload["last_error"]:
             self._session.event("upload_resumed", f"snapshots go up to {upload['url']} again", details=upload)
 
+    def ended(self) -> None:
+        """What is not where it should be when the run ends; that an upload failed has been said where it did."""
+        waiting = self._upload["waiting"] if self._upload else 0
+        if self._upload is not None and waiting:
+            snapshots = "1 snapshot is" if waiting == 1 else f"{waiting} snapshots are"
+            message = f"{snapshots} not yet at {self._upload['url']}, and kept here"
+            self._tell_once("upload", f"{message}. An uploader goes on for some minutes; after that:  sonde push")
+
     def note(self) -> None:
         facts: dict[str, Any] = {"nbytes": self._nbytes, "stored_bytes": self._stored_bytes, "store": self.store}
         if self._upload is not None:

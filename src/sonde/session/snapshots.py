@@ -362,6 +362,7 @@ class Snapshotting:
         if not writer.close(end - time.monotonic()):
             self.ledger.lose(writer.num_open, deadline_s)
         self.ledger.uploaded(writer.upload)
+        self.ledger.ended()
         self.ledger.note()
 
     def forked(self) -> None:
