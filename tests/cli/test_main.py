@@ -46,6 +46,10 @@ def test_a_bare_path_is_show_and_a_verb_is_a_verb() -> None:
     assert with_verb([]) == []
 
 
+def test_a_misspelt_verb_is_named_as_one(sonde: Any) -> None:
+    assert 'no verb "diganose". Did you mean "diagnose"?' in sonde("diganose", "latest", code=2).stderr
+
+
 def test_traceback_only_on_request(process: Any) -> None:
     quiet = process("show", "nothing")
     assert quiet.code == 1

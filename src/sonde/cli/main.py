@@ -34,7 +34,7 @@ from sonde.cli.snapshot import snapshot
 from sonde.cli.train import train
 from sonde.cli.ui import ui
 from sonde.cli.weights import weights
-from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
+from sonde.errors import QueryError, RunNotFoundError, SondeError, UnknownNameError, UsageError, nearest
 
 VERBS: Final[dict[str, Callable[..., None]]] = {
     "run": run,
@@ -102,7 +102,11 @@ def with_verb(arguments: Sequence[str]) -> list[str]:
     for position, argument in enumerate(arguments):
         if argument.startswith("-"):
             continue
-        return list(arguments) if argument in VERBS else [*arguments[:position], "show", *arguments[position:]]
+        if argument in VERBS:
+            break
+        if any(not after.startswith("-") for after in arguments[position + 1 : position + 2]):
+            raise UnknownNameError("verb", argument, VERBS)  # a path stands alone: this was to be one
+        return [*arguments[:position], "show", *arguments[position:]]
     return list(arguments)
 
 
