@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-Curve = tuple[Sequence[int], Sequence[float]]
+Curve = tuple[list[int], list[float]]
 """Steps and values."""
 MAX_POINTS: Final = 400
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 200, 56, 22, 10
 
 
-def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+def thinned(steps: Sequence[int], values: Sequence[float]) -> Curve:
     """At most so many points; the first and the last stay."""
     last = len(steps) - 1
     places = range(len(steps)) if last < MAX_POINTS else [round(i * last / (MAX_POINTS - 1)) for i in range(MAX_POINTS)]

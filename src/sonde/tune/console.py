@@ -35,7 +35,7 @@ class Console(TrainerCallback):  # type: ignore[misc]
             what = f"{left} to go" if left > 0 else "nothing is left to do; more num_epochs or max_steps would go on"
             sys.stderr.write(f"{state.global_step} steps were made before, {what}\n")
         if self.has_bar:
-            from tqdm.auto import tqdm
+            from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
             self.bar = tqdm(
                 total=state.max_steps, initial=state.global_step, desc="tuning", unit="step", dynamic_ncols=True

@@ -66,7 +66,7 @@ def _is_text(kind: Any) -> bool:
     import pyarrow as pa
 
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)  # of messages
-    return is_list or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(is_list or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def generate(kind: str, num_samples: int, seed: int = 0) -> list[dict[str, Any]]:

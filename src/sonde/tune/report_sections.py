@@ -62,7 +62,7 @@ def convergence_section(run: Run | None) -> Section:
         "thirds": f"{first:.4g}, {middle:.4g}, {last:.4g}",
         "change in the last third": slope,
     }
-    return Section(title, verdict, facts, curves={"training loss": thinned(steps, loss)})
+    return Section(title, verdict, facts, curves={"training loss": thinned(steps.tolist(), loss.tolist())})
 
 
 def gradient_section(run: Run | None) -> Section:
@@ -154,8 +154,10 @@ def overfitting_section(run: Run | None, checkpoints: Sequence[Checkpoint]) -> S
         "best at step": int(steps[best]),
         "checkpoint nearest to it": near,
     }
-    curves = {"training loss": thinned(train_steps, loss)} if len(loss) else {}
-    return Section(title, verdict, facts, curves={**curves, "held-out loss": thinned(steps, held_out)})
+    curves = {"training loss": thinned(train_steps.tolist(), loss.tolist())} if len(loss) else {}
+    return Section(
+        title, verdict, facts, curves={**curves, "held-out loss": thinned(steps.tolist(), held_out.tolist())}
+    )
 
 
 def adapter_section(run: Run) -> Section | None:
