@@ -10,7 +10,7 @@ import torch
 
 import sonde
 from sonde.errors import UnknownNameError, UsageError
-from sonde.session.mirror import Mirror
+from sonde.session.mirror import Mirror, name_of
 
 
 class Kept:
@@ -101,6 +101,11 @@ def test_anything_with_log_metrics(tmp_path):
     experiment = CometLike()
     train(tmp_path, mirror=experiment)
     assert [step for step, values in experiment.logged if "loss" in values] == list(range(25))
+
+
+@pytest.mark.parametrize(("name", "called"), [("a1b2", "a1b2"), ("baseline", "baseline-a1b2"), (None, "a1b2")])
+def test_a_run_has_a_name_of_its_own_elsewhere(name, called):
+    assert name_of({"name": name, "id": "a1b2"}) == called
 
 
 def test_several_at_once(tmp_path):

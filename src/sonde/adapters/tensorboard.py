@@ -11,6 +11,7 @@ from typing import Any
 from sonde.errors import MissingPackageError
 from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
+from sonde.session.mirror import name_of
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -30,7 +31,7 @@ class Sink:
         self.folder = Path(folder or os.environ.get(FOLDER_VARIABLE) or "tensorboard")
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        name = f"{run['name']}-{run['id']}".replace("/", "_")
+        name = name_of(run).replace("/", "_")
         self._writer = EventFileWriter(str(self.folder / str(run["project"]).replace("/", "_") / name))
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from sonde.errors import MissingPackageError
 from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
+from sonde.session.mirror import name_of
 
 try:
     import trackio
@@ -21,7 +22,7 @@ class Sink:
     def begin(self, run: Mapping[str, Any]) -> None:
         self._run: Any = trackio.init(
             project=str(run["project"]),
-            name=f"{run['name']}-{run['id']}",
+            name=name_of(run),
             config=dict(run["config"] or {}),
             embed=False,
         )

@@ -86,6 +86,11 @@ class Experiment:
         """It is the user's, and stays open."""
 
 
+def name_of(run: Mapping[str, Any]) -> str:
+    """What a run is called where names must differ; one without a name of its own is called by its id."""
+    return str(run["id"]) if run["name"] in (None, run["id"]) else f"{run['name']}-{run['id']}"
+
+
 def open_sink(to: Any) -> Sink:
     """The sink of that name; an error where there is none, or where its package is not installed."""
     if hasattr(to, "log_metrics"):
