@@ -126,6 +126,39 @@ def test_an_optax_loop_is_recorded_with_gradients_and_updates(tmp_path, donate):
     assert run.stats("update/dense.kernel/ratio").num_rows == 5
 
 
+def test_one_step_in_several_is_recorded_and_the_others_are_not(tmp_path):
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        losses, grads, _ = train(sonde_jax.recorded(optax.adamw(1e-2), every=2), is_recorded=True)
+    run = sonde.open("latest", dir=tmp_path)
+    table = run.stats("grad/dense.kernel/norm")
+    assert table["step"].to_pylist() == [0, 2, 4]
+    wanted = [np.linalg.norm(np.asarray(grads[step]["dense"]["kernel"])) for step in (0, 2, 4)]
+    np.testing.assert_allclose(table["value"].to_pylist(), wanted, rtol=1e-6)
+    assert run.scalars("loss").num_rows == 5
+    assert losses == train(optax.adamw(1e-2), is_recorded=False)[0]
+
+
+def test_what_it_took_is_said_to_be_unknown_where_every_step_is_recorded(tmp_path):
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        train(sonde_jax.recorded(optax.sgd(0.1)), is_recorded=True)
+    overhead = sonde.open("latest", dir=tmp_path).manifest.facts["overhead"]
+    assert overhead["fraction"] is None
+    assert "every=10" in overhead["unknown"]
+
+
+def test_a_matrix_is_sampled_in_all_its_columns():
+    x = np.repeat(np.array([[2.0**-20, 1.0]], np.float32), 512 * 512, axis=0).reshape(512, 1024)
+    _, hist = to_rows(sketch_arrays([("param", "x", jnp.asarray(x))]))
+    assert hist[0, 48 - 20] == pytest.approx(x.size / 2, rel=0.1)
+
+
+def test_nothing_to_record_is_told_once(tmp_path, capsys):
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        sonde_jax.step({"a": jnp.ones(3)})
+        sonde_jax.step({"a": jnp.ones(3)})
+    assert capsys.readouterr().err.count("no sketches") == 1
+
+
 def test_no_loss_changes_by_a_bit(tmp_path):
     plain, _, _ = train(optax.adamw(1e-2), is_recorded=False)
     with sonde.init(project="jax", dir=tmp_path, verbose=False):
@@ -151,6 +184,40 @@ def test_reached_by_its_name():
 
 
 class TestFlax:
+    @pytest.mark.parametrize(("depth", "rules"), [(9, {"vanishing_gradients"}), (1, set())])
+    def test_a_rule_that_needs_the_order_of_layers_speaks_of_a_planted_fault(self, tmp_path, depth, rules):
+        nn = pytest.importorskip("flax.linen")
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                for _ in range(depth):
+                    x = nn.sigmoid(nn.Dense(16)(x))
+                return nn.Dense(1, kernel_init=nn.initializers.normal(0.05))(x)
+
+        x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
+        y = np.sign(x[:, :1] * x[:, 1:2])
+        params, tx = jax.jit(Net().init)(jax.random.key(0), x), sonde_jax.recorded(optax.adam(1e-2))
+        state = tx.init(params)
+
+        @jax.jit
+        def step(params, state):
+            loss, grads = jax.value_and_grad(lambda p: ((Net().apply(p, x) - y) ** 2).mean())(params)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, loss
+
+        with sonde.init(project="jax", dir=tmp_path, verbose=False):
+            sonde_jax.describe(Net(), x)
+            for _ in range(40):
+                params, state, loss = step(params, state)
+                sonde_jax.step(state, loss=loss)
+        run = sonde.open("latest", dir=tmp_path)
+        modules = run.structure()["modules"]
+        names = [f"Dense_{i}" for i in range(depth + 1)]
+        assert [(m["name"], m["kind"]) for m in modules] == [("model", "container"), *((n, "linear") for n in names)]
+        assert [m["order"] for m in modules] == list(range(depth + 2))
+        assert {finding.rule for finding in run.findings() if finding.severity > "info"} == rules
+
     def test_linen(self, tmp_path):
         nn = pytest.importorskip("flax.linen")
 
@@ -184,27 +251,32 @@ class TestFlax:
                 return self.second(jnp.tanh(self.first(x)))
 
         model = Net(nnx.Rngs(0))
-        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        optimizer = nnx.Optimizer(model, sonde_jax.recorded(optax.sgd(0.1)), wrt=nnx.Param)
         x = jnp.ones((2, 4))
 
         @nnx.jit
         def train_step(model, optimizer):
             loss, grads = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
-            stats = sonde_jax.sketch({"grad": grads, "param": nnx.state(model, nnx.Param)})
+            stats = sonde_jax.sketch({"custom": {"by_hand": grads}})
             optimizer.update(model, grads)
             return loss, stats
 
         with sonde.init(project="jax", dir=tmp_path, verbose=False):
+            sonde_jax.describe(model)
             for _ in range(3):
                 loss, stats = train_step(model, optimizer)
-                sonde_jax.step(stats, loss=loss)
+                sonde_jax.step((optimizer.opt_state, stats), loss=loss)
         run = sonde.open("latest", dir=tmp_path)
         wanted = {"first.kernel", "first.bias", "second.kernel", "second.bias"}
         assert set(run.sites("grad/*")["site"].to_pylist()) == wanted
-        assert run.stats("grad/first.kernel/norm")["step"].to_pylist() == [0, 1, 2]
+        norms = run.stats("grad/first.kernel/norm")
+        assert norms["step"].to_pylist() == [0, 1, 2]
+        assert norms["value"].to_pylist() == run.stats("custom/by_hand.first.kernel/norm")["value"].to_pylist()
+        assert [module["name"] for module in run.structure()["modules"]] == ["model", "first", "second"]
 
 
 SHARDED = """
+import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sonde.reduce.jax import sketch_arrays, to_rows
@@ -215,11 +287,20 @@ mesh = Mesh(np.array(jax.devices()), ("data",))
 spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
 rows, _ = to_rows(jax.jit(lambda x: sketch_arrays([("param", "x", x)]))(spread))
 np.testing.assert_allclose(rows[0, :9], sketch(x).rows[:9], rtol=1e-5)
+many = jax.pmap(lambda x: sketch_arrays([("param", "x", x)]))(x.reshape(4, 16, 33))
+import sonde
+import sonde.adapters.jax as sonde_jax
+with sonde.init(project="pmap", dir=sys.argv[1], verbose=False):
+    sonde_jax.step(many)
+seen = sonde.open("latest", dir=sys.argv[1]).stats("param/x/norm")["value"].to_pylist()
+np.testing.assert_allclose(seen, [sketch(x[:16]).norm], rtol=1e-5)  # the first device's
 print("alike")
 """
 
 
-def test_of_a_sharded_array_the_whole():
+def test_of_a_sharded_array_the_whole(tmp_path):
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "alike"

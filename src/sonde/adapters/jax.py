@@ -16,12 +16,14 @@
         sonde_jax.step(opt_state, loss=loss)          # waits for nothing
 
 Any tree can be sketched by hand: `sketch({"grad": grads})` inside `jit`, `step(sketches)` outside. Of sharded arrays
-the sketch is of the whole.
+the sketch is of the whole; under `pmap` it is the first device's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,14 +35,20 @@ try:
 except ImportError as error:
     raise MissingPackageError("jax", "jax", "sonde.jax") from error
 
+from sonde.probe.flax_modules import modules_of
+from sonde.reduce.compiled_meter import CompiledMeter
 from sonde.reduce.jax import Sketches, sketch_arrays, to_rows
 from sonde.schema.names import KINDS, site_name
 from sonde.schema.records import Site
 from sonde.session import Session, init
 from sonde.session.current import active_session
 from sonde.session.handed import put_rows, put_scalars
+from sonde.session.jax_structure import structure_of, write_structure
 
-__all__ = ["Sketches", "recorded", "sketch", "step"]
+__all__ = ["Sketches", "describe", "recorded", "sketch", "step"]
+
+_NOTHING = "step() was given no sketches: give it the state of an optimizer that is recorded(), or what sketch() gave."
+_UNKNOWN = "sketches are a part of the compiled step; recorded(..., every=10) makes steps without to compare with"
 
 
 def sketch(tree: Any, kind: str | None = None) -> Sketches:
@@ -58,37 +66,45 @@ def sketch(tree: Any, kind: str | None = None) -> Sketches:
 
 
 class RecordedState(NamedTuple):
-    """The state of the optimizer inside, and what its last step looked like."""
+    """The state of the optimizer inside, what the last recorded step looked like, and how many steps there were."""
 
     inner: Any
     sketches: Sketches
+    count: Any
 
 
-def recorded(optimizer: Any) -> Any:
-    """An Optax optimizer that sketches parameters, gradients and updates in each of its steps, and changes none.
+def recorded(optimizer: Any, *, every: int = 1) -> Any:
+    """An Optax optimizer that sketches parameters, gradients and updates in each of its steps, or in one of `every`,
+    and changes none.
 
     Its state holds the sketches: give it to `step`.
     """
+    if every < 1:
+        raise UsageError(f"recorded(every={every}): every must be 1 or more.")
     try:
         import optax
     except ImportError as error:
         raise MissingPackageError("optax", "jax", "recorded()") from error
 
     def begin(params: Any) -> RecordedState:
-        return RecordedState(optimizer.init(params), _sketches(params, params, params))
+        forms = jax.eval_shape(_sketches, params, params, params)  # nothing is computed before there is a step
+        empty = jax.tree_util.tree_map(lambda form: jnp.zeros(form.shape, form.dtype), forms)
+        return RecordedState(optimizer.init(params), empty, jnp.zeros((), jnp.int32))
 
     def update(grads: Any, state: RecordedState, params: Any = None, **extra: Any) -> tuple[Any, RecordedState]:
         if extra:
             updates, inner = optimizer.update(grads, state.inner, params, **extra)
         else:
             updates, inner = optimizer.update(grads, state.inner, params)
-        return updates, RecordedState(inner, _sketches(params, grads, updates))
+        sketches = _every(every, state, lambda: _sketches(params, grads, updates))
+        return updates, RecordedState(inner, sketches, state.count + 1)
 
     return optax.GradientTransformationExtraArgs(begin, update)
 
 
 def step(tree: Any = None, /, **scalars: Any) -> None:
-    """End the step: record the sketches in a tree (an optimizer's state, what `sketch` returned) and these numbers.
+    """End the step: record the sketches in a tree (an optimizer's state, an `nnx.Optimizer`, a `TrainState`, what
+    `sketch` returned) and these numbers.
 
     Begins a run where there is none.
     """
@@ -96,8 +112,17 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
     if not isinstance(session, Session):
         return
     try:
-        for sketches in map(_kept, _found(tree)):
-            put_rows(session, _sites(sketches), partial(to_rows, sketches))
+        found = _found(tree)
+        if tree is not None and not found:
+            session.warn_once("jax sketches", _NOTHING)
+        for place, sketches in enumerate(map(_kept, found)):
+            sites = _sites(sketches)
+            put_rows(session, sites, partial(to_rows, sketches))
+            if not place:
+                _measure(session, sketches)
+            if structure_of(session).is_new(sketches.names):
+                structure_of(session).add(sites)
+                write_structure(session)
         late = {name: _kept(value) for name, value in scalars.items() if isinstance(value, jax.Array)}
         session.log({name: value for name, value in scalars.items() if name not in late})
         if late:
@@ -107,6 +132,47 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
     session.step()
 
 
+def describe(model: Any, *inputs: Any, **options: Any) -> None:
+    """Tell the run which modules a Flax model has, in the order they are called: model.json.
+
+    `describe(model)` for nnx, `describe(model, x)` for linen, with what the model is called with. Computes nothing.
+    """
+    modules = modules_of(model, *inputs, **options)
+    session = active_session() or init()
+    if isinstance(session, Session):
+        structure_of(session).modules = [(module.name, module.type, module.calls) for module in modules]
+        write_structure(session)
+
+
+def _measure(session: Session, sketches: Sketches) -> None:
+    """What recording took, where some steps are made without it."""
+    governing = session.governing
+    if not isinstance(governing.meter, CompiledMeter):
+        governing.meter, governing.is_together, governing.unknown = CompiledMeter(), True, _UNKNOWN
+    governing.meter.begin(time.perf_counter())
+    governing.meter.note(is_recorded=sketches.is_new, result=sketches.is_new)
+
+
+def _every(every: int, state: RecordedState, look: Callable[[], Sketches]) -> Sketches:
+    if every == 1:
+        return look()
+    # The other steps hand on what is there, and say that it is old.
+    old = replace(state.sketches, is_new=jnp.asarray(False))
+    # What `init` made has the types of the parameters; those of gradients and updates are known after one step.
+    if not _is_alike(old, jax.eval_shape(look)):
+        return look()
+    found: Sketches = jax.lax.cond(state.count % every == 0, look, lambda: old)
+    return found
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    forms: list[tuple[Any, Any]] = [jax.tree_util.tree_flatten(tree) for tree in (a, b)]
+    (mine, my_form), (others, other_form) = forms
+    if my_form != other_form:
+        return False
+    return all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(mine, others, strict=True))
+
+
 def _sketches(params: Any, grads: Any, updates: Any) -> Sketches:
     parts = {"grad": grads, "update": updates, **({"param": params} if params is not None else {})}
     return sketch(parts)
@@ -114,13 +180,26 @@ def _sketches(params: Any, grads: Any, updates: Any) -> Sketches:
 
 def _kept(tree: Any) -> Any:
     """A copy of these few numbers, on its way to the host: the next step may be given the memory they are in."""
+    tree = jax.tree_util.tree_map(_value, tree, is_leaf=_is_variable)
+    if isinstance(tree, Sketches) and tree.counts.ndim == 3:  # of pmap, whose devices have one each
+        tree = jax.tree_util.tree_map(lambda x: x[0], tree)
     copied = jax.tree_util.tree_map(partial(jnp.array, copy=True), tree)
     for leaf in jax.tree_util.tree_leaves(copied):
         leaf.copy_to_host_async()
     return copied
 
 
+def _is_variable(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) and hasattr(leaf, "get_value")
+
+
+def _value(leaf: Any) -> Any:
+    """nnx keeps each array of an optimizer's state in a variable of its own."""
+    return leaf.get_value() if _is_variable(leaf) else leaf
+
+
 def _found(tree: Any) -> list[Sketches]:
+    tree = getattr(tree, "opt_state", tree)  # an optimizer of nnx, a TrainState
     leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, Sketches))
     return [leaf for leaf in leaves if isinstance(leaf, Sketches)]
 

@@ -38,9 +38,9 @@ class CompiledMeter(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._noted: tuple[bool, Any] | None = None
-        self._ended: tuple[StepTimes, bool, Any] | None = None
-        self._running: deque[tuple[StepTimes, bool, Any]] = deque()
+        self._noted: tuple[Any, Any] | None = None
+        self._ended: tuple[StepTimes, Any, Any] | None = None
+        self._running: deque[tuple[StepTimes, Any, Any]] = deque()
         self._timed: deque[tuple[StepTimes, bool]] = deque()
         self._known: dict[bool, deque[float]] = {is_recorded: deque(maxlen=_NUM_KNOWN) for is_recorded in (True, False)}
         self._extra: deque[float] = deque(maxlen=_NUM_EXTRA)
@@ -56,8 +56,9 @@ class CompiledMeter(Meter):
             self._ended = None
         self._began_s = now
 
-    def note(self, *, is_recorded: bool, result: Any = None) -> None:
-        """`result` is asked by its `is_ready()`; one that cannot be asked was there at once."""
+    def note(self, *, is_recorded: Any, result: Any = None) -> None:
+        """`result` is asked by its `is_ready()`; one that cannot be asked was there at once. When it is there, so is
+        `is_recorded`, which may be on a device too."""
         self._noted = is_recorded, result
 
     def end_step(self, step: int, wall_s: float) -> None:
@@ -91,7 +92,8 @@ class CompiledMeter(Meter):
     def _look(self, step: int, now: float) -> None:
         """Which results are there by now."""
         while self._running and _is_ready(self._running[0][2]):
-            times, is_recorded, _ = self._running.popleft()
+            times, known, _ = self._running.popleft()
+            is_recorded = bool(known)
             # A device that keeps up waits for the host, whose clock is exact; one that is behind has its own pace.
             times.step_s = now - self._last_s if step - times.step > 1 else times.wall_s
             self._last_s = now

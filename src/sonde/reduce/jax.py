@@ -7,7 +7,7 @@ no square overflows, and rounding stays below a millionth. Counts are integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -36,11 +36,13 @@ from sonde.schema.sketch import (
 
 _BLOCK: Final = 1024
 _HIST_SAMPLES: Final = 512
+_TOGETHER: Final = 1 << 16
+"""Arrays of up to so many elements are copied beside one another; larger ones are read where they are."""
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["counts", "sums", "hist"],
+    data_fields=["counts", "sums", "hist", "is_new"],
     meta_fields=["names", "shapes", "dtypes"],
 )
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Sketches:
     """(T, 6): the largest magnitude, then sum, sum of squares and sum of magnitudes of values over it, min, max."""
     hist: Any
     """(T, NUM_BINS) integers."""
+    is_new: Any
+    """Whether they are of the step that is made: an optimizer may hand on older ones."""
     names: tuple[tuple[str, str], ...]
     """(kind, site) of each."""
     shapes: tuple[tuple[int, ...], ...]
@@ -62,20 +66,22 @@ class Sketches:
 def sketch_arrays(named: Iterable[tuple[str, str, Any]]) -> Sketches:
     """Sketches of (kind, site, array). Numbers only; to be called inside `jit` or outside."""
     items = [(kind, site, jnp.asarray(x)) for kind, site, x in named]
-    parts = [_sketch(x) for _, _, x in items]
-    counts, sums, hist = (jnp.stack(column) for column in zip(*parts, strict=True)) if parts else _nothing()
+    counts, sums, hist = _sketch_all([_real(x) for _, _, x in items]) if items else _nothing()
     return Sketches(
         counts,
         sums,
         hist,
+        jnp.asarray(True),
         tuple((kind, site) for kind, site, _ in items),
         tuple(tuple(x.shape) for _, _, x in items),
         tuple(str(x.dtype) for _, _, x in items),
     )
 
 
-def to_rows(sketches: Sketches) -> tuple[Array, Array]:
-    """(T, NUM_FIELDS) and (T, NUM_BINS) on the host. This waits for the device."""
+def to_rows(sketches: Sketches) -> tuple[Array, Array] | None:
+    """(T, NUM_FIELDS) and (T, NUM_BINS) on the host; None where there is nothing new. This waits for the device."""
+    if not bool(sketches.is_new):
+        return None
     counts = np.asarray(sketches.counts).astype(np.float64)
     scale, total, squares, magnitudes, low, high = np.asarray(sketches.sums).astype(np.float64).T
     rows = empty_rows(len(sketches.names))
@@ -92,8 +98,19 @@ def _nothing() -> tuple[Any, Any, Any]:
     return jnp.zeros((0, 4), jnp.int32), jnp.zeros((0, 6)), jnp.zeros((0, NUM_BINS), jnp.int32)
 
 
-def _sketch(x: Any) -> tuple[Any, Any, Any]:
-    values = _real(x)
+@jax.jit  # for those who call it outside: operation by operation it takes many times as long
+def _sketch_all(arrays: Sequence[Any]) -> list[Any]:
+    """Small arrays of one size together: a compiler takes as long for each operation as for one on many."""
+    groups: dict[Any, list[int]] = {}
+    for place, values in enumerate(arrays):
+        is_small = values.size <= _TOGETHER
+        groups.setdefault((values.size, values.dtype) if is_small else place, []).append(place)
+    found = [jax.vmap(_sketch)(jnp.stack([arrays[i] for i in group])) for group in groups.values()]
+    order = np.argsort([i for group in groups.values() for i in group])
+    return [jnp.concatenate(column)[order] for column in zip(*found, strict=True)]
+
+
+def _sketch(values: Any) -> tuple[Any, Any, Any]:
     is_nan, is_inf = jnp.isnan(values), jnp.isinf(values)
     finite = ~(is_nan | is_inf)
     kept = jnp.where(finite, values, 0)

@@ -14,16 +14,19 @@ from sonde.session.session import Session
 
 
 def put_rows(
-    session: Session, sites: Sequence[Site], rows: Callable[[], tuple[Array, Array]], *, step: int | None = None
+    session: Session, sites: Sequence[Site], rows: Callable[[], tuple[Array, Array] | None], *, step: int | None = None
 ) -> None:
     """Record a row of numbers for each site, with a histogram each or none at all. `rows` is called on the writer
-    thread, and may wait there for a device."""
+    thread, and may wait there for a device; None is nothing to record."""
     ids = np.array([session.writer.site_id(site) for site in sites], np.int32)
     at = session.step_number if step is None else step
     now = time.time()
 
-    def resolve() -> StatsRecord:
-        values, hist = rows()
+    def resolve() -> StatsRecord | None:
+        found = rows()
+        if found is None:
+            return None
+        values, hist = found
         return StatsRecord(at, now, ids, values, np.arange(len(hist), dtype=np.int32), hist.astype(np.float32))
 
     session.writer.put(resolve, len(ids) * 8 * NUM_BINS, step=at)
