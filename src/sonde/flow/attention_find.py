@@ -33,7 +33,7 @@ def find_attention(model: nn.Module, names: ModelNames) -> list[Attention]:
     """Every attention in the model, in the order of its modules."""
     found = []
     for module in model.modules():
-        place = names.place(module)
+        place = names.place(module) if module._modules else None  # nothing that holds no layers is an attention
         if place is None:
             continue
         parameters = _multihead(module) or _triple(module) or _fused(module)

@@ -120,10 +120,10 @@ def measured(traces: list[Trace]) -> list[Layer]:
     ]
 
 
-def _near_output(t: Trace, levels: Mapping[str, float]) -> float:
+def _near_output(leaves: Sequence[str], levels: Mapping[str, float]) -> float:
     """The median over the last third of the leaf modules: gradients come from there, so what is less further forward
     has vanished on the way, and what is more has exploded."""
-    found = [level for stop in t.in_order() if stop.is_leaf and (level := levels.get(stop.name, 0.0)) > 0]
+    found = [level for name in leaves if (level := levels.get(name, 0.0)) > 0]
     return median(found[-max(3, len(found) // 3) :]) if found else 0.0
 
 
@@ -136,7 +136,8 @@ def _metrics(t: Trace, stops: Sequence[Stop]) -> list[FlowMetrics]:
     acts, grads, weights, weight_grads = (t.sketches[kind] for kind in ("act", "actgrad", "param", "grad"))
     pressures = {name: grad.norm for name, grad in grads.items()}
     flows = {name: act.norm * pressures[name] for name, act in acts.items() if name in pressures}
-    typical_pressure, typical_flow = _near_output(t, pressures), _near_output(t, flows)
+    leaves = [stop.name for stop in t.in_order() if stop.is_leaf]
+    typical_pressure, typical_flow = _near_output(leaves, pressures), _near_output(leaves, flows)
     found = []
     for stop in stops:
         name = stop.name

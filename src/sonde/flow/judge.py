@@ -14,7 +14,7 @@ from typing import Final
 
 from sonde.flow.advice import dead, exploding, numerical, saturated, silent, vanishing
 from sonde.flow.issue import Issue, IssueSeverity
-from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth, status_of
+from sonde.flow.metrics import WELL, FlowMetrics, Layer, LayerHealth, status_of
 
 PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
 DECADE: Final = 10.0
@@ -104,10 +104,10 @@ def _typical_ratio(layers: list[Layer]) -> float:
 
 def _health(layer: Layer, issues: list[Issue], thresholds: Thresholds) -> LayerHealth:
     """100, less what each issue costs, less what an uneven flow costs."""
-    score = 100.0 - sum(PENALTY[issue.severity] for issue in issues)
-    score -= (
-        _unevenness(layer.metrics, thresholds) if thresholds.is_relative else _out_of_range(layer.metrics, thresholds)
-    )
+    cost = (_unevenness if thresholds.is_relative else _out_of_range)(layer.metrics, thresholds)
+    if not issues and not cost:
+        return WELL
+    score = 100.0 - sum(PENALTY[issue.severity] for issue in issues) - cost
     if any(issue.type == "NUMERICAL" for issue in issues):
         score = 0.0
     score = min(100.0, max(0.0, score))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sonde.flow.issue import Issue
 
@@ -59,6 +59,9 @@ class LayerHealth:
     recommendations: tuple[str, ...] = ()
 
 
+WELL: Final = LayerHealth(score=100.0, status="HEALTHY")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One module of the model, in the order of the forward pass."""
@@ -67,7 +70,7 @@ class Layer:
     type: str
     order: int
     metrics: FlowMetrics
-    health: LayerHealth = LayerHealth(score=100.0, status="HEALTHY")
+    health: LayerHealth = WELL
     num_parameters: int = 0
     input_shape: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()

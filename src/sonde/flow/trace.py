@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.flow.batch import LossFunction, forward
 from sonde.flow.sketch import Sketch, sketches_of
-from sonde.flow.units import Units, UnitWatch
+from sonde.flow.units import WATCHED, Units, UnitWatch
 from sonde.probe.forward import ForwardTap
 from sonde.probe.functional import CallTap
 from sonde.probe.guards import quiet
@@ -75,8 +75,8 @@ class _Collector:
     wants_activations = True
     wants_activation_grads = True
 
-    def __init__(self, reducer: Reducer, observers: Sequence[Observer]) -> None:
-        self.reducer, self.observers = reducer, observers
+    def __init__(self, reducer: Reducer, units: UnitWatch, observers: Sequence[Observer]) -> None:
+        self.reducer, self.units, self.observers = reducer, units, observers
         self.stops: dict[Place, Stop] = {}
         self.is_reentrant = False
 
@@ -90,6 +90,8 @@ class _Collector:
             shapes = _shape(args), _shape(output)
             stop = self.stops[place] = Stop(place.name, place.module_type, len(self.stops), *shapes)
         stop.calls += 1
+        if isinstance(module, WATCHED):
+            self.units.module_called(place, module, args, output)
         for observer in self.observers:
             observer(place, module, args, output)
 
@@ -171,7 +173,7 @@ def run_pass(
     """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
     names = ModelNames(model)
     units = UnitWatch()
-    collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None), (units.module_called, *observers))
+    collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None), units, observers)
     errors: list[Exception] = []
     calls = CallTap(names, units, lambda _, error: errors.append(error), only=units.functions)
     tap = ForwardTap(names, collector, lambda _, error: errors.append(error))

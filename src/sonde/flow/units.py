@@ -16,6 +16,8 @@ from sonde.reduce.inspect_units import is_silent, saturated
 RECTIFIERS: Final = (nn.ReLU, nn.ReLU6, nn.Threshold)
 SIGMOIDS: Final = (nn.Sigmoid, nn.Tanh)
 CLIPPED: Final = (nn.Hardtanh, nn.Hardsigmoid)
+WATCHED: Final = (*RECTIFIERS, *SIGMOIDS, *CLIPPED)
+"""The modules whose calls are looked at."""
 MIN_ROWS: Final = 8
 """Of fewer samples, a healthy unit may be silent for all of them by chance."""
 

@@ -98,7 +98,7 @@ class ForwardTap:
                 with quiet():
                     self._instead(place, output)
             return
-        if place is None or not self._is_training_forward():
+        if place is None or not is_observable() or not self._is_training_forward():
             return
         place.has_fired = True
         sink = self.sink
@@ -128,8 +128,7 @@ class ForwardTap:
             self._instead = None
 
     def _is_training_forward(self) -> bool:
-        if not is_observable():
-            return False
+        """Of what `is_observable`."""
         if torch.is_grad_enabled():
             return True
         model = self.names.model()

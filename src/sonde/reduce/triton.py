@@ -384,7 +384,8 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
 
 def beside(device: torch.device) -> AbstractContextManager[object]:
     """Launch on this device. The CPU is one only where Triton interprets its kernels, as tests do."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
+    # Asked of torch's core: `torch.cuda.current_device` first looks whether CUDA has been started, at every launch.
+    if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
         return _HERE
     return torch.cuda.device(device)
 

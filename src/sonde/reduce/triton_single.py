@@ -199,7 +199,8 @@ class Bank:
         bits = tensor if tensor.is_contiguous() else flat(tensor.detach())
         dtype, numel = bits.dtype, bits.numel()
         num_chunks = -(-numel // CHUNK)
-        self._make_room(num_chunks)
+        if self._partial is None or self._used + num_chunks > self._num_places:
+            self._make_room(num_chunks)
         if dtype.itemsize == 1:
             bits = bits.detach().view(torch.uint8)
         self._launch(bits, dtype, numel, num_chunks)
@@ -259,10 +260,9 @@ class Bank:
         return self._layout[1], self._layout[2]
 
     def _make_room(self, num_chunks: int) -> None:
-        if self._partial is None or self._used + num_chunks > self._num_places:
-            assert not self.reads, "rows() comes first"
-            self._num_places = max(_MIN_CHUNKS, self._num_places, power_of_two(num_chunks))
-            self._partial = torch.empty(8 * self._num_places, dtype=torch.float64, device=self.device)
+        assert not self.reads, "rows() comes first"
+        self._num_places = max(_MIN_CHUNKS, self._num_places, power_of_two(num_chunks))
+        self._partial = torch.empty(8 * self._num_places, dtype=torch.float64, device=self.device)
 
     def _pick(self, read: Read, bits: Tensor, dtype: torch.dtype, turn: int) -> None:
         if self._samples is None:
