@@ -87,6 +87,8 @@ def test_steps_are_chosen_before_anything_is_read(steps: Any, expected: list[int
 
 
 def test_unknown_tensor_is_answered_with_the_nearest(run: Run) -> None:
+    with pytest.raises(UsageError, match=r'a name begins with its kind, as "param/layers\.0\.weight"'):
+        run.tensor("layers.0.weight")
     with pytest.raises(UnknownNameError, match=r'Did you mean "param/layers\.0\.weight"'):
         run.tensor("param/layers.0.wieght")
     with pytest.raises(UsageError, match="not kept at the steps"):

@@ -43,9 +43,7 @@ _SNAPSHOTS: Final = pa.schema(
 
 def find_step(lake: Lake, step: int | str) -> int:
     """The step that is meant: itself, "latest", or counted from the end when negative."""
-    steps = lake.steps
-    if not steps:
-        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+    steps = _some_steps(lake)
     if step == "latest":
         return steps[-1]
     if not isinstance(step, int) or isinstance(step, bool):
@@ -55,6 +53,13 @@ def find_step(lake: Lake, step: int | str) -> int:
     if step not in steps:
         raise UsageError(f"no snapshot of step {step}. {_nearest_steps(step, steps)}")
     return step
+
+
+def _some_steps(lake: Lake) -> list[int]:
+    steps = lake.steps
+    if not steps:
+        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+    return steps
 
 
 def _nearest_steps(step: int, steps: Sequence[int]) -> str:
@@ -109,13 +114,15 @@ def _stored_bytes(run: Path, *, is_live: bool) -> dict[int, int]:
 
 def steps_of(lake: Lake, name: str, steps: Steps = None) -> list[int]:
     """The steps at which a tensor was kept; an unknown name is answered with the nearest."""
-    every = lake.steps
-    wanted = parse_steps(steps, every[-1] if every else -1).mask(np.array(every, np.int64))
+    every = _some_steps(lake)
+    wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
     found = [step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted and name in lake.entries(step)]
     if not found:
         known = {tensor for step in every for tensor in lake.entries(step)}
         if name in known:
             raise UsageError(f'"{name}" was not kept at the steps asked for. run.snapshots() lists them.')
+        if f"param/{name}" in known:  # what a state dict calls it
+            raise UsageError(f'no tensor "{name}": a name begins with its kind, as "param/{name}".')
         raise UnknownNameError("tensor", name, known)
     return found
 
