@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
@@ -271,6 +272,51 @@ def test_an_optimizer_that_stops_stepping_does_not_stop_the_others(begin: Any, r
     run = reopen()
     assert run.last_step == 11
     assert run.stats("grad/g.weight/n").column("step").to_pylist() == list(range(12))
+
+
+def test_a_step_that_fails_is_not_merged_with_the_next(begin: Any, reopen: Any) -> None:
+    class Failing(torch.optim.SGD):
+        is_failing = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.is_failing:
+                raise RuntimeError("out of memory")
+            return super().step(closure)
+
+    model = nn.Linear(2, 1)
+    optimizer = Failing(model.parameters(), lr=0.0)
+    begin().watch(model, optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 2)).sum() * (step + 1)).backward()
+        optimizer.is_failing = step in (1, 2)
+        with contextlib.suppress(RuntimeError):
+            optimizer.step()
+    run = reopen()
+    assert values(run, "grad/bias/norm") == [1.0, 4.0]
+    assert values(run, "param/weight/n") == [2.0, 2.0]
+    assert values(run, "update/weight/n") == [2.0, 2.0]
+
+
+def test_an_optimizer_that_calls_the_step_of_its_parent_is_measured_once(begin: Any, reopen: Any) -> None:
+    class Shrinking(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            with torch.no_grad():
+                model.bias.sub_(0.5)
+
+    model = nn.Linear(2, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)  # from now on torch calls its hooks in the parent's step as well
+    optimizer = Shrinking(model.parameters(), lr=0.5)
+    begin().watch(model, optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    run = reopen()
+    assert values(run, "grad/bias/norm") == [1.0, 1.0, 1.0]
+    assert values(run, "update/bias/norm") == pytest.approx([1.0, 1.0, 1.0])
+    assert values(run, "param/weight/n") == values(run, "update/weight/n") == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

@@ -6,10 +6,12 @@ fused optimizer under GradScaler still has them scaled (`grad_scale`).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sonde.probe.guards import is_capturing, protected
 from sonde.probe.model import ModelNames, NamedParameter
 from sonde.probe.outputs import is_plain_tensor
+
+_TORCH_FILE: Final = register_optimizer_step_pre_hook.__code__.co_filename
 
 
 @dataclass(slots=True)
@@ -35,11 +39,15 @@ class OptimizerStep:
     """Non-zero when this step will be skipped."""
     has_closure: bool = False
     """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    depth: int = 0
+    """How many steps were being made when it began, itself among them."""
     clips: dict[int, Any] = field(default_factory=dict)
     """id(param) -> what clipping multiplied its gradient by; a tensor on the gradient's device."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
     parts: list[Any] = field(default_factory=list)
     """What was made of it before the step and is needed after it."""
+    tables: list[Any] = field(default_factory=list)
+    """What was measured before the step, and is void if the step fails."""
 
     @property
     def lr(self) -> Any:
@@ -59,6 +67,7 @@ class OptimizerTap:
         on_after: Callable[[OptimizerStep], None],
         on_error: Callable[[str, Exception], None],
         take_clips: Callable[[list[Tensor]], dict[int, Any]],
+        on_failed: Callable[[OptimizerStep], None] | None = None,
         on_unnamed: Callable[[Optimizer], None] | None = None,
     ) -> None:
         self.names = names
@@ -68,7 +77,7 @@ class OptimizerTap:
         for optimizer in optimizers or []:
             self._number(optimizer)
         self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
-        self.take_clips, self.on_unnamed = take_clips, on_unnamed
+        self.take_clips, self.on_failed, self.on_unnamed = take_clips, on_failed, on_unnamed
         self._unnamed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Others than those that were named, each looked at once."""
         self.num_captured = 0
@@ -138,15 +147,23 @@ class OptimizerTap:
         if is_capturing():
             self.num_captured += 1
             return
+        depth, before = _depth(optimizer), self._open.get(id(optimizer))
+        if before is not None and depth > before.depth:
+            return  # a step inside of it, of the class it inherits from: torch calls hooks for both
+        if before is not None and self.on_failed is not None:
+            self.on_failed(before)  # it raised, the user caught it, and here is the next
         step = self._describe(optimizer, number)
+        step.depth = depth
         step.has_closure = _closure(optimizer, args, kwargs) is not None
         self._open[id(optimizer)] = step
         self.on_before(step)
 
     def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        step = self._open.pop(id(optimizer), None)
-        if step is not None:
-            self.on_after(step)
+        step = self._open.get(id(optimizer))
+        if step is None or _depth(optimizer) > step.depth:
+            return
+        del self._open[id(optimizer)]
+        self.on_after(step)
 
     def _describe(self, optimizer: Optimizer, number: int) -> OptimizerStep:
         step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips(_parameters(optimizer)))
@@ -165,6 +182,21 @@ class OptimizerTap:
             step.names.append(named)
             step.params.append(parameter)
         return step
+
+
+def _depth(optimizer: Optimizer) -> int:
+    """How many steps are being made now, one inside another, where the optimizer's class and one that it inherits from
+    both have a step that torch has wrapped; else 0, without a walk over all frames."""
+    wrapped = [cls for cls in type(optimizer).__mro__ if hasattr(cls.__dict__.get("step"), "hooked")]
+    if len(wrapped) < 2:
+        return 0
+    depth = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        depth += code.co_name == "wrapper" and code.co_filename == _TORCH_FILE
+        frame = frame.f_back
+    return depth
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -140,6 +140,19 @@ class Reducer:
         """Add a table made elsewhere to this step."""
         self._tables.append(table)
 
+    @property
+    def num_tables(self) -> int:
+        return len(self._tables)
+
+    def held_since(self, num_tables: int) -> list[Table]:
+        """The tables that came when there had been so many."""
+        return self._tables[num_tables:]
+
+    def drop(self, tables: Sequence[Table]) -> None:
+        """Leave tables of this step out of it; those of one that was handed over already stay in that."""
+        unwanted = {id(table) for table in tables}
+        self._tables = [table for table in self._tables if id(table) not in unwanted]
+
     def take(self) -> list[Table]:
         """The tables of the step, and start anew."""
         self._combine_singles()

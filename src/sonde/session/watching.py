@@ -104,6 +104,7 @@ class Watching:
             on_after=self._after_update,
             on_error=on_error,
             take_clips=self.clips.take,
+            on_failed=self._void,
             on_unnamed=self._tell_unnamed,
         )
         self.begin_step(session.step_number)
@@ -230,6 +231,7 @@ class Watching:
         self._in_optimizer.update(named.name for named, _ in step.unreadable)
         if step.params:
             self.meter.see(step.params[0])
+        num_before = self.reducer.num_tables
         with quiet():
             with self.meter.span(self._kind):
                 for named, what in step.unreadable:
@@ -245,6 +247,11 @@ class Watching:
                 self._keep(step)
                 self.inspection.before_update()
                 self._scalars(step)
+        step.tables = self.reducer.held_since(num_before)
+
+    def _void(self, step: OptimizerStep) -> None:
+        """The step failed. What was measured before it would be merged with the next one's, as if it had been twice."""
+        self.reducer.drop(step.tables)
 
     def _keep(self, step: OptimizerStep) -> None:
         """Sketch and copy the parameters, where the step is not known before it is made."""
