@@ -120,6 +120,7 @@ def test_wandb(tmp_path, offline_wandb):
         assert offline_wandb.run is theirs
     finally:
         theirs.finish()
+        offline_wandb.teardown()  # its process writes when it likes, and all of it when it ends
     files = {path.stem.removeprefix("run-") == theirs.id: path for path in tmp_path.rglob("*.wandb")}
     assert [row["mine"] for row in rows_of(files[True])] == list(range(12))
     found = {
