@@ -145,17 +145,17 @@ def test_another_data_set_is_noticed(training, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "scheduler"), [("adamw", "lambda"), ("momentum", "sequential")])
 def test_a_new_process_with_workers_goes_on_bit_by_bit(tmp_path, optimizer, scheduler):
-    def child(folder: Path, first: int, last: int, seed: int) -> dict:
-        arguments = [str(folder), optimizer, scheduler, str(first), str(last), str(seed)]
+    def child(*jobs: tuple[Path, int, int, int]) -> list[dict]:
+        arguments = [str(part) for folder, *rest in jobs for part in (folder, optimizer, scheduler, *rest)]
         done = subprocess.run(
             [sys.executable, str(HERE / "child_resume.py"), *arguments], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
-    straight = child(tmp_path / "straight", 0, 20, 0)
-    before = child(tmp_path / "parts", 0, 10, 0)
-    after = child(tmp_path / "parts", 10, 20, 99)
+    straight, before = child((tmp_path / "straight", 0, 20, 0), (tmp_path / "parts", 0, 10, 0))
+    # Another interpreter, in which nothing is left of the first.
+    (after,) = child((tmp_path / "parts", 10, 20, 99))
     assert before["losses"] + after["losses"] == straight["losses"]
     assert after["fingerprint"] == straight["fingerprint"]
     assert len(set(straight["losses"])) == 20
