@@ -28,7 +28,7 @@ from sonde.record.store import open_store
 from sonde.record.writer import Writer, WriterOptions
 from sonde.run import Run
 from sonde.schema.tensors import HostTensor, Snapshot
-from sonde.show.export.tensors import FORMATS, plan_export, write_export
+from sonde.show.export.tensors import FORMATS, ONE_STEP_PER_FILE, plan_export, write_export
 
 STEPS = (0, 100, 150, 200)
 TYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,
@@ -286,7 +286,7 @@ write_export(plan_export(Run(sys.argv[1]), "gradients", sys.argv[2]), Path(sys.a
 @pytest.mark.fault
 @pytest.mark.parametrize("format", FORMATS)
 def test_killed_export_goes_on_where_it_was(format: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(f"out.{FORMATS[format]}")
+    path = Path("out" if format in ONE_STEP_PER_FILE else f"out.{FORMATS[format]}")  # a folder has no ending
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(run.path), format, str(path)]
     result = subprocess.run(command, capture_output=True, check=False, timeout=120, env={**os.environ})
     assert result.returncode == -signal.SIGKILL, result.stderr
