@@ -319,6 +319,32 @@ def test_an_optimizer_that_calls_the_step_of_its_parent_is_measured_once(begin: 
     assert values(run, "param/weight/n") == values(run, "update/weight/n") == [2.0, 2.0, 2.0]
 
 
+class Wrapping(torch.optim.Optimizer):
+    """As SAM and Lookahead do: an optimizer around another, over the same parameters."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.5})
+        self.inner = torch.optim.SGD(self.param_groups, lr=0.5)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_an_optimizer_around_another_is_measured_once(is_named: bool, begin: Any, reopen: Any, capfd: Any) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = Wrapping(model.parameters())
+    begin().watch(model, optimizer if is_named else None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    run = reopen()
+    assert values(run, "grad/bias/norm") == [1.0, 1.0, 1.0]
+    assert values(run, "param/weight/n") == values(run, "update/weight/n") == [2.0, 2.0, 2.0]
+    assert "not named" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_second_optimizer_is_followed_or_told_of(is_kept: bool, begin: Any, reopen: Any, capfd: Any) -> None:
     model = nn.Linear(2, 1)

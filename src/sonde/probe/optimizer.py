@@ -39,8 +39,8 @@ class OptimizerStep:
     """Non-zero when this step will be skipped."""
     has_closure: bool = False
     """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
-    depth: int = 0
-    """How many steps were being made when it began, itself among them."""
+    num_inside: int = 0
+    """Steps of the classes it inherits from that have begun inside of it: torch calls hooks for them too."""
     clips: dict[int, Any] = field(default_factory=dict)
     """id(param) -> what clipping multiplied its gradient by; a tensor on the gradient's device."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
@@ -141,29 +141,45 @@ class OptimizerTap:
         self._strangers[id(optimizer)] = strangers
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._open and self._is_inside(optimizer):
+            return
         number = self._find(optimizer)
         if number is None:
             return
         if is_capturing():
             self.num_captured += 1
             return
-        depth, before = _depth(optimizer), self._open.get(id(optimizer))
-        if before is not None and depth > before.depth:
-            return  # a step inside of it, of the class it inherits from: torch calls hooks for both
-        if before is not None and self.on_failed is not None:
-            self.on_failed(before)  # it raised, the user caught it, and here is the next
+        failed = self._open.get(id(optimizer))
+        if failed is not None and self.on_failed is not None:
+            self.on_failed(failed)  # it raised, the user caught it, and here is the next
         step = self._describe(optimizer, number)
-        step.depth = depth
         step.has_closure = _closure(optimizer, args, kwargs) is not None
         self._open[id(optimizer)] = step
         self.on_before(step)
 
     def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         step = self._open.get(id(optimizer))
-        if step is None or _depth(optimizer) > step.depth:
+        if step is None:
+            return
+        if step.num_inside:
+            step.num_inside -= 1
             return
         del self._open[id(optimizer)]
         self.on_after(step)
+
+    def _is_inside(self, optimizer: Optimizer) -> bool:
+        """Whether this step is a part of one that is being made: of the class that an optimizer inherits from, or of an
+        optimizer that it wraps. The outer one is measured, and so is all that happens in it."""
+        running = _running()
+        if optimizer in running:
+            running.remove(optimizer)  # the step that begins now
+        for step in self._open.values():
+            if step.optimizer is optimizer and optimizer in running:
+                step.num_inside += 1
+                return True
+            if step.optimizer in running and not _are_apart(step.optimizer, optimizer):
+                return True
+        return False
 
     def _describe(self, optimizer: Optimizer, number: int) -> OptimizerStep:
         step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips(_parameters(optimizer)))
@@ -184,19 +200,20 @@ class OptimizerTap:
         return step
 
 
-def _depth(optimizer: Optimizer) -> int:
-    """How many steps are being made now, one inside another, where the optimizer's class and one that it inherits from
-    both have a step that torch has wrapped; else 0, without a walk over all frames."""
-    wrapped = [cls for cls in type(optimizer).__mro__ if hasattr(cls.__dict__.get("step"), "hooked")]
-    if len(wrapped) < 2:
-        return 0
-    depth = 0
+def _running() -> list[Any]:
+    """The optimizers whose steps are being made now, innermost first: by the frames of what torch wraps steps in."""
+    found = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        depth += code.co_name == "wrapper" and code.co_filename == _TORCH_FILE
+        if code.co_name == "wrapper" and code.co_filename == _TORCH_FILE:
+            found.append(frame.f_locals.get("self"))
         frame = frame.f_back
-    return depth
+    return found
+
+
+def _are_apart(one: Optimizer, other: Optimizer) -> bool:
+    return {id(p) for p in _parameters(one)}.isdisjoint(id(p) for p in _parameters(other))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
