@@ -51,11 +51,13 @@ def test_the_first_step_of_a_healthy_adapter_is_not() -> None:
     assert not list(lora_zero_init(moved(np.where(np.arange(30) == 0, 0.0, 0.1), 0.1, 1.0)))
 
 
-def two(num_steps: int, *, in_optimizer: bool = True) -> Window:
+def two(num_steps: int, *, in_optimizer: bool = True, is_chosen: bool = True) -> Window:
     """`used.fc` learns, `fc` has no gradient at all."""
     idle = [{**parameter, "in_optimizer": in_optimizer} for parameter in model(4)["parameters"]]
     used = [{**p, "name": f"used.{p['name']}", "owner": f"used.{p['owner']}"} for p in model(4)["parameters"]]
     series = {"grad/used.fc.down/norm": 0.1, "grad/used.fc.up/norm": 0.1}
+    if is_chosen:
+        series |= {"param/fc.down/norm": 1.0, "param/fc.up/norm": 0.0}
     return window({"parameters": [*idle, *used]}, falling(num_steps), series)
 
 
@@ -65,9 +67,10 @@ def test_an_adapter_that_no_gradient_reaches_is_dead() -> None:
     assert finding.message.startswith("1 of 2 adapters are dead, fc first: in 30 steps no gradient")
 
 
-def test_after_a_few_steps_or_left_out_of_the_optimizer_it_is_not() -> None:
+def test_after_a_few_steps_or_left_out_of_the_optimizer_or_of_the_sites_it_is_not() -> None:
     assert not list(lora_zero_init(two(10)))
     assert not list(lora_zero_init(two(30, in_optimizer=False)))
+    assert not list(lora_zero_init(two(30, is_chosen=False)))
 
 
 def loud(ratio: float) -> Window:

@@ -83,9 +83,9 @@ def _num_gradients(window: Window, adapter: Adapter) -> int:
 
 
 def _is_tuned(window: Window, adapter: Adapter) -> bool:
-    """Gradients of what is in no optimizer are not recorded."""
+    """Gradients are recorded of what is in an optimizer and was chosen: then its weights are there."""
     tuned = {parameter.name for parameter in structure(window).parameters if parameter.in_optimizer}
-    return {adapter.a, adapter.b} <= tuned
+    return all(name in tuned and len(window.get(f"param/{name}/norm")[0]) for name in (adapter.a, adapter.b))
 
 
 def _is_dead(window: Window, adapter: Adapter) -> bool:
