@@ -21,12 +21,10 @@ from typing import Any, Final
 from sonde.record.catalog import (
     Catalog,
     Row,
-    Segment,
     event_row,
     finding_row,
     kept_row,
     scalar_row,
-    segment_row,
     site_row,
     system_rows,
 )
@@ -44,13 +42,12 @@ from sonde.record.items import (
 )
 from sonde.record.observer import GuardedObserver, Observer, Said
 from sonde.record.options import WriterOptions
-from sonde.record.pyramid import Pyramid
 from sonde.record.queue import BoundedQueue
 from sonde.record.repeats import Repeats
 from sonde.record.runfile import RunFile
+from sonde.record.sealing import Sealing, in_words
 from sonde.record.stream import StreamWriter
 from sonde.record.system import SystemSampler
-from sonde.record.table import StatsTable
 from sonde.schema.layout import STREAMS, RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_document, to_json
 
@@ -59,8 +56,6 @@ MAX_EVENTS: Final = 10_000
 NICENESS: Final = 10
 _FIRST_BACKOFF_S: Final = 0.5
 _LAST_BACKOFF_S: Final = 10.0
-# Scalars are few: a segment of 1,024 steps would hold a few kilobytes and a long run thousands of files.
-_SCALAR_ROWS_PER_SEAL_STEP: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +112,33 @@ class Recorder:
         self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self.sites: dict[int, Site] = self.catalog.sites()
         self.scalars: dict[int, str] = self.catalog.scalar_names()
-        self._segments: list[Segment] = self.catalog.segments()
+        segments = self.catalog.segments()
         self.streams: dict[Stream, StreamWriter] = {
-            stream: StreamWriter(run, stream, options.rank, self._segments) for stream in STREAMS
+            stream: StreamWriter(run, stream, options.rank, segments) for stream in STREAMS
         }
-        self._pyramid = Pyramid(run, options.rank, self._segments)
+        self._sealing = Sealing(
+            run,
+            options,
+            self.catalog,
+            self.streams,
+            segments,
+            remember=lambda kind, message, severity: self._remember(self._event(kind, message, severity)),
+            tell=lambda what: self._tell(what, "Nothing recorded is lost; it will be tried again."),
+        )
         self.next_step = self._next_step()
         self._rows: list[Row] = []
         self._scalars: list[ScalarsRecord] = []
-        self._num_scalar_rows = 0
         self._barriers: list[Barrier] = []
         self._documents: dict[str, str] = {}
         self._num_events = 0
         self._sampler: SystemSampler | None = None
         self._has_warned = self._has_refused = False
-        self._store_error = self._seal_error = self._pyramid_error = ""
+        self._store_error = ""
         self._trouble_since = 0.0
         self._dropped_before = 0
         self._reported_drops = 0
-        self._backoff_s = self._seal_backoff_s = _FIRST_BACKOFF_S
-        self._next_try = self._next_seal = self._next_beat = self._next_sample = 0.0
+        self._backoff_s = _FIRST_BACKOFF_S
+        self._next_try = self._next_beat = self._next_sample = 0.0
         self._is_warm = False
         self._observer = GuardedObserver(observer, self._lose_observer)
         self._first_finding = self.catalog.next_finding()
@@ -200,7 +202,7 @@ class Recorder:
                 self.streams["scalars"].add(join_scalars(scalars))
             except Exception as error:  # noqa: BLE001  as above
                 self._refuse(scalars[0], error, len(scalars))
-            self._num_scalar_rows += sum(len(record.steps) for record in scalars)
+            self._sealing.num_scalar_rows += sum(len(record.steps) for record in scalars)
         return num_taken
 
     def _accept(self, item: Any) -> None:
@@ -269,60 +271,12 @@ class Recorder:
         return None
 
     def _lose_observer(self, error: Exception) -> None:
-        self._remember(self._event("observer_failed", f"live findings are switched off: {_words(error)}"))
-
-    # ------------------------------------------------------------------------------------------------------- sealing
+        self._remember(self._event("observer_failed", f"live findings are switched off: {in_words(error)}"))
 
     def _seal_due(self, now: float, *, force: bool = False) -> None:
-        """Seal what is large enough. A failure costs nothing but compactness: the frames stay in the log."""
-        if self._store_error or (now < self._next_seal and not force):
-            return
-        try:
-            for name, stream in self.streams.items():
-                if stream.is_recovered or self._is_due(name, stream) or (force and stream.num_frames):
-                    self._seal(name, stream)
-        except Exception as error:  # noqa: BLE001  as above
-            self._next_seal = now + self._seal_backoff_s
-            self._seal_backoff_s = min(2 * self._seal_backoff_s, 6 * _LAST_BACKOFF_S)
-            self._seal_error = f"sealing failed: {_words(error)}"
-            self._tell(self._seal_error, "Nothing recorded is lost; it will be tried again.")
-        else:
-            self._seal_error, self._seal_backoff_s = "", _FIRST_BACKOFF_S
-        self._show_trouble()
-
-    def _is_due(self, name: Stream, stream: StreamWriter) -> bool:
-        if stream.num_bytes >= self.options.seal_mib * _MIB:
-            return True
-        if name == "stats":
-            return stream.num_frames >= self.options.seal_steps
-        return self._num_scalar_rows >= self.options.seal_steps * _SCALAR_ROWS_PER_SEAL_STEP
-
-    def _seal(self, name: Stream, stream: StreamWriter) -> None:
-        """Segment, catalog, log: in this order each crash leaves a run that reads the same."""
-        sealed = stream.seal(self._next_segment_id())
-        if sealed is not None:
-            self.catalog.commit([segment_row(sealed.segment)])
-            self._segments.append(sealed.segment)
-            stream.mark_sealed(sealed.segment)
-            if sealed.num_lost:
-                self._lament(name, sealed.num_lost)
-        if name == "scalars":
-            self._num_scalar_rows = 0
-        stream.cut()
-        if sealed is not None and sealed.table is not None:
-            self._grow(sealed.segment, sealed.table)
-
-    def _grow(self, segment: Segment, table: StatsTable) -> None:
-        """The pyramid is made from what is sealed and can be made later: a failure must not stop the sealing."""
-        try:
-            self._pyramid.grow(self.catalog, segment, table)
-        except Exception as error:  # noqa: BLE001  as above
-            if not self._pyramid_error:
-                self._remember(self._event("pyramid_failed", f"the pyramid could not be extended: {_words(error)}"))
-            self._pyramid_error = _words(error)
-
-    def _next_segment_id(self) -> int:
-        return self._segments[-1].id + 1 if self._segments else 1
+        if not self._store_error:
+            self._sealing.seal_due(now, force=force)
+            self._show_trouble()
 
     # ------------------------------------------------------------------------------------------------------- trouble
 
@@ -332,7 +286,7 @@ class Recorder:
             self._trouble_since = time.time()
             self._dropped_before = sum(self.shared.num_dropped().values())
             self._backoff_s = min(_FIRST_BACKOFF_S, self.options.flush_interval_s)
-        self._store_error = _words(error)
+        self._store_error = in_words(error)
         self._next_try = now + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
         self._show_trouble()
@@ -360,7 +314,7 @@ class Recorder:
         )
 
     def _show_trouble(self) -> None:
-        self.shared.degraded = self._store_error or self._seal_error
+        self.shared.degraded = self._store_error or self._sealing.error
 
     def _tell(self, what: str, comfort: str) -> None:
         """Once in the life of a run; after that `degraded` and the events speak."""
@@ -370,19 +324,14 @@ class Recorder:
         try:
             self._warn(f"{what}. {comfort}")
         except Exception as error:  # noqa: BLE001  the messenger is not ours
-            self._remember(self._event("warning_failed", f"the warning could not be shown: {_words(error)}"))
+            self._remember(self._event("warning_failed", f"the warning could not be shown: {in_words(error)}"))
 
     def _refuse(self, item: Any, error: Exception, num_records: int = 1) -> None:
         if not isinstance(item, Event | NewSite | NewScalar | Facts | Document):
             self.shared.failed["scalars" if isinstance(item, ScalarsRecord) else "stats"] += num_records
         if not self._has_refused:
             self._has_refused = True
-            self._remember(self._event("record_failed", f"a record could not be written: {_words(error)}"))
-
-    def _lament(self, name: Stream, num_lost: int) -> None:
-        self._remember(
-            self._event("lost", f"{num_lost} records of {name} were written and can no longer be read", "critical")
-        )
+            self._remember(self._event("record_failed", f"a record could not be written: {in_words(error)}"))
 
     def _event(self, type: str, message: str, severity: Any = "warning", **details: Any) -> Event:
         return Event(
@@ -508,12 +457,6 @@ class Recorder:
             heartbeat=self._heartbeat(),
             facts=self._facts,
         )
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}" + (f" ({error.filename})" if error.filename else "")
-    return f"{type(error).__name__}: {error}"
 
 
 def be_nice() -> None:
