@@ -24,7 +24,7 @@ _STYLE = (
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.6rem 0;display:block;overflow-x:auto}"
     "td,th{padding:.15rem 1.2rem .15rem 0;text-align:left;vertical-align:top}"
     "th{color:var(--quiet);font-weight:500;border-bottom:1px solid var(--rule)}td.n,th.n{text-align:right}"
-    ".facts td:first-child{color:var(--quiet)}.facts td{overflow-wrap:anywhere}"
+    ".facts td:first-child{color:var(--quiet)}.facts td:last-child{overflow-wrap:anywhere}"
     "figure{margin:.8rem 0;overflow-x:auto}svg{width:100%;min-width:30rem;height:auto}"
     "svg text{font-size:11px;fill:var(--quiet)}"
     "path{fill:none;stroke:var(--rule)}polyline{fill:none;stroke-width:1.6;stroke-linecap:round}"
