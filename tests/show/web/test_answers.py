@@ -131,6 +131,15 @@ def test_long_lines_keep_the_lowest_and_highest_of_each_stretch(
     assert buffers["values"].max() == values.max()
 
 
+def test_a_line_marks_where_a_part_of_the_tensor_is_not_finite(page: Any, api: str) -> None:
+    """Tensor 5 has one NaN at step 1777; the norm of the rest is a number like any other."""
+    header, buffers = page.get(f"{api}/lines?i=5&stat=norm&points=4000")
+    assert header["series"][0]["num_nonfinite"] == 1
+    assert buffers["nonfinite"].tolist() == [1777.0]
+    assert np.isfinite(buffers["values"]).all()
+    assert page.get(f"{api}/lines?i=5&stat=nonfinite_fraction&points=4000")[1]["nonfinite"].tolist() == []
+
+
 def test_scalars_and_their_odd_values(page: Any, api: str, known_run: Path) -> None:
     header, buffers = page.get(f"{api}/scalars?i=0,1")
     assert [series["name"] for series in header["series"]] == ["loss", "val_loss"]

@@ -22,6 +22,8 @@ class Line:
     i: int
     name: str
     column: Column
+    odd_steps: NDArray[np.int64] | None = None
+    """Further steps to mark: a part of the tensor was not finite, and the value is of the rest."""
 
 
 def lines_reply(
@@ -36,7 +38,7 @@ def lines_reply(
     """Lines as in api.ts."""
     columns = [_once(line.column) for line in lines]
     steps, values, width = _grid(columns, span, points)
-    odd = [_nonfinite(column, width) for column in columns]
+    odd = [_nonfinite(column, line.odd_steps, width) for column, line in zip(columns, lines, strict=True)]
     series = [{"i": line.i, "name": line.name, "num_nonfinite": len(own)} for line, own in zip(lines, odd, strict=True)]
     header = {
         "last_step": last_step,
@@ -114,9 +116,11 @@ def _extremes(steps: NDArray[np.int64], values: Array, first: int, width: int, b
     return row.reshape(-1)
 
 
-def _nonfinite(column: Column, width: int) -> Array:
+def _nonfinite(column: Column, more: NDArray[np.int64] | None, width: int) -> Array:
     """Steps of values that are not finite: the first of each bucket."""
     steps = column[0][~np.isfinite(column[1])]
+    if more is not None and len(more):
+        steps = np.union1d(steps, more)
     if width > 1 and len(steps):
         bucket = steps // width
         steps = steps[np.concatenate([[True], bucket[1:] != bucket[:-1]])]

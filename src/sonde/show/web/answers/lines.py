@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.read.columns import read_columns
@@ -18,6 +20,8 @@ from sonde.read.state import RunState
 from sonde.read.stats import Question
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.run import Run
+from sonde.schema.records import Site
+from sonde.schema.sketch import COUNTS
 from sonde.show.web.line_grid import Column, Line, lines_reply
 from sonde.show.web.query import NotFoundError, Query
 from sonde.show.web.runs import state_of
@@ -30,6 +34,9 @@ DEFAULT_POINTS: Final = 1000
 MAX_ROWS: Final = 6_000_000
 THROUGHPUT: Final = "throughput (steps/s)"
 _MAX_SYSTEM: Final = 64
+_ODD: Final = "nonfinite_fraction"
+_COUNTS: Final = frozenset((*COUNTS, "nan_fraction", "inf_fraction", _ODD))
+"""Stats that say themselves how much was not finite, or that do not depend on it."""
 
 
 def _points(query: Query) -> int:
@@ -78,8 +85,20 @@ def lines(run: Run, query: Query) -> Reply:
     last_step = state.last_step()
     span = query.span(last_step)
     columns, is_merged = _read(state, Question(known, {stat: sorted(able)}), stat, Span(*span))
-    own = [Line(i, f"{known[i].kind}/{known[i].name}/{stat}", columns.get(i, _NOTHING)) for i in wanted]
+    odd = _odd_steps(state, known, stat, able, Span(*span))
+    own = [Line(i, f"{known[i].kind}/{known[i].name}/{stat}", columns.get(i, _NOTHING), odd.get(i)) for i in wanted]
     return lines_reply(own, span, _points(query), last_step=last_step, is_merged=is_merged)
+
+
+def _odd_steps(
+    state: RunState, known: Mapping[int, Site], stat: str, sites: Sequence[int], span: Span
+) -> dict[int, NDArray[np.int64]]:
+    """Steps at which a part of a tensor was not finite: a norm of the rest looks healthy, or is 0."""
+    able = [] if stat in _COUNTS else [i for i in sites if _ODD in stats_of(known[i].kind)]
+    if not able:
+        return {}
+    shares, _ = _read(state, Question(dict(known), {_ODD: sorted(able)}), _ODD, span)
+    return {i: steps[values > 0] for i, (steps, values) in shares.items()}
 
 
 def _read(state: RunState, question: Question, stat: str, span: Span) -> tuple[dict[int, Column], bool]:
