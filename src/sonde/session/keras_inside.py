@@ -28,7 +28,6 @@ from sonde.probe.keras_backend import (
 )
 from sonde.probe.keras_names import KerasNames
 from sonde.probe.keras_structure import rectified_axis
-from sonde.reduce.compiled_meter import KIND
 from sonde.schema.records import Site
 from sonde.session.keras_collected import Collected, Collector
 from sonde.session.session import Session
@@ -88,7 +87,7 @@ class InsideStep:
 
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            with no_grad(), self.session.governing.meter.span(KIND):
+            with no_grad(), self.collector.timed():
                 return function(*args)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.session.breaker("keras", error)
