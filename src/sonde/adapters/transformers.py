@@ -140,16 +140,16 @@ def _telling(train: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(train)
     def told(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
-        *others, ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, SondeCallback)] or [None]
-        for callback in others:  # that of `report_to="sonde"`: everything would be logged twice
+        *others, ours = [None, *(c for c in trainer.callback_handler.callbacks if isinstance(c, SondeCallback))]
+        for callback in filter(None, others):  # that of `report_to="sonde"`: everything would be logged twice
             trainer.remove_callback(callback)
-        if ours is None:
-            return train(trainer, resume_from_checkpoint, *args, **given)
-        ours.checkpoint = resume_from_checkpoint
+        if ours is not None:
+            ours.checkpoint = resume_from_checkpoint
         try:
             return train(trainer, resume_from_checkpoint, *args, **given)
         except BaseException as error:
-            ours.failed(error)
+            if ours is not None:
+                ours.failed(error)
             raise
 
     return told
