@@ -140,8 +140,9 @@ def _telling(train: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(train)
     def told(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
-        *others, ours = [None, *(c for c in trainer.callback_handler.callbacks if isinstance(c, SondeCallback))]
-        for callback in filter(None, others):  # that of `report_to="sonde"`: everything would be logged twice
+        found = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, SondeCallback)]
+        ours = found[-1] if found else None
+        for callback in found[:-1]:  # that of `report_to="sonde"`: everything would be logged twice
             trainer.remove_callback(callback)
         if ours is not None:
             ours.checkpoint = resume_from_checkpoint
