@@ -95,8 +95,9 @@ class OptimizerPass:
             if table is not None:
                 self.reducer.hold(table)
                 continue
-            part.held.subtract([params[i].detach() for i in part.indices])  # before - after: minus the update
-            table = listed.table(part, None, turn, np.array(keys, np.int32))
+            # before - after: minus the update
+            filling = part.subtracting([params[i].detach() for i in part.indices])
+            table = listed.table(part, None, turn, np.array(keys, np.int32), filling=filling)
             negate_rows(table)
             if grads is not None:
                 self._pair_matching(part, table, params, grads, moments)

@@ -5,9 +5,9 @@ The same plan cuts parameters, gradients and moments alike, so their blocks line
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,14 @@ LARGE_KEPT: Final = 1 << 22
 """The same where a copy is made in any case and nothing has to be read beside it."""
 DEVICE_ROW: Final = 4096
 """Rows are longer on an accelerator: there partials are float64 from the start, and fewer of them travel."""
+
+
+class Chunk(NamedTuple):
+    """Packed tensors that are filled together, and read while the cache still holds them."""
+
+    first_row: int
+    end_row: int
+    slots: slice
 
 
 class Plan:
@@ -49,28 +57,47 @@ class Plan:
         return self._on_device
 
     @cached_property
-    def tails(self) -> dict[int, Tails]:
-        """The partly filled rows of each chunk of the packed buffer, by the chunk's first row; no fused kernel asks."""
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for start, numel in zip(self.starts[: len(self.small)].tolist(), self.numels.tolist(), strict=False):
-            if numel % self.row:
-                chunk, row = divmod(start + numel // self.row, CHUNK_ROWS)
-                rows, widths = found.setdefault(chunk * CHUNK_ROWS, ([], []))
-                rows.append(row)
-                widths.append(numel % self.row)
-        return {first: Tails(rows, widths, self.row, self.device) for first, (rows, widths) in found.items()}
+    def chunks(self) -> list[Chunk]:
+        """Whole tensors, together about CHUNK_ROWS rows; one that has more is a chunk of its own."""
+        ends = [*self.starts[: len(self.small)].tolist(), self.packed_rows][1:]
+        found: list[Chunk] = []
+        first_row = first = 0
+        for place, end in enumerate(ends):
+            is_last = place + 1 == len(ends)
+            if is_last or ends[place + 1] - first_row > CHUNK_ROWS:
+                found.append(Chunk(first_row, end, slice(first, place + 1)))
+                first_row, first = end, place + 1
+        return found
+
+    def tails(self, chunk: Chunk, first: int, end: int) -> Tails | None:
+        """The rows of this piece of a chunk that are only partly filled."""
+        found = [
+            (start + numel // self.row - first, numel % self.row)
+            for start, numel in zip(self.starts[chunk.slots].tolist(), self.numels[chunk.slots].tolist(), strict=True)
+            if numel % self.row and first <= start + numel // self.row < end
+        ]
+        return Tails([row for row, _ in found], [width for _, width in found], self.row, self.device) if found else None
 
     def blocks(
-        self, held: Held, tensors: Sequence[Tensor] | None = None, *, purpose: str = "converted"
+        self,
+        held: Held,
+        tensors: Sequence[Tensor] | None = None,
+        *,
+        filling: Iterator[None] | None = None,
+        purpose: str = "converted",
     ) -> Iterator[Block]:
         """Blocks over all tensors: the packed ones from `held`, large ones as given or as held.
 
-        Walks that go on at the same time need a purpose of their own: it names the memory for converted pieces.
+        `filling` is what `Held` does with its memory just before a chunk or a large tensor is read. Walks that go on at
+        the same time need a purpose of their own: it names the memory for converted pieces.
         """
-        packed = held.packed.view(-1, self.row)
-        for first in range(0, self.packed_rows, CHUNK_ROWS):
-            yield Block(first, packed[first : min(first + CHUNK_ROWS, self.packed_rows)], self.tails.get(first))
+        for blocks in held.packed_blocks:
+            if filling is not None:
+                next(filling)
+            yield from blocks
         for place, index in enumerate(self.large):
+            if filling is not None:
+                next(filling)
             values = flat(tensors[index]) if tensors is not None else held.large[place]
             start = int(self.starts[len(self.small) + place])
             yield from row_blocks(values, self.dtype, first_row=start, row=self.row, purpose=purpose)
@@ -122,17 +149,47 @@ class Held:
         ]
         self.large_slots = [values.view(shapes[index]) for values, index in zip(self.large, plan.large, strict=False)]
 
+    @cached_property
+    def packed_blocks(self) -> list[list[Block]]:
+        """The packed part, by chunks; CHUNK_ROWS rows at most in a block."""
+        packed = self.packed.view(-1, self.plan.row)
+        return [
+            [
+                Block(first, packed[first:end], self.plan.tails(chunk, first, end))
+                for first in range(chunk.first_row, chunk.end_row, CHUNK_ROWS)
+                for end in [min(first + CHUNK_ROWS, chunk.end_row)]
+            ]
+            for chunk in self.plan.chunks
+        ]
+
     def load(self, tensors: Sequence[Tensor]) -> None:
         """Copy the tensors in, converting them to the work dtype."""
-        self._each(torch._foreach_copy_, tensors)
+        self._all(torch._foreach_copy_, tensors)
 
     def subtract(self, tensors: Sequence[Tensor]) -> None:
         """Take the tensors away from what is held."""
-        self._each(torch._foreach_sub_, tensors)
+        self._all(torch._foreach_sub_, tensors)
 
-    def _each(self, operation: object, tensors: Sequence[Tensor]) -> None:
-        assert callable(operation)
+    def loading(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """The same as `load`, one chunk of the plan or one large tensor each time it is asked to go on."""
+        return self._each(torch._foreach_copy_, tensors)
+
+    def subtracting(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """`subtract` in the same manner."""
+        return self._each(torch._foreach_sub_, tensors)
+
+    def _all(self, operation: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
         if self.slots:
             operation(self.slots, [tensors[i] for i in self.plan.small])
         if self.large_slots:
             operation(self.large_slots, [tensors[i] for i in self.plan.large])
+
+    def _each(self, operation: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[None]:
+        small = [tensors[i] for i in self.plan.small]
+        for chunk in self.plan.chunks:
+            operation(self.slots[chunk.slots], small[chunk.slots])
+            yield
+        for place, index in enumerate(self.plan.large):
+            if self.large_slots:
+                operation([self.large_slots[place]], [tensors[index]])
+            yield

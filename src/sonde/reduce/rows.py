@@ -33,7 +33,7 @@ from sonde.schema.sketch import (
 )
 
 ROW: Final = 512
-CHUNK_ROWS: Final = 2048
+CHUNK_ROWS: Final = 1024
 """Rows per pass, so that a pass finds in the cache what the one before it read."""
 
 # Order of the partials of a row.
@@ -41,6 +41,8 @@ _SUM, _NORM, _MIN, _MAX, _ABS, _ABS_MIN = range(6)
 NUM_PARTIALS: Final = 6
 
 _MAX_VIEWS: Final = 256
+_FEW_ROWS: Final = 64
+"""Up to so many are counted by numpy, which takes longer for each and less for a call."""
 
 # Below this norm of a row its squares are denormal and lose digits.
 _TINY: Final = {torch.float32: 1e-16, torch.float64: 1e-150}
@@ -124,7 +126,7 @@ class Partials:
     repaired: list[tuple[int, Array]] = field(default_factory=list)
     """(row, sketch of that row), instead of the partials."""
     slices: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
-    all_tails: tuple[list[Tails], Tensor, Tensor] | None = None
+    all_tails: tuple[list[Tails], NDArray[np.int64], NDArray[np.bool_]] | None = None
     """The partly filled rows of all blocks: as they came, their rows here, and what of them does not count."""
 
     def __post_init__(self) -> None:
@@ -187,18 +189,21 @@ class Partials:
         return self.slices[key]
 
     def _mend_tails(self, blocks: list[tuple[Tensor, Tails, int]]) -> None:
-        """The zeros behind a tail are not the tensor's: take the extremes without them."""
+        """The zeros behind a tail are not the tensor's: take the extremes without them. So few that numpy is faster."""
         if not blocks:
             return
         tails = [tails for _, tails, _ in blocks]
         if self.all_tails is None or self.all_tails[0] != tails:
-            rows = torch.cat([tails.rows + first_row for _, tails, first_row in blocks])
-            self.all_tails = tails, rows, torch.cat([tails.mask for tails in tails])
+            rows = np.concatenate([tails.rows.numpy() + first_row for _, tails, first_row in blocks])
+            self.all_tails = tails, rows, np.concatenate([tails.mask.numpy() for tails in tails])
         _, rows, mask = self.all_tails
-        part = torch.cat([values.index_select(0, tails.rows) for values, tails, _ in blocks])
-        self.columns[_MIN].index_copy_(0, rows, part.masked_fill(mask, torch.inf).amin(1))
-        self.columns[_MAX].index_copy_(0, rows, part.masked_fill(mask, -torch.inf).amax(1))
-        self.columns[_ABS_MIN].index_copy_(0, rows, part.abs_().masked_fill_(mask, torch.inf).amin(1))
+        part = np.concatenate([values.numpy()[tails.rows.numpy()] for values, tails, _ in blocks])
+        with np.errstate(invalid="ignore"):  # rows with a NaN are done again
+            np.copyto(part, np.inf, where=mask)
+            self.view[_MIN, rows] = part.min(axis=1)
+            self.view[_ABS_MIN, rows] = np.abs(part).min(axis=1)
+            np.copyto(part, -np.inf, where=mask)
+            self.view[_MAX, rows] = part.max(axis=1)
 
     def _repair(self, blocks: list[Block]) -> None:
         """Count zeros where there are some, and redo in float64 the rows that the fast way got wrong."""
@@ -218,20 +223,26 @@ class Partials:
                 self._redo(block, np.flatnonzero(~good[rows]))
 
     def _count_zeros(self, block: Block, with_zeros: NDArray[np.bool_]) -> None:
-        rows = slice(block.first_row, block.first_row + len(block.values))
-        width = block.width
-        all_zero = with_zeros & (self.view[_ABS, rows] == 0)
-        zeros = np.where(all_zero, width, 0)
-        mixed = np.flatnonzero(with_zeros & ~all_zero)
+        rows = np.flatnonzero(with_zeros)
+        width = block.values.shape[1] if block.tails is None else block.width[rows]
+        if len(rows) <= _FEW_ROWS:
+            nonzero = np.count_nonzero(block.values[torch.from_numpy(rows)].numpy(), axis=1)
+        else:
+            nonzero = self._count_nonzero(block, rows)
+        self.zeros[rows + block.first_row] = width - nonzero
+
+    def _count_nonzero(self, block: Block, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Of many rows; of those that are nothing but zeros, it is known already."""
+        mixed = rows[self.view[_ABS, rows + block.first_row] != 0]
+        counts = np.zeros(len(block.values), np.int64)
         if len(mixed):
-            whole = 2 * len(mixed) > len(width)
+            whole = 2 * len(mixed) > len(block.values)
             values = block.values if whole else block.values[torch.from_numpy(mixed)]
             flags = scratch.get("magnitude", self.dtype, tuple(values.shape))
             # abs().sign() is 1 where there is something; a sum of ROW ones is exact. NaN rows are redone anyway.
             nonzero = torch.sign(torch.abs(values, out=flags), out=flags).sum(1).numpy()
-            kept = mixed if whole else np.arange(len(mixed))
-            zeros[mixed] = width[mixed] - np.nan_to_num(nonzero[kept]).astype(np.int64)
-        self.zeros[rows] = zeros
+            counts[mixed] = np.nan_to_num(nonzero[mixed] if whole else nonzero).astype(np.int64)
+        return counts[rows]
 
     def _redo(self, block: Block, bad: NDArray[np.intp]) -> None:
         sketches = _sketch_rows(block.values[torch.from_numpy(bad)], block.width[bad])

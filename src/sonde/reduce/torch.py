@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -311,8 +311,8 @@ class TensorList:
         tables = []
         for part in self.parts:
             mine = [tensors[i].detach() for i in part.indices]
-            part.prepare(mine)
-            tables.append(self.table(part, mine if not part.keeps else None, turn))
+            filling = part.loading(mine)
+            tables.append(self.table(part, mine if not part.keeps else None, turn, filling=filling))
         return tables + self._odd_tables(tensors, turn)
 
     def table(
@@ -321,10 +321,12 @@ class TensorList:
         tensors: Sequence[Tensor] | None,
         turn: int | None,
         keys: NDArray[np.int32] | None = None,
+        *,
+        filling: Iterator[None] | None = None,
     ) -> Table:
         """The table of one part: of the tensors given, or of what it keeps; under its own keys, or under others."""
         stream = current_stream(part.plan.device)
-        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors), stream=stream)
+        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors, filling), stream=stream)
         if turn is not None and part.chunks is not None:
             table.samples = part.chunks.samples(self.hist_samples, turn)
             table.sampled = np.minimum(part.plan.numels, self.hist_samples)
@@ -375,18 +377,28 @@ class Part:
         """Memory for copies; where the fused kernels read and nothing is kept, none is ever made."""
         return Held(self.plan, self._shapes, keep_large=self.keeps)
 
-    def prepare(self, tensors: Sequence[Tensor]) -> None:
-        """Copy what has to be kept, or packed to be read."""
+    def loading(self, tensors: Sequence[Tensor]) -> Iterator[None] | None:
+        """Copy what has to be kept, or packed to be read; on the CPU bit by bit, as it is read."""
+        if self.partials is not None:
+            return self.held.loading(tensors)
         if self.keeps or self.chunks is None:
             self.held.load(tensors)
+        return None
 
-    def rows(self, tensors: Sequence[Tensor] | None) -> Array | Tensor:
+    def subtracting(self, tensors: Sequence[Tensor]) -> Iterator[None] | None:
+        """Take these from what is kept, in the same manner."""
+        if self.partials is not None:
+            return self.held.subtracting(tensors)
+        self.held.subtract(tensors)
+        return None
+
+    def rows(self, tensors: Sequence[Tensor] | None, filling: Iterator[None] | None) -> Array | Tensor:
         """Sketch rows in the plan's order, on the host or on the device."""
         if self.chunks is not None:
             return self.chunks.rows(self.in_order(tensors))
         if self.partials is None:
-            return device_rows(self.plan, self.plan.blocks(self.held, tensors))
-        self.partials.run(self.plan.blocks(self.held, tensors))
+            return device_rows(self.plan, self.plan.blocks(self.held, tensors, filling=filling))
+        self.partials.run(self.plan.blocks(self.held, tensors, filling=filling))
         return combine([self.partials], self.plan.starts, self.plan.numels)
 
     def in_order(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
