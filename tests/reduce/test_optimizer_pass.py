@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from sonde.reduce import optimizer_pass as optimizer_pass_module
+from sonde.reduce import plan as plan_module
 from sonde.reduce.numpy import sketch
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all
-from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, SUM, SUMABS, N, Sketch
+from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, SUM, SUMABS, ZERO, N, Sketch
 
 SHAPES = [(3, 5), (700,), (), (64, 33), (512,), (1,)]
 
@@ -76,9 +77,11 @@ class Stepper:
         return [after - before for before, after in zip(self.before, self.after, strict=True)]
 
 
-@pytest.fixture(params=["packed", "large"])
+@pytest.fixture(params=["packed", "chunks", "large"])
 def large_limit(request, monkeypatch):
-    """Both ways: everything packed into one buffer, and every tensor by itself."""
+    """All ways: everything packed into one buffer, the same in chunks some tensors exceed, every tensor by itself."""
+    if request.param == "chunks":
+        monkeypatch.setattr(plan_module, "CHUNK_ROWS", 2)
     if request.param == "large":
         monkeypatch.setattr(optimizer_pass_module, "LARGE_KEPT", 4)
         monkeypatch.setattr(optimizer_pass_module, "LARGE", 4)
@@ -102,6 +105,20 @@ def test_update_is_what_really_happened(ways, large_limit, dtype, rule):
             # float32 parameters: their difference is taken in float32, as it is exact there or nearly so.
             wanted = sketch(update.astype(np.float32) if dtype == torch.float32 else update).rows
             ways.assert_same(rows[100 + key], wanted, (step, key))
+
+
+@pytest.mark.parametrize("num_still", [3, 90_000])
+def test_parameters_that_stay_are_zeros_of_the_update(ways, num_still):
+    """Few and many, spread over chunks and rows; they count one by one."""
+    params = make([(7,), (300_000,), (700_001,), (5, 100), (100_000,)])
+    stepper = Stepper(params, torch.optim.SGD(params, lr=0.1))
+    give_grads(params)
+    for p in params:
+        p.grad.view(-1)[torch.randperm(p.numel(), generator=torch.Generator().manual_seed(0))[:num_still]] = 0
+    rows = stepper.step()
+    for key, update in enumerate(stepper.updates):
+        ways.assert_same(rows[100 + key], sketch(update.astype(np.float32)).rows, key)
+        assert rows[100 + key][ZERO] >= min(num_still, params[key].numel())
 
 
 def assert_paired(found: float, products: np.ndarray, note: object = "") -> None:
