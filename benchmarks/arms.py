@@ -33,6 +33,8 @@ class Arm:
     what: str
     start: Start
     warmup_steps: int = 10
+    is_restless: bool = False
+    """Has threads that go on working between its blocks, at the cost of whoever is measured then."""
 
 
 class Nothing:
@@ -171,7 +173,7 @@ def all_arms() -> list[Arm]:
         ),
         # By default activations are recorded at each of the first 100 steps; what follows is the longer part of a run.
         Arm("sonde default", "`sonde.watch(model, optimizer)` after its first 100 steps", sonde_with(), 110),
-        Arm("wandb.watch", '`wandb.watch(log="all", log_freq=1)`, offline', Wandb),
+        Arm("wandb.watch", '`wandb.watch(log="all", log_freq=1)`, offline', Wandb, is_restless=True),
         Arm("naive loop", "nine numbers of every weight and gradient by `.item()`", NaiveLoop),
-        Arm("TensorBoard", "histograms of every weight and gradient at every step", TensorBoard),
+        Arm("TensorBoard", "histograms of every weight and gradient at every step", TensorBoard, is_restless=True),
     ]

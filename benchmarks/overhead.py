@@ -9,7 +9,8 @@ in random order in each block, so that whatever else the machine does hits all a
 arm over the same round's time of the base; reported are the median over rounds and its bootstrap interval.
 
 CPU time is the process's, all threads, and includes what the arm still had to do when its block ended (a writer
-thread's queue): nobody pays for another's work. Wall time stops at the end of the block's last step, because in a real
+thread's queue): nobody pays for another's work. Tools whose threads never rest are measured after all others, among
+themselves and against a base of their own. Wall time stops at the end of the block's last step, because in a real
 run that remaining work overlaps with the next step. CPU time of other processes (wandb's service) is not counted.
 """
 
@@ -203,11 +204,14 @@ def conclude(workload: Workload, lanes: list[Lane]) -> dict[str, Result]:
             bytes_per_row_without_hist=rows.bytes_without_hist / rows.num_rows if rows else None,
             parameters_identical_to_base=same_weights(lane, base) if lane.steps == base.steps else None,
         )
+    return results
+
+
+def compare_with_wandb(results: dict[str, Result]) -> None:
     wandb = results.get("wandb.watch")
     for name, result in results.items():
         if wandb is not None and not name.startswith("base"):
             result.relative_to_wandb = result.added_cpu_ms_per_step / wandb.added_cpu_ms_per_step
-    return results
 
 
 def same_weights(a: Lane, b: Lane) -> bool:
@@ -231,6 +235,12 @@ def choose_arms(names: str) -> list[Arm]:
         known = ", ".join(arm.name for arm in arms)
         raise SystemExit(f"no arm {', '.join(sorted(unknown))}; there are: {known}")
     return [arm for arm in arms if arm.name in wanted or arm.name == "base"]
+
+
+def set_apart(arms: list[Arm]) -> list[list[Arm]]:
+    """Those that rest between their blocks, and those that do not; the base leads both."""
+    restless = [arm for arm in arms if arm.is_restless]
+    return [[arm for arm in arms if not arm.is_restless], *([[arms[0], *restless]] if restless else [])]
 
 
 def parse() -> argparse.Namespace:
@@ -261,10 +271,13 @@ def main() -> None:
         workload = WORKLOADS[name]
         block_steps = options.block_steps or workload.block_steps
         workload = Workload(name, workload.what, workload.build, workload.batches, block_steps, workload.blocks)
-        with tempfile.TemporaryDirectory(prefix="sonde-overhead-") as folder:
-            lanes = open_lanes(workload, choose_arms(options.arms), Path(folder), 0.1 if options.quick else 1.0)
-            run_rounds(workload, lanes, rounds, random.Random(0))
-            results = conclude(workload, lanes)
+        results: dict[str, Result] = {}
+        for arms in set_apart(choose_arms(options.arms)):
+            with tempfile.TemporaryDirectory(prefix="sonde-overhead-") as folder:
+                lanes = open_lanes(workload, arms, Path(folder), 0.1 if options.quick else 1.0)
+                run_rounds(workload, lanes, rounds, random.Random(0))
+                results = results | {k: v for k, v in conclude(workload, lanes).items() if k not in results}
+        compare_with_wandb(results)
         parameters = list(lanes[0].model.parameters())
         report["models"][name] = {
             "what": workload.what,
