@@ -129,8 +129,8 @@ def _sketch_weights(reducer: Reducer, first_key: int, owned: Sequence[tuple[str,
     else:
         for part in listed.parts:
             mine = [grads[i][1].detach() for i in part.indices]
-            part.prepare(mine)
-            reducer.hold(listed.table(part, mine, None, np.array(grad_keys, np.int32)))
+            keyed = np.array(grad_keys, np.int32)
+            reducer.hold(listed.table(part, mine, None, keyed, filling=part.loading(mine)))
     return [*(("param", name) for name, _ in weights), *(("grad", name) for name, _ in grads)]
 
 
