@@ -15,6 +15,8 @@ import pytest
 
 import sonde
 
+pytestmark = pytest.mark.slow  # each is a program of its own
+
 TRAIN = """
     import os, sys, time, torch, sonde
     model = torch.nn.Linear(4, 4)
