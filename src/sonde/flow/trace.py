@@ -130,7 +130,7 @@ def _sketch_weights(reducer: Reducer, first_key: int, owned: Sequence[tuple[str,
         for part in listed.parts:
             mine = [grads[i][1].detach() for i in part.indices]
             keyed = np.array(grad_keys, np.int32)
-            reducer.hold(listed.table(part, mine, None, keyed, filling=part.loading(mine)))
+            reducer.hold(listed.table(part, mine, None, keyed, fill=part.loading(mine)))
     return [*(("param", name) for name, _ in weights), *(("grad", name) for name, _ in grads)]
 
 

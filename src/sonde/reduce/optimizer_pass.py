@@ -96,8 +96,8 @@ class OptimizerPass:
                 self.reducer.hold(table)
                 continue
             # before - after: minus the update
-            filling = part.subtracting([params[i].detach() for i in part.indices])
-            table = listed.table(part, None, turn, np.array(keys, np.int32), filling=filling)
+            fill = part.subtracting([params[i].detach() for i in part.indices])
+            table = listed.table(part, None, turn, np.array(keys, np.int32), fill=fill)
             negate_rows(table)
             if grads is not None:
                 self._pair_matching(part, table, params, grads, moments)

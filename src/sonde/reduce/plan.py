@@ -6,7 +6,7 @@ The same plan cuts parameters, gradients and moments alike, so their blocks line
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +22,10 @@ LARGE_KEPT: Final = 1 << 22
 """The same where a copy is made in any case and nothing has to be read beside it."""
 DEVICE_ROW: Final = 4096
 """Rows are longer on an accelerator: there partials are float64 from the start, and fewer of them travel."""
+
+
+Fill = Callable[[int], None]
+"""Fills the memory of the chunk of this number; after the chunks come the large tensors."""
 
 
 class Chunk(NamedTuple):
@@ -83,21 +87,21 @@ class Plan:
         held: Held,
         tensors: Sequence[Tensor] | None = None,
         *,
-        filling: Iterator[None] | None = None,
+        fill: Fill | None = None,
         purpose: str = "converted",
     ) -> Iterator[Block]:
         """Blocks over all tensors: the packed ones from `held`, large ones as given or as held.
 
-        `filling` is what `Held` does with its memory just before a chunk or a large tensor is read. Walks that go on at
+        `fill` is what `Held` does with its memory just before a chunk or a large tensor is read. Walks that go on at
         the same time need a purpose of their own: it names the memory for converted pieces.
         """
-        for blocks in held.packed_blocks:
-            if filling is not None:
-                next(filling)
+        for number, blocks in enumerate(held.packed_blocks):
+            if fill is not None:
+                fill(number)
             yield from blocks
         for place, index in enumerate(self.large):
-            if filling is not None:
-                next(filling)
+            if fill is not None:
+                fill(len(self.chunks) + place)
             values = flat(tensors[index]) if tensors is not None else held.large[place]
             start = int(self.starts[len(self.small) + place])
             yield from row_blocks(values, self.dtype, first_row=start, row=self.row, purpose=purpose)
@@ -170,13 +174,13 @@ class Held:
         """Take the tensors away from what is held."""
         self._all(torch._foreach_sub_, tensors)
 
-    def loading(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """The same as `load`, one chunk of the plan or one large tensor each time it is asked to go on."""
-        return self._each(torch._foreach_copy_, tensors)
+    def loading(self, tensors: Sequence[Tensor]) -> Fill:
+        """The same as `load`, for one chunk of the plan or one large tensor at a time."""
+        return partial(self._one, torch._foreach_copy_, [tensors[i] for i in self.plan.order])
 
-    def subtracting(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+    def subtracting(self, tensors: Sequence[Tensor]) -> Fill:
         """`subtract` in the same manner."""
-        return self._each(torch._foreach_sub_, tensors)
+        return partial(self._one, torch._foreach_sub_, [tensors[i] for i in self.plan.order])
 
     def _all(self, operation: Callable[..., Any], tensors: Sequence[Tensor]) -> None:
         if self.slots:
@@ -184,12 +188,11 @@ class Held:
         if self.large_slots:
             operation(self.large_slots, [tensors[i] for i in self.plan.large])
 
-    def _each(self, operation: Callable[..., Any], tensors: Sequence[Tensor]) -> Iterator[None]:
-        small = [tensors[i] for i in self.plan.small]
-        for chunk in self.plan.chunks:
-            operation(self.slots[chunk.slots], small[chunk.slots])
-            yield
-        for place, index in enumerate(self.plan.large):
-            if self.large_slots:
-                operation([self.large_slots[place]], [tensors[index]])
-            yield
+    def _one(self, operation: Callable[..., Any], in_order: Sequence[Tensor], number: int) -> None:
+        chunks = self.plan.chunks
+        if number < len(chunks):
+            slots = chunks[number].slots
+            operation(self.slots[slots], in_order[slots])
+        elif self.large_slots:
+            place = number - len(chunks)
+            operation([self.large_slots[place]], [in_order[len(self.slots) + place]])

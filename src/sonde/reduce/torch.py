@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from torch import Tensor
 from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
 from sonde.reduce.device import device_rows
 from sonde.reduce.gpu import chunk_list, new_bank, update_chunks
-from sonde.reduce.plan import LARGE, Held, Plan, row_blocks
+from sonde.reduce.plan import LARGE, Fill, Held, Plan, row_blocks
 from sonde.reduce.rows import ROW, Partials, combine
 from sonde.reduce.sample import sample, stack_samples
 from sonde.reduce.table import Table, add_zeros, negate_rows, resolve_all, scale_rows, send, set_raw
@@ -311,8 +311,8 @@ class TensorList:
         tables = []
         for part in self.parts:
             mine = [tensors[i].detach() for i in part.indices]
-            filling = part.loading(mine)
-            tables.append(self.table(part, mine if not part.keeps else None, turn, filling=filling))
+            fill = part.loading(mine)
+            tables.append(self.table(part, mine if not part.keeps else None, turn, fill=fill))
         return tables + self._odd_tables(tensors, turn)
 
     def table(
@@ -322,11 +322,11 @@ class TensorList:
         turn: int | None,
         keys: NDArray[np.int32] | None = None,
         *,
-        filling: Iterator[None] | None = None,
+        fill: Fill | None = None,
     ) -> Table:
         """The table of one part: of the tensors given, or of what it keeps; under its own keys, or under others."""
         stream = current_stream(part.plan.device)
-        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors, filling), stream=stream)
+        table = Table((self.keys if keys is None else keys)[part.key_order], part.rows(tensors, fill), stream=stream)
         if turn is not None and part.chunks is not None:
             table.samples = part.chunks.samples(self.hist_samples, turn)
             table.sampled = np.minimum(part.plan.numels, self.hist_samples)
@@ -377,7 +377,7 @@ class Part:
         """Memory for copies; where the fused kernels read and nothing is kept, none is ever made."""
         return Held(self.plan, self._shapes, keep_large=self.keeps)
 
-    def loading(self, tensors: Sequence[Tensor]) -> Iterator[None] | None:
+    def loading(self, tensors: Sequence[Tensor]) -> Fill | None:
         """Copy what has to be kept, or packed to be read; on the CPU bit by bit, as it is read."""
         if self.partials is not None:
             return self.held.loading(tensors)
@@ -385,20 +385,20 @@ class Part:
             self.held.load(tensors)
         return None
 
-    def subtracting(self, tensors: Sequence[Tensor]) -> Iterator[None] | None:
+    def subtracting(self, tensors: Sequence[Tensor]) -> Fill | None:
         """Take these from what is kept, in the same manner."""
         if self.partials is not None:
             return self.held.subtracting(tensors)
         self.held.subtract(tensors)
         return None
 
-    def rows(self, tensors: Sequence[Tensor] | None, filling: Iterator[None] | None) -> Array | Tensor:
+    def rows(self, tensors: Sequence[Tensor] | None, fill: Fill | None) -> Array | Tensor:
         """Sketch rows in the plan's order, on the host or on the device."""
         if self.chunks is not None:
             return self.chunks.rows(self.in_order(tensors))
         if self.partials is None:
-            return device_rows(self.plan, self.plan.blocks(self.held, tensors, filling=filling))
-        self.partials.run(self.plan.blocks(self.held, tensors, filling=filling))
+            return device_rows(self.plan, self.plan.blocks(self.held, tensors, fill=fill))
+        self.partials.run(self.plan.blocks(self.held, tensors, fill=fill))
         return combine([self.partials], self.plan.starts, self.plan.numels)
 
     def in_order(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
