@@ -298,6 +298,14 @@ def test_a_step_that_fails_is_not_merged_with_the_next(begin: Any, reopen: Any) 
     assert values(run, "update/weight/n") == [2.0, 2.0]
 
 
+def three_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Every gradient is one in each."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
 def test_an_optimizer_that_calls_the_step_of_its_parent_is_measured_once(begin: Any, reopen: Any) -> None:
     class Shrinking(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:
@@ -309,10 +317,7 @@ def test_an_optimizer_that_calls_the_step_of_its_parent_is_measured_once(begin: 
     torch.optim.SGD(model.parameters(), lr=0.1)  # from now on torch calls its hooks in the parent's step as well
     optimizer = Shrinking(model.parameters(), lr=0.5)
     begin().watch(model, optimizer)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+    three_steps(model, optimizer)
     run = reopen()
     assert values(run, "grad/bias/norm") == [1.0, 1.0, 1.0]
     assert values(run, "update/bias/norm") == pytest.approx([1.0, 1.0, 1.0])
@@ -335,10 +340,7 @@ def test_an_optimizer_around_another_is_measured_once(is_named: bool, begin: Any
     model = nn.Linear(2, 1)
     optimizer = Wrapping(model.parameters())
     begin().watch(model, optimizer if is_named else None)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+    three_steps(model, optimizer)
     run = reopen()
     assert values(run, "grad/bias/norm") == [1.0, 1.0, 1.0]
     assert values(run, "param/weight/n") == values(run, "update/weight/n") == [2.0, 2.0, 2.0]

@@ -97,6 +97,17 @@ def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
         return _rows(connection, table)
 
 
+def snapshot_details(run: Path, key: str, *, is_live: bool) -> dict[int, Any]:
+    """What each snapshot's row says under this key, by step; a row that is damaged says nothing."""
+    found: dict[int, Any] = {}
+    for _, step, _, _, details, *_ in read_rows(run, "snapshots", is_live=is_live):
+        try:
+            found[int(step)] = json.loads(details)[key]
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
 @contextmanager
 def connect(run: Path, *, is_live: bool) -> Iterator[sqlite3.Connection]:
     """A read-only connection that trusts nothing in the file; SQLite's own errors become CorruptError."""

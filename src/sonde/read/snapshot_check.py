@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from sonde.errors import RunError
-from sonde.read.catalog import read_rows
+from sonde.read.catalog import snapshot_details
 from sonde.read.lake import GROUP_FILE, FolderLake, Lake, open_lake, read_file, upload_state
 from sonde.schema.addresses import read_address
 from sonde.schema.tensors import group_name, tensors_folder
@@ -16,7 +15,7 @@ from sonde.schema.tensors import group_name, tensors_folder
 
 def damaged_snapshots(run: Path, *, is_live: bool) -> list[str]:
     """One sentence for each snapshot that cannot be read whole. What is in a bucket is not fetched for this."""
-    written = _document_hashes(run, is_live=is_live)
+    written = snapshot_details(run, "sha256", is_live=is_live)
     try:
         lake = _lake_on_disk(run)
         return [problem for step in lake.steps for problem in _problems(run, lake, step, written.get(step))]
@@ -43,14 +42,3 @@ def _problems(run: Path, lake: Lake, step: int, sha256: str | None) -> Iterator[
         yield f"the snapshot of step {step}: {error}"
     except OSError as error:
         yield f"the snapshot of step {step} cannot be read: {error}"
-
-
-def _document_hashes(run: Path, *, is_live: bool) -> dict[int, str]:
-    """By step, as the catalog has them; a damaged row of it is the catalog's own damage."""
-    hashes: dict[int, str] = {}
-    for _, step, _, _, details, *_ in read_rows(run, "snapshots", is_live=is_live):
-        try:
-            hashes[int(step)] = str(json.loads(details)["sha256"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return hashes

@@ -6,7 +6,6 @@ Nothing is read until it is asked for, and then only the part that was.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
-from sonde.read.catalog import read_rows
+from sonde.read.catalog import snapshot_details
 from sonde.read.lake import Lake
 from sonde.read.lazy import LazyTensors, TensorSpec
 from sonde.read.steps import Steps, parse_steps
@@ -83,7 +82,8 @@ def snapshot_table(run: Path, lake: Lake, *, is_live: bool) -> pa.Table:
 
     What a snapshot takes on disk is known to the catalog only; null where its row is not there yet.
     """
-    stored = _stored_bytes(run, is_live=is_live)
+    said = snapshot_details(run, "stored_bytes", is_live=is_live)
+    stored = {step: size for step, size in said.items() if isinstance(size, int)}
     rows = []
     for step in lake.steps:
         document = lake.document(step)
@@ -100,16 +100,6 @@ def snapshot_table(run: Path, lake: Lake, *, is_live: bool) -> pa.Table:
             }
         )
     return pa.Table.from_pylist(rows, schema=_SNAPSHOTS)
-
-
-def _stored_bytes(run: Path, *, is_live: bool) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for _, step, _, _, details, *_ in read_rows(run, "snapshots", is_live=is_live):
-        try:
-            sizes[int(step)] = int(json.loads(details)["stored_bytes"])
-        except (ValueError, KeyError, TypeError):
-            continue  # a damaged row says nothing; the snapshot itself has its own checksums
-    return sizes
 
 
 def steps_of(lake: Lake, name: str, steps: Steps = None) -> list[int]:

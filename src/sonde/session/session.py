@@ -22,7 +22,7 @@ from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, Severity
 from sonde.session.breaker import Breaker
-from sonde.session.ending import keep_exit_by_signal, status_of
+from sonde.session.ending import farewell, keep_exit_by_signal, status_of
 from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
 from sonde.session.logged import put_logged
@@ -353,7 +353,7 @@ class Session:
         self._detach()
         atexit.unregister(self._at_exit)
         self.writer.close(status, reason=reason, deadline_s=max(end - time.monotonic(), _LAST_WORDS_S))
-        self._say(self._farewell(status))
+        self._say(farewell(self, status, has_faults=self._num_faults > 0))
 
     def _finish_snapshots(self, status: RunStatus, end: float) -> None:
         try:
@@ -454,18 +454,6 @@ class Session:
         if self.breaker.num_errors:
             facts["errors"] = self.breaker.num_errors
         self.writer.note(**facts)
-
-    def _farewell(self, status: RunStatus) -> str:
-        parts = [f"{status} after {self.step_number} steps"]
-        if self.governing.overhead:
-            parts.append(f"{self.governing.overhead:.1%} of the time was sonde's")
-        dropped = sum(self.writer.dropped.values())
-        if dropped:
-            parts.append(f"{dropped} records dropped")
-        if self.writer.degraded:
-            parts.append(f"not everything could be written: {self.writer.degraded}")
-        verb = "diagnose" if self._num_faults else "show"
-        return f"{', '.join(parts)}.   sonde {verb} {self.path}"
 
     def __reduce__(self) -> tuple[type[NullSession], tuple[()]]:
         """A copy in another process does nothing: the run has one writer."""
