@@ -38,13 +38,15 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
         recorded = Recorded(model, optimizer, folder, budget=0.01, activations=sonde.every(1), settings=settings)
         for _ in range(20):  # plans, kernels, the first review
             step()
-    off, on = [timed(step, block)], []
+    governor = recorded.session.governing.governor
+    off, on, account = [timed(step, block)], [], (governor.lost_s, governor.total_s)
     for _ in range(steps // block):
         with hooks.in_place():
             on.append(timed(step, block))
         off.append(timed(step, block))
     with hooks.in_place():
         path, facts = recorded.session.path, recorded.session.governing.facts()
+        account = governor.lost_s - account[0], governor.total_s - account[1]
         recorded.stop()
     ratios = [t / ((a + b) / 2) for t, a, b in zip(on, off, off[1:], strict=False)]
     run = sonde.open(path)
@@ -59,6 +61,7 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
         "ratio": statistics.median(ratios),
         "mean": sum(on) / len(on) / (sum(off) / len(off)),
         "ratios": ratios,
+        "account": account[0] / (account[1] - account[0]),  # of these steps; the facts are of the whole run
         "facts": facts,
         "gradient_sites": len(by_site),
         "longest_gap": max(gaps),

@@ -50,6 +50,41 @@ def test_an_exception_inside_is_not_held_back():
     assert meter.host_s > 0
 
 
+class Clock:
+    """An event of a device that there is none of here."""
+
+    def elapsed_time(self, end: object) -> float:
+        return 2.0
+
+    def query(self) -> bool:
+        return True
+
+
+def test_gpu_time_of_what_is_rare_is_measured_whenever_it_is_recorded(monkeypatch):
+    monkeypatch.setattr("sonde.reduce.meter._is_capturing", lambda: False)
+    meter = Meter()
+    monkeypatch.setattr(meter, "_event", Clock)
+    meter.device = torch.device("cuda", 0)
+    measured: dict[str, list[int]] = {"grads": [], "activations": []}
+    for step in range(100):
+        with meter.span("grads"):
+            pass
+        if step % 9 == 0:
+            for _ in range(3):  # all of a step, or nothing
+                with meter.span("activations"):
+                    pass
+        if step == 59:
+            meter.measure_anew()
+        meter.end_step(step, 0.1)
+        for times in meter.done():
+            for kind, seconds in (times.gpu_s or {}).items():
+                assert seconds == pytest.approx(0.002 if kind == "grads" else 0.006)
+                measured[kind].append(times.step)
+    assert measured["grads"][:8] == [1, 2, 3, 4, 5, 13, 21, 29]
+    assert [step for step in measured["grads"] if step > 53] == [*range(60, 66), 73, 81, 89, 97]
+    assert measured["activations"] == list(range(9, 99, 9))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_time_is_known_later_and_nothing_waits():

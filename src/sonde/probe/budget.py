@@ -22,9 +22,10 @@ MAX_GRADS_STRIDE: Final = 4
 """Gradients of every layer at least this often, whatever they cost."""
 MAX_STRIDE: Final = 1000
 _REVIEW_STEPS: Final = 50
-_FIRST_REVIEWS: Final = (10, 20)
+_FIRST_REVIEWS: Final = (12, 20)
 """Steps before the first reviews: what the very first ones have seen is little, and soon to be corrected."""
-_FIRST_TRIES: Final = 5
+_TRY_EVERY: Final = 4
+"""Steps between two trials before the first review. Together, work would wait for work that is thinned later."""
 _SHADOW_EVERY: Final = 20
 _GRADS_SHARE: Final = 0.9
 """The part of the budget that gradients may use alone before they are thinned too."""
@@ -120,13 +121,18 @@ class Governor:
     _costs: dict[str, deque[float]] = field(default_factory=dict, init=False)
     _wanted: dict[str, int] = field(default_factory=dict, init=False)
     _window: list[tuple[float, float]] = field(default_factory=list, init=False)
-    _num_steps: int = field(default=0, init=False)
-    _own_s: float = field(default=0.0, init=False)
     _host_s: float = field(default=0.0, init=False)
     _gpu_s: float = field(default=0.0, init=False)
-    _total_s: float = field(default=0.0, init=False)
+    total_s: float = field(default=0.0, init=False)
+    """Of all steps that count."""
     _num_reviews: int = field(default=0, init=False)
-    _num_tried: dict[str, int] = field(default_factory=dict, init=False)
+    """Since the budget applies."""
+    _tried_at: dict[str, int] = field(default_factory=dict, init=False)
+    _lost_s: float = field(default=0.0, init=False)
+    _unsure_s: float = field(default=0.0, init=False)
+    """Twice the standard error of what is lost."""
+    _unsettled_s: float = field(default=0.0, init=False)
+    """Of our own time, what is not in `_lost_s` yet."""
     _is_paired: bool = field(default=False, init=False)
     _base_s: float = field(default=0.0, init=False)
     _largest: float = field(default=float(MAX_STRIDE), init=False)
@@ -154,7 +160,7 @@ class Governor:
             return False
         if self.budget is None or step < self.free_steps:
             return True
-        if self.is_shadow(step) or self._is_waiting(kind):
+        if self.is_shadow(step) or self._is_waiting(step, kind):
             return False
         self._phase[kind] = self._phase.get(kind, self.stride(kind)) + 1.0
         if self._phase[kind] < self.stride(kind):
@@ -163,12 +169,14 @@ class Governor:
         self._phase[kind] = min(self._phase[kind], 1.0)
         return True
 
-    def _is_waiting(self, kind: str) -> bool:
+    def _is_waiting(self, step: int, kind: str) -> bool:
         """Before the first review a few times are enough to know what something costs."""
         if self._num_reviews or kind == "grads":
             return False
-        self._num_tried[kind] = self._num_tried.get(kind, 0) + 1
-        return self._num_tried[kind] > _FIRST_TRIES
+        if step - self._tried_at.get(kind, step - _TRY_EVERY) < _TRY_EVERY:
+            return True
+        self._tried_at[kind] = step
+        return False
 
     def is_shadow(self, step: int) -> bool:
         """Whether this step records nothing, to be compared with the others: where gradients are in every one."""
@@ -194,18 +202,22 @@ class Governor:
         own_s = sum(costs.values())
         if self._base_s and step_s - own_s > _PAUSE * self._base_s:
             return None
-        self._own_s += min(own_s, step_s)
+        self._unsettled_s += min(own_s, step_s)
         self._host_s += own_s if host_s is None else host_s
         self._gpu_s += gpu_s
-        self._total_s += step_s
+        self.total_s += step_s
         for kind, cost in costs.items():
             self._costs.setdefault(kind, deque(maxlen=_KEPT)).append(cost)
         if "optimizer" in costs:
             self._is_paired = "grads" not in costs
         self._window.append((own_s, step_s))
-        self._num_steps += 1
         due = _FIRST_REVIEWS[self._num_reviews] if self._num_reviews < len(_FIRST_REVIEWS) else _REVIEW_STEPS
         return self._review(step) if len(self._window) >= due else None
+
+    def begin(self) -> None:
+        """From now on there is a budget to keep. What was recorded all together before says little about it."""
+        self._settle()
+        self.scale, self._window, self._costs, self._num_reviews = Scale(), [], {}, 0
 
     def press(self, pressure: float) -> Change | None:
         """Memory is short, or no longer so."""
@@ -217,19 +229,24 @@ class Governor:
     @property
     def overhead(self) -> float:
         """Share of all time so far that a step was longer by, as far as is known."""
-        if not self._total_s:
-            return 0.0
-        return min(max(self._own_s * self.scale.trusted / self._total_s, 0.0), 1.0)
+        return min(max(self.lost_s / self.total_s, 0.0), 1.0) if self.total_s else 0.0
+
+    @property
+    def lost_s(self) -> float:
+        """By how much all steps together were longer, as far as is known."""
+        return self._lost_s + self.scale.trusted * self._unsettled_s
 
     @property
     def uncertainty(self) -> float | None:
         """Of the overhead, twice its standard error; None where no steps could be compared."""
         error = self.scale.error
-        return None if error is None or not self._total_s else 2 * error * self._own_s / self._total_s
+        if not self.total_s or (error is None and not self._unsure_s):
+            return None
+        return (self._unsure_s + _twice(error) * self._unsettled_s) / self.total_s
 
     def facts(self) -> dict[str, object]:
         """What the run's document says about its cost."""
-        total_s = self._total_s or 1.0
+        total_s = self.total_s or 1.0
         return {
             "fraction": self.overhead,
             "uncertainty": self.uncertainty,
@@ -240,12 +257,20 @@ class Governor:
 
     # ------------------------------------------------------------------------------------------------ what follows
 
+    def _settle(self) -> None:
+        """What was lost so far is told by the scale of its time, as soon as that is known."""
+        if self.scale.error is not None:
+            self._lost_s += self.scale.trusted * self._unsettled_s
+            self._unsure_s += _twice(self.scale.error) * self._unsettled_s
+            self._unsettled_s = 0.0
+
     def _review(self, step: int) -> Change | None:
         window, self._window = self._window, []
         self._largest = float(MAX_STRIDE) if self._num_reviews else _FIRST_STRIDE
         if self._num_reviews:  # before, everything was slow: memory was made, kernels were compiled
             self.scale.fade()
             self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
+        self._settle()
         self._num_reviews += 1
         if self._num_reviews == len(_FIRST_REVIEWS):
             for known in self._costs.values():
@@ -311,3 +336,8 @@ def _usual(costs: Sequence[float]) -> float:
         if len(known) > 1 and known[-1] > limit:
             known.pop()
     return statistics.fmean(known)
+
+
+def _twice(error: float | None) -> float:
+    """Twice a standard error of the scale; it is not off by more than all of our time."""
+    return 1.0 if error is None else min(2 * error, 1.0)

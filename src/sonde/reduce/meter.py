@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 _EVERY: Final = 8
-"""Every how many recorded steps GPU time is measured; the first few steps are."""
+"""For so many steps the GPU time of a kind stands; what is recorded more rarely is measured every time."""
 _EAGER: Final = 6
+"""The first times are all measured."""
 _AT_STEP: Final = ("grads", "optimizer")
 _MAX_OPEN: Final = 256
 """Steps whose events are still waited for; older ones are given up."""
@@ -31,6 +32,8 @@ class StepTimes:
     launched: set[str] = field(default_factory=set)
     """What the GPU was given work for; host time alone may be added to others."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
+    is_timed: dict[str, bool] = field(default_factory=dict)
+    """Of which kinds the GPU time is measured in this step."""
     mark: Any = None
     """Where the first of our work at the optimizer's step was put into the GPU's queue."""
     end: Any = None
@@ -50,8 +53,8 @@ class Meter:
         """The GPU on which the model lives, once one is seen."""
         self._now = StepTimes(0)
         self._open: deque[StepTimes] = deque()
-        self._num_recorded = 0
-        self._is_timed = False
+        self._num_timed: dict[str, int] = {}
+        self._timed_at: dict[str, int] = {}
         self._is_host_bound = True
         self._free: list[Any] = []
 
@@ -61,6 +64,10 @@ class Meter:
     def add(self, kind: str, seconds: float) -> None:
         """Host time that was measured elsewhere."""
         self._now.host_s[kind] = self._now.host_s.get(kind, 0.0) + seconds
+
+    def measure_anew(self) -> None:
+        """What was measured long ago no longer stands: the next times are all measured."""
+        self._num_timed.clear()
 
     @property
     def host_s(self) -> float:
@@ -77,10 +84,19 @@ class Meter:
             now.is_host_bound = self._is_host_bound
             now.end = self._event()
         self._open.append(now)
-        self._num_recorded += bool(now.spans or now.host_s)
-        self._is_timed = self.device is not None and (self._num_recorded < _EAGER or self._num_recorded % _EVERY == 0)
         if len(self._open) > _MAX_OPEN:
             self._open.popleft()
+
+    def _is_timed(self, kind: str) -> bool:
+        """Whether this step's GPU time of a kind is measured; all of a step or nothing."""
+        known = self._now.is_timed.get(kind)
+        if known is None:
+            step, num = self._now.step, self._num_timed.get(kind, 0)
+            known = self.device is not None and (num < _EAGER or step - self._timed_at[kind] >= _EVERY)
+            self._now.is_timed[kind] = known
+            if known:
+                self._num_timed[kind], self._timed_at[kind] = num + 1, step
+        return known
 
     def done(self) -> list[StepTimes]:
         """Steps that the device has left behind it, in order, each told once."""
@@ -142,7 +158,7 @@ class _Span:
     def __enter__(self) -> None:
         meter = self._meter
         meter._now.launched.add(self._kind)
-        if meter._is_timed:
+        if meter._is_timed(self._kind):
             self._start = meter._event()
         if meter.device is not None and meter._now.mark is None and self._kind in _AT_STEP:
             meter._now.mark = self._start or meter._event()

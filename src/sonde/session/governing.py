@@ -43,6 +43,8 @@ class Governing:
         self._gpu_s: dict[str, deque[float]] = {}
         """What each kind took lately; no single time is believed."""
         self._num_seen: dict[str, int] = {}
+        self._from_step = 0
+        """Steps before it say nothing any more, though a device may finish them later."""
         self.is_together = False
         """Whether all kinds are recorded together or not at all: a compiler knows only the two."""
         self.unknown = ""
@@ -56,6 +58,8 @@ class Governing:
         self.meter.end_step(step, wall_s)
         for times in self.meter.done():
             self._take(times)
+        if step == self.governor.free_steps - 1 and self.governor.budget is not None:
+            self._begin()
         if step % _LOOK_EVERY == _LOOK_EVERY - 1:
             self._look_at_memory()
 
@@ -71,14 +75,21 @@ class Governing:
     def overhead(self) -> float:
         return self.governor.overhead
 
+    def _begin(self) -> None:
+        """The free steps are over. What things cost where all is recorded at once is not what they cost from now on."""
+        self._from_step = self.governor.free_steps
+        self.governor.begin()
+        self.meter.measure_anew()
+        self._gpu_s.clear()
+
     def _take(self, times: StepTimes) -> None:
         self.snapshots_s += times.host_s.get("snapshots", 0.0)
-        if self._is_first(times):
+        if times.step < self._from_step or self._is_first(times):
             return
         if times.host_s:
             self.unknown = ""
         for kind, seconds in (times.gpu_s or {}).items():
-            self._gpu_s.setdefault(kind, deque(maxlen=7)).append(seconds)
+            self._gpu_s.setdefault(kind, deque(maxlen=5)).append(seconds)
         costs = {kind: self._cost(kind, times) for kind in times.host_s if kind in KINDS}
         change = self.governor.observe(
             times.step,
