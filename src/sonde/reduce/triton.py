@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Final
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -266,16 +267,16 @@ class Chunks:
 
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:
         self.device, self.num_tensors = device, len(numels)
-        per_tensor = [-(-numel // CHUNK) for numel in numels]
-        self.num_chunks = sum(per_tensor)
-        counts = torch.tensor(per_tensor)
-        firsts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-        owner = torch.repeat_interleave(torch.arange(len(numels)), counts)
-        offset = (torch.arange(self.num_chunks) - firsts[owner]) * CHUNK
-        self.first = to_device(firsts.to(torch.int32), device)
+        # By numpy: for numbers this few, torch's threads take longer to wake than to count.
+        counts = -(-np.array(numels, np.int64) // CHUNK)
+        firsts = np.concatenate([[0], counts.cumsum()])
+        self.num_chunks = int(firsts[-1])
+        owner = np.repeat(np.arange(len(numels)), counts)
+        offset = (np.arange(self.num_chunks) - firsts[owner]) * CHUNK
+        self.first = to_device(torch.from_numpy(firsts.astype(np.int32)), device)
         self.last = self.first[1:]
-        self.owner = to_device(owner.to(torch.int32), device)
-        self.offset = to_device(offset, device)
+        self.owner = to_device(torch.from_numpy(owner.astype(np.int32)), device)
+        self.offset = to_device(torch.from_numpy(offset), device)
         self.numel = to_device(torch.tensor(list(numels)), device)
 
 
