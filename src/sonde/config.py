@@ -16,8 +16,11 @@ from sonde.errors import SettingsError, UnknownNameError, nearest
 PREFIX: Final = "SONDE_"
 DEFAULT_FILE: Final = "sonde.yaml"
 FILE_VARIABLE: Final = "SONDE_CONFIG"
-# Read elsewhere: which files to read, whether errors show tracebacks, whether an install builds the web pages.
-_OTHER_VARIABLES: Final = (FILE_VARIABLE, "SONDE_DEBUG", "SONDE_SKIP_WEB", "SONDE_CHROMIUM")
+# Read elsewhere: which files to read, whether errors show tracebacks, whether the native kernel is used, what an
+# install builds, which browser prints.
+_OTHER_VARIABLES: Final = (
+    FILE_VARIABLE, "SONDE_DEBUG", "SONDE_NATIVE", "SONDE_SKIP_WEB", "SONDE_SKIP_NATIVE", "SONDE_CHROMIUM",
+)  # fmt: skip
 _TEST_PREFIX: Final = "SONDE_TEST_"
 
 

@@ -128,9 +128,8 @@ def _sketch_weights(reducer: Reducer, first_key: int, owned: Sequence[tuple[str,
         reducer.add_all("grad", grad_keys, [tensor for _, tensor in grads])
     else:
         for part in listed.parts:
-            mine = [grads[i][1].detach() for i in part.indices]
-            keyed = np.array(grad_keys, np.int32)
-            reducer.hold(listed.table(part, mine, None, keyed, fill=part.loading(mine)))
+            mine = [grads[i][1] for i in part.indices]
+            reducer.hold(listed.table(part, part.read(mine), mine, None, np.array(grad_keys, np.int32)))
     return [*(("param", name) for name, _ in weights), *(("grad", name) for name, _ in grads)]
 
 

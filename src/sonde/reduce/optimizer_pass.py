@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonde.reduce.lists import Part, TensorList
 from sonde.reduce.plan import LARGE, LARGE_KEPT, Held
 from sonde.reduce.rows import scratch
 from sonde.reduce.sample import sample, stack_samples
-from sonde.reduce.torch import Part, Reducer, Table, TensorList, negate_rows
+from sonde.reduce.torch import Reducer, Table, negate_rows
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE
 
 _PAIRED: Final = slice(GRAD_UPDATE, GRAD_SQ_OVER_V + 1)
@@ -96,8 +97,9 @@ class OptimizerPass:
                 self.reducer.hold(table)
                 continue
             # before - after: minus the update
-            fill = part.subtracting([params[i].detach() for i in part.indices])
-            table = listed.table(part, None, turn, np.array(keys, np.int32), fill=fill)
+            is_read = turn is not None or grads is not None
+            rows = part.subtract([params[i] for i in part.indices], is_read=is_read)
+            table = listed.table(part, rows, None, turn, np.array(keys, np.int32))
             negate_rows(table)
             if grads is not None:
                 self._pair_matching(part, table, params, grads, moments)
@@ -118,10 +120,12 @@ class OptimizerPass:
         def mine(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             return None if tensors is None else [tensors[part.indices[i]].detach() for i in part.plan.order]
 
+        if part.updates is None:
+            return None
         after, before = mine(params), part.in_order(None)
         gradients = mine(grads)
         states = None if moments is None or grads is None else (mine(moments.exp_avg), mine(moments.exp_avg_sq))
-        if part.updates is None or after is None or not _is_uniform(after, gradients, *(states or ())):
+        if after is None or not _is_uniform(after, gradients, *(states or ())):
             return None
         floor = moments.floor if moments is not None else 0.0
         if not isinstance(floor, Tensor):

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sonde.reduce.dense import is_dense, is_plain
 from sonde.reduce.gpu import step_chunks
+from sonde.reduce.lists import current_stream
 from sonde.reduce.rule import Rule
 from sonde.reduce.table import Check, Table
-from sonde.reduce.torch import Reducer, current_stream
+from sonde.reduce.torch import Reducer
 
 if TYPE_CHECKING:
     from sonde.reduce.triton_step import StepChunks

@@ -1,0 +1,195 @@
+"""The fused CPU kernel of `native.c`, where it was built and works; elsewhere torch is used, and only speed differs.
+
+It is looked for once. `SONDE_NATIVE=0` in the environment leaves it alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.reduce.dense import flat
+from sonde.reduce.numpy import sketch
+from sonde.schema.sketch import NUM_FIELDS, Array, empty_rows
+
+ABI: Final = 1
+FILE: Final = Path(__file__).with_name("_native.so")
+VARIABLE: Final = "SONDE_NATIVE"
+CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+NUM_SUMS: Final = 9
+"""The fields of a row that the kernel fills: n to max."""
+THREADED: Final = 1 << 18
+"""From so many elements on, threads take less time than waking them. It is all of torch's or none: its runtime ends
+those that are left out, and would have to start them again for torch."""
+
+_log = logging.getLogger("sonde")
+_ORDINARY: Final = frozenset({Tensor, torch.nn.Parameter})
+_EMPTY: Final = empty_rows(1)
+
+
+class Act(IntEnum):
+    """What is done with a tensor while it is read."""
+
+    SKETCH = 0
+    COPY = 1
+    """kept = x"""
+    SUBTRACT = 2
+    """The sketch is that of kept - x, which goes nowhere."""
+    SUBTRACT_INTO = 3
+    """The same, and kept -= x."""
+
+
+# Columns of the table that tells the kernel about tensors, one row each; the last one is its own.
+_SOURCE, _KEPT, _NUMEL, _DTYPE, _ACT, _FIRST_SEGMENT = range(6)
+
+
+class Library:
+    """The kernel, loaded and tried out. Holds no memory: it may be called from several threads at once."""
+
+    def __init__(self, file: Path) -> None:
+        library = ctypes.CDLL(str(file))
+        library.sonde_native_abi.restype = ctypes.c_int64
+        found = library.sonde_native_abi()
+        if found != ABI:
+            raise OSError(f"{file.name} speaks version {found}, and {ABI} is spoken here")
+        self._rows: Any = library.sonde_native_rows
+        self._rows.restype = ctypes.c_int64
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._rows.argtypes = [pointer, number, pointer, number, pointer, number]
+        self._parallel = _openmp()
+        _try_out(self)
+
+    def fill(self, rows: Array, tensors: Any, num_elements: int) -> None:
+        """The first fields of these rows, from a table of addresses (the columns above)."""
+        num_threads = torch.get_num_threads() if num_elements >= THREADED else 1
+        if self._rows(tensors, len(rows), rows.ctypes.data, NUM_FIELDS, self._parallel, num_threads):
+            raise MemoryError(f"no memory for the sums of {num_elements} elements")
+
+    def row(self, tensor: Tensor) -> Array:
+        """The row of one tensor of a dtype in CODES."""
+        source = tensor if _is_direct(tensor) else _laid_out(tensor)
+        rows, numel = _EMPTY.copy(), tensor.numel()
+        self.fill(rows, (ctypes.c_int64 * 6)(source.data_ptr(), 0, numel, CODES[tensor.dtype], Act.SKETCH, 0), numel)
+        return rows[0]  # type: ignore[no-any-return]
+
+
+class Addresses:
+    """Where the tensors of a list lie, and the memory in which copies of them are kept."""
+
+    def __init__(self, library: Library, tensors: Sequence[Tensor]) -> None:
+        self._library = library
+        self._codes = [CODES[t.dtype] for t in tensors]
+        self._table = np.zeros((len(tensors), 6), np.int64)
+        self._table[:, _NUMEL] = [t.numel() for t in tensors]
+        self._num_elements = int(self._table[:, _NUMEL].sum())
+
+    def rows(self, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None = None, act: Act = Act.SKETCH) -> Array:
+        """Of tensors of the sizes and dtypes that were there first; what is `kept` is contiguous, in the work dtype."""
+        # Until the call is over these hold the memory that is pointed at.
+        sources = [t if _is_direct(t) else _laid_out(t) for t in tensors] if kept is None else list(tensors)
+        self._table[:, _DTYPE], self._table[:, _ACT] = self._codes, act
+        if kept is not None:
+            self._table[:, _KEPT] = [t.data_ptr() for t in kept]
+            for place, tensor in enumerate(tensors):
+                if not _is_direct(tensor):
+                    sources[place] = _by_torch(tensor.detach(), kept[place], act)
+                    self._table[place, _DTYPE], self._table[place, _ACT] = CODES[sources[place].dtype], Act.SKETCH
+        self._table[:, _SOURCE] = [t.data_ptr() for t in sources]
+        rows = empty_rows(len(sources))
+        self._library.fill(rows, self._table.ctypes.data, self._num_elements)
+        return rows
+
+
+def addresses(tensors: Sequence[Tensor]) -> Addresses | None:
+    """For a list of plain tensors on one device; None where the kernel cannot read them."""
+    library = kernel() if tensors[0].device.type == "cpu" else None
+    if library is None or not all(t.dtype in CODES for t in tensors):
+        return None
+    return Addresses(library, tensors)
+
+
+def row(tensor: Tensor) -> Array | None:
+    """The sketch of one plain tensor on the CPU; None where the kernel cannot read it."""
+    library = kernel()
+    return None if library is None or tensor.dtype not in CODES else library.row(tensor)
+
+
+@cache
+def kernel() -> Library | None:
+    """The kernel, or None."""
+    if os.environ.get(VARIABLE, "1").strip().lower() in ("0", "off", "false", "no"):
+        return None
+    if not FILE.is_file():
+        _log.debug("the native CPU kernel was not built; torch is used instead")
+        return None
+    try:
+        return Library(FILE)
+    except Exception as error:  # noqa: BLE001 - another machine's, another version's, a broken one: many ways, one answer
+        why = f"{type(error).__name__}: {error}"
+        _log.warning("the native CPU kernel does not work here and torch is used instead (%s)", why)
+        return None
+
+
+def _is_direct(tensor: Tensor) -> bool:
+    """Whether its elements can be read one after another from where it points to. A subclass may point nowhere."""
+    return type(tensor) in _ORDINARY and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """The same values in some order, side by side; a copy only where they are not."""
+    tensor = tensor.detach()
+    if type(tensor) in _ORDINARY:
+        return flat(tensor.resolve_neg()).contiguous()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+
+def _by_torch(tensor: Tensor, kept: Tensor, act: Act) -> Tensor:
+    """What is kept lies in the order of the elements; torch finds those of any tensor. Then what is kept is read."""
+    return kept.copy_(tensor) if act is Act.COPY else kept.sub_(tensor)
+
+
+def _openmp() -> int | None:
+    """The start of a parallel region of the OpenMP runtime that torch has loaded: its threads, and no others."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+def _try_out(library: Library) -> None:
+    """Numbers whose sums are exact, without and with a NaN, by each act and for each dtype. No torch: whatever mode
+    it may be in now must not decide."""
+    plain = np.arange(600.0) % 7 - 2
+    odd = plain.copy()
+    odd[[3, 100, 599]] = np.nan, np.inf, -np.inf
+    for code in CODES.values():
+        for act in Act:
+            sources = [_as_stored(values, code) for values in (plain, odd)]
+            kept = [np.full(600, 3, np.float64 if code == CODES[torch.float64] else np.float32) for _ in sources]
+            table = [(s.ctypes.data, k.ctypes.data, 600, code, act, 0) for s, k in zip(sources, kept, strict=True)]
+            rows = empty_rows(2)
+            library.fill(rows, np.array(table, np.int64).ctypes.data, 1200)
+            wanted = [values if act <= Act.COPY else 3 - values for values in (plain, odd)]
+            left = wanted if act in (Act.COPY, Act.SUBTRACT_INTO) else [np.full(600, 3)] * 2
+            expected = np.stack([sketch(values, histogram=False).rows for values in wanted])
+            if not np.array_equal(rows[:, :NUM_SUMS], expected[:, :NUM_SUMS]) or not np.array_equal(
+                kept, left, equal_nan=True
+            ):
+                raise OSError(f"it gets {act.name} of dtype {code} wrong")
+
+
+def _as_stored(values: Array, code: int) -> NDArray[Any]:
+    if code == CODES[torch.bfloat16]:
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype({CODES[torch.float32]: "f4", CODES[torch.float16]: "f2", CODES[torch.float64]: "f8"}[code])
