@@ -20,7 +20,8 @@ def as_markdown(result: dict[str, Any]) -> str:
             name = f"GPT of {title}" if part == "small" else f"GPT of {title}, {part}"
             lines += _training(name, table)
     if "budget" in result:
-        lines += _budget(result["budget"])
+        for title, found in result["budget"].items():
+            lines += _budget(title, found)
     if "in_graph" in result:
         lines += _in_graph(result["in_graph"])
     if "syncs" in result:
@@ -62,14 +63,16 @@ def _training(title: str, table: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _budget(found: dict[str, Any]) -> list[str]:
+def _budget(title: str, found: dict[str, Any]) -> list[str]:
     facts = found["facts"]
     return [
-        "## `budget=0.01`, 300 steps of the 0.9 B model, no free steps",
+        f"## `budget=0.01`, 300 steps of the 0.9 B model, {title}, no free steps",
         "",
-        f"Measured from outside: {found['mean'] - 1:+.2%} (medians of blocks {found['ratio'] - 1:+.2%}). By the run's",
-        f"own account: {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%}. Gradients of",
-        f"{found['gradient_sites']} tensors, at least every {found['longest_gap']} steps.",
+        f"Measured from outside: {found['mean'] - 1:+.2%} (median of blocks of 50 steps {found['ratio'] - 1:+.2%},",
+        f"from {min(found['ratios']) - 1:+.2%} to {max(found['ratios']) - 1:+.2%}). By the run's own account:",
+        f"{found['account']:.2%} of these steps, {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%} with the 20",
+        f"before them, in which kernels are compiled. Gradients of {found['gradient_sites']} tensors, at least every",
+        f"{found['longest_gap']} steps.",
         "",
         *(f"- {message}" for message in found["events"]),
         "",

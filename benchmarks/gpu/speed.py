@@ -50,7 +50,7 @@ def part(name: str, rounds: int, block: int) -> Any:
             "124 M compiled": end_to_end("124 M", True, rounds, block, list(SONDE_ARMS)),
         }
     if name == "budget":
-        return budget()
+        return {"eager": budget(), "compiled": budget(compiled=True)}
     return in_graph() if name == "in_graph" else syncs()
 
 

@@ -107,6 +107,15 @@ def test_work_that_hides_behind_the_models_is_found_to_cost_less():
     assert 0 < governor.uncertainty < governor.overhead
 
 
+def test_a_step_that_was_all_ours_is_counted_whole():
+    loop = Loop(Governor(budget=0.02, free_steps=0), 0.1, {"grads": 0.001, "optimizer": 0.004}, hidden=0.5)
+    loop.noise = 0.001
+    loop.run(300)
+    before_s = loop.governor.lost_s
+    loop.governor.observe(loop.step, {"grads": 0.7}, step_s=0.75)
+    assert loop.governor.lost_s - before_s == pytest.approx(0.7)
+
+
 def test_without_steps_to_compare_the_uncertainty_is_not_known():
     loop = Loop(Governor(budget=None, free_steps=0), 1.0, {"optimizer": 1.0})
     assert all(loop.run(300))

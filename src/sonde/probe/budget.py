@@ -35,6 +35,8 @@ _PAUSE: Final = 8
 """A step this many times as long as others is an evaluation or a checkpoint, and says nothing about either."""
 _FAR_OUT: Final = 6
 """A cost this many times the usual one is no cost of every time."""
+_OPENLY: Final = 0.5
+"""What takes more of a step than this, such as a kernel that is compiled, hides behind nothing."""
 _FIRST_STRIDE: Final = 25.0
 """The first review has seen little, and at an hour when everything is slow: nothing becomes rarer than this by it."""
 _FADE: Final = 0.9
@@ -202,7 +204,10 @@ class Governor:
         own_s = sum(costs.values())
         if self._base_s and step_s - own_s > _PAUSE * self._base_s:
             return None
-        self._unsettled_s += min(own_s, step_s)
+        if own_s > _OPENLY * step_s:
+            self._lost_s += min(own_s, step_s)
+        else:
+            self._unsettled_s += own_s
         self._host_s += own_s if host_s is None else host_s
         self._gpu_s += gpu_s
         self.total_s += step_s
