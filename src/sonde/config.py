@@ -89,6 +89,9 @@ class Settings(BaseSettings):
     """A histogram is taken at every n-th step."""
     hist_samples: int = Field(default=512, ge=1)
     """How many elements of a tensor a histogram looks at."""
+    activation_rows: int | None = Field(default=None, ge=1)
+    """Of an activation read at most so many rows (a row: the last dimension), others at every step; `n` then counts the
+    elements that were read, and norms are theirs. None: all of it."""
     diagnose: bool = True
     """Whether rules look at the run while it goes on, on the writer thread and for at most 0.3 % of the time."""
     verbose: bool = True
@@ -151,7 +154,7 @@ class Settings(BaseSettings):
     def _yaml_reads_on_as_true(cls, value: Any) -> Any:
         return {True: "on", False: "disabled"}[value] if isinstance(value, bool) else value
 
-    @field_validator("budget", "snapshot_mib", mode="before")
+    @field_validator("budget", "snapshot_mib", "activation_rows", mode="before")
     @classmethod
     def _none_in_words(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "off") else value

@@ -511,3 +511,23 @@ def test_what_a_model_gains_later_is_selected_likewise(sites: Any, is_wanted: bo
     run = reopen()
     seen = {(row["kind"], row["site"]) for row in run.stats("*/*/n").to_pylist()}
     assert (("act", "2") in seen, ("grad", "2.weight") in seen) == (is_wanted, is_wanted)
+
+
+def test_some_rows_of_activations_are_told_as_such(begin: Any, reopen: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    begin(activation_rows=16).watch(model, optimizer, activations=sonde.every(1), activation_grads=sonde.every(1))
+    whole = []
+    for _ in range(40):
+        out = model(torch.randn(10, 32, 4))
+        whole.append(out.detach().double().square().mean().sqrt().item())
+        out.square().sum().backward()
+        optimizer.step()
+    run = reopen()
+    assert set(values(run, "act/*/n")) == set(values(run, "actgrad/*/n")) == {16 * 8}
+    assert run.manifest.facts["watching"]["activation_rows"] == 16
+    read = values(run, "act/*/rms")
+    assert np.mean(read) == pytest.approx(np.mean(whole), rel=0.05)
+    assert len({round(value, 9) for value in read}) == 40
+    assert set(values(run, "grad/weight/n")) == {32}, "only activations are sampled"

@@ -1,4 +1,4 @@
-"""A stated, rotating sample of each tensor, for histograms of exponents. Never touches a random generator."""
+"""Stated, rotating samples of tensors: elements for histograms, rows of what is large. No random generator is touched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.reduce.dense import flat
+from sonde.reduce.dense import flat, is_dense, is_plain
 
 PRIME: Final = 2_654_435_761
 """Shares no factor with any number of possible starts, so that every start has its turn."""
@@ -34,6 +34,20 @@ def stride_of(numel: int, size: int) -> int:
     while math.gcd(stride, numel) > 1:
         stride -= 1
     return stride
+
+
+def some_rows(tensor: Tensor, count: int, turn: int) -> Tensor:
+    """At most `count` rows, evenly apart; `turn` moves the first. A row is as many neighbours in memory as the last
+    dimension has. What has no more rows, or lies scattered, is returned as it is.
+
+    >>> some_rows(torch.arange(12).view(2, 3, 2), 2, turn=0).tolist()
+    [[0, 1], [6, 7]]
+    """
+    if not is_plain(tensor) or tensor.ndim < 2 or tensor.numel() <= count * tensor.shape[-1] or not is_dense(tensor):
+        return tensor
+    rows = flat(tensor.detach()).view(-1, tensor.shape[-1])
+    step = -(-len(rows) // count)
+    return rows[(turn * PRIME) % step :: step]
 
 
 def stack_samples(samples: list[Tensor], size: int) -> Tensor:

@@ -139,7 +139,8 @@ class Session:
         if mirror is not None:
             self.observers.add(*mirrorings(mirror, self.warn))
         self._inspect_data(self._watchings[-1])
-        self.writer.note(watching={"schedules": {name: repr(getattr(plan, name)) for name in w.SCHEDULED}})
+        schedules = {name: repr(getattr(plan, name)) for name in w.SCHEDULED}
+        self.writer.note(watching={"schedules": schedules, "activation_rows": self.settings.activation_rows})
         return self
 
     def _inspect_data(self, watching: Watching) -> None:

@@ -23,6 +23,7 @@ from sonde.probe.schedule import ALWAYS, Schedule
 from sonde.probe.select import chooser
 from sonde.record.ranks import world_size
 from sonde.reduce.optimizer_pass import OptimizerPass
+from sonde.reduce.sample import some_rows
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
 from sonde.schema.names import Kind
@@ -202,7 +203,9 @@ class Watching:
     def _one(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> None:
         self.meter.see(tensor)
         with self.meter.span("activations"):
-            self.reducer.add(self._place_id(kind, place, suffix, tensor), tensor, histogram=self.histogram)
+            key, count = self._place_id(kind, place, suffix, tensor), self.session.settings.activation_rows
+            read = tensor if count is None else some_rows(tensor, count, self.reducer.turn)
+            self.reducer.add(key, read, histogram=self.histogram)
 
     def _place_id(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> int:
         key = place.keys.get((kind, suffix))
