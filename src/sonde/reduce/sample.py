@@ -1,4 +1,4 @@
-"""Stated, rotating samples of tensors: elements for histograms, rows of what is large. No random generator is touched."""
+"""Stated, rotating samples of tensors: elements for histograms, rows of what is large. No random numbers are used."""
 
 from __future__ import annotations
 
