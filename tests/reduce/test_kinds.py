@@ -9,6 +9,8 @@ import torch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.schema.sketch import MAX, MIN, SUM, ZERO, N
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 FLOAT8 = [
     torch.float8_e4m3fn,

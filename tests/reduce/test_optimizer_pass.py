@@ -13,6 +13,8 @@ from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, SUM, SUMABS, ZERO, N, Sketch
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 SHAPES = [(3, 5), (700,), (), (64, 33), (512,), (1,)]
 
 

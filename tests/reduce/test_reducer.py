@@ -15,6 +15,8 @@ from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.schema.sketch import HIST_N, MAX, SUM, SUMSQ, N
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 
 def rows_of(reducer: Reducer) -> dict[int, np.ndarray]:
     keys, rows, _, _ = resolve_all(reducer.take())

@@ -14,6 +14,8 @@ from sonde.reduce.sample import sample, stack_samples
 from sonde.reduce.torch import Reducer
 from sonde.schema.sketch import HIST_N, NUM_BINS, empty_rows
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 
 @given(st.integers(1, 5000), st.integers(1, 600), st.integers(0, 10_000))
 def test_sample_has_the_size_asked_for_and_stays_inside(numel, size, turn):

@@ -15,6 +15,8 @@ from sonde.reduce import rows as rows_module
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 
 @contextmanager
 def default_device(name: str) -> Iterator[None]:
@@ -96,7 +98,7 @@ def everything(reducer: Reducer, xs: list[torch.Tensor]) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def expected() -> bytes:
+def expected(each_kernel) -> bytes:
     return everything(Reducer(), tensors())
 
 

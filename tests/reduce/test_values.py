@@ -13,6 +13,8 @@ from sonde.reduce.plan import LARGE
 from sonde.reduce.rows import CHUNK_ROWS, ROW
 from sonde.schema.sketch import SUM, SUMSQ
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0]
 EDGES = [ROW, LARGE, ROW * CHUNK_ROWS]
 

@@ -260,14 +260,17 @@ static sums joined(const sums *parts, int64_t num) {
 
 typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 
-__attribute__((visibility("default"))) int64_t sonde_native_abi(void) { return ABI; }
-__attribute__((visibility("default"))) int64_t sonde_native_segment(void) { return SEGMENT; }
+#define EXPORTED __attribute__((visibility("default")))
+#ifdef SONDE_STAMP
+/* What it was built from: `hatch_build.py` looks for it in the file. */
+EXPORTED const char sonde_native_stamp[] = SONDE_STAMP;
+#endif
+EXPORTED int64_t sonde_native_abi(void) { return ABI; }
 
 /* The first nine fields of a row of `stride` doubles for each tensor. `run_parallel` is the GOMP_parallel of the OpenMP
    runtime that is loaded already, or NULL. Fills in `first_segment`. 0, or -1 where there is no memory. */
-__attribute__((visibility("default"))) int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double *rows,
-                                                                int64_t stride, parallel run_parallel,
-                                                                int64_t num_threads) {
+EXPORTED int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double *rows, int64_t stride,
+                                   parallel run_parallel, int64_t num_threads) {
     static _Atomic(any_segment) chosen;
     any_segment one = atomic_load(&chosen);
     if (!one)

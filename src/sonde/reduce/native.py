@@ -171,6 +171,7 @@ def _try_out(library: Library) -> None:
     """Numbers whose sums are exact, without and with a NaN, by each act and for each dtype. No torch: whatever mode
     it may be in now must not decide."""
     plain = np.arange(600.0) % 7 - 2
+    plain[[40, 90]] = 9, -8  # extremes for the vectors to find; the last few elements are not theirs
     odd = plain.copy()
     odd[[3, 100, 599]] = np.nan, np.inf, -np.inf
     for code in CODES.values():

@@ -81,13 +81,10 @@ class Reducer:
             self._add_on_device(key, tensor, values, unstored_zeros, histogram)
             return
         is_ordinary, values = values is tensor, values.detach()
-        sums, dtype = native.row(values), work_dtype(values)
-        if sums is None:
-            values = flat(values)
-            sums = self._partials(-(-values.numel() // ROW), dtype)
-            sums.run(row_blocks(values, dtype))
+        row = native.row(values)
+        sums = self._partials_of(values) if row is None else row
         taken = self._sample(values) if histogram else None
-        single = _Single(key, sums, dtype, values.numel(), unstored_zeros, taken)
+        single = _Single(key, sums, work_dtype(values), values.numel(), unstored_zeros, taken)
         with self._lock:
             self._singles.append(single)
             if is_ordinary:
@@ -167,11 +164,14 @@ class Reducer:
             self._singles, self._tables, self._last = [], [], None
         self._lists, self._banks, self._free = {}, {}, {}
 
-    def _partials(self, num_rows: int, dtype: torch.dtype) -> Partials:
+    def _partials_of(self, values: Tensor) -> Partials:
+        num_rows, dtype = -(-values.numel() // ROW), work_dtype(values)
         try:
-            return self._free[num_rows, dtype].pop()
+            partials = self._free[num_rows, dtype].pop()
         except (KeyError, IndexError):
-            return Partials(num_rows, dtype)
+            partials = Partials(num_rows, dtype)
+        partials.run(row_blocks(flat(values), dtype))
+        return partials
 
     def _sample(self, values: Tensor) -> Tensor:
         return sample(values, self.hist_samples, self.turn).clone()
