@@ -1,10 +1,12 @@
-"""The front-end comes with the package: built once, found in sdist and wheel, served after an install without Node."""
+"""The front-end comes with the package: built once, found in sdist and wheel, served after an install without Node.
+So does the native kernel: built where there is a compiler, and a wheel that has it says for which platform it is."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +20,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ASSETS = {"app.js", "app.css", "index.html", "icon.svg", ".stamp"}
 STATIC = "sonde/show/web/static/"
+KERNEL = "sonde/reduce/_native.so"
+SKETCH_ONE = """
+import sonde, torch
+from sonde.reduce import native
+from sonde.reduce.torch import Reducer, resolve_all
+reducer = Reducer()
+reducer.add(1, torch.arange(1000.0))
+_, rows, _, _ = resolve_all(reducer.take())
+print(sonde.__file__, native.kernel() is not None, rows[0, 4])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,48 +110,85 @@ def test_unit_tests_of_the_front_end(node_modules: Path, hatch_build: Any) -> No
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory, front_end: Path) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    _hatchling("sdist", ROOT, folder, dict(os.environ))
+    (sdist,) = folder.glob("*.tar.gz")
+    return sdist
+
+
 @pytest.mark.slow
-def test_wheel_from_sdist_has_the_assets_and_serves_them(tmp_path: Path, front_end: Path) -> None:
-    sdist, wheel = _build(tmp_path)
+def test_wheel_from_sdist_has_the_assets_and_serves_them(tmp_path: Path, sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = archive.getnames()
     assert {name.rpartition("/")[2] for name in names if f"src/{STATIC}" in name} >= ASSETS
-    assert not [name for name in names if "node_modules" in name]
+    assert not [name for name in names if "node_modules" in name or KERNEL in name]
+    # Where neither Node nor a compiler can be found.
+    wheel = _wheel(sdist, tmp_path, {**os.environ, "PATH": "/nowhere", "CC": ""})
     with zipfile.ZipFile(wheel) as archive:
         assert {name.removeprefix(STATIC) for name in archive.namelist() if name.startswith(STATIC)} >= ASSETS
-    _install_and_look(wheel, tmp_path)
+        assert KERNEL not in archive.namelist()
+    assert wheel.name.endswith("-py3-none-any.whl")
+    target = _install(wheel, tmp_path)
+    _serve_and_look(target, tmp_path)
+    assert _sketch_one(target, tmp_path) == ["False", "499500.0"]
 
 
-def _build(folder: Path) -> tuple[Path, Path]:
-    """An sdist of the checkout, and a wheel of that sdist built where no Node can be found."""
-    build = [sys.executable, "-m", "hatchling", "build", "-t"]
-    subprocess.run([*build, "sdist", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True)
-    (sdist,) = folder.glob("*.tar.gz")
+@pytest.mark.slow
+def test_wheel_with_the_native_kernel_is_for_one_platform_and_uses_it(tmp_path: Path, sdist: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    wheel = _wheel(sdist, tmp_path, {**os.environ, "CC": "cc"})
+    with zipfile.ZipFile(wheel) as archive:
+        assert KERNEL in archive.namelist()
+        (tags,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert "Root-Is-Purelib: false" in archive.read(tags).decode()
+    assert re.search(r"-py3-none-(linux|macosx)_\w+\.whl$", wheel.name)
+    assert _sketch_one(_install(wheel, tmp_path), tmp_path) == ["True", "499500.0"]
+
+
+def _hatchling(kind: str, source: Path, folder: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _wheel(sdist: Path, folder: Path, environment: dict[str, str]) -> Path:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (source,) = (folder / "unpacked").iterdir()
-    blind = {**os.environ, "PATH": "/nowhere"}
-    done = subprocess.run(
-        [*build, "wheel", "-d", str(folder)], cwd=source, env=blind, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    _hatchling("wheel", source, folder, environment)
     (wheel,) = folder.glob("*.whl")
-    return sdist, wheel
+    return wheel
 
 
-def _install_and_look(wheel: Path, folder: Path) -> None:
-    """The wheel's own files, not the checkout's, answer for the page."""
+def _install(wheel: Path, folder: Path) -> Path:
     target = folder / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
     subprocess.run(pip, check=True, capture_output=True)
+    return target
+
+
+def _environment(target: Path) -> dict[str, str]:
+    """The wheel's own files, not the checkout's, are imported."""
+    return {**os.environ, "PYTHONPATH": str(target), "PYTHONSAFEPATH": "1", "NO_COLOR": "1"}
+
+
+def _sketch_one(target: Path, folder: Path) -> list[str]:
+    """Whether the kernel is used, and a sum."""
+    command = [sys.executable, "-c", SKETCH_ONE]
+    done = subprocess.run(command, cwd=folder, env=_environment(target), capture_output=True, text=True, check=True)
+    where, *found = done.stdout.split()
+    assert Path(where).is_relative_to(target)
+    return found
+
+
+def _serve_and_look(target: Path, folder: Path) -> None:
     (folder / "runs").mkdir()
     command = [sys.executable, "-m", "sonde.cli.main", "ui", str(folder / "runs"), "--no-open", "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(target), "PYTHONSAFEPATH": "1", "NO_COLOR": "1"}
-    where = [sys.executable, "-c", "import sonde; print(sonde.__file__)"]
-    found = subprocess.run(where, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
-    assert Path(found.strip()).is_relative_to(target)
     server = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=folder, env=_environment(target), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         assert server.stdout is not None
