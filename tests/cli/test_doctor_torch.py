@@ -14,7 +14,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, version: str | None, returncode: int
     monkeypatch.setattr(doctor, "package_version", lambda name: version)
 
     def run(*arguments: Any, **options: Any) -> Any:
-        return subprocess.CompletedProcess(arguments, returncode, "1\n", stderr)
+        return subprocess.CompletedProcess(arguments, returncode, "1\nnative\n", stderr)
 
     monkeypatch.setattr(doctor.subprocess, "run", run)
     return doctor.check_torch()
@@ -24,6 +24,7 @@ def test_real_torch_is_imported_in_a_process_of_its_own() -> None:
     check = doctor.check_torch()
     assert check.level == "ok"
     assert "CUDA device" in check.found
+    assert check.found.endswith("kernel for the CPU")
 
 
 def test_absent_torch_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,10 @@ def check_torch() -> Check:
     version = package_version("torch")
     if version is None:
         return Check("torch", "note", "not installed", "Looking at runs works without; to record:  pip install torch")
-    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    code = (
+        "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)\n"
+        "from sonde.reduce import native; print('native' if native.kernel() else 'no native')"
+    )
     try:
         result = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
@@ -121,8 +124,9 @@ def check_torch() -> Check:
     if _minor(version) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         return Check("torch", "warning", f"{version}; tested from {oldest}", "Update:  pip install -U torch")
-    gpus = result.stdout.strip()
-    return Check("torch", "ok", f"{version}, {gpus if gpus != '0' else 'no'} CUDA device{'' if gpus == '1' else 's'}")
+    gpus, kernel = result.stdout.splitlines()
+    devices = f"{gpus if gpus != '0' else 'no'} CUDA device{'' if gpus == '1' else 's'}"
+    return Check("torch", "ok", f"{version}, {devices}, {kernel} kernel for the CPU")
 
 
 def _minor(version: str) -> tuple[int, ...]:
