@@ -44,13 +44,14 @@ class OneHead(nn.Module):
         return F.scaled_dot_product_attention(self.q_proj(x), self.k_proj(x), self.v_proj(x))
 
 
+@pytest.mark.parametrize("part", ["fused_logits", "entropy_by_head"])
 def test_an_attention_that_cannot_be_read_is_told_of_and_the_rest_analysed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*args: object, **kwargs: object) -> None:
         raise RuntimeError("of a kind unknown")
 
-    monkeypatch.setattr("sonde.flow.attention_calls.sample_fused", fails)
+    monkeypatch.setattr(f"sonde.flow.attention_calls.{part}", fails)
     analyzer = AttentionAnalyzer()
     report = analyzer.analyze(OneHead(), torch.randn(2, 3, 4), None, lambda out: out.square().mean())
     assert "could not be read (RuntimeError: of a kind unknown)" in caplog.text

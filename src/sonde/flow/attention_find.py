@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,10 +29,10 @@ class Attention:
     num_heads: int | None = None
 
 
-def find_attention(model: nn.Module, names: ModelNames) -> list[Attention]:
-    """Every attention in the model, in the order of its modules."""
+def find_attention(modules: Iterable[nn.Module], names: ModelNames) -> list[Attention]:
+    """Every attention among the modules of a model, in their order."""
     found = []
-    for module in model.modules():
+    for module in modules:
         place = names.place(module) if module._modules else None  # nothing that holds no layers is an attention
         if place is None:
             continue
@@ -102,10 +102,10 @@ def _num_heads(module: nn.Module) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def queries_and_keys(model: nn.Module, names: ModelNames) -> set[str]:
+def queries_and_keys(attention: Iterable[Attention]) -> set[str]:
     """Names of the modules that project to queries or keys alone."""
     found = set()
-    for part in find_attention(model, names):
+    for part in attention:
         value = part.parameters["value"][1]
         separate = [part.parameters[key] for key in ("query", "key") if part.parameters[key][1] is not value]
         found |= {name.rpartition(".")[0] for name, *_ in separate}

@@ -6,15 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from sonde.flow.anatomy import Anatomy
 from sonde.flow.attention import AttentionAnalyzer
-from sonde.flow.attention_find import find_attention
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import Analyzer, FlowAnalyzer
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report import FlowReport
 from sonde.flow.standard import StandardAnalyzer
 from sonde.flow.temporal import TemporalAnalyzer
-from sonde.probe.model import ModelNames
 
 
 def analyze(
@@ -31,14 +30,15 @@ def analyze(
     sonde.flow.analyze(model, x, y, nn.CrossEntropyLoss()).print_summary()
     """
     analyzer = FlowAnalyzer(model, thresholds=thresholds)
-    return analyzer.analyze_with(fitting(model), x, y, loss_fn, steps)
+    anatomy = Anatomy(model)
+    return analyzer.analyze_with(fitting(anatomy), x, y, loss_fn, steps, anatomy=anatomy)
 
 
-def fitting(model: nn.Module) -> list[Analyzer]:
+def fitting(anatomy: Anatomy) -> list[Analyzer]:
     """The analyzers whose kind of layer the model has."""
     found: list[Analyzer] = [StandardAnalyzer()]
-    if find_attention(model, ModelNames(model)):
+    if anatomy.attention:
         found.append(AttentionAnalyzer())
-    if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in model.modules()):
+    if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in anatomy.modules):
         found.append(TemporalAnalyzer())
     return found

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import nn
 
 from sonde.errors import NotAModelError, UsageError
+from sonde.flow.anatomy import Anatomy
 from sonde.flow.attention_find import queries_and_keys
 from sonde.flow.batch import LossFunction, batch_size, copied, part
 from sonde.flow.issue import Issue
@@ -26,10 +28,16 @@ from sonde.probe.preserve import all_preserved
 class Analyzer(Protocol):
     """What looks at more than single layers. Several of them share one pass."""
 
-    def watching(self, model: nn.Module) -> AbstractContextManager[Sequence[Observer]]:
+    lays_ways: ClassVar[bool]
+    """Whether it has gradients flow to more than the model's parameters: finding what else they reach takes a while."""
+
+    def watching(self, anatomy: Anatomy) -> AbstractContextManager[Sequence[Observer]]:
         """Open while the passes run; gives what is to be called for every module call."""
 
-    def conclude(self, traces: list[Trace]) -> tuple[list[Issue], dict[str, Any]]:
+    def after_pass(self) -> None:
+        """Gradients are there, and a GPU still works on them: what can be asked for now is not waited for later."""
+
+    def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
         """What it found, and what it measured."""
 
 
@@ -51,24 +59,42 @@ class FlowAnalyzer:
         return self.analyze_with((), x, y, loss_fn, steps)
 
     def analyze_with(
-        self, analyzers: Sequence[Analyzer], x: Any, y: Any, loss_fn: LossFunction | None, steps: int = 1
+        self,
+        analyzers: Sequence[Analyzer],
+        x: Any,
+        y: Any,
+        loss_fn: LossFunction | None,
+        steps: int = 1,
+        *,
+        anatomy: Anatomy | None = None,
     ) -> FlowReport:
-        """The same with the findings of analyzers, all in the same passes."""
+        """The same with the findings of analyzers, all in the same passes. `anatomy`: the model's, if known."""
+        known = anatomy or Anatomy(self.model)
         with ExitStack() as stack:
-            observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(self.model))]
-            passes = self._passes(x, y, loss_fn, steps, observers)
-        apart = queries_and_keys(self.model, passes[0].names)  # while a GPU still works on the passes
+            observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(known))]
+            everywhere = any(analyzer.lays_ways for analyzer in analyzers)
+            run = partial(run_pass, self.model, names=known.names, observers=observers, everywhere=everywhere)
+            passes = self._passes(run, analyzers, x, y, loss_fn, steps)
+        apart = queries_and_keys(known.attention)  # while a GPU still works on the passes
         traces = [passed.trace() for passed in passes]
+        layers = measured(traces)
         issues: list[Issue] = []
         details: dict[str, Any] = {}
         for analyzer in analyzers:
-            found, measures = analyzer.conclude(traces)
+            found, measures = analyzer.conclude(traces, layers)
             issues += found
             details |= measures
-        return self._report(traces, issues, details, apart)
+        judged_layers = judged(layers, self.thresholds, issues, apart)
+        return self._report(fmean(t.loss for t in traces), judged_layers, issues, details)
 
     def _passes(
-        self, x: Any, y: Any, loss_fn: LossFunction | None, steps: int, observers: Sequence[Observer]
+        self,
+        run: Callable[..., Passed],
+        analyzers: Sequence[Analyzer],
+        x: Any,
+        y: Any,
+        loss_fn: LossFunction | None,
+        steps: int,
     ) -> list[Passed]:
         """One pass per part of the batch."""
         if steps < 1:
@@ -79,22 +105,24 @@ class FlowAnalyzer:
         with torch.enable_grad(), all_preserved(self.model, loss_fn):
             for index in range(steps):
                 pieces = copied(part(x, index, steps)), part(y, index, steps)
-                found.append(run_pass(self.model, *pieces, loss_fn, observers=tuple(observers)))
+                found.append(run(*pieces, loss_fn))
+                for analyzer in analyzers:
+                    analyzer.after_pass()
                 for named in found[-1].names.parameters.values():
                     if (parameter := named.ref()) is not None:
                         parameter.grad = None
         return found
 
     def _report(
-        self, traces: list[Trace], issues: Sequence[Issue], details: dict[str, Any], apart: set[str]
+        self, loss: float, layers: Sequence[Layer], issues: Sequence[Issue], details: dict[str, Any]
     ) -> FlowReport:
-        """Judge what was seen; `issues` are what an analyzer found beyond single layers."""
-        layers = judged(measured(traces), self.thresholds, issues, apart)
+        """`issues` are what an analyzer found beyond single layers."""
+        names = {layer.name for layer in layers}
         return FlowReport(
             model_name=type(self.model).__name__,
-            loss=fmean(t.loss for t in traces),
+            loss=loss,
             layers=tuple(layers),
-            model_issues=tuple(issue for issue in issues if issue.layer not in {layer.name for layer in layers}),
+            model_issues=tuple(issue for issue in issues if issue.layer not in names),
             details=details,
             is_relative=self.thresholds.is_relative,
         )

@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from torch import nn
 
+from sonde.flow.anatomy import Anatomy
 from sonde.flow.batch import LossFunction
-from sonde.flow.engine import FlowAnalyzer, measured
+from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.metrics import Layer
@@ -52,6 +53,8 @@ class StandardAnalyzer:
     report = StandardAnalyzer().analyze(model, x, y, loss_fn)
     """
 
+    lays_ways: ClassVar = False
+
     def __init__(self, *, thresholds: Thresholds = RELATIVE) -> None:
         self.thresholds = thresholds
         self.report: FlowReport | None = None
@@ -62,14 +65,18 @@ class StandardAnalyzer:
         self.report = FlowAnalyzer(model, thresholds=self.thresholds).analyze_with([self], x, y, loss_fn, steps)
         return self.report
 
-    def watching(self, model: nn.Module) -> AbstractContextManager[Sequence[Observer]]:
+    def watching(self, anatomy: Anatomy) -> AbstractContextManager[Sequence[Observer]]:
         """Nothing beyond what every pass records."""
         return nullcontext(())
 
-    def conclude(self, traces: list[Trace]) -> tuple[list[Issue], dict[str, Any]]:
-        layers = measured(traces)
-        profile = [vars_of(point) for point in depth_profile(layers)]
-        return standard_issues(layers), {"depth_profile": profile, "decay": decay_slope(layers)}
+    def after_pass(self) -> None:
+        """Nothing that the traces do not tell."""
+
+    def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
+        profile = depth_profile(layers)
+        slope = decay_slope(profile)
+        issues = [*_decay(slope, profile), *_bottlenecks(layers), *_variance(layers)]
+        return issues, {"depth_profile": [vars_of(point) for point in profile], "decay": slope}
 
     def get_layer_type_stats(self) -> dict[str, dict[str, float]]:
         """Mean and largest pressure, mean score and number, by type of layer."""
@@ -112,22 +119,16 @@ def depth_profile(layers: Sequence[Layer]) -> list[DepthPoint]:
     ]
 
 
-def decay_slope(layers: Sequence[Layer]) -> float:
+def decay_slope(profile: Sequence[DepthPoint]) -> float:
     """Natural logarithm of the flow, per layer from the output to the input: negative where gradients decay."""
-    profile = [point for point in depth_profile(layers) if point.relative_pressure > 0]
-    if len(profile) < 4:
+    flowing = [point.relative_pressure for point in profile if point.relative_pressure > 0]
+    if len(flowing) < 4:
         return 0.0
-    logs = np.log([point.relative_pressure for point in profile])
+    logs = np.log(flowing)
     return -float(np.polyfit(np.arange(len(logs)), logs, 1)[0])
 
 
-def standard_issues(layers: Sequence[Layer]) -> list[Issue]:
-    """What is wrong with the profile as a whole, and with compressing layers."""
-    return [*_decay(layers), *_bottlenecks(layers), *_variance(layers)]
-
-
-def _decay(layers: Sequence[Layer]) -> list[Issue]:
-    slope, profile = decay_slope(layers), depth_profile(layers)
+def _decay(slope: float, profile: Sequence[DepthPoint]) -> list[Issue]:
     if slope >= DECAY or math.exp(slope * (len(profile) - 1)) > LOST:
         return []
     first = profile[0].layer
@@ -161,9 +162,10 @@ def _bottlenecks(layers: Sequence[Layer]) -> list[Issue]:
     for layer in leaves:
         if layer.name not in factors or not layer.input_shape or not layer.output_shape:
             continue
+        if layer.output_shape[-1] / max(layer.input_shape[-1], 1) >= COMPRESSION:
+            continue
         typical = max(1.0, median([f for name, f in factors.items() if name != layer.name] or [1.0]))
-        narrowing = layer.output_shape[-1] / max(layer.input_shape[-1], 1)
-        if narrowing < COMPRESSION and factors[layer.name] > AMPLIFICATION * typical:
+        if factors[layer.name] > AMPLIFICATION * typical:
             found.append(_bottleneck(layer, factors[layer.name]))
     return found
 
@@ -193,9 +195,11 @@ def _variance(layers: Sequence[Layer]) -> list[Issue]:
             groups.setdefault((role, layer.type, layer.num_parameters), []).append(layer)
     found = []
     for group in groups.values():
+        if len(group) < 4:
+            continue
         ratios = np.array([layer.metrics.weight_ratio for layer in group])
         spread = float(ratios.var() / ratios.mean() ** 2)
-        if len(group) >= 4 and spread > VARIANCE:
+        if spread > VARIANCE:
             worst = group[int(ratios.argmax())]
             fold = ratios.max() / ratios.min()
             found.append(

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sonde.errors import UsageError
+from sonde.flow.anatomy import Anatomy
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
+from sonde.flow.metrics import Layer
 from sonde.flow.report import FlowReport
 from sonde.flow.temporal_issues import temporal_issues
 from sonde.flow.temporal_metrics import MIN_STEPS, TemporalMetrics
@@ -27,6 +29,8 @@ class TemporalAnalyzer:
 
     report = TemporalAnalyzer(sequence_length=100).analyze(model, sequences, targets, loss_fn)
     """
+
+    lays_ways: ClassVar = True  # to the inputs of recurrent layers
 
     def __init__(self, sequence_length: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
         """`sequence_length`: a module of one's own that is called so often is taken to be called once per time step."""
@@ -48,12 +52,15 @@ class TemporalAnalyzer:
         return report
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[Sequence[Observer]]:
-        self._watch = watch = TimeWatch(model, self.sequence_length or MIN_STEPS)
+    def watching(self, anatomy: Anatomy) -> Iterator[Sequence[Observer]]:
+        self._watch = watch = TimeWatch(anatomy, self.sequence_length or MIN_STEPS)
         with watch.inputs_with_gradients():
             yield (watch.called,)
 
-    def conclude(self, traces: list[Trace]) -> tuple[list[Issue], dict[str, Any]]:
+    def after_pass(self) -> None:
+        """What a hook catches is there already."""
+
+    def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
         watch, self._watch = self._watch, None
         assert watch is not None
         gates = watch.gates()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from sonde.probe.model import ModelNames, Place
+from sonde.flow.anatomy import Anatomy
+from sonde.probe.model import Place
 
 GATES: Final = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new"), "RNN": ("hidden",)}
 
@@ -19,10 +20,9 @@ GATES: Final = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", 
 class TimeWatch:
     """Gradients by time step, during one analysis."""
 
-    def __init__(self, model: nn.Module, min_steps: int) -> None:
+    def __init__(self, anatomy: Anatomy, min_steps: int) -> None:
         self.min_steps = min_steps
-        self.names = ModelNames(model)
-        self.model = model
+        self.names, self.modules = anatomy.names, anatomy.modules
         self.types: dict[str, str] = {}
         self._gates: dict[str, tuple[tuple[str, ...], dict[str, list[Tensor]]]] = {}
         self._sequences: dict[str, Tensor] = {}
@@ -31,7 +31,7 @@ class TimeWatch:
     @contextmanager
     def inputs_with_gradients(self) -> Iterator[None]:
         """Give the inputs of recurrent layers a gradient where the data have none."""
-        recurrent = [m for m in self.model.modules() if _is_recurrent(m)]
+        recurrent = [m for m in self.modules if _is_recurrent(m)]
         handles: list[Any] = [m.register_forward_pre_hook(self._before) for m in recurrent]
         for module in recurrent:
             handles += self._watch_gates(module)

@@ -167,10 +167,18 @@ class Passed:
 
 
 def run_pass(
-    model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None, *, observers: tuple[Observer, ...] = ()
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    loss_fn: LossFunction | None,
+    *,
+    names: ModelNames,
+    observers: Sequence[Observer] = (),
+    everywhere: bool = False,
 ) -> Passed:
-    """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are."""
-    names = ModelNames(model)
+    """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are.
+
+    `everywhere`: gradients are also wanted along other ways than those to the model's parameters."""
     units = UnitWatch()
     collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None), units, observers)
     errors: list[Exception] = []
@@ -180,7 +188,7 @@ def run_pass(
         calls.open()
         _, loss = forward(model, x, y, loss_fn)
         calls.close()
-        _backward(loss, model, everywhere=bool(observers) or collector.is_reentrant or _wants_grad(x))
+        _backward(loss, model, everywhere=everywhere or collector.is_reentrant or _wants_grad(x))
     finally:
         calls.close()
         tap.detach()
@@ -207,7 +215,7 @@ def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitW
 def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:
     """Gradients of the model's own parameters, and of nothing else's.
 
-    `everywhere`: not only along the ways to them. An observer may have laid others, a batch may want a gradient, and a
+    `everywhere`: not only along the ways to them. An analyzer may have laid others, a batch may want a gradient, and a
     reentrant checkpoint refuses to go along some ways only.
     """
     own = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -26,12 +26,25 @@ MASKED_BELOW: Final = -9_000.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Logits and probabilities (batch, heads, queries, keys) in float32, and which queries they are of."""
+    """Logits and probabilities (batch, heads, queries, keys) in float32, and which queries they are of.
+
+    Several attentions alike may stand in front of these dimensions."""
 
     logits: Tensor
     probabilities: Tensor
     query_step: int
     num_queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Of some queries of a fused attention: what is left to do is the same for all alike, and can wait for them."""
+
+    values: Tensor
+    """(batch, heads, queries, keys) in float32, scaled and masked, but not yet for causality."""
+    query_step: int
+    num_queries: int
+    is_causal: bool
 
 
 def _steps(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> tuple[int, int, int]:
@@ -62,21 +75,33 @@ def sample_fused(
     query: Tensor, key: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float | None, num_heads: int = 1
 ) -> Sample:
     """What scaled_dot_product_attention computes and does not show, for some of its queries."""
+    return sample_of(fused_logits(query, key, mask=mask, is_causal=is_causal, scale=scale, num_heads=num_heads))
+
+
+def fused_logits(
+    query: Tensor, key: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float | None, num_heads: int = 1
+) -> Logits:
+    """The first half of `sample_fused`: all that needs the queries and keys themselves."""
     q, k = (_four_dimensional(tensor.detach(), num_heads) for tensor in (query, key))
-    if k.shape[1] != q.shape[1]:
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     num_queries, num_keys = q.shape[2], k.shape[2]
     batch, heads, queries = _steps(q.shape[0], q.shape[1], num_queries, num_keys, q.device)
-    take = (slice(None, None, batch), slice(None, None, heads))
+    k = k[::batch]
+    if k.shape[1] != q.shape[1]:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    logits = (q[take][:, :, ::queries].float() @ k[take].float().transpose(-1, -2)) * factor
+    logits = (q[::batch, ::heads, ::queries].float() @ k[:, ::heads].float().transpose(-1, -2)) * factor
     if mask is not None:
         whole = mask.detach().expand(*query.shape[:-1], num_keys)
-        logits = _masked(logits, _four_dimensional(whole, num_heads)[take][:, :, ::queries])
-    if is_causal:
-        after = _after_query(logits, queries)
-        logits = logits.masked_fill(after, -torch.inf)
-    return Sample(logits, (logits - logits.logsumexp(-1, keepdim=True)).exp(), queries, num_queries)
+        logits = _masked(logits, _four_dimensional(whole, num_heads)[::batch, ::heads, ::queries])
+    return Logits(logits, queries, num_queries, is_causal)
+
+
+def sample_of(logits: Logits) -> Sample:
+    """The second half: causality, and softmax."""
+    s = logits.values
+    if logits.is_causal:
+        s = s.masked_fill(_after_query(s, logits.query_step), -torch.inf)
+    return Sample(s, (s - s.logsumexp(-1, keepdim=True)).exp(), logits.query_step, logits.num_queries)
 
 
 def _masked(logits: Tensor, mask: Tensor) -> Tensor:
@@ -102,7 +127,7 @@ def entropy_by_head(sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
     ).float().log()
     # One visible key leaves no choice: such a row says nothing.
     counted = (num_visible >= 2).float()
-    return torch.where(counted > 0, entropy, 0.0).sum((0, 2)) / counted.sum((0, 2)), s, p
+    return torch.where(counted > 0, entropy, 0.0).sum((-3, -1)) / counted.sum((-3, -1)), s, p
 
 
 def attention_numbers(sample: Sample) -> dict[str, Tensor | int]:
