@@ -90,8 +90,7 @@ class Settings(BaseSettings):
     hist_samples: int = Field(default=512, ge=1)
     """How many elements of a tensor a histogram looks at."""
     activation_rows: int | None = Field(default=None, ge=1)
-    """Of an activation read at most so many rows (a row: the last dimension), others at every step; `n` then counts the
-    elements that were read, and norms are theirs. None: all of it."""
+    """How many rows (the last dimension) of an activation are read, others at every step; none: all of them."""
     diagnose: bool = True
     """Whether rules look at the run while it goes on, on the writer thread and for at most 0.3 % of the time."""
     verbose: bool = True
