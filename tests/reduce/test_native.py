@@ -9,6 +9,7 @@ import multiprocessing
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -209,6 +210,39 @@ def test_a_tensor_without_memory_is_never_pointed_at(kernel):
     kept = [torch.full((30,), 5.0)]
     rows = Addresses(kernel, [x]).rows([x], kept, Act.SUBTRACT_INTO)
     assert (kernel.row(x)[SUM], rows[0, SUM], kept[0].sum()) == (60.0, 90.0, 90.0)
+
+
+def test_a_storage_that_was_given_back_is_an_error_and_not_the_end(kernel):
+    x = torch.ones(30)
+    x.untyped_storage().resize_(0)
+    for read in (lambda: kernel.row(x), lambda: Addresses(kernel, [x]).rows([x])):
+        with pytest.raises(ValueError, match="no memory"):
+            read()
+
+
+def test_a_tensor_that_has_become_another_is_never_read_beyond_its_end(kernel, ways):
+    table = Addresses(kernel, [torch.empty(40_000)])
+    halved = noise(40_000).to(torch.bfloat16)
+    kept = [torch.ones(40_000)]
+    ways.assert_same(table.rows([halved])[0], kernel.row(halved))
+    ways.assert_same(table.rows([halved], kept, Act.SUBTRACT_INTO)[0], kernel.row(1 - halved.float()))
+    assert torch.equal(kept[0], 1 - halved.float())
+    with pytest.raises(ValueError, match="has 39999 now"):
+        table.rows([torch.ones(39_999)])
+    with pytest.raises(RuntimeError, match="must match"):
+        table.rows([torch.ones(39_999)], kept, Act.SUBTRACT)
+    with pytest.raises(ValueError, match="longer"):
+        table.rows([])
+    with pytest.raises(NotImplementedError, match="meta"):  # moved elsewhere
+        table.rows([torch.ones(40_000, device="meta")], kept, Act.COPY)
+
+
+def test_one_list_read_by_several_threads_at_once(kernel):
+    lists = [[torch.full((size,), float(number)) for size in (5, 3 * SEGMENT, 700)] for number in range(4)]
+    table = Addresses(kernel, lists[0])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda xs: [table.rows(xs)[:, SUM].tolist() for _ in range(20)], lists))
+    assert found == [[[5.0 * n, 3.0 * SEGMENT * n, 700.0 * n]] * 20 for n in range(4)]
 
 
 def test_only_what_is_kept_takes_memory_and_only_once(kernel):

@@ -78,9 +78,10 @@ class Library:
 
     def row(self, tensor: Tensor) -> Array:
         """The row of one tensor of a dtype in CODES."""
-        source = tensor if _is_direct(tensor) else _laid_out(tensor)
+        source = tensor if _is_direct(tensor) else _laid_out(tensor, (tensor.dtype, tensor.numel()))
         rows, numel = _EMPTY.copy(), tensor.numel()
-        self.fill(rows, (ctypes.c_int64 * 6)(source.data_ptr(), 0, numel, CODES[tensor.dtype], Act.SKETCH, 0), numel)
+        table = (ctypes.c_int64 * 6)(_address(source), 0, numel, CODES[tensor.dtype], Act.SKETCH, 0)
+        self.fill(rows, table, numel)
         return rows[0]  # type: ignore[no-any-return]
 
 
@@ -89,25 +90,31 @@ class Addresses:
 
     def __init__(self, library: Library, tensors: Sequence[Tensor]) -> None:
         self._library = library
-        self._codes = [CODES[t.dtype] for t in tensors]
+        self._forms = [(t.dtype, t.numel()) for t in tensors]
         self._table = np.zeros((len(tensors), 6), np.int64)
-        self._table[:, _NUMEL] = [t.numel() for t in tensors]
+        self._table[:, _NUMEL] = [numel for _, numel in self._forms]
+        self._table[:, _DTYPE] = [CODES[dtype] for dtype, _ in self._forms]
         self._num_elements = int(self._table[:, _NUMEL].sum())
 
     def rows(self, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None = None, act: Act = Act.SKETCH) -> Array:
-        """Of tensors of the sizes and dtypes that were there first; what is `kept` is contiguous, in the work dtype."""
-        # Until the call is over these hold the memory that is pointed at.
-        sources = [t if _is_direct(t) else _laid_out(t) for t in tensors] if kept is None else list(tensors)
-        self._table[:, _DTYPE], self._table[:, _ACT] = self._codes, act
+        """Of as many tensors of the same sizes. What is `kept` is contiguous and in the work dtype."""
+        # Until the call is over these hold the memory that is pointed at, and no other thread has this table.
+        sources = list(tensors)
+        table = self._table.copy()
+        table[:, _ACT] = act
         if kept is not None:
-            self._table[:, _KEPT] = [t.data_ptr() for t in kept]
-            for place, tensor in enumerate(tensors):
-                if not _is_direct(tensor):
-                    sources[place] = _by_torch(tensor.detach(), kept[place], act)
-                    self._table[place, _DTYPE], self._table[place, _ACT] = CODES[sources[place].dtype], Act.SKETCH
-        self._table[:, _SOURCE] = [t.data_ptr() for t in sources]
+            table[:, _KEPT] = [_address(t) for t in kept]
+        for place, (tensor, form) in enumerate(zip(tensors, self._forms, strict=True)):
+            if _is_direct(tensor) and (tensor.dtype, tensor.numel()) == form:
+                continue
+            if kept is None:
+                sources[place] = _laid_out(tensor, form)
+            else:
+                sources[place] = _by_torch(tensor.detach(), kept[place], act)
+                table[place, _DTYPE], table[place, _ACT] = CODES[kept[place].dtype], Act.SKETCH
+        table[:, _SOURCE] = [_address(t) for t in sources]
         rows = empty_rows(len(sources))
-        self._library.fill(rows, self._table.ctypes.data, self._num_elements)
+        self._library.fill(rows, table.ctypes.data, self._num_elements)
         return rows
 
 
@@ -143,15 +150,24 @@ def kernel() -> Library | None:
 
 def _is_direct(tensor: Tensor) -> bool:
     """Whether its elements can be read one after another from where it points to. A subclass may point nowhere."""
-    return type(tensor) in _ORDINARY and tensor.is_contiguous() and not tensor.is_neg()
+    return type(tensor) in _ORDINARY and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
-def _laid_out(tensor: Tensor) -> Tensor:
+def _address(tensor: Tensor) -> int:
+    address = tensor.data_ptr()
+    if not address and tensor.numel():  # a storage that was given back, which torch would read all the same, and die
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no memory")
+    return address
+
+
+def _laid_out(tensor: Tensor, form: tuple[torch.dtype, int]) -> Tensor:
     """The same values in some order, side by side; a copy only where they are not."""
-    tensor = tensor.detach()
-    if type(tensor) in _ORDINARY:
+    tensor, (dtype, numel) = tensor.detach(), form
+    if tensor.numel() != numel:
+        raise ValueError(f"a tensor that had {numel} elements has {tensor.numel()} now")
+    if type(tensor) in _ORDINARY and tensor.dtype is dtype and tensor.is_cpu:
         return flat(tensor.resolve_neg()).contiguous()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
+    return torch.empty(tensor.shape, dtype=dtype, device="cpu").copy_(tensor)
 
 
 def _by_torch(tensor: Tensor, kept: Tensor, act: Act) -> Tensor:
