@@ -99,13 +99,14 @@ def as_markdown(report: dict[str, Any]) -> str:
     """One table per model, and below it what the columns mean."""
     machine, versions = report["machine"], report["versions"]
     changed = " with uncommitted changes" if report["uncommitted_changes"] else ""
+    kernel = "with" if report["native_kernel"] else "without"
     lines = [
         "# What watching costs",
         "",
         f"Made by `{report['command'].strip()}` on {report['date']}, commit `{report['commit']}`{changed}:",
         f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch thread(s); "
         + ", ".join(f"{name} {number}" for name, number in versions.items() if number)
-        + f". {report['rounds']} rounds; medians with 95 % bootstrap intervals.",
+        + f"; {kernel} the native kernel. {report['rounds']} rounds; medians with 95 % bootstrap intervals.",
     ]
     for model in report["models"].values():
         lines += ["", f"## {model['what']}", ""]
