@@ -127,7 +127,9 @@ def test_unknown_keyword_is_answered_with_the_nearest() -> None:
 
 
 def test_name_near_to_nothing_is_answered_with_all_names() -> None:
-    with pytest.raises(SettingsError, match=r"Known: activation_rows, budget, diagnose, dir, .*writer\.system_interval_s"):
+    with pytest.raises(
+        SettingsError, match=r"Known: activation_rows, budget, diagnose, dir, .*writer\.system_interval_s"
+    ):
         Settings.load(xyzzy=3)
 
 
