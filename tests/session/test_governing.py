@@ -63,3 +63,11 @@ def test_memory_pressure_is_told_and_leaves_gradients(begin, reopen, monkeypatch
     assert bool(messages) == bool(expected)
     assert all(expected in m for m in messages)
     assert (len(run.stats("update/0.weight/norm")) < 60) == bool(expected)
+
+
+def test_telling_batches_apart_is_no_inspection(begin):
+    session = begin(budget=None)
+    train(session, 45)
+    costs = session.governing.governor._costs
+    assert {step % 10 for step, _ in costs["inspect"]} == {0}
+    assert len(costs[""]) > 10, "it is part of the account all the same"

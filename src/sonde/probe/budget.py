@@ -25,11 +25,14 @@ _REVIEW_STEPS: Final = 50
 _FIRST_REVIEWS: Final = (12, 20)
 """Steps before the first reviews: what the very first ones have seen is little, and soon to be corrected."""
 _TRY_EVERY: Final = 4
-"""Steps between two trials before the first review. Together, work would wait for work that is thinned later."""
+"""Steps between two trials of a kind before the first review."""
 _SHADOW_EVERY: Final = 20
 _GRADS_SHARE: Final = 0.9
 """The part of the budget that gradients may use alone before they are thinned too."""
 _KEPT: Final = 20
+_RECENT: Final = 100
+"""Costs of more steps ago are not believed any more, as long as there are a few others."""
+_FEW: Final = 3
 _MIN_PAIRS: Final = 8
 _PAUSE: Final = 8
 """A step this many times as long as others is an evaluation or a checkpoint, and says nothing about either."""
@@ -40,8 +43,6 @@ _OPENLY: Final = 0.5
 _FIRST_STRIDE: Final = 25.0
 """The first review has seen little, and at an hour when everything is slow: nothing becomes rarer than this by it."""
 _FADE: Final = 0.9
-_LEFT_OF_START: Final = 3
-"""How many of the first costs are still believed when the first reviews are over."""
 _MARGIN: Final = 0.15
 """A stride changes when it is wrong by more than this; measured times always waver a little."""
 
@@ -120,7 +121,8 @@ class Governor:
     _step: int = field(default=-1, init=False)
     _decided: dict[str, bool] = field(default_factory=dict, init=False)
     _phase: dict[str, float] = field(default_factory=dict, init=False)
-    _costs: dict[str, deque[float]] = field(default_factory=dict, init=False)
+    _costs: dict[str, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
+    """At which step, and what it cost."""
     _wanted: dict[str, int] = field(default_factory=dict, init=False)
     _window: list[tuple[float, float]] = field(default_factory=list, init=False)
     _host_s: float = field(default=0.0, init=False)
@@ -130,6 +132,8 @@ class Governor:
     _num_reviews: int = field(default=0, init=False)
     """Since the budget applies."""
     _tried_at: dict[str, int] = field(default_factory=dict, init=False)
+    _trial: int = field(default=-1, init=False)
+    """The step of the last trial."""
     _lost_s: float = field(default=0.0, init=False)
     _unsure_s: float = field(default=0.0, init=False)
     """Twice the standard error of what is lost."""
@@ -172,11 +176,14 @@ class Governor:
         return True
 
     def _is_waiting(self, step: int, kind: str) -> bool:
-        """Before the first review a few times are enough to know what something costs."""
+        """Before the first review a few times are enough to know what something costs. After the very first, each kind
+        is tried by itself: together they would wait for one another, as they will not when they are rare."""
         if self._num_reviews or kind == "grads":
             return False
-        if step - self._tried_at.get(kind, step - _TRY_EVERY) < _TRY_EVERY:
-            return True
+        if kind in self._tried_at:
+            if step == self._trial or step - self._tried_at[kind] < _TRY_EVERY:
+                return True
+            self._trial = step
         self._tried_at[kind] = step
         return False
 
@@ -212,17 +219,18 @@ class Governor:
         self._gpu_s += gpu_s
         self.total_s += step_s
         for kind, cost in costs.items():
-            self._costs.setdefault(kind, deque(maxlen=_KEPT)).append(cost)
+            self._costs.setdefault(kind, deque(maxlen=_KEPT)).append((step, cost))
         if "optimizer" in costs:
             self._is_paired = "grads" not in costs
         self._window.append((own_s, step_s))
         due = _FIRST_REVIEWS[self._num_reviews] if self._num_reviews < len(_FIRST_REVIEWS) else _REVIEW_STEPS
         return self._review(step) if len(self._window) >= due else None
 
-    def begin(self) -> None:
-        """From now on there is a budget to keep. What was recorded all together before says little about it."""
+    def begin(self, step: int) -> None:
+        """From this step on there is a budget to keep. What was recorded all together before says little about it."""
         self._settle()
         self.scale, self._window, self._costs, self._num_reviews = Scale(), [], {}, 0
+        self._tried_at = dict.fromkeys(KINDS, step - _TRY_EVERY)
 
     def press(self, pressure: float) -> Change | None:
         """Memory is short, or no longer so."""
@@ -277,10 +285,9 @@ class Governor:
             self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
         self._settle()
         self._num_reviews += 1
-        if self._num_reviews == len(_FIRST_REVIEWS):
-            for known in self._costs.values():
-                while len(known) > _LEFT_OF_START:
-                    known.popleft()
+        for known in self._costs.values():
+            while len(known) > _FEW and step - known[0][0] > _RECENT:
+                known.popleft()
         self._base_s = statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window)
         self._shares = {kind: num / len(window) for kind, num in self._wanted.items()}
         self._wanted = {}
@@ -318,14 +325,13 @@ class Governor:
 
     def _cost(self, kind: str) -> float:
         """What recording this kind once adds to a step."""
-        known = self._costs.get(kind)
+        known = [cost for _, cost in self._costs.get(kind, ())]
         if not known:
             return 0.0
-        cost = _usual(known)
-        if kind == "optimizer" and self._is_paired and self._costs.get("grads"):
+        if kind == "optimizer" and self._is_paired:
             # They are read together, so that gradients come with it: only the rest is added.
-            cost = max(cost - _usual(self._costs["grads"]), 0.0)
-        return cost
+            return max(_usual(known) - self._cost("grads"), 0.0)
+        return _usual(known)
 
 
 def _usual(costs: Sequence[float]) -> float:

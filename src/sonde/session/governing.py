@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.probe.budget import KINDS, Change, Governor
@@ -40,8 +38,8 @@ class Governing:
         self.governor = Governor(session.settings.budget, session.settings.free_steps)
         self.snapshots_s = 0.0
         """What snapshots took on the training thread; no part of the budget."""
-        self._gpu_s: dict[str, deque[float]] = {}
-        """What each kind took lately; no single time is believed."""
+        self._gpu_s: dict[str, float] = {}
+        """What each kind took when it was last measured."""
         self._num_seen: dict[str, int] = {}
         self._from_step = 0
         """Steps before it say nothing any more, though a device may finish them later."""
@@ -78,7 +76,7 @@ class Governing:
     def _begin(self) -> None:
         """The free steps are over. What things cost where all is recorded at once is not what they cost from now on."""
         self._from_step = self.governor.free_steps
-        self.governor.begin()
+        self.governor.begin(self._from_step)
         self.meter.measure_anew()
         self._gpu_s.clear()
 
@@ -88,16 +86,15 @@ class Governing:
             return
         if times.host_s:
             self.unknown = ""
-        for kind, seconds in (times.gpu_s or {}).items():
-            self._gpu_s.setdefault(kind, deque(maxlen=5)).append(seconds)
-        costs = {kind: self._cost(kind, times) for kind in times.host_s if kind in KINDS}
+        self._gpu_s |= times.gpu_s or {}
+        costs = {kind: self._cost(kind, times) for kind in times.host_s if kind != "snapshots"}
         change = self.governor.observe(
             times.step,
             costs,
             # A snapshot is asked for, and not thinned: a step is not dearer to watch because one was taken in it.
             step_s=max(times.step_s - times.host_s.get("snapshots", 0.0), 0.0),
             host_s=sum(seconds for kind, seconds in times.host_s.items() if kind != "snapshots"),
-            gpu_s=sum(self._on_gpu(kind) for kind in costs if kind in times.launched),
+            gpu_s=sum(self._gpu_s.get(kind, 0.0) for kind in costs if kind in times.launched),
         )
         if change is not None:
             self._tell(change)
@@ -114,12 +111,8 @@ class Governing:
         host_s = times.host_s[kind]
         if self.meter.device is None:
             return host_s
-        gpu_s = self._on_gpu(kind) if kind in times.launched else 0.0
+        gpu_s = self._gpu_s.get(kind, 0.0) if kind in times.launched else 0.0
         return max(gpu_s, host_s) if times.is_host_bound else gpu_s
-
-    def _on_gpu(self, kind: str) -> float:
-        known = self._gpu_s.get(kind)
-        return statistics.median(known) if known else 0.0
 
     def _look_at_memory(self) -> None:
         settings = self.session.settings

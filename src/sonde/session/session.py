@@ -287,7 +287,8 @@ class Session:
         now = time.perf_counter()
         self._emit()
         if self.data is not None:
-            self.governing.meter.add("inspect", self.data.own_s)
+            # Batches are told apart in every step, which nothing thins out.
+            self.governing.meter.add("inspect" if self.data.is_inspecting else "", self.data.own_s)
             self.data.own_s = 0.0
         self.governing.end_step(self.step_number, now - self._step_began_s)
         self._step_began_s, self._is_step_over = now, False
