@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+import sonde
 from sonde.session import governing
 
 
-def train(session: Any, steps: int) -> None:
+def train(session: Any, steps: int, **options: Any) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters())
-    session.watch(model, optimizer)
+    session.watch(model, optimizer, **options)
     for _ in range(steps):
         model(torch.randn(8, 16)).square().sum().backward()
         optimizer.step()
@@ -67,7 +68,7 @@ def test_memory_pressure_is_told_and_leaves_gradients(begin, reopen, monkeypatch
 
 def test_telling_batches_apart_is_no_inspection(begin):
     session = begin(budget=None)
-    train(session, 45)
+    train(session, 45, inspect=sonde.every(10))
     costs = session.governing.governor._costs
     assert {step % 10 for step, _ in costs["inspect"]} == {0}
     assert len(costs[""]) > 10, "it is part of the account all the same"
