@@ -126,7 +126,7 @@ def test_bits_do_not_depend_on_threads_or_on_the_time_of_day(kernel, monkeypatch
     xs[1][77] = float("nan")
     found = set()
     for num_threads in (1, 2, 3, 2, 1):
-        torch.set_num_threads(num_threads)  # the package's fixture sets it back
+        torch.set_num_threads(num_threads)
         try:
             found.add(Addresses(kernel, xs).rows(xs).tobytes())
         finally:
@@ -297,9 +297,14 @@ def _in_child(x: Tensor) -> list[float]:
 
 def test_small_work_in_a_forked_child(kernel):
     x = noise(5000)
-    kernel.row(noise(native.THREADED))
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(_in_child, (x,)) == kernel.row(x)[:NUM_SUMS].tolist()
+    torch.set_num_threads(2)  # a child has none of these threads, and must not wait for them
+    try:
+        kernel.row(noise(native.THREADED))
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            found = pool.apply_async(_in_child, (x,)).get(timeout=60)
+    finally:
+        torch.set_num_threads(1)
+    assert found == kernel.row(x)[:NUM_SUMS].tolist()
 
 
 # ------------------------------------------------------------------------------------------------- loading and building
