@@ -39,7 +39,7 @@ CHUNK: Final = 32768
 BLOCK: Final = 1024
 _NUM_WARPS: Final = 8
 _NUM_PARTIALS: Final = 8
-_CHECKED: Final = 32
+_CHECKED: Final = 8
 """Chunks that one program looks at for what has to be done again."""
 TYPES: Final = {
     torch.float32: tl.float32,
