@@ -340,7 +340,10 @@ def test_bits_do_not_depend_on_what_the_compiler_made_of_it(kernel, compiled):
         ("if (act == SUBTRACT_INTO) /*", "if (0) /*"),
         ("value = load(FLOAT32, kept, i) - value", "value -= load(FLOAT32, kept, i)"),
         ("(uint32_t)bits << 16", "(uint32_t)bits << 15"),
-        ("#define ABI 1", "#define ABI 2"),
+        ("UPDATE -= (double)g", "UPDATE += (double)g"),
+        ("floor > v ? floor : v", "floor < v ? floor : v"),
+        ("MOMENT += (double)g", "MOMENT += (double)difference"),
+        ("#define ABI 2", "#define ABI 3"),
     ],
 )
 def test_a_wrong_kernel_is_refused_with_one_warning(compiled, monkeypatch, caplog, right, wrong):

@@ -17,7 +17,7 @@ from sonde.reduce import native
 from sonde.reduce.dense import UnreadableError, dense, is_plain, work_dtype
 from sonde.reduce.device import device_rows
 from sonde.reduce.gpu import chunk_list, update_chunks
-from sonde.reduce.native import Act
+from sonde.reduce.native import Act, Pairs
 from sonde.reduce.plan import LARGE, Fill, Held, Plan
 from sonde.reduce.rows import Partials, combine
 from sonde.reduce.sample import sample, stack_samples
@@ -153,11 +153,15 @@ class Part:
             self.held.load(tensors)
         return self._rows(None if self.keeps else tensors, fill)
 
-    def subtract(self, tensors: Sequence[Tensor], *, is_read: bool) -> Array | Tensor:
+    def can_pair(self, tensors: Sequence[Tensor], pairs: Pairs) -> bool:
+        """Whether `subtract` can take the paired sums on the way; `pairs` are in the plan's order."""
+        return self.addresses is not None and self.addresses.can_pair(self.in_order(tensors), pairs)
+
+    def subtract(self, tensors: Sequence[Tensor], *, is_read: bool, pairs: Pairs | None = None) -> Array | Tensor:
         """Sketch rows of what is kept minus these. Only if it `is_read` afterwards must that be what is kept then."""
         if self.addresses is not None:
             act = Act.SUBTRACT_INTO if is_read else Act.SUBTRACT
-            return self.addresses.rows(self.in_order(tensors), self.in_order(None), act)
+            return self.addresses.rows(self.in_order(tensors), self.in_order(None), act, pairs)
         tensors = [t.detach() for t in tensors]
         fill = None
         if self.partials is not None:

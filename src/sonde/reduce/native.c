@@ -11,10 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 1
+#define ABI 2
 #define SEGMENT 32768 /* elements; small enough for the cache, large enough for a thread to be worth waking */
 #define LANES 16
 #define CHAIN 16 /* float additions in a row: 15 roundings of 2**-24 each stay below 1e-6 of the sum of magnitudes */
+#define PAIRED 10 /* the field of a row at which the paired sums begin */
 #define INLINE static inline __attribute__((always_inline))
 
 /* Numbers that `native.py` knows too. */
@@ -28,12 +29,19 @@ typedef struct {
     int64_t dtype;
     int64_t act;
     int64_t first_segment;
+    /* To be paired with the update, source - kept; all of float, source and kept too. NULL: not. */
+    const char *grad, *first_moment, *second_moment;
 } tensor;
 
 /* In the order of the first fields of a sketch's row. */
 typedef struct {
     double n, nan, inf, zero, sum, sumsq, sumabs, min, max;
 } sums;
+
+/* Gradient times update, gradient times first moment, squared gradient over second moment. */
+typedef struct {
+    double update, moment, quotient;
+} pairs;
 
 /* Tensors of memory-mapped files may lie at any address, so nothing is read through a typed pointer. */
 INLINE float as_float(uint32_t bits) {
@@ -159,6 +167,49 @@ INLINE int fast(int dtype, int act, const char *restrict source, char *restrict 
     return isfinite(all.sum) && isfinite(all.sumabs) && isfinite(all.sumsq);
 }
 
+/* More lanes than above: a compiler would unroll fewer before it thinks of vectors. */
+#define PAIR_LANES 32
+
+/* What is not finite makes its sum so. `subtracted`: the difference is in `kept` already. */
+INLINE void paired(int subtracted, int has_moments, const tensor *t, int64_t start, int64_t n, float floor, pairs *out) {
+    double update[PAIR_LANES] = {0}, moment[PAIR_LANES] = {0}, quotient[PAIR_LANES] = {0};
+    const char *source = t->source + 4 * start, *kept = t->kept + 4 * start, *grad = t->grad + 4 * start;
+    const char *first = has_moments ? t->first_moment + 4 * start : NULL;
+    const char *second = has_moments ? t->second_moment + 4 * start : NULL;
+#define PAIR(I, UPDATE, MOMENT, QUOTIENT)                                                                              \
+    do {                                                                                                               \
+        float g = load(FLOAT32, grad, I), difference = load(FLOAT32, kept, I);                                         \
+        if (!subtracted)                                                                                               \
+            difference -= load(FLOAT32, source, I);                                                                    \
+        UPDATE -= (double)g * (double)difference;                                                                      \
+        if (has_moments) {                                                                                             \
+            float v = load(FLOAT32, second, I);                                                                        \
+            MOMENT += (double)g * (double)load(FLOAT32, first, I);                                                     \
+            QUOTIENT += (double)(g * g / (floor > v ? floor : v)); /* a NaN stays one */                               \
+        }                                                                                                              \
+    } while (0)
+    int64_t i = 0;
+    for (; i + PAIR_LANES <= n; i += PAIR_LANES)
+        for (int l = 0; l < PAIR_LANES; l++)
+            PAIR(i + l, update[l], moment[l], quotient[l]);
+    pairs all = {0, 0, 0};
+    for (; i < n; i++)
+        PAIR(i, all.update, all.moment, all.quotient);
+#undef PAIR
+    for (int l = 0; l < PAIR_LANES; l++)
+        all.update += update[l], all.moment += moment[l], all.quotient += quotient[l];
+    *out = all;
+}
+
+INLINE void any_pairs(const tensor *t, int64_t start, int64_t n, float floor, pairs *out) {
+    switch (2 * (t->act == SUBTRACT_INTO) + (t->first_moment != NULL)) {
+    case 0: paired(0, 0, t, start, n, floor, out); break;
+    case 1: paired(0, 1, t, start, n, floor, out); break;
+    case 2: paired(1, 0, t, start, n, floor, out); break;
+    case 3: paired(1, 1, t, start, n, floor, out); break;
+    }
+}
+
 static void redo(int dtype, int act, const char *source, char *kept, int64_t n, sums *out) {
     if (act == SUBTRACT_INTO) /* the difference is there already */
         careful(FLOAT32, SKETCH, kept, NULL, n, out);
@@ -181,7 +232,10 @@ INLINE void any_act(int dtype, int act, const char *source, char *kept, int64_t 
 }
 
 /* The same code for each width of vectors; which one, the processor decides when it is first asked. */
-typedef void (*any_segment)(int dtype, int act, const char *source, char *kept, int64_t n, sums *out);
+typedef struct {
+    void (*segment)(int dtype, int act, const char *source, char *kept, int64_t n, sums *out);
+    void (*pairs)(const tensor *t, int64_t start, int64_t n, float floor, pairs *out);
+} code;
 #define FOR_PROCESSOR(NAME, TARGET)                                                                                    \
     TARGET static void NAME(int dtype, int act, const char *source, char *kept, int64_t n, sums *out) {                \
         switch (dtype) {                                                                                               \
@@ -190,23 +244,27 @@ typedef void (*any_segment)(int dtype, int act, const char *source, char *kept, 
         case FLOAT16: any_act(FLOAT16, act, source, kept, n, out); break;                                              \
         case FLOAT64: careful(FLOAT64, act, source, kept, n, out); break;                                              \
         }                                                                                                              \
-    }
+    }                                                                                                                  \
+    TARGET static void NAME##_pairs(const tensor *t, int64_t start, int64_t n, float floor, pairs *out) {              \
+        any_pairs(t, start, n, floor, out);                                                                            \
+    }                                                                                                                  \
+    static const code NAME##_code = {NAME, NAME##_pairs};
 FOR_PROCESSOR(segment_any, )
 #ifdef __x86_64__
 FOR_PROCESSOR(segment_avx2, __attribute__((target("avx2"))))
 FOR_PROCESSOR(segment_avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 #endif
 
-static any_segment choose(void) {
+static const code *choose(void) {
 #ifdef __x86_64__
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return segment_avx512;
+        return &segment_avx512_code;
     if (__builtin_cpu_supports("avx2"))
-        return segment_avx2;
+        return &segment_avx2_code;
 #endif
-    return segment_any;
+    return &segment_any_code;
 }
 
 static int64_t segments_of(int64_t numel) { return (numel + SEGMENT - 1) / SEGMENT; }
@@ -215,7 +273,9 @@ typedef struct {
     const tensor *tensors;
     int64_t num_tensors, num_segments;
     sums *out; /* one for each segment */
-    any_segment segment;
+    pairs *pairs; /* the same, or NULL */
+    float floor;
+    const code *code;
     atomic_llong next;
 } job;
 
@@ -244,7 +304,9 @@ static void work(void *shared) {
         int64_t n = t->numel - first < SEGMENT ? t->numel - first : SEGMENT;
         const char *source = t->source + first * source_bytes[t->dtype];
         char *kept = t->kept ? t->kept + first * kept_bytes[t->dtype] : NULL;
-        job->segment((int)t->dtype, (int)t->act, source, kept, n, job->out + number);
+        job->code->segment((int)t->dtype, (int)t->act, source, kept, n, job->out + number);
+        if (t->grad) /* while the cache still holds the segment */
+            job->code->pairs(t, first, n, job->floor, job->pairs + number);
     }
 }
 
@@ -260,6 +322,13 @@ static sums joined(const sums *parts, int64_t num) {
     return all;
 }
 
+static pairs all_pairs(const pairs *parts, int64_t num) {
+    pairs all = {0, 0, 0};
+    for (int64_t k = 0; k < num; k++)
+        all.update += parts[k].update, all.moment += parts[k].moment, all.quotient += parts[k].quotient;
+    return all;
+}
+
 typedef void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -269,32 +338,42 @@ EXPORTED const char sonde_native_stamp[] = SONDE_STAMP;
 #endif
 EXPORTED int64_t sonde_native_abi(void) { return ABI; }
 
-/* The first nine fields of a row of `stride` doubles for each tensor. `run_parallel` is the GOMP_parallel of the OpenMP
-   runtime that is loaded already, or NULL. Fills in `first_segment`. 0, or -1 where there is no memory. */
-EXPORTED int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double *rows, int64_t stride,
+/* The first nine fields of a row of `stride` doubles for each tensor, and for those with a gradient the paired sums: one,
+   or three with moments, where a second moment below `floor` counts as that. `run_parallel` is the GOMP_parallel of the
+   OpenMP runtime that is loaded already, or NULL. Fills in `first_segment`. 0, or -1 where there is no memory. */
+EXPORTED int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double *rows, int64_t stride, double floor,
                                    parallel run_parallel, int64_t num_threads) {
-    static _Atomic(any_segment) chosen;
-    any_segment one = atomic_load(&chosen);
-    if (!one)
-        atomic_store(&chosen, one = choose());
-    int64_t num_segments = 0;
+    static _Atomic(const code *) chosen;
+    const code *code = atomic_load(&chosen);
+    if (!code)
+        atomic_store(&chosen, code = choose());
+    int64_t num_segments = 0, has_pairs = 0;
     for (int64_t t = 0; t < num_tensors; t++) {
         tensors[t].first_segment = num_segments;
         num_segments += segments_of(tensors[t].numel);
+        has_pairs |= tensors[t].grad != NULL;
     }
     sums single, *parts = num_segments <= 1 ? &single : malloc((size_t)num_segments * sizeof(sums));
-    if (!parts)
-        return -1;
-    job job = {tensors, num_tensors, num_segments, parts, one, 0};
-    if (num_threads > 1 && run_parallel)
-        run_parallel(work, &job, (unsigned)num_threads, 0);
-    else
-        work(&job);
-    for (int64_t t = 0; t < num_tensors; t++) {
-        sums all = joined(parts + tensors[t].first_segment, segments_of(tensors[t].numel));
+    pairs *paired_parts = has_pairs && num_segments ? malloc((size_t)num_segments * sizeof(pairs)) : NULL;
+    int has_memory = parts && (paired_parts || !has_pairs || !num_segments);
+    if (has_memory) {
+        job job = {tensors, num_tensors, num_segments, parts, paired_parts, (float)floor, code, 0};
+        if (num_threads > 1 && run_parallel)
+            run_parallel(work, &job, (unsigned)num_threads, 0);
+        else
+            work(&job);
+    }
+    for (int64_t t = 0; t < num_tensors && has_memory; t++) {
+        int64_t first = tensors[t].first_segment, num = segments_of(tensors[t].numel);
+        sums all = joined(parts + first, num);
         memcpy(rows + t * stride, &all, sizeof all);
+        if (tensors[t].grad && num) {
+            pairs found = all_pairs(paired_parts + first, num);
+            memcpy(rows + t * stride + PAIRED, &found, tensors[t].first_moment ? sizeof found : sizeof found.update);
+        }
     }
     if (parts != &single)
         free(parts);
-    return 0;
+    free(paired_parts);
+    return has_memory ? 0 : -1;
 }

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from sonde.reduce.dense import flat
 from sonde.reduce.numpy import sketch
-from sonde.schema.sketch import NUM_FIELDS, Array, empty_rows
+from sonde.schema.sketch import GRAD_SQ_OVER_V, GRAD_UPDATE, NUM_FIELDS, Array, empty_rows
 
-ABI: Final = 1
+ABI: Final = 2
 FILE: Final = Path(__file__).with_name("_native.so")
 VARIABLE: Final = "SONDE_NATIVE"
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
@@ -50,8 +50,18 @@ class Act(IntEnum):
     """The same, and kept -= x."""
 
 
-# Columns of the table that tells the kernel about tensors, one row each; the last one is its own.
-_SOURCE, _KEPT, _NUMEL, _DTYPE, _ACT, _FIRST_SEGMENT = range(6)
+# Columns of the table that tells the kernel about tensors, one row each; _FIRST_SEGMENT is its own.
+_SOURCE, _KEPT, _NUMEL, _DTYPE, _ACT, _FIRST_SEGMENT, _GRAD, _FIRST_MOMENT, _SECOND_MOMENT = range(9)
+_NUM_COLUMNS: Final = 9
+
+
+class Pairs(NamedTuple):
+    """What is multiplied with an update, in the order of its tensors: gradients, and Adam's moments where there are."""
+
+    grads: Sequence[Tensor]
+    moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None
+    floor: float
+    """A second moment below it counts as that."""
 
 
 class Library:
@@ -66,21 +76,21 @@ class Library:
         self._rows: Any = library.sonde_native_rows
         self._rows.restype = ctypes.c_int64
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._rows.argtypes = [pointer, number, pointer, number, pointer, number]
+        self._rows.argtypes = [pointer, number, pointer, number, ctypes.c_double, pointer, number]
         self._parallel = _openmp()
         _try_out(self)
 
-    def fill(self, rows: Array, tensors: Any, num_elements: int) -> None:
+    def fill(self, rows: Array, tensors: Any, num_elements: int, floor: float = 0.0) -> None:
         """The first fields of these rows, from a table of addresses (the columns above)."""
         num_threads = torch.get_num_threads() if num_elements >= THREADED else 1
-        if self._rows(tensors, len(rows), rows.ctypes.data, NUM_FIELDS, self._parallel, num_threads):
+        if self._rows(tensors, len(rows), rows.ctypes.data, NUM_FIELDS, floor, self._parallel, num_threads):
             raise MemoryError(f"no memory for the sums of {num_elements} elements")
 
     def row(self, tensor: Tensor) -> Array:
         """The row of one tensor of a dtype in CODES."""
         source = tensor if _is_direct(tensor) else _laid_out(tensor, (tensor.dtype, tensor.numel()))
         rows, numel = _EMPTY.copy(), tensor.numel()
-        table = (ctypes.c_int64 * 6)(_address(source), 0, numel, CODES[tensor.dtype], Act.SKETCH, 0)
+        table = (ctypes.c_int64 * _NUM_COLUMNS)(_address(source), 0, numel, CODES[tensor.dtype], Act.SKETCH)
         self.fill(rows, table, numel)
         return rows[0]  # type: ignore[no-any-return]
 
@@ -91,13 +101,29 @@ class Addresses:
     def __init__(self, library: Library, tensors: Sequence[Tensor]) -> None:
         self._library = library
         self._forms = [(t.dtype, t.numel()) for t in tensors]
-        self._table = np.zeros((len(tensors), 6), np.int64)
+        self._table = np.zeros((len(tensors), _NUM_COLUMNS), np.int64)
         self._table[:, _NUMEL] = [numel for _, numel in self._forms]
         self._table[:, _DTYPE] = [CODES[dtype] for dtype, _ in self._forms]
         self._num_elements = int(self._table[:, _NUMEL].sum())
 
-    def rows(self, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None = None, act: Act = Act.SKETCH) -> Array:
-        """Of as many tensors of the same sizes. What is `kept` is contiguous and in the work dtype."""
+    def can_pair(self, tensors: Sequence[Tensor], pairs: Pairs) -> bool:
+        """Whether the kernel finds all it needs, side by side and in float32."""
+        numels = [numel for _, numel in self._forms]
+        return all(
+            t.dtype is torch.float32 and t.numel() == numel and _is_direct(t)
+            for listed in (tensors, pairs.grads, *(pairs.moments or ()))
+            for t, numel in zip(listed, numels, strict=True)
+        )
+
+    def rows(
+        self,
+        tensors: Sequence[Tensor],
+        kept: Sequence[Tensor] | None = None,
+        act: Act = Act.SKETCH,
+        pairs: Pairs | None = None,
+    ) -> Array:
+        """Of as many tensors of the same sizes. What is `kept` is contiguous and in the work dtype. With `pairs`, which
+        it `can_pair`, the paired sums of the update too."""
         # Until the call is over these hold the memory that is pointed at, and no other thread has this table.
         sources = list(tensors)
         table = self._table.copy()
@@ -113,8 +139,12 @@ class Addresses:
                 sources[place] = _by_torch(tensor.detach(), kept[place], act)
                 table[place, _DTYPE], table[place, _ACT] = CODES[kept[place].dtype], Act.SKETCH
         table[:, _SOURCE] = [_address(t) for t in sources]
+        if pairs is not None:
+            for column, listed in enumerate([pairs.grads, *(pairs.moments or ())], _GRAD):
+                table[:, column] = [_address(t) for t in listed]
         rows = empty_rows(len(sources))
-        self._library.fill(rows, table.ctypes.data, self._num_elements)
+        floor = 0.0 if pairs is None else pairs.floor
+        self._library.fill(rows, table.ctypes.data, self._num_elements, floor)
         return rows
 
 
@@ -194,7 +224,9 @@ def _try_out(library: Library) -> None:
         for act in Act:
             sources = [_as_stored(values, code) for values in (plain, odd)]
             kept = [np.full(600, 3, np.float64 if code == CODES[torch.float64] else np.float32) for _ in sources]
-            table = [(s.ctypes.data, k.ctypes.data, 600, code, act, 0) for s, k in zip(sources, kept, strict=True)]
+            table = [
+                (s.ctypes.data, k.ctypes.data, 600, code, act, 0, 0, 0, 0) for s, k in zip(sources, kept, strict=True)
+            ]
             rows = empty_rows(2)
             library.fill(rows, np.array(table, np.int64).ctypes.data, 1200)
             wanted = [values if act <= Act.COPY else 3 - values for values in (plain, odd)]
@@ -204,6 +236,24 @@ def _try_out(library: Library) -> None:
                 kept, left, equal_nan=True
             ):
                 raise OSError(f"it gets {act.name} of dtype {code} wrong")
+
+    _try_out_pairs(library)
+
+
+def _try_out_pairs(library: Library) -> None:
+    kept, source, grad, first, second = (
+        (np.arange(600.0) * factor % 7 - 2).astype(np.float32) for factor in (1, 3, 5, 2, 4)
+    )
+    second = 2 ** np.abs(second)
+    for act in (Act.SUBTRACT, Act.SUBTRACT_INTO):
+        held = kept.copy()
+        table = [[a.ctypes.data for a in (source, held)] + [600, CODES[torch.float32], act, 0]]
+        table[0] += [a.ctypes.data for a in (grad, first, second)]
+        rows = empty_rows(1)
+        library.fill(rows, np.array(table, np.int64).ctypes.data, 600, 4.0)
+        expected = [grad @ (source - kept), grad @ first, (grad * grad / np.maximum(second, 4)).sum()]
+        if rows[0, GRAD_UPDATE : GRAD_SQ_OVER_V + 1].tolist() != [float(number) for number in expected]:
+            raise OSError(f"it gets paired sums of {act.name} wrong")
 
 
 def _as_stored(values: Array, code: int) -> NDArray[Any]:

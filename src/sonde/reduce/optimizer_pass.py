@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.lists import Part, TensorList
+from sonde.reduce.native import Pairs
 from sonde.reduce.plan import LARGE, LARGE_KEPT, Held
 from sonde.reduce.rows import scratch
 from sonde.reduce.sample import sample, stack_samples
@@ -97,11 +98,14 @@ class OptimizerPass:
                 self.reducer.hold(table)
                 continue
             # before - after: minus the update
-            is_read = turn is not None or grads is not None
-            rows = part.subtract([params[i] for i in part.indices], is_read=is_read)
+            pairs = None if grads is None else _pairs(part, params, grads, moments)
+            is_read = turn is not None or (grads is not None and pairs is None)
+            rows = part.subtract([params[i] for i in part.indices], is_read=is_read, pairs=pairs)
             table = listed.table(part, rows, None, turn, np.array(keys, np.int32))
             negate_rows(table)
-            if grads is not None:
+            if pairs is not None and moments is not None:
+                table.rows[:, GRAD_SQ_OVER_V] *= float(moments.correction)
+            elif grads is not None and pairs is None:
                 self._pair_matching(part, table, params, grads, moments)
             self.reducer.hold(table)
 
@@ -188,6 +192,19 @@ class OptimizerPass:
             held = part.paired[purpose] = Held(part.plan, [t.shape for t in mine])
         held.load(mine)
         return part.plan.blocks(held, mine, purpose=purpose)
+
+
+def _pairs(part: Part, params: Sequence[Tensor], grads: Sequence[Tensor], moments: Moments | None) -> Pairs | None:
+    """For the native kernel, where it can read them all; else None."""
+    if part.addresses is None:
+        return None
+
+    def mine(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[part.indices[i]] for i in part.plan.order]
+
+    states = None if moments is None else (mine(moments.exp_avg), mine(moments.exp_avg_sq))
+    pairs = Pairs(mine(grads), states, 0.0 if moments is None else float(moments.floor))
+    return pairs if part.can_pair([params[i] for i in part.indices], pairs) else None
 
 
 class _PairSums:
