@@ -15,6 +15,21 @@ from sonde.errors import UsageError
 from sonde.flow import AttentionAnalyzer, ComparativeAnalyzer, TemporalAnalyzer, analyze
 
 
+class Looped(nn.Module):
+    """A cell, called once per time step."""
+
+    def __init__(self, cell: nn.GRUCell) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        hidden, found = x.new_zeros(x.shape[1], self.cell.hidden_size), []
+        for part in x:
+            hidden = self.cell(part, hidden)
+            found.append(hidden)
+        return (torch.stack(found),)
+
+
 class TestTemporal:
     def test_the_profile_is_the_gradient_of_each_time_step(self) -> None:
         """A linear recurrence h = a h + x passes a**k of the gradient k steps back."""
@@ -64,6 +79,18 @@ class TestTemporal:
         report = analyzer.analyze(case.model, case.x, case.y, case.loss_fn)
         assert list(analyzer.get_temporal_metrics()) == ["cell"]
         assert "temporal" in report.details
+
+    @pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4), lambda: Looped(nn.GRUCell(3, 4))], ids=["layer", "cell"])
+    def test_in_double_precision(self, make: Any) -> None:
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(12, 2, 3)
+        profiles = []
+        for dtype in (torch.float32, torch.float64):
+            analyzer = TemporalAnalyzer()
+            analyzer.analyze(model.to(dtype), x.to(dtype), x, lambda out, _: out[0][-1].square().sum())
+            (layer,) = analyzer.get_temporal_metrics()
+            profiles.append(analyzer.get_timestep_profile(layer))
+        assert profiles[1] == pytest.approx(profiles[0], rel=1e-3)
 
     @pytest.mark.parametrize("cell", [nn.RNNCell(3, 3), nn.GRUCell(3, 3), nn.LSTMCell(3, 3)])
     def test_unrolled(self, cell: Any) -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from sonde.flow.anatomy import Anatomy
 from sonde.probe.model import Place
+from sonde.reduce.dense import work_dtype
 
 GATES: Final = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new"), "RNN": ("hidden",)}
 
@@ -98,7 +99,7 @@ class TimeWatch:
         norms.append(None)
 
         def note(grad: Tensor) -> None:
-            norms[index] = grad.detach().norm(dtype=torch.float32)
+            norms[index] = grad.detach().norm(dtype=work_dtype(grad))
 
         tensor.register_hook(note)  # type: ignore[no-untyped-call]
 
@@ -124,7 +125,7 @@ def _gates_of(module: nn.Module) -> tuple[str, ...]:
 
 def _by_rows(tensor: Tensor, num_gates: int) -> Tensor:
     """(gates,) norm of each gate's block of rows."""
-    norms: Tensor = tensor.detach().reshape(num_gates, -1).norm(dim=1, dtype=torch.float32)
+    norms: Tensor = tensor.detach().reshape(num_gates, -1).norm(dim=1, dtype=work_dtype(tensor))
     return norms
 
 
