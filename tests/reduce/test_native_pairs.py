@@ -84,7 +84,14 @@ def test_bits_do_not_depend_on_threads(kernel, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "odd", [torch.randn(40, 2)[:, 0], torch.randn(40).bfloat16(), torch.randn(40).double(), torch.randn(39)]
+    "odd",
+    [
+        torch.randn(40, 2)[:, 0],
+        torch.randn(40).bfloat16(),
+        torch.randn(40).double(),
+        torch.randn(39),
+        torch.randn(8, 5),
+    ],
 )
 def test_what_lies_otherwise_is_left_to_torch(kernel, odd):
     x = torch.randn(40)

@@ -124,7 +124,7 @@ def check_torch() -> Check:
     if _minor(version) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         return Check("torch", "warning", f"{version}; tested from {oldest}", "Update:  pip install -U torch")
-    gpus, kernel = result.stdout.splitlines()
+    *_, gpus, kernel = result.stdout.splitlines()
     devices = f"{gpus if gpus != '0' else 'no'} CUDA device{'' if gpus == '1' else 's'}"
     return Check("torch", "ok", f"{version}, {devices}, {kernel} kernel for the CPU")
 

@@ -229,7 +229,7 @@ class Governor:
     def begin(self, step: int) -> None:
         """From this step on there is a budget to keep. What was recorded all together before says little about it."""
         self._settle()
-        self.scale, self._window, self._costs, self._num_reviews = Scale(), [], {}, 0
+        self.scale, self._window, self._wanted, self._costs, self._num_reviews = Scale(), [], {}, {}, 0
         self._tried_at = dict.fromkeys(KINDS, step - _TRY_EVERY)
 
     def press(self, pressure: float) -> Change | None:

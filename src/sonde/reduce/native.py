@@ -107,12 +107,12 @@ class Addresses:
         self._num_elements = int(self._table[:, _NUMEL].sum())
 
     def can_pair(self, tensors: Sequence[Tensor], pairs: Pairs) -> bool:
-        """Whether the kernel finds all it needs, side by side and in float32."""
-        numels = [numel for _, numel in self._forms]
+        """Whether the kernel finds all it needs: the same elements, side by side and in float32."""
+        others = [pairs.grads, *(pairs.moments or ())]
         return all(
-            t.dtype is torch.float32 and t.numel() == numel and _is_direct(t)
-            for listed in (tensors, pairs.grads, *(pairs.moments or ()))
-            for t, numel in zip(listed, numels, strict=True)
+            (tensor.dtype, tensor.numel()) == form
+            and all(t.dtype is torch.float32 and t.shape == tensor.shape and _is_direct(t) for t in (tensor, *paired))
+            for tensor, form, *paired in zip(tensors, self._forms, *others, strict=True)
         )
 
     def rows(
@@ -224,11 +224,10 @@ def _try_out(library: Library) -> None:
         for act in Act:
             sources = [_as_stored(values, code) for values in (plain, odd)]
             kept = [np.full(600, 3, np.float64 if code == CODES[torch.float64] else np.float32) for _ in sources]
-            table = [
-                (s.ctypes.data, k.ctypes.data, 600, code, act, 0, 0, 0, 0) for s, k in zip(sources, kept, strict=True)
-            ]
+            places = [(s.ctypes.data, k.ctypes.data) for s, k in zip(sources, kept, strict=True)]
+            table = np.array([[*place, 600, code, act, 0, 0, 0, 0] for place in places], np.int64)
             rows = empty_rows(2)
-            library.fill(rows, np.array(table, np.int64).ctypes.data, 1200)
+            library.fill(rows, table.ctypes.data, 1200)
             wanted = [values if act <= Act.COPY else 3 - values for values in (plain, odd)]
             left = wanted if act in (Act.COPY, Act.SUBTRACT_INTO) else [np.full(600, 3)] * 2
             expected = np.stack([sketch(values, histogram=False).rows for values in wanted])
@@ -236,7 +235,6 @@ def _try_out(library: Library) -> None:
                 kept, left, equal_nan=True
             ):
                 raise OSError(f"it gets {act.name} of dtype {code} wrong")
-
     _try_out_pairs(library)
 
 
@@ -247,10 +245,10 @@ def _try_out_pairs(library: Library) -> None:
     second = 2 ** np.abs(second)
     for act in (Act.SUBTRACT, Act.SUBTRACT_INTO):
         held = kept.copy()
-        table = [[a.ctypes.data for a in (source, held)] + [600, CODES[torch.float32], act, 0]]
-        table[0] += [a.ctypes.data for a in (grad, first, second)]
+        at = [a.ctypes.data for a in (source, held, grad, first, second)]
+        table = np.array([*at[:2], 600, CODES[torch.float32], act, 0, *at[2:]], np.int64)
         rows = empty_rows(1)
-        library.fill(rows, np.array(table, np.int64).ctypes.data, 600, 4.0)
+        library.fill(rows, table.ctypes.data, 600, 4.0)
         expected = [grad @ (source - kept), grad @ first, (grad * grad / np.maximum(second, 4)).sum()]
         if rows[0, GRAD_UPDATE : GRAD_SQ_OVER_V + 1].tolist() != [float(number) for number in expected]:
             raise OSError(f"it gets paired sums of {act.name} wrong")

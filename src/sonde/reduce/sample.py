@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.reduce.dense import flat, is_dense, is_plain
+from sonde.reduce.dense import flat, is_dense
 
 PRIME: Final = 2_654_435_761
 """Shares no factor with any number of possible starts, so that every start has its turn."""
@@ -37,13 +37,13 @@ def stride_of(numel: int, size: int) -> int:
 
 
 def some_rows(tensor: Tensor, count: int, turn: int) -> Tensor:
-    """At most `count` rows, evenly apart; `turn` moves the first. A row is as many neighbours in memory as the last
-    dimension has. What has no more rows, or lies scattered, is returned as it is.
+    """At most `count` rows of a strided tensor, evenly apart; `turn` moves the first. A row is as many neighbours in
+    memory as the last dimension has. What has no more rows, or lies scattered, is returned as it is.
 
     >>> some_rows(torch.arange(12).view(2, 3, 2), 2, turn=0).tolist()
     [[0, 1], [6, 7]]
     """
-    if not is_plain(tensor) or tensor.ndim < 2 or tensor.numel() <= count * tensor.shape[-1] or not is_dense(tensor):
+    if tensor.ndim < 2 or tensor.numel() <= count * tensor.shape[-1] or not is_dense(tensor):
         return tensor
     rows = flat(tensor.detach()).view(-1, tensor.shape[-1])
     step = -(-len(rows) // count)

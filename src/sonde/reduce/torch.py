@@ -22,7 +22,7 @@ from sonde.reduce.gpu import new_bank
 from sonde.reduce.lists import TensorList, current_stream
 from sonde.reduce.plan import LARGE, row_blocks
 from sonde.reduce.rows import ROW, Partials, combine
-from sonde.reduce.sample import sample, stack_samples
+from sonde.reduce.sample import sample, some_rows, stack_samples
 from sonde.reduce.table import Table, add_zeros, negate_rows, resolve_all, scale_rows, send, set_raw
 from sonde.schema.sketch import Array, empty_rows
 
@@ -54,8 +54,16 @@ class Reducer:
     `add` takes one tensor (an activation), `add_all` a list that is the same in every step (gradients, parameters).
     """
 
-    def __init__(self, *, hist_samples: int = 512, on_unreadable: Callable[[int, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        hist_samples: int = 512,
+        max_rows: int | None = None,
+        on_unreadable: Callable[[int, str], None] | None = None,
+    ) -> None:
         self.hist_samples = hist_samples
+        self.max_rows = max_rows
+        """How many rows of a single tensor are read; None: all."""
         self.on_unreadable = on_unreadable or (lambda *_: None)
         self.turn = 0
         self._singles: list[_Single] = []
@@ -72,15 +80,18 @@ class Reducer:
         """Sketch one tensor now; it may change or be freed afterwards."""
         if self._last is not None and self._add_same(key, tensor):
             return
+        is_ordinary = is_plain(tensor)
         try:
-            values, unstored_zeros = (tensor, 0) if is_plain(tensor) else dense(tensor.detach())
+            values, unstored_zeros = (tensor, 0) if is_ordinary else dense(tensor.detach())
         except UnreadableError as why:
             self.on_unreadable(key, str(why))
             return
+        if self.max_rows is not None:
+            values = some_rows(values, self.max_rows, self.turn)
         if not values.is_cpu:
-            self._add_on_device(key, tensor, values, unstored_zeros, histogram)
+            self._add_on_device(key, values, unstored_zeros, histogram, tensor if is_ordinary else None)
             return
-        is_ordinary, values = values is tensor, values.detach()
+        values = values.detach()
         row = native.row(values)
         sums = self._partials_of(values) if row is None else row
         taken = self._sample(values) if histogram else None
@@ -210,7 +221,9 @@ class Reducer:
             table.sampled = np.array([s.numel() for s in samples])
         return table
 
-    def _add_on_device(self, key: int, tensor: Tensor, values: Tensor, unstored_zeros: int, histogram: bool) -> None:
+    def _add_on_device(
+        self, key: int, values: Tensor, unstored_zeros: int, histogram: bool, original: Tensor | None
+    ) -> None:
         turn = self.turn if histogram else None
         if values.numel() and (bank := self._bank(values)) is not None:
             with self._lock:  # a place in the bank is taken and filled in one go
@@ -218,8 +231,8 @@ class Reducer:
                     self._combine_banks()
                     bank.grow()
                 read = bank.read(key, values, unstored_zeros=unstored_zeros, turn=turn)
-                if values is tensor:
-                    self._remember(tensor, (bank, read))
+                if original is not None:
+                    self._remember(original, (bank, read))
             return
         listed = self.list_for(("single", key), [key], [values])
         for table in listed.sketch([values], turn=turn):

@@ -23,7 +23,6 @@ from sonde.probe.schedule import ALWAYS, Schedule
 from sonde.probe.select import chooser
 from sonde.record.ranks import world_size
 from sonde.reduce.optimizer_pass import OptimizerPass
-from sonde.reduce.sample import some_rows
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
 from sonde.schema.names import Kind
@@ -67,7 +66,8 @@ class Watching:
         self.session, self.plan = session, plan
         self.names = ModelNames(model, prefix=plan.prefix)
         self._select()
-        self.reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=self._note_unreadable)
+        asked, tell = session.settings, self._note_unreadable
+        self.reducer = Reducer(hist_samples=asked.hist_samples, max_rows=asked.activation_rows, on_unreadable=tell)
         self.optimizer_pass = OptimizerPass(self.reducer)
         self.foresight = Foresight(self)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
@@ -203,9 +203,7 @@ class Watching:
     def _one(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> None:
         self.meter.see(tensor)
         with self.meter.span("activations"):
-            key, count = self._place_id(kind, place, suffix, tensor), self.session.settings.activation_rows
-            read = tensor if count is None else some_rows(tensor, count, self.reducer.turn)
-            self.reducer.add(key, read, histogram=self.histogram)
+            self.reducer.add(self._place_id(kind, place, suffix, tensor), tensor, histogram=self.histogram)
 
     def _place_id(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> int:
         key = place.keys.get((kind, suffix))
