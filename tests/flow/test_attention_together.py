@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sonde.flow import AttentionAnalyzer, analyze, attention_calls
-from sonde.flow.attention_blocks import carried
 from sonde.probe.model import ModelNames
-from sonde.reduce.inspect_units import carry
+from sonde.reduce.inspect_units import carried, carry
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from sonde.flow.trace import Trace
 from sonde.probe.guards import quiet
 from sonde.probe.model import Place
 from sonde.probe.outputs import is_plain_tensor
-from sonde.reduce.inspect_units import MAX_SEEN, as_rows
+from sonde.reduce.inspect_units import carried, some_units
 
 _UP: Final = re.compile(
     r"(^|\.)(fc1|up|up_proj|gate_proj|c_fc|linear1|lin1|wi|wi_0|dense_h_to_4h|w1|0|intermediate\.dense)$"
@@ -41,7 +41,9 @@ class Stream:
             return
         given, out = args[0], output[0] if isinstance(output, tuple) and output else output
         if is_plain_tensor(given) and is_plain_tensor(out) and given.shape == out.shape and given.ndim >= 2:
-            self._rows[place.name] = _rows(given), _rows(out)
+            # Copies: the block's tensors are not to be kept, and a model may change them in place.
+            took, gave = (some_units(tensor).to(torch.float32, copy=True) for tensor in (given, out))
+            self._rows[place.name] = took, gave
 
     def ask(self) -> None:
         """Compute from the samples, blocks alike together. Does not wait."""
@@ -77,18 +79,6 @@ class Stream:
             if len(found) > len(best):
                 best = found
         return tuple(best)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """A copy: the block's tensors are not to be kept, and a model may change them in place."""
-    num_rows = max(1, MAX_SEEN // max(tensor.shape[-1], 1))
-    return as_rows(tensor, tensor.ndim - 1, num_rows).to(torch.float32, copy=True)
-
-
-def carried(given: Tensor, out: Tensor) -> Tensor:
-    """`reduce.inspect_units.carry` of many blocks at once, from samples (blocks, rows, units)."""
-    x, y = given - given.mean(-2, keepdim=True), out - out.mean(-2, keepdim=True)
-    return (x * y).sum((-2, -1)) / (x * x).sum((-2, -1))
 
 
 def feed_forward_pairs(anatomy: Anatomy) -> dict[str, tuple[str, str]]:

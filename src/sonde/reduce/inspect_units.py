@@ -122,8 +122,15 @@ def carry(given: Tensor, out: Tensor) -> Tensor:
 
     Of deviations from each unit's mean: what is positive on both sides of a rectified block would look alike otherwise.
     """
-    last = given.ndim - 1
-    num_rows = max(1, MAX_SEEN // max(given.shape[-1], 1))
-    x, y = (as_rows(tensor, last, num_rows).float() for tensor in (given, out))
-    x, y = x - x.mean(0), y - y.mean(0)
-    return (x * y).sum() / (x * x).sum()
+    return carried(some_units(given).float(), some_units(out).float())
+
+
+def some_units(tensor: Tensor) -> Tensor:
+    """(rows, units): the sample that `carried` is to see of what a block took or gave."""
+    return as_rows(tensor, tensor.ndim - 1, max(1, MAX_SEEN // max(tensor.shape[-1], 1)))
+
+
+def carried(given: Tensor, out: Tensor) -> Tensor:
+    """`carry` from samples (..., rows, units) in float32: several blocks alike may stand in front."""
+    x, y = given - given.mean(-2, keepdim=True), out - out.mean(-2, keepdim=True)
+    return (x * y).sum((-2, -1)) / (x * x).sum((-2, -1))
