@@ -19,6 +19,8 @@ def as_markdown(result: dict[str, Any]) -> str:
         for title, table in result.get(part, {}).items():
             name = f"GPT of {title}" if part == "small" else f"GPT of {title}, {part}"
             lines += _training(name, table)
+    if "gradients" in result:
+        lines += _gradients(result["gradients"])
     if "budget" in result:
         for title, found in result["budget"].items():
             lines += _budget(title, found)
@@ -60,6 +62,23 @@ def _training(title: str, table: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {arm} | {row['ratio']:.3f} ({row['from']:.3f} to {row['to']:.3f}) | {row['peak_growth']:+.2%} |"
         )
+    return [*lines, ""]
+
+
+def _gradients(tables: dict[str, Any]) -> list[str]:
+    """One percent, where single rounds differ by as much: many rounds, and what is known of their mean."""
+    lines = [
+        "## Gradients alone, every step, in many rounds",
+        "",
+        "Of the GPT of 0.9 B. The mean of all rounds with its standard error, and their median.",
+        "",
+        "| | mean | median |",
+        "|---|---|---|",
+    ]
+    for way, table in tables.items():
+        for arm in ("off again", "gradients"):
+            row = table["arms"][arm]
+            lines.append(f"| {way}, {arm} | {row['mean']:.4f} ± {row['error']:.4f} | {row['ratio']:.4f} |")
     return [*lines, ""]
 
 

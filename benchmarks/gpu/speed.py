@@ -29,7 +29,8 @@ from syncs import syncs
 from training import FINITE_ARM, SONDE_ARMS, end_to_end, print_table
 
 OTHERS = ["naive loop", "wandb.watch's algorithm"]
-PARTS = ("kernels", "eager", "compiled", "small", "budget", "in_graph", "syncs")
+PARTS = ("kernels", "eager", "compiled", "gradients", "small", "budget", "in_graph", "syncs")
+ROUNDS_FOR_ONE_PERCENT = 16
 
 
 def commit() -> str:
@@ -44,6 +45,11 @@ def part(name: str, rounds: int, block: int) -> Any:
         return {"0.9 B": end_to_end("0.9 B", False, rounds, block, [*SONDE_ARMS, FINITE_ARM, *OTHERS])}
     if name == "compiled":
         return {"0.9 B": end_to_end("0.9 B", True, rounds, block, list(SONDE_ARMS))}
+    if name == "gradients":  # what costs less than the rounds of the tables above differ by
+        return {
+            way: end_to_end("0.9 B", way == "compiled", ROUNDS_FOR_ONE_PERCENT, block, ["gradients"])
+            for way in ("eager", "compiled")
+        }
     if name == "small":
         return {
             "124 M eager": end_to_end("124 M", False, rounds, block, [*SONDE_ARMS, *OTHERS, "TensorBoard's algorithm"]),
@@ -72,7 +78,7 @@ def main() -> None:
     for name in options.parts.split(","):
         result[name] = part(name, options.rounds, options.block)
         torch.cuda.empty_cache()
-        for title, table in result[name].items() if name in ("eager", "compiled", "small") else ():
+        for title, table in result[name].items() if name in ("eager", "compiled", "gradients", "small") else ():
             print_table(f"{name} {title}", table)
         if name in ("budget", "in_graph", "syncs"):
             print(json.dumps(result[name], indent=1), flush=True)

@@ -173,6 +173,8 @@ def end_to_end(name: str, compiled: bool, rounds: int, block: int, arms: list[st
             "ratio": statistics.median(ratios),
             "from": min(ratios),
             "to": max(ratios),
+            "mean": statistics.mean(ratios),
+            "error": statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else None,
             "peak_gib": lane.peak_gib,
             "peak_growth": lane.peak_gib / base.peak_gib - 1,
         }

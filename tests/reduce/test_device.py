@@ -108,6 +108,17 @@ class TestOnGpu(OnGpu):
             assert got.hist.sum() == pytest.approx(got.n - got.nan - got.inf - got.zero)
 
     @pytest.mark.parametrize("way", ["add", "add_all"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_what_float32_cannot_square(self, ways, way, dtype):
+        scales = [1.0, 1e-17, 1e-20, 1e-30, 1e-40, 1e-44, 1e25, 1e37]
+        xs = [torch.randn(40_000, generator=torch.Generator().manual_seed(seed)) for seed in range(40)]
+        xs = [(x * scales[seed % 8]).to(dtype) for seed, x in enumerate(xs)]
+        xs[9][3], xs[20][-1] = torch.nan, -torch.inf
+        found = ways.rows(way, [x.cuda() for x in xs])
+        for key, x in enumerate(xs):
+            ways.assert_same(found[key].rows, sketch(ways.as_numpy(x), histogram=False).rows, key)
+
+    @pytest.mark.parametrize("way", ["add", "add_all"])
     def test_odd_kinds(self, ways, way):
         dense = torch.zeros(40, 50)
         dense[3, 4], dense[7, 8] = 3.0, 2.0

@@ -64,6 +64,43 @@ def test_samples_of_a_list():
             assert not got[len(wanted) :].any()
 
 
+def odd_ones(num: int, size: int) -> list[torch.Tensor]:
+    """Among plain tensors some whose squares leave float32, and some that are not finite: more than one program's."""
+    xs = [torch.randn(size, generator=torch.Generator().manual_seed(seed)) for seed in range(num)]
+    for x, scale in zip(xs[2::3], [1e-17, 1e-20, 1e-30, 1e-40, 1e-44, 1e25, 1e37] * num, strict=False):
+        x *= scale
+    xs[1][3], xs[num // 2][5], xs[num // 2][-1], xs[-1][0] = torch.nan, torch.inf, -torch.inf, torch.nan
+    xs[4].zero_()
+    return xs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_what_is_done_again_may_lie_anywhere(ways, dtype):
+    from sonde.reduce.triton import ChunkList
+
+    xs = [x.to(dtype) for x in odd_ones(21, 300)]
+    if dtype == torch.bfloat16:  # the interpreter, unlike a GPU, gets the smallest of these wrong
+        xs = [torch.where(x.abs() < 1.2e-38, 0, x) for x in xs]
+    chunks = ChunkList([x.numel() for x in xs], dtype, CPU)
+    for row, x in zip(chunks.rows(xs), xs, strict=True):
+        check_row(ways, row, x)
+
+
+def test_what_is_done_again_in_a_step_may_lie_anywhere(ways):
+    from sonde.reduce.triton_step import StepChunks
+    from sonde.session.formula import rule_of
+
+    params = [torch.nn.Parameter(x) for x in odd_ones(21, 300)[::-1]]
+    for p, g in zip(params, odd_ones(21, 300), strict=True):
+        p.grad = g
+    steps = StepChunks([p.numel() for p in params], CPU, size=128)
+    grads = [p.grad for p in params]
+    rows, _ = steps.rows(params, grads, rule_of(torch.optim.SGD(params, lr=0.1), params), 0)
+    for t, p in enumerate(params):
+        check_row(ways, rows[0, t], p.detach())
+        check_row(ways, rows[1, t], grads[t])
+
+
 OPTIMIZERS = {
     "adam": lambda ps: torch.optim.Adam(ps, lr=1e-2, weight_decay=0.1),
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-2, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-6),

@@ -39,8 +39,12 @@ CHUNK: Final = 32768
 BLOCK: Final = 1024
 _NUM_WARPS: Final = 8
 _NUM_PARTIALS: Final = 8
+_CAREFUL_BLOCK: Final = 256
+_NUM_CAREFUL_WARPS: Final = 8
 _CHECKED: Final = 8
 """Chunks that one program looks at for what has to be done again."""
+SCALE: Final = tl.constexpr(2.0**100)
+"""Takes what is below 1e-16, down to the smallest number there is, to where float32 holds its squares."""
 TYPES: Final = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
@@ -177,21 +181,44 @@ def _redo(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _rescale(  # type: ignore[no-untyped-def]
+    address, owner, offset, numel, out, num_chunks, chunk,
+    DTYPE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The squares of a chunk in which every value is finite and below 1e-16: scaled, they fit, and nothing is lost."""
+    tensor = tl.load(owner + chunk)
+    start = tl.load(offset + chunk)
+    left = tl.load(numel + tensor) - start
+    values = tl.load(address + tensor).to(tl.pointer_type(DTYPE)) + start
+    lanes = tl.arange(0, BLOCK)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for i in tl.range(0, CHUNK, BLOCK):
+        inside = i + lanes < left
+        x = tl.load(values + i + lanes, mask=inside).to(tl.float32)
+        x = tl.where(inside, x, 0) * SCALE
+        squares += x * x
+    tl.store(out + 4 * num_chunks + chunk, tl.sum(squares).to(tl.float64) / SCALE / SCALE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _repair(  # type: ignore[no-untyped-def]
     address, owner, offset, numel, out, num_chunks, TINY, HUGE,
     DTYPE: tl.constexpr, NARROW: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0) * CHECKED
-    looked = first + tl.arange(0, CHECKED)
+    # Neighbours belong to different programs: what has to be done again mostly lies together, as rows of one table do.
+    looked = tl.program_id(0) + tl.arange(0, CHECKED) * tl.num_programs(0)
     is_there = looked < num_chunks
     squares_before = tl.load(out + 4 * num_chunks + looked, mask=is_there, other=1.0)
     magnitudes_before = tl.load(out + 5 * num_chunks + looked, mask=is_there, other=1.0)
     if tl.sum(_is_bad(squares_before, magnitudes_before, TINY, HUGE)) > 0:
-        for chunk in tl.range(first, tl.minimum(first + CHECKED, num_chunks)):
+        for chunk in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0)):
             squares_found = tl.load(out + 4 * num_chunks + chunk)
             magnitudes_found = tl.load(out + 5 * num_chunks + chunk)
             if _is_bad(squares_found, magnitudes_found, TINY, HUGE) > 0:
-                _redo(address, owner, offset, numel, out, num_chunks, chunk, DTYPE, NARROW, CHUNK, BLOCK)
+                if NARROW and squares_found < TINY:
+                    _rescale(address, owner, offset, numel, out, num_chunks, chunk, DTYPE, CHUNK, 8 * BLOCK)
+                else:
+                    _redo(address, owner, offset, numel, out, num_chunks, chunk, DTYPE, NARROW, CHUNK, BLOCK)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -307,7 +334,8 @@ class ChunkList(Chunks):
             _repair[(-(-self.num_chunks // _CHECKED),)](
                 self._address, self.owner, self.offset, self.numel, self.partial, self.num_chunks,
                 1e-300 if wide else 1e-32, 1e300 if wide else 3e38,
-                DTYPE=TYPES[self.dtype], NARROW=not wide, CHUNK=CHUNK, BLOCK=BLOCK, CHECKED=_CHECKED, num_warps=4,
+                DTYPE=TYPES[self.dtype], NARROW=not wide, CHUNK=CHUNK, BLOCK=_CAREFUL_BLOCK, CHECKED=_CHECKED,
+                num_warps=_NUM_CAREFUL_WARPS,
             )  # fmt: skip
             combine(self.partial, self, rows)
         return rows

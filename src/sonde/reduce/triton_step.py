@@ -319,7 +319,8 @@ def _step_repair(  # type: ignore[no-untyped-def]
     ADAM: tl.constexpr, ON_DEVICE: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr,
     NUMBERS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    looked = tl.program_id(0) * CHECKED + tl.arange(0, CHECKED)
+    # Neighbours belong to different programs, as in `triton._repair`.
+    looked = tl.program_id(0) + tl.arange(0, CHECKED) * tl.num_programs(0)
     there = looked < num_chunks
     bad = (tl.load(out + looked, mask=there, other=0.0) < 0).to(tl.int32)
     bad |= _is_bad(out, looked, num_chunks, 0, there)
@@ -329,8 +330,7 @@ def _step_repair(  # type: ignore[no-untyped-def]
     if ADAM:
         bad |= _is_bad(out, looked, num_chunks, 3, there)
     if tl.sum(bad) > 0:
-        for i in tl.range(0, CHECKED):
-            chunk = tl.program_id(0) * CHECKED + i
+        for chunk in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0)):
             if tl.sum(tl.where(looked == chunk, bad, 0)) > 0:
                 _step_chunk(
                     param, grad, first, second, steps, numbers, scale, skipped, owner, offset, numel, out,
