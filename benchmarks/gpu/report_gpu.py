@@ -19,8 +19,6 @@ def as_markdown(result: dict[str, Any]) -> str:
         for title, table in result.get(part, {}).items():
             name = f"GPT of {title}" if part == "small" else f"GPT of {title}, {part}"
             lines += _training(name, table)
-    if "gradients" in result:
-        lines += _gradients(result["gradients"])
     if "budget" in result:
         for title, found in result["budget"].items():
             lines += _budget(title, found)
@@ -52,33 +50,16 @@ def _training(title: str, table: dict[str, Any]) -> list[str]:
     lines = [
         f"## {title}",
         "",
-        f"{table['step_ms']:.1f} ms per step without anything. Everything at every step; lowest and highest round in",
-        "brackets; `off again` is what the machine makes of nothing.",
+        f"{table['step_ms']:.1f} ms per step without anything. Everything at every step: the median of",
+        f"{table['rounds']} rounds with its 95 % interval; `off again` is what the machine makes of nothing.",
         "",
         "| | ratio | peak memory |",
         "|---|---|---|",
     ]
     for arm, row in table["arms"].items():
         lines.append(
-            f"| {arm} | {row['ratio']:.3f} ({row['from']:.3f} to {row['to']:.3f}) | {row['peak_growth']:+.2%} |"
+            f"| {arm} | {row['ratio']:.4f} ({row['low']:.4f} to {row['high']:.4f}) | {row['peak_growth']:+.2%} |"
         )
-    return [*lines, ""]
-
-
-def _gradients(tables: dict[str, Any]) -> list[str]:
-    """One percent, where single rounds differ by as much: many rounds, and what is known of their mean."""
-    lines = [
-        "## Gradients alone, every step, in many rounds",
-        "",
-        "Of the GPT of 0.9 B. The mean of all rounds with its standard error, and their median.",
-        "",
-        "| | mean | median |",
-        "|---|---|---|",
-    ]
-    for way, table in tables.items():
-        for arm in ("off again", "gradients"):
-            row = table["arms"][arm]
-            lines.append(f"| {way}, {arm} | {row['mean']:.4f} ± {row['error']:.4f} | {row['ratio']:.4f} |")
     return [*lines, ""]
 
 

@@ -6,7 +6,6 @@ import random
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from tensorboard_bins import default_bins
 
 import sonde
 from hooks import OwnHooks
+from report import interval
 from sonde.config import Settings
 from sonde.session import begin
 
@@ -112,6 +112,17 @@ class TensorBoardAlgorithm(NaiveLoop):
         values.dot(values)
 
 
+OTHERS: dict[str, Callable[[nn.Module], Any]] = {
+    "naive loop": NaiveLoop,
+    "wandb.watch's algorithm": WandbAlgorithm,
+    SLOW: TensorBoardAlgorithm,
+}
+_ROUNDS_OF_OTHERS = {"naive loop": 4, "wandb.watch's algorithm": 4, SLOW: 1}
+"""They cost many times more than what the rounds differ by."""
+_WARM_UP = 20
+"""Past the first histograms: a kernel that is compiled takes longer than a round."""
+
+
 @dataclass(slots=True)
 class Lane:
     """One arm: its recorder, its hooks, its times."""
@@ -119,8 +130,11 @@ class Lane:
     name: str
     recorder: Any
     hooks: OwnHooks
-    times: list[float] = field(default_factory=list)
+    laps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     peak_gib: float = 0.0
+
+    def times_ms(self, block: int) -> list[float]:
+        return [start.elapsed_time(end) / block for start, end in self.laps]
 
 
 def trained(name: str, compiled: bool | str) -> tuple[nn.Module, Any, Callable[[], Tensor]]:
@@ -138,6 +152,7 @@ def trained(name: str, compiled: bool | str) -> tuple[nn.Module, Any, Callable[[
 
 
 def end_to_end(name: str, compiled: bool, rounds: int, block: int, arms: list[str]) -> dict[str, Any]:
+    """Blocks of steps by the device's clock, the arms in another order in each round; nobody waits in between."""
     model, optimizer, step = trained(name, compiled)
     folder = tempfile.mkdtemp(prefix="sonde-gpu-")
     lanes = []
@@ -146,48 +161,47 @@ def end_to_end(name: str, compiled: bool, rounds: int, block: int, arms: list[st
         with hooks.in_place():
             lanes.append(Lane(arm, _recorder(arm, model, optimizer, folder), hooks))
     for lane in lanes:
-        _run(lane, step, 3 if lane.name != SLOW else 0)
+        _run(lane, step, _WARM_UP if lane.name not in OTHERS else 0)
     for number in range(rounds):
-        order = list(lanes)
+        order = [lane for lane in lanes if number < _ROUNDS_OF_OTHERS.get(lane.name, rounds)]
         random.Random(number).shuffle(order)
         for lane in order:
-            if lane.name == SLOW:
-                lane.times.append(lane.times[0] if number else _one_step(lane, step))
-                continue
-            _run(lane, step, 1)  # what the lane before it left in the caches and in the queue
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            start = time.perf_counter()
-            _run(lane, step, block)
-            torch.cuda.synchronize()
-            lane.times.append((time.perf_counter() - start) / block)
-            lane.peak_gib = torch.cuda.max_memory_allocated() / 2**30
+            _lap(lane, step, block if lane.name != SLOW else 1)
+    torch.cuda.synchronize()
     for lane in lanes:
         with lane.hooks.in_place():
             lane.recorder.stop()
-    base = lanes[0]
-    result: dict[str, Any] = {"step_ms": statistics.median(base.times) * 1e3, "arms": {}}
-    for lane in lanes:
-        ratios = [t / b for t, b in zip(lane.times, base.times, strict=True)]
+    return _conclude(lanes, block)
+
+
+def _lap(lane: Lane, step: Callable[[], Tensor], block: int) -> None:
+    _run(lane, step, 1)  # what the lane before it left in the caches and in the queue
+    torch.cuda.reset_peak_memory_stats()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    _run(lane, step, block)
+    end.record()
+    lane.laps.append((start, end))
+    lane.peak_gib = torch.cuda.max_memory_allocated() / 2**30
+
+
+def _conclude(lanes: list[Lane], block: int) -> dict[str, Any]:
+    """Each round against the two lanes of that round that do nothing; the second of them against the first."""
+    base, again = (lane.times_ms(block) for lane in lanes[:2])
+    result: dict[str, Any] = {"step_ms": statistics.median(base), "rounds": len(base), "arms": {}}
+    for place, lane in enumerate(lanes):
+        against = base if place < 2 else [(a + b) / 2 for a, b in zip(base, again, strict=True)]
+        times = lane.times_ms(block if lane.name != SLOW else 1)
+        ratios = [time / other for time, other in zip(times, against, strict=False)]
+        median, (low, high) = interval(ratios)
         result["arms"][lane.name] = {
-            "ratio": statistics.median(ratios),
-            "from": min(ratios),
-            "to": max(ratios),
-            "mean": statistics.mean(ratios),
-            "error": statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else None,
+            "ratio": median,
+            "low": low,
+            "high": high,
             "peak_gib": lane.peak_gib,
-            "peak_growth": lane.peak_gib / base.peak_gib - 1,
+            "peak_growth": lane.peak_gib / lanes[0].peak_gib - 1,
         }
     return result
-
-
-def _one_step(lane: Lane, step: Callable[[], Tensor]) -> float:
-    """Enough of what takes a hundred times as long as all others."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    _run(lane, step, 1)
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _recorder(arm: str, model: nn.Module, optimizer: Any, folder: str) -> Any:
@@ -196,12 +210,7 @@ def _recorder(arm: str, model: nn.Module, optimizer: Any, folder: str) -> Any:
     if arm == FINITE_ARM:
         options = {**SONDE_ARMS["gradients"], "grads": False, "settings": {"finite": True}}
         return Recorded(model, optimizer, folder, budget=None, **options)
-    others = {
-        "naive loop": NaiveLoop,
-        "wandb.watch's algorithm": WandbAlgorithm,
-        "TensorBoard's algorithm": TensorBoardAlgorithm,
-    }
-    return others[arm](model) if arm in others else Nothing()
+    return OTHERS[arm](model) if arm in OTHERS else Nothing()
 
 
 def _run(lane: Lane, step: Callable[[], Tensor], num: int) -> None:
@@ -214,11 +223,11 @@ def _run(lane: Lane, step: Callable[[], Tensor], num: int) -> None:
 def print_table(title: str, result: dict[str, Any]) -> None:
     print(f"{title}: {result['step_ms']:.1f} ms per step")
     for arm, row in result["arms"].items():
-        spread = f"({row['from']:.3f} to {row['to']:.3f})"
+        spread = f"({row['low']:.4f} to {row['high']:.4f})"
         print(f"  {arm:40s} {row['ratio']:.4f} {spread}  peak {row['peak_growth']:+.2%}", flush=True)
 
 
 if __name__ == "__main__":
     compiled = "--compiled" in sys.argv
-    some = end_to_end("0.9 B", compiled, 5, 5, list(SONDE_ARMS))
+    some = end_to_end("0.9 B", compiled, 24, 4, list(SONDE_ARMS))
     print_table("0.9 B", some)
