@@ -70,6 +70,13 @@ def test_other_views_work_without_a_server(report: Path, open_page: Callable[...
     expect(page.locator("main svg, main canvas").first).to_be_visible()
 
 
+def test_what_lies_below_the_screen_is_drawn_too(report: Path, open_page: Callable[..., Any]) -> None:
+    """Printed from the browser, a chart that was never scrolled to would be blank."""
+    page = open_page(report.as_uri(), width=800, height=300, offline=True)
+    expect(page.locator("[data-lazy]").nth(2)).to_be_attached()
+    expect(page.locator("[data-lazy]:not(:has(canvas))")).to_have_count(0)
+
+
 def test_tensor_that_a_finding_names_is_in_the_report(report: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(report.as_uri(), offline=True)
     page.locator("article[data-finding] a[href*='/tensor/']").first.click()
