@@ -234,9 +234,10 @@ def test_a_step_that_does_something_else_is_found_out(tmp_path):
         assert row["value"] == pytest.approx(wanted[row["step"]], rel=1e-4)
 
 
-def test_skipped_steps_have_no_update(tmp_path):
+@pytest.mark.parametrize("fused", [True, False])
+def test_skipped_steps_have_no_update(tmp_path, fused):
     model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**8)
     session = watch(model, optimizer, tmp_path)
     for step in range(5):

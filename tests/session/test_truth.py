@@ -390,18 +390,46 @@ def test_a_logged_loss_belongs_to_its_own_step(where: str, begin: Any, reopen: A
     assert table.column("value").to_pylist() == table.column("step").to_pylist() == [0, 1, 2, 3, 4]
 
 
-def test_a_step_that_the_scaler_skips_is_an_event(begin: Any, reopen: Any) -> None:
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_that_the_scaler_skips_counts_and_is_an_event(begin: Any, reopen: Any, fused: bool) -> None:
+    """A fused optimizer is called and does nothing; any other is not called, and no hook of it tells."""
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    begin().watch(model, optimizer)
-    for step in range(3):
+    session = begin().watch(model, optimizer)
+    for step in range(4):
         optimizer.zero_grad()
-        scaler.scale(model(torch.ones(1, 2)).sum() * (float("inf") if step == 1 else 1.0)).backward()
+        scaler.scale(model(torch.ones(1, 2)).sum() * (float("inf") if step == 1 else step + 1)).backward()
         scaler.step(optimizer)
         scaler.update()
-    events = reopen().events().to_pylist()
-    assert [e["step"] for e in events if e["type"] == "skipped_step"] == [1]
+        session.log({"mine": step})
+    run = reopen()
+    assert [e["step"] for e in run.events().to_pylist() if e["type"] == "skipped_step"] == [1]
+    assert run.scalars("mine").column("step").to_pylist() == [0, 1, 2, 3]
+    assert values(run, "grad/bias/norm")[::2] + values(run, "grad/bias/norm")[3:] == [1.0, 3.0, 4.0]
+    assert values(run, "grad/bias/inf") == [0, 1, 0, 0]
+    assert [value > 0 for value in values(run, "update/weight/norm")] == [True, False, True, True]
+    assert run.scalars("optim/loss_scale").column("value").to_pylist() == [4.0, 4.0, 2.0, 2.0]
+
+
+def test_of_two_optimizers_one_may_be_kept_from_its_step(begin: Any, reopen: Any) -> None:
+    model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    begin().watch(model, optimizers)
+    for step in range(4):
+        for number, optimizer in enumerate(optimizers):
+            optimizer.zero_grad()
+            factor = float("inf") if (number, step) == (1, 2) else 1.0
+            scaler.scale(model[number](torch.ones(1, 2)).sum() * factor).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    run = reopen()
+    assert [e["step"] for e in run.events().to_pylist() if e["type"] == "skipped_step"] == [2]
+    assert values(run, "update/0.bias/norm") == pytest.approx([0.1] * 4)
+    assert values(run, "update/1.bias/norm") == pytest.approx([0.1, 0.1, 0.0, 0.1])
+    assert run.scalars("optim/1/loss_scale").column("value").to_pylist() == [4.0, 4.0, 4.0, 2.0]
 
 
 def test_a_loop_without_torch_optimizers_steps_by_hand(begin: Any, reopen: Any) -> None:

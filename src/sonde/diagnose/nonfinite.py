@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.diagnose.events import happenings, number
 from sonde.diagnose.progress import loss_name
@@ -24,6 +25,8 @@ NEEDS: Final = (
     "param/*/nonfinite_fraction",
     "custom/*/nonfinite_fraction",
 )
+TOO_MANY_SKIPS: Final = 20
+"""In a row. GradScaler begins at 65,536 and halves: after 17 the loss is no longer scaled up, and still not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,16 @@ class Moment:
     updates: tuple[str, ...] = ()
     is_lasting: bool = True
     """Whether it was still so at the end of the run."""
+    num_skipped: int = 0
+    """Steps from here on that a scaler skipped, one after the other."""
     matters: bool = True
     """Whether the loss, a gradient or a weight was touched; otherwise it stayed inside the forward pass."""
 
 
 def first_moment(window: Window) -> Moment | None:
     """When it began; None while everything that was measured is finite."""
-    skipped = {event.step for event in happenings(window, "skipped_step")}
+    rows = _skips_in_a_row(window)
+    skipped = {int(step) for row in rows if len(row) < TOO_MANY_SKIPS for step in row}
     grads = _first_bad(window, "grad", skipped)
     weights, updates = _first_bad(window, "param"), _first_bad(window, "update", skipped)
     loss_steps = _bad_loss(window)
@@ -77,9 +83,16 @@ def first_moment(window: Window) -> Moment | None:
             if (values[steps == step] == 0).any()
         ),
         updates=_at(updates, step),
-        is_lasting=_is_lasting(window),
+        is_lasting=_is_lasting(window, skipped),
+        num_skipped=max((len(row) for row in rows if step in row), default=0),
         matters=bool(touched),
     )
+
+
+def _skips_in_a_row(window: Window) -> list[NDArray[np.int64]]:
+    """Steps that a scaler skipped. While it looks for its scale that is no fault; many in a row are no search."""
+    steps = np.unique([event.step for event in happenings(window, "skipped_step")]).astype(np.int64)
+    return np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
 
 
 def _first_bad(window: Window, kind: str, without: set[int] | None = None) -> dict[str, int]:
@@ -121,13 +134,19 @@ def _has_step(window: Window, kind: str, step: int) -> bool:
     return any((steps == step).any() for _, steps, _ in window.by_site(f"{kind}/*/nan_fraction"))
 
 
-def _is_lasting(window: Window) -> bool:
-    """Whether the loss, or a weight, was still bad when the run ended."""
+def _is_lasting(window: Window, skipped: set[int]) -> bool:
+    """Whether the loss, a weight or a gradient was still bad when the run ended."""
     name = loss_name(window)
     values = window.get(name)[1] if name is not None else np.empty(0)
     if len(values) and not np.isfinite(values[-1]):
         return True
-    return any(len(own) and own[-1] > 0 for _, _, own in window.by_site("param/*/nonfinite_fraction"))
+    last = [
+        (steps[-1], own[-1])
+        for kind in ("param", "grad")
+        for _, steps, own in window.by_site(f"{kind}/*/nonfinite_fraction")
+        if len(own)
+    ]
+    return any(value > 0 and step not in skipped for step, value in last)
 
 
 def backward_gap(window: Window, moment: Moment) -> tuple[str, str]:

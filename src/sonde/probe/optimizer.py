@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -20,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sonde.probe.guards import is_capturing, protected
 from sonde.probe.model import ModelNames, NamedParameter
 from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.scaler import loss_scale
 
 _TORCH_FILE: Final = register_optimizer_step_pre_hook.__code__.co_filename
 
@@ -37,6 +39,8 @@ class OptimizerStep:
     """Gradients are still multiplied by this (fused optimizer under GradScaler)."""
     found_inf: Tensor | None = None
     """Non-zero when this step will be skipped."""
+    loss_scale: Tensor | None = None
+    """What a GradScaler has multiplied the loss by."""
     has_closure: bool = False
     """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
     num_inside: int = 0
@@ -167,6 +171,16 @@ class OptimizerTap:
         del self._open[id(optimizer)]
         self.on_after(step)
 
+    def skip(self, optimizer: Optimizer) -> None:
+        """A scaler kept it from its step, gradients being unscaled already: told as a step that changes nothing."""
+        number = self._find(optimizer)
+        if number is None or is_capturing():
+            return
+        step = self._describe(optimizer, number)
+        step.found_inf = torch.ones((), device=_parameters(optimizer)[0].device)
+        self.on_before(step)
+        self.on_after(step)
+
     def _is_inside(self, optimizer: Optimizer) -> bool:
         """Whether this step is a part of one that is being made: of the class that an optimizer inherits from, or of an
         optimizer that it wraps. The outer one is measured, and so is all that happens in it."""
@@ -185,6 +199,7 @@ class OptimizerTap:
         step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips(_parameters(optimizer)))
         step.grad_scale = getattr(optimizer, "grad_scale", None)
         step.found_inf = getattr(optimizer, "found_inf", None)
+        step.loss_scale = loss_scale()
         if not self.is_wanted():
             return step
         self._look_for_strangers(optimizer)

@@ -137,9 +137,10 @@ def _merge_repeated(
 def scale_rows(table: Table, factor: Any) -> None:
     """Make it the sketches of `factor * x`, factor > 0; the factor may be on the host or on a device."""
     rows, factor = table.rows, _beside(table.rows, factor)
-    for column in (SUM, SUMABS, MIN, MAX):
-        rows[:, column] *= factor
-    rows[:, SUMSQ] *= factor * factor
+    with np.errstate(over="ignore", invalid="ignore"):  # a scaler that has halved its scale to nothing
+        for column in (SUM, SUMABS, MIN, MAX):
+            rows[:, column] *= factor
+        rows[:, SUMSQ] *= factor * factor
     if table.samples is not None:
         table.samples *= factor if isinstance(factor, float) else factor.to(table.samples.dtype)
 

@@ -19,6 +19,7 @@ from sonde.probe.in_graph import InGraphTaps
 from sonde.probe.model import ModelNames, NamedParameter, Place
 from sonde.probe.optimizer import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.scaler import ScalerTap
 from sonde.probe.schedule import ALWAYS, Schedule
 from sonde.probe.select import chooser
 from sonde.record.ranks import world_size
@@ -108,6 +109,7 @@ class Watching:
             on_failed=self._void,
             on_unnamed=self._tell_unnamed,
         )
+        self.scaler = ScalerTap(self.optimizers.skip, on_error)
         self.begin_step(session.step_number)
 
     def detach(self) -> None:
@@ -116,6 +118,7 @@ class Watching:
         self.forward.detach()
         if self.in_graph is not None:
             self.in_graph.detach()
+        self.scaler.detach()
         self.optimizers.detach()
         self.clips.detach()
         self.inspection.detach()
@@ -345,7 +348,8 @@ class Watching:
 
     def _scalars(self, step: OptimizerStep) -> None:
         """What the optimizer is told, and what clipping saw."""
-        values = {"optim/lr" if not step.number else f"optim/{step.number}/lr": step.lr}
+        place = f"optim/{step.number}" if step.number else "optim"
+        values = {f"{place}/lr": step.lr, f"{place}/loss_scale": step.loss_scale}
         norm = self.clips.take_norm()
         if norm is not None:
             values["optim/grad_norm"], values["optim/max_norm"] = norm

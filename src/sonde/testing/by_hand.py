@@ -122,4 +122,7 @@ def hooks_on(net: nn.Module) -> dict[str, Any]:
         places |= {f"{name}.{key}": value for key, value in vars(module).items() if "hook" in key}
     found = {name: list(value) for name, value in places.items() if isinstance(value, dict) and value}
     clip = nn.utils.clip_grad
-    return found | {"clipping": (clip.clip_grad_norm_, clip._clip_grads_with_norm_, clip.clip_grad_value_)}
+    return found | {
+        "clipping": (clip.clip_grad_norm_, clip._clip_grads_with_norm_, clip.clip_grad_value_),
+        "scaling": torch.amp.GradScaler.step,
+    }

@@ -116,6 +116,15 @@ def test_steps_that_a_grad_scaler_skipped_are_no_fault() -> None:
     assert not list(nan_inf(seen(falling(NUM), {"grad/0.weight/nonfinite_fraction": overflow}, skipped)))
 
 
+def test_a_scaler_that_skips_for_ever_is_not_looking_for_its_scale() -> None:
+    """The loss stays finite and no weight is touched: the run looks well, and learns nothing."""
+    skipped = [{"type": "skipped_step", "step": step, "details": {}} for step in (2, 3, *range(15, NUM))]
+    bad = np.where((np.arange(NUM) >= 15) | (np.arange(NUM) == 2), 1.0, 0.0)
+    finding = only(seen(falling(NUM), {"grad/0.weight/nonfinite_fraction": bad}, *skipped))
+    assert (finding.step, finding.severity) == (15, "critical")
+    assert f"{NUM - 15} steps in a row were skipped" in finding.message
+
+
 def test_finite_runs_and_empty_windows_say_nothing() -> None:
     assert not list(nan_inf(seen(falling(NUM), {"act/1/max_abs": 3.0})))
     assert not list(nan_inf(Window()))

@@ -47,7 +47,8 @@ def nan_inf(window: Window) -> Iterator[Finding]:
         return
     origin = _origin(window, moment)
     severity = ("critical" if moment.is_lasting else "warning") if moment.matters else "info"
-    after = "" if moment.is_lasting else "; the run has recovered since"
+    after = f"; {moment.num_skipped} steps in a row were skipped for it" if moment.num_skipped else ""
+    after += "" if moment.is_lasting else "; the run has recovered since"
     yield found(
         window,
         "nan_inf",

@@ -1,0 +1,94 @@
+"""Steps that a `GradScaler` keeps an optimizer from, and the scale of the loss: no hook of an optimizer tells of them.
+
+`GradScaler.step` is replaced in its class while anybody listens; subclasses that only add to it are seen as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from sonde.probe.guards import protected
+
+_taps: list[ScalerTap] = []
+_replaced: list[tuple[Any, Any]] = []
+_handles: list[Any] = []
+_begun: list[int] = []
+"""The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
+_scales: list[Tensor | None] = []
+"""What the losses were multiplied by, of the scalers that are making a step now; the innermost last."""
+
+
+class ScalerTap:
+    """Calls `on_skipped` with an optimizer that a scaler did not let step."""
+
+    def __init__(self, on_skipped: Callable[[Optimizer], None], on_error: Callable[[str, Exception], None]) -> None:
+        self.on_skipped = protected(on_skipped, on_error, "skipped step")
+        if not _taps:
+            _replace()
+        _taps.append(self)
+
+    def detach(self) -> None:
+        if self in _taps:
+            _taps.remove(self)
+            if not _taps:
+                _restore()
+
+
+def loss_scale() -> Tensor | None:
+    """What the loss was multiplied by in the step that is being made; None where no scaler makes it."""
+    return _scales[-1] if _scales else None
+
+
+def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_enabled():
+            return original(self, optimizer, *args, **kwargs)
+        if not _scales:
+            _begun.clear()
+        _scales.append(getattr(self, "_scale", None))
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+            # What is no optimizer of torch's calls no hook, so nobody can tell whether it stepped. And where somebody
+            # has replaced the method between two of ours, both are called: the outer one tells.
+            if isinstance(optimizer, Optimizer) and id(optimizer) not in _begun and len(_scales) == 1:
+                for tap in (*_taps,):
+                    tap.on_skipped(optimizer)
+        finally:
+            _scales.pop()
+        return result
+
+    return step
+
+
+def _note_begun(optimizer: Optimizer, *_: object) -> None:
+    if not torch.compiler.is_compiling() and _scales:
+        _begun.append(id(optimizer))
+
+
+def _replace() -> None:
+    original = GradScaler.step
+    ours = _watch(original)
+    GradScaler.step = ours  # type: ignore[method-assign]
+    _replaced.append((ours, original))
+    _handles.append(register_optimizer_step_pre_hook(_note_begun))
+
+
+def _restore() -> None:
+    """Put the original back, unless somebody has replaced it again since."""
+    for ours, original in _replaced:
+        if GradScaler.step is ours:
+            GradScaler.step = original  # type: ignore[method-assign]
+    for handle in _handles:
+        handle.remove()
+    _replaced.clear()
+    _handles.clear()
+    _begun.clear()
