@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.reduce.finite import FiniteFlags
+from sonde.session import nonfinite
 from sonde.session.nonfinite import Look, nonfinite_event
 
 
@@ -81,6 +82,22 @@ def test_an_operation_between_two_modules_is_placed_between_them() -> None:
     first = train(Between(4), steps=6)[0]
     assert (first["step"], first["site"], first["role"], first["after"]) == (4, "b", "input", "a")
     assert not first["came_with_data"]
+
+
+def test_a_loop_that_never_steps_is_told_while_it_runs(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of those who leave out every batch whose loss is not finite: no step is ever over."""
+    monkeypatch.setattr(nonfinite, "MAX_HELD", 12)
+    model = nn.Sequential(nn.Linear(4, 4), Planted(call=5))
+    model[1].inner = nn.Linear(4, 4)
+    session = begin().watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(20):
+        model(torch.randn(3, 4))
+        assert len(session.watchings[0].nonfinite._flags) < 12
+    session.flush()
+    (event,) = [e for e in sonde.open(session.path).events().to_pylist() if e["type"] == "nonfinite"]
+    details = json.loads(event["details"])
+    assert (event["step"], details["site"], details["micro_batch"]) == (0, "1", 5)
+    assert not details["came_with_data"]
 
 
 def test_a_finite_run_has_no_event() -> None:

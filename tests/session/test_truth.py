@@ -14,6 +14,7 @@ from torch import nn
 import sonde
 from sonde.errors import UsageError
 from sonde.reduce.numpy import sketch
+from sonde.session import watching
 from sonde.testing.awkward import Awkward, Block, make_optimizer
 
 
@@ -430,6 +431,28 @@ def test_of_two_optimizers_one_may_be_kept_from_its_step(begin: Any, reopen: Any
     assert values(run, "update/0.bias/norm") == pytest.approx([0.1] * 4)
     assert values(run, "update/1.bias/norm") == pytest.approx([0.1, 0.1, 0.0, 0.1])
     assert run.scalars("optim/1/loss_scale").column("value").to_pylist() == [4.0, 4.0, 4.0, 2.0]
+
+
+def test_calls_without_end_are_left_out_until_the_next_step(
+    begin: Any, reopen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model evaluated with gradients on is called as if for one huge step: nothing may pile up for it."""
+    monkeypatch.setattr(watching, "MAX_ONES", 10)
+    monkeypatch.setattr(watching, "MAX_SAMPLED", 6)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = begin(hist_every=1).watch(model, optimizer)
+    for num_calls in (3, 25, 4):
+        for _ in range(num_calls):
+            loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        optimizer.step()
+    assert session.breaker.num_errors == 0
+    run = reopen()
+    assert values(run, "act/*/n") == [3, 10, 4]
+    assert values(run, "grad/bias/n") == [1, 1, 1]
+    (told,) = [e["message"] for e in run.events().to_pylist() if "no_grad" in e["message"]]
+    assert told.startswith("10 activations")
 
 
 def test_a_loop_without_torch_optimizers_steps_by_hand(begin: Any, reopen: Any) -> None:

@@ -21,6 +21,10 @@ from sonde.schema.records import Event
 MAX_EVENTS: Final = 50
 """A run that is lost says so often enough."""
 MAX_SITES: Final = 8
+MAX_HELD: Final = 1 << 12
+"""Numbers after which those of whole forward passes are handed over before the step is over: it may never be."""
+MAX_OPEN: Final = 1 << 16
+"""Numbers of one forward pass, or of a model whose parts are called by themselves; more are not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,12 @@ class NonFiniteWatch:
         if is_root:
             self._micro_batch += 1
             self._seen.clear()
+            if len(self._flags) >= MAX_HELD:
+                self._hand_over(step)
 
     def _look(self, place: Place, role: str, tensor: Tensor, is_leaf: bool, is_root: bool, step: int) -> None:
+        if len(self._flags) >= MAX_OPEN:
+            return
         seen = self._seen.get(id(tensor))
         if seen is not None and seen[0]() is tensor and seen[1] == tensor._version:
             return
@@ -73,10 +81,14 @@ class NonFiniteWatch:
         self._flags.add(look, tensor, step)
 
     def emit(self, step: int) -> None:
-        """Hand the step's numbers to the writer, which waits for them and says what it finds."""
-        taken = self._flags.take()
+        """The step is over."""
         self._micro_batch = 0
         self._seen.clear()
+        self._hand_over(step)
+
+    def _hand_over(self, step: int) -> None:
+        """Give the numbers to the writer, which waits for them and says what it finds."""
+        taken = self._flags.take()
         if taken is None or self._num_events >= MAX_EVENTS:
             return
         looks, pending = taken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from torch import Tensor, nn
@@ -57,6 +57,10 @@ class Plan:
     """Activations inside compiled regions too, which changes what is compiled."""
 
 
+MAX_ONES: Final = 1 << 16
+"""Activations of one step. What is recorded of a step is held until it is over, and it may never be."""
+MAX_SAMPLED: Final = 1 << 14
+"""Of these, with histograms: a sample takes as much memory as twenty sketches."""
 SCHEDULED = ("params", "grads", "updates", "optim", "activations", "activation_grads", "inspect")
 
 
@@ -83,6 +87,7 @@ class Watching:
         self._in_optimizer: set[str] = set()
         self._unreadable: dict[str, str] = {}
         self._stepped: set[int] = set()
+        self._num_ones = 0
         self.is_allowed = True
         self.on_root: Callable[[Any, Any, Any], None] | None = None
         """Who else wants to know what the model was called with."""
@@ -145,6 +150,7 @@ class Watching:
         self.inspection.begin_step(is_wanted=self.wants_inspection)
         self.histogram = step % self.session.settings.hist_every == 0
         self._stepped.clear()
+        self._num_ones = 0
 
     def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
         return self.is_allowed and self.session.governing.allows(step, kind, scheduled=schedule(step))
@@ -204,9 +210,14 @@ class Watching:
         self._one("actgrad", place, suffix, tensor)
 
     def _one(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> None:
+        self._num_ones += 1
+        if self._num_ones > MAX_ONES:
+            self._tell_no_end()
+            return
         self.meter.see(tensor)
+        histogram = self.histogram and self._num_ones <= MAX_SAMPLED
         with self.meter.span("activations"):
-            self.reducer.add(self._place_id(kind, place, suffix, tensor), tensor, histogram=self.histogram)
+            self.reducer.add(self._place_id(kind, place, suffix, tensor), tensor, histogram=histogram)
 
     def _place_id(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> int:
         key = place.keys.get((kind, suffix))
@@ -459,6 +470,13 @@ class Watching:
     def keys(self, kind: Kind, names: list[NamedParameter], params: list[Tensor], suffix: str = "") -> list[int]:
         """The site of each parameter, or of something of it."""
         return [self._param_id(kind, n, p, suffix) for n, p in zip(names, params, strict=True)]
+
+    def _tell_no_end(self) -> None:
+        self.session.warn_once(
+            "no end of a step",
+            f"{MAX_ONES:,} activations since the last step of an optimizer: more are recorded from the next one on. "
+            "A model that is evaluated wants torch.no_grad(), which keeps it out of the steps.",
+        )
 
     def _tell_unnamed(self, optimizer: Optimizer) -> None:
         self.session.warn_once(
