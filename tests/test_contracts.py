@@ -117,6 +117,7 @@ def test_every_contract_has_a_planted_violation() -> None:
     assert set(VIOLATIONS) == set(CONTRACTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("contract", "files"),
     [

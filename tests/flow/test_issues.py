@@ -291,6 +291,7 @@ def test_a_model_close_by_does_not_have_it(name: str) -> None:
     assert [issue for issue in report_of(healthy).issues if issue.type == kind_of(name)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("factor", [1000.0, 1e-3])
 def test_the_scale_of_the_loss_changes_no_verdict(name: str, factor: float) -> None:

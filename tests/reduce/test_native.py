@@ -333,6 +333,7 @@ def test_bits_do_not_depend_on_what_the_compiler_made_of_it(kernel, compiled):
     assert Addresses(plain, xs).rows(xs).tobytes() == Addresses(kernel, xs).rows(xs).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

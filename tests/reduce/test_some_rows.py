@@ -10,6 +10,7 @@ from sonde.reduce.torch import Reducer, resolve_all
 from sonde.schema.sketch import ZERO, N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(7, 3), (4, 5, 6), (2, 3, 4, 5), (1000, 1)])
 @pytest.mark.parametrize("count", [1, 2, 6, 7])
 def test_every_row_has_its_turn_and_no_more_than_asked_for_are_read(shape, count):

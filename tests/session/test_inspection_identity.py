@@ -141,6 +141,7 @@ def train(name: str, begin: Any, *, autocast: bool = False, compiled: str = "") 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_inspecting_changes_no_bit(name, autocast, begin):
@@ -158,6 +159,7 @@ def test_inspecting_changes_no_bit_of_an_awkward_model(case, begin):
         assert watched[key] == bare[key], key
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", ["mlp", "gpt-explicit", "gpt-sdpa"])
 def test_a_compiled_model_stays_one_graph(name, begin):

@@ -52,6 +52,7 @@ def train(begin: Any = None) -> tuple[str, Any]:
     return digest([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()]), session
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_failure_anywhere_costs_the_snapshot_and_no_bit_of_the_training(
     owner: Any, name: str, begin: Any, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from sonde.probe.guards import is_capturing, protected
+from sonde.probe.guards import is_capturing, protected, quiet
 from sonde.probe.model import ModelNames, NamedParameter
 from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.scaler import loss_scale
@@ -177,7 +177,8 @@ class OptimizerTap:
         if number is None or is_capturing():
             return
         step = self._describe(optimizer, number)
-        step.found_inf = torch.ones((), device=_parameters(optimizer)[0].device)
+        with quiet():
+            step.found_inf = torch.ones((), device=_parameters(optimizer)[0].device)
         self.on_before(step)
         self.on_after(step)
 

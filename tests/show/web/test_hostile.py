@@ -59,6 +59,7 @@ def test_list_shows_every_folder_and_says_what_is_wrong(here: Any) -> None:
     assert here.answers.briefs.num_pending == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_no_question_about_any_of_them_fails_or_leaks(here: Any, question: str) -> None:
     """200 or a refusal with a reason; 500 would raise here. What a link leads to is never in an answer."""
