@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonde.reduce.triton import ChunkList
+from sonde.reduce.triton import CHUNK, ChunkList
 from sonde.reduce.triton_single import Bank
 from sonde.reduce.triton_step import StepChunks
 from sonde.session.formula import rule_of
@@ -85,6 +85,10 @@ def sketches(table: Table, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     table.add(f"sketch, {name}", num_bytes, functools.partial(chunks.rows, tensors))
     table.add(f"sketch with sampled histogram, {name}", num_bytes, with_samples)
+    for share in (25, 1):  # as gradients of words that hardly ever occur
+        tensors[0].view(-1, CHUNK)[::share] *= 1e-20
+        work = functools.partial(chunks.rows, tensors)
+        table.add(f"sketch, 1 in {share} chunks of the first tensor too small to be squared, {name}", num_bytes, work)
 
 
 def optimizer_of(name: str, params: list[Tensor]) -> torch.optim.Optimizer:

@@ -6,7 +6,6 @@ however they imported it. One replacement serves all taps; the originals come ba
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -16,9 +15,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from sonde.probe.guards import protected, quiet
+from sonde.probe.replaced import Replaced
 
 _taps: list[ClipTap] = []
-_replaced: list[tuple[Any, str, Any, Any]] = []
+_replaced = Replaced()
 
 
 class ClipTap:
@@ -32,14 +32,15 @@ class ClipTap:
         self.note_before_value = protected(self._note_before_value, on_error, "clip by value")
         self.note_after_value = protected(self._note_after_value, on_error, "clip by value")
         if not _taps:
-            _replace_all()
+            for target in _TARGETS:
+                _replaced.put(*target)
         _taps.append(self)
 
     def detach(self) -> None:
         if self in _taps:
             _taps.remove(self)
             if not _taps:
-                _restore_all()
+                _replaced.restore()
         self._factors.clear()
 
     def take(self, parameters: Iterable[Tensor] | None = None) -> dict[int, Any]:
@@ -116,23 +117,6 @@ _TARGETS: Final = (
     (clip_grad, "clip_grad_value_", _watch_value),
     (torch.nn.utils, "clip_grad_value_", _watch_value),
 )
-
-
-def _replace_all() -> None:
-    for module, name, watch in _TARGETS:
-        original = getattr(module, name, None)
-        if original is not None:
-            ours = functools.wraps(original)(watch(original))
-            setattr(module, name, ours)
-            _replaced.append((module, name, ours, original))
-
-
-def _restore_all() -> None:
-    """Put the originals back, unless somebody has replaced them again since."""
-    for module, name, ours, original in _replaced:
-        if getattr(module, name, None) is ours:
-            setattr(module, name, original)
-    _replaced.clear()
 
 
 def _listed(parameters: Any) -> list[Tensor]:

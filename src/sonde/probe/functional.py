@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from sonde.probe.guards import is_observable, protected, quiet
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.replaced import Replaced
 
 
 class CallSink(Protocol):
@@ -30,9 +31,9 @@ class CallSink(Protocol):
 
 
 _taps: list[CallTap] = []
-_replaced: list[tuple[Any, str, Any, Any]] = []
+_replaced = Replaced()
 
-# (where, its name there, what it is). Tensor's methods are inherited: putting them back means deleting ours.
+# (where, its name there, what it is).
 TARGETS: Final = (
     (nn.functional, "relu", "relu"),
     (torch, "relu", "relu"),
@@ -69,9 +70,10 @@ class CallTap:
         if not self.is_open:
             if not _taps:
                 try:
-                    _replace_all()
+                    for holder, attribute, name in TARGETS:
+                        _replaced.put(holder, attribute, functools.partial(_watched, name))
                 except BaseException:
-                    _restore_all()  # half of torch replaced is worse than nothing seen
+                    _replaced.restore()  # half of torch replaced is worse than nothing seen
                     raise
             _taps.append(self)
             self.is_open = True
@@ -81,7 +83,7 @@ class CallTap:
             self.is_open = False
             _taps.remove(self)
             if not _taps:
-                _restore_all()
+                _replaced.restore()
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         with quiet():  # from here on: a mode of the user's sees even a question for a tensor's device
@@ -114,7 +116,7 @@ class _Depth(threading.local):
 _depth = _Depth()
 
 
-def _watched(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _depth.value:
             return original(*args, **kwargs)
@@ -128,24 +130,4 @@ def _watched(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             _depth.value = 0
         return out
 
-    return functools.wraps(original)(call)
-
-
-def _replace_all() -> None:
-    for holder, attribute, name in TARGETS:
-        original = getattr(holder, attribute, None)
-        if original is not None:
-            ours = _watched(original, name)
-            setattr(holder, attribute, ours)
-            _replaced.append((holder, attribute, ours, original))
-
-
-def _restore_all() -> None:
-    """Put the originals back, unless somebody has replaced them again since."""
-    for holder, attribute, ours, original in _replaced:
-        if vars(holder).get(attribute) is ours:
-            if holder is Tensor:
-                delattr(holder, attribute)
-            else:
-                setattr(holder, attribute, original)
-    _replaced.clear()
+    return call

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sonde.probe.guards import protected
+from sonde.probe.replaced import Replaced
 
 _taps: list[ScalerTap] = []
-_replaced: list[tuple[Any, Any]] = []
+_replaced = Replaced()
 _handles: list[Any] = []
 _begun: list[int] = []
 """The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
@@ -32,14 +32,16 @@ class ScalerTap:
     def __init__(self, on_skipped: Callable[[Optimizer], None], on_error: Callable[[str, Exception], None]) -> None:
         self.on_skipped = protected(on_skipped, on_error, "skipped step")
         if not _taps:
-            _replace()
+            _replaced.put(GradScaler, "step", _watch)
+            _handles.append(register_optimizer_step_pre_hook(_note_begun))
         _taps.append(self)
 
     def detach(self) -> None:
         if self in _taps:
             _taps.remove(self)
             if not _taps:
-                _restore()
+                _replaced.restore()
+                _handles.pop().remove()
 
 
 def loss_scale() -> Tensor | None:
@@ -48,7 +50,6 @@ def loss_scale() -> Tensor | None:
 
 
 def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_enabled():
             return original(self, optimizer, *args, **kwargs)
@@ -72,23 +73,3 @@ def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _note_begun(optimizer: Optimizer, *_: object) -> None:
     if not torch.compiler.is_compiling() and _scales:
         _begun.append(id(optimizer))
-
-
-def _replace() -> None:
-    original = GradScaler.step
-    ours = _watch(original)
-    GradScaler.step = ours  # type: ignore[method-assign]
-    _replaced.append((ours, original))
-    _handles.append(register_optimizer_step_pre_hook(_note_begun))
-
-
-def _restore() -> None:
-    """Put the original back, unless somebody has replaced it again since."""
-    for ours, original in _replaced:
-        if GradScaler.step is ours:
-            GradScaler.step = original  # type: ignore[method-assign]
-    for handle in _handles:
-        handle.remove()
-    _replaced.clear()
-    _handles.clear()
-    _begun.clear()

@@ -31,7 +31,7 @@ def _site_id(session: Session, name: str, shape: tuple[int, ...], dtype: str) ->
 def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
     from sonde.probe.guards import quiet
     from sonde.reduce.torch import Reducer
-    from sonde.session.watching import late_record
+    from sonde.session.put_tables import put_tables
 
     names: dict[int, str] = {}
 
@@ -47,7 +47,7 @@ def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
             reducer.add(key, tensor, histogram=True)
         tables = reducer.take()
     step = session.step_number
-    session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
+    put_tables(session.writer, tables, step)
 
 
 def _put_array(session: Session, name: str, value: Any) -> None:

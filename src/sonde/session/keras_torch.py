@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sonde.reduce.torch import Reducer, set_raw
 from sonde.schema.records import Site
+from sonde.session.put_tables import put_tables
 from sonde.session.session import Session
-from sonde.session.watching import late_record
 
 
 class TorchSketches:
@@ -45,7 +45,7 @@ class TorchSketches:
     def hand_over(self, step: int) -> None:
         tables = self._reducer.take()
         if tables:
-            self._session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
+            put_tables(self._session.writer, tables, step)
 
     def forget(self) -> None:
         """Let go of all memory."""

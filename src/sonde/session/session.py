@@ -104,8 +104,9 @@ class Session:
         """Record a model's insides. With no optimizer named, any that steps this model's parameters is followed."""
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
-        from sonde.session import watching as w
         from sonde.session.given import check_model, check_optimizers, watched_before
+        from sonde.session.plan import SCHEDULED, Plan
+        from sonde.session.watching import Watching
 
         if others:
             from sonde.session.wandb_words import in_our_words
@@ -118,7 +119,7 @@ class Session:
         def schedule(value: Any, argument: str, default: Schedule = default) -> Schedule:
             return as_schedule(value, default=default, argument=argument)
 
-        plan = w.Plan(
+        plan = Plan(
             params=schedule(params, "params"),
             grads=schedule(grads, "grads"),
             updates=schedule(updates, "updates"),
@@ -134,12 +135,12 @@ class Session:
             self.governing.governor.budget = Settings.load(budget=budget).budget
         checked, optimizers = check_model(model), check_optimizers(optimizer)
         self._unwatch(watched_before(checked, prefix, self._watchings))
-        self._watchings.append(w.Watching(self, checked, optimizers, plan))
+        self._watchings.append(Watching(self, checked, optimizers, plan))
         self._keep_snapshots(self._watchings[-1], snapshots)
         if mirror is not None:
             self.observers.add(*mirrorings(mirror, self.warn))
         self._inspect_data(self._watchings[-1])
-        schedules = {name: repr(getattr(plan, name)) for name in w.SCHEDULED}
+        schedules = {name: repr(getattr(plan, name)) for name in SCHEDULED}
         self.writer.note(watching={"schedules": schedules, "activation_rows": self.settings.activation_rows})
         return self
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,13 +23,15 @@ from sonde.probe.select import chooser
 from sonde.record.ranks import world_size
 from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.scalars import PendingScalars
-from sonde.reduce.torch import Reducer, Table, resolve_all, scale_rows, set_raw
+from sonde.reduce.torch import Reducer, scale_rows, set_raw
 from sonde.schema.names import Kind
-from sonde.schema.records import Event, Site, StatsRecord
+from sonde.schema.records import Event, Site
 from sonde.session.by_grad import ByGrad, adam_moments, by_grad
 from sonde.session.foresight import Foresight
 from sonde.session.inspection import Inspection
 from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.plan import Plan
+from sonde.session.put_tables import put_tables
 from sonde.session.same_weights import is_due, model_fingerprint
 from sonde.session.structure import StructureDocument
 
@@ -39,29 +39,10 @@ if TYPE_CHECKING:
     from sonde.session.session import Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to record of a model, and when."""
-
-    params: Schedule
-    grads: Schedule
-    updates: Schedule
-    optim: Schedule
-    activations: Schedule
-    activation_grads: Schedule
-    inspect: Schedule
-    """When the numbers that rules look at are taken: kinds unit, attn, rnn, data and model."""
-    sites: object
-    prefix: str = ""
-    in_graph: bool = False
-    """Activations inside compiled regions too, which changes what is compiled."""
-
-
 MAX_ONES: Final = 1 << 16
 """Activations of one step. What is recorded of a step is held until it is over, and it may never be."""
 MAX_SAMPLED: Final = 1 << 14
 """Of these, with histograms: a sample takes as much memory as twenty sketches."""
-SCHEDULED = ("params", "grads", "updates", "optim", "activations", "activation_grads", "inspect")
 
 
 class Watching:
@@ -411,7 +392,7 @@ class Watching:
             tables = self.reducer.take()
             self.inspection.emit(step)
         if tables:
-            self.session.writer.put(late_record(tables, step), sum(t.num_bytes for t in tables), step=step)
+            put_tables(self.session.writer, tables, step)
         if self.nonfinite is not None:
             with quiet(), self.meter.span("finite" if self.wants_finite else ""):
                 self.nonfinite.emit(step)
@@ -509,13 +490,3 @@ def _site(kind: Kind, named: NamedParameter, tensor: Tensor, name: str) -> Site:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def late_record(tables: list[Table], step: int) -> Callable[[], StatsRecord]:
-    now = time.time()
-
-    def resolve() -> StatsRecord:
-        keys, rows, hist_index, hist = resolve_all(tables)
-        return StatsRecord(step, now, keys, rows, hist_index, hist.astype(np.float32))
-
-    return resolve
