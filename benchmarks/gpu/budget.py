@@ -38,6 +38,9 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
         recorded = Recorded(model, optimizer, folder, budget=0.01, activations=sonde.every(1), settings=settings)
         for _ in range(20):  # plans, kernels, the first review
             step()
+        torch.cuda.synchronize()
+        for _ in range(3):  # by then what came before is in the account
+            step()
     for _ in range(5):  # a compiler looks at the model anew when its hooks are gone
         step()
     governor = recorded.session.governing.governor

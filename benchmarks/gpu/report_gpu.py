@@ -70,7 +70,7 @@ def _budget(title: str, found: dict[str, Any]) -> list[str]:
         "",
         f"Measured from outside: {found['mean'] - 1:+.2%} (median of blocks of 50 steps {found['ratio'] - 1:+.2%},",
         f"from {min(found['ratios']) - 1:+.2%} to {max(found['ratios']) - 1:+.2%}). By the run's own account:",
-        f"{found['account']:.2%} of these steps, {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%} with the 20",
+        f"{found['account']:.2%} of these steps, {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%} with those",
         f"before them, in which kernels are compiled. Gradients of {found['gradient_sites']} tensors, at least every",
         f"{found['longest_gap']} steps.",
         "",

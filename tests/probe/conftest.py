@@ -28,6 +28,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.wants_activations = self.wants_activation_grads = True
+        self.is_idle = False
         self.activations: list[tuple[str, Tensor]] = []
         self.grads: list[tuple[str, Tensor]] = []
         self.num_forwards = 0

@@ -116,6 +116,26 @@ def test_a_step_that_was_all_ours_is_counted_whole():
     assert loop.governor.lost_s - before_s == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize("num_before", [5, 300])
+def test_a_pause_is_no_step_however_early_it_comes(num_before):
+    loop = Loop(Governor(budget=0.01, free_steps=0), 0.1, {"optimizer": 0.001})
+    loop.run(num_before)
+    before_s = loop.governor.total_s
+    loop.governor.observe(loop.step, {}, step_s=30.0)
+    assert loop.governor.total_s == before_s
+
+
+def test_steps_that_become_longer_for_good_are_no_pauses():
+    loop = Loop(Governor(budget=0.01, free_steps=0), 0.01, {"optimizer": 0.001})
+    loop.run(300)
+    thin = loop.governor.stride("optimizer")
+    loop.train_s = 1.0
+    loop.run(300)
+    assert thin > 5
+    assert loop.governor.stride("optimizer") == 1.0
+    assert loop.governor.total_s > 290.0
+
+
 def test_without_steps_to_compare_the_uncertainty_is_not_known():
     loop = Loop(Governor(budget=None, free_steps=0), 1.0, {"optimizer": 1.0})
     assert all(loop.run(300))

@@ -51,6 +51,19 @@ def test_each_module_is_seen_with_its_output_and_gradient(watch):
     assert torch.equal(dict(sink.grads)["model"], torch.ones(3, 2))
 
 
+def test_an_idle_sink_hears_of_a_module_the_first_time_and_of_the_model_always(watch):
+    model = mlp()
+    sink = watch(model)
+    sink.is_idle = True
+    for _ in range(3):
+        model(torch.randn(1, 4))
+    assert sink.num_forwards == 4 + 1 + 1
+    sink.is_idle = False
+    sink.activations.clear()
+    model(torch.randn(1, 4))
+    assert sink.names == ["0", "1", "2", "model"]
+
+
 def test_other_models_are_not_seen(watch):
     model, other = mlp(), mlp()
     sink = watch(model)
@@ -180,7 +193,7 @@ class CountsDispatch(TorchDispatchMode):
 class Reducing:
     """A sink that really computes."""
 
-    wants_activations, wants_activation_grads = True, False
+    wants_activations, wants_activation_grads, is_idle = True, False, False
 
     def __init__(self) -> None:
         self.keys: dict[str, int] = {}

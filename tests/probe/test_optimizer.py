@@ -140,6 +140,38 @@ def test_parameter_groups_added_later(follow):
     assert steps.before == [(0, NAMES[:2]), (0, [*NAMES[:2], "2.weight", "2.bias"])]
 
 
+def test_a_parameter_that_is_replaced_takes_the_place_of_the_old_one(follow):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = follow(model, [optimizer])
+    backward(model)
+    optimizer.step()
+    model[0].weight = nn.Parameter(torch.zeros(4, 3))
+    optimizer.param_groups[0]["params"][0] = model[0].weight
+    told = []
+    steps.tap.on_before = lambda step: told.append(list(step.params))
+    optimizer.step()
+    assert [id(p) for p in told[0]] == [id(p) for p in model.parameters()]
+
+
+def test_names_are_looked_up_once_as_long_as_the_parameters_are_the_same(follow, monkeypatch):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = follow(model, [optimizer])
+    looked_up = []
+    names = steps.tap.names
+    real = names.parameter
+    monkeypatch.setattr(names, "parameter", lambda p: looked_up.append(p) or real(p))
+    backward(model)
+    for _ in range(3):
+        optimizer.step()
+    first = len(looked_up)
+    names.refresh()
+    optimizer.step()
+    assert first == len(looked_up) - first == 2 * len(NAMES)
+    assert steps.before == [(0, NAMES)] * 4
+
+
 def test_parameters_without_gradient_are_named_too(follow):
     model = net()
     steps = follow(model)

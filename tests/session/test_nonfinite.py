@@ -117,8 +117,8 @@ def test_one_bad_element_is_enough_in_every_type(dtype: torch.dtype, bad: float)
     good = torch.full((300, 300), 3.0).to(dtype)
     spoiled = good.clone()
     spoiled[17, 5] = bad
-    flags.add("good", good, 0)
-    flags.add("bad", spoiled, 0)
+    flags.add("good", good, 0, in_part=False)
+    flags.add("bad", spoiled, 0, in_part=False)
     taken = flags.take()
     assert taken is not None
     assert [math.isfinite(total) for total in taken[1].resolve()] == [True, False]

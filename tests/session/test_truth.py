@@ -157,6 +157,25 @@ def test_a_module_called_twice_is_merged(begin: Any, reopen: Any) -> None:
     assert values(run, "act/0/rms") == pytest.approx([expected.rms], rel=1e-6)
 
 
+@pytest.mark.parametrize("finite", [False, True])
+def test_a_model_whose_parts_are_called_by_themselves_steps_as_any(finite: bool, begin: Any, reopen: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = begin(finite=finite)
+    session.watch(model, optimizer, activations=sonde.every(3), inspect=False)
+    for step in range(9):
+        loss = model[1](model[0](torch.randn(5, 3))).square().mean()
+        assert session.step_number == step
+        session.log({"loss": loss})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    run = reopen()
+    assert run.stats("act/1/mean").column("step").to_pylist() == [0, 3, 6]
+    assert run.stats("grad/0.weight/norm").column("step").to_pylist() == list(range(9))
+    assert run.scalars("loss").column("step").to_pylist() == list(range(9))
+
+
 def test_evaluation_between_steps_is_not_recorded(begin: Any, reopen: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -74,6 +74,7 @@ class _Collector:
 
     wants_activations = True
     wants_activation_grads = True
+    is_idle = False
 
     def __init__(self, reducer: Reducer, units: UnitWatch, observers: Sequence[Observer]) -> None:
         self.reducer, self.units, self.observers = reducer, units, observers

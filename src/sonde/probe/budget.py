@@ -141,6 +141,8 @@ class Governor:
     """Of our own time, what is not in `_lost_s` yet."""
     _is_paired: bool = field(default=False, init=False)
     _base_s: float = field(default=0.0, init=False)
+    _num_pauses: int = field(default=0, init=False)
+    """In a row."""
     _largest: float = field(default=float(MAX_STRIDE), init=False)
     _shares: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -209,8 +211,13 @@ class Governor:
     ) -> Change | None:
         """Take one step's times in: what each kind took that was recorded. A change of strides, when there is one."""
         own_s = sum(costs.values())
-        if self._base_s and step_s - own_s > _PAUSE * self._base_s:
-            return None
+        base_s = self._base_s or _base_of(self._window)
+        if base_s and step_s - own_s > _PAUSE * base_s:
+            self._num_pauses += 1
+            if self._num_pauses <= _FEW:
+                return None
+            self._base_s, self._window = 0.0, []  # these are no pauses: from now on steps are this long
+        self._num_pauses = 0
         if own_s > _OPENLY * step_s:
             self._lost_s += min(own_s, step_s)
         else:
@@ -288,7 +295,7 @@ class Governor:
         for known in self._costs.values():
             while len(known) > _FEW and step - known[0][0] > _RECENT:
                 known.popleft()
-        self._base_s = statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window)
+        self._base_s = _base_of(window)
         self._shares = {kind: num / len(window) for kind, num in self._wanted.items()}
         self._wanted = {}
         if self.budget is None or step < self.free_steps:
@@ -332,6 +339,11 @@ class Governor:
             # They are read together, so that gradients come with it: only the rest is added.
             return max(_usual(known) - self._cost("grads"), 0.0)
         return _usual(known)
+
+
+def _base_of(window: Sequence[tuple[float, float]]) -> float:
+    """What a step takes without us; 0 where too few were seen to tell."""
+    return statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window) if len(window) >= _FEW else 0.0
 
 
 def _usual(costs: Sequence[float]) -> float:

@@ -49,7 +49,9 @@ class ClipTap:
         if parameters is None:
             self._factors = {}
             return {key: factor for key, (_, factor) in taken.items()}
-        found = {}
+        found: dict[int, Any] = {}
+        if not taken:
+            return found
         for parameter in parameters:
             clipped, factor = taken.pop(id(parameter), (None, None))
             if clipped is not None and clipped() is parameter.grad:

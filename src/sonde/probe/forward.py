@@ -25,6 +25,10 @@ class ForwardSink(Protocol):
     wants_activations: bool
     wants_activation_grads: bool
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing at all is wanted of the modules that run now: asked at each call of each of them."""
+
     def forward_seen(self) -> None:
         """A module of the model ran in a training forward pass."""
 
@@ -93,15 +97,19 @@ class ForwardTap:
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         place = self.names.place(module)
-        if place is not None and self._instead is not None:
+        if place is None:
+            return
+        if self._instead is not None:
             if place.is_selected:
                 with quiet():
                     self._instead(place, output)
             return
-        if place is None or not is_observable() or not self._is_training_forward():
+        sink = self.sink
+        if place.has_fired and sink.is_idle and place is not self._root:
+            return
+        if not is_observable() or not self._is_training_forward():
             return
         place.has_fired = True
-        sink = self.sink
         sink.forward_seen()
         if place is self._root and self.on_root is not None:
             self.on_root(args, kwargs, output)

@@ -47,6 +47,8 @@ class ModelNames:
         self.choose_place: Callable[[Place], bool] = lambda _: True
         self.places: dict[int, Place] = {}
         self.parameters: dict[int, NamedParameter] = {}
+        self.version = 0
+        """How often the names were read."""
         self.refresh()
 
     def refresh(self) -> None:
@@ -54,6 +56,7 @@ class ModelNames:
         model = self.model()
         if model is None:
             return
+        self.version += 1
         named = list(model.named_modules(remove_duplicate=False))  # once: it takes as long as all the rest
         root = _root_name(named)
         fresh = dict(_places(named, root, self.prefix))

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sonde.probe.guards import is_capturing, protected, quiet
 from sonde.probe.model import ModelNames, NamedParameter
-from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.roster import Roster
 from sonde.probe.scaler import loss_scale
 
 _TORCH_FILE: Final = register_optimizer_step_pre_hook.__code__.co_filename
@@ -48,6 +48,8 @@ class OptimizerStep:
     clips: dict[int, Any] = field(default_factory=dict)
     """id(param) -> what clipping multiplied its gradient by; a tensor on the gradient's device."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
+    keys: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """What the sink knows `names` by; lasts as long as they stay the same."""
     parts: list[Any] = field(default_factory=list)
     """What was made of it before the step and is needed after it."""
     tables: list[Any] = field(default_factory=list)
@@ -78,6 +80,7 @@ class OptimizerTap:
         self.adopts = optimizers is None
         """With no optimizer named, or none of those left, any that steps a parameter of this model is one of ours."""
         self.numbers: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        self._rosters: dict[int, Roster] = {}
         for optimizer in optimizers or []:
             self._number(optimizer)
         self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
@@ -112,6 +115,7 @@ class OptimizerTap:
 
     def _number(self, optimizer: Optimizer) -> int:
         self.numbers = {key: known for key, known in self.numbers.items() if known[0]() is not None}
+        self._rosters = {key: roster for key, roster in self._rosters.items() if key in self.numbers}
         taken = {number for _, number in self.numbers.values()}
         number = next(n for n in range(len(taken) + 1) if n not in taken)
         self.numbers[id(optimizer)] = (weakref.ref(optimizer), number)
@@ -197,23 +201,24 @@ class OptimizerTap:
         return False
 
     def _describe(self, optimizer: Optimizer, number: int) -> OptimizerStep:
-        step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips(_parameters(optimizer)))
+        params = _parameters(optimizer)
+        step = OptimizerStep(optimizer, number, [], [], clips=self.take_clips(params))
         step.grad_scale = getattr(optimizer, "grad_scale", None)
         step.found_inf = getattr(optimizer, "found_inf", None)
         step.loss_scale = loss_scale()
         if not self.is_wanted():
             return step
-        self._look_for_strangers(optimizer)
-        for parameter in _parameters(optimizer):
-            named = self.names.parameter(parameter)
-            if named is None or not named.is_selected:
-                continue
-            if not is_plain_tensor(parameter):
-                step.unreadable.append((named, type(parameter).__name__))
-                continue
-            step.names.append(named)
-            step.params.append(parameter)
+        roster = self._roster(optimizer, params)
+        step.names, step.params, step.keys = roster.names, roster.readable(params), roster.keys
+        step.unreadable = roster.unreadable
         return step
+
+    def _roster(self, optimizer: Optimizer, params: list[Tensor]) -> Roster:
+        known = self._rosters.get(id(optimizer))
+        if known is None or not known.fits(self.names, params):
+            self._look_for_strangers(optimizer)
+            known = self._rosters[id(optimizer)] = Roster(self.names, params)
+        return known
 
 
 def _running() -> list[Any]:

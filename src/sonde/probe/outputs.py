@@ -18,7 +18,7 @@ _MAX_TENSORS: Final = 32
 
 def is_plain_tensor(value: object) -> bool:
     """A real tensor with data: no FakeTensor, BatchedTensor, DTensor or other subclass, nothing on `meta`."""
-    return type(value) in _PLAIN and value.device.type != "meta"  # type: ignore[attr-defined]
+    return type(value) in _PLAIN and not value.is_meta  # type: ignore[attr-defined]
 
 
 def floating_tensors(output: Any) -> list[tuple[str, Tensor]]:
@@ -27,6 +27,8 @@ def floating_tensors(output: Any) -> list[tuple[str, Tensor]]:
     >>> [suffix for suffix, _ in floating_tensors((torch.zeros(1), {"h": torch.zeros(1)}))]
     ['', ':1.h']
     """
+    if type(output) is tuple and len(output) == 1 and type(output[0]) is Tensor:
+        output = output[0]
     if type(output) is Tensor:  # nearly always
         return [("", output)] if _is_floating(output) and not output.is_meta else []
     found: list[tuple[str, Tensor]] = []

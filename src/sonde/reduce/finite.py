@@ -18,11 +18,11 @@ SAMPLED_FROM: Final = 1 << 20
 ROW_STRIDE: Final = 8
 
 
-def total(tensor: Tensor, step: int) -> Tensor:
-    """A number that is finite if the tensor is."""
+def total(tensor: Tensor, step: int, *, in_part: bool) -> Tensor:
+    """A number that is finite if the tensor is; of some rows of it only, where it is asked for in part."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    if is_sampled(tensor):
+    if in_part:
         # Rows are what the last dimension runs along: a batch alone may have fewer than are left out.
         tensor = tensor.view(-1, tensor.shape[-1])[step % ROW_STRIDE :: ROW_STRIDE]
     return tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
@@ -31,7 +31,7 @@ def total(tensor: Tensor, step: int) -> Tensor:
 def is_sampled(tensor: Tensor) -> bool:
     """Whether only some rows of it are looked at. The processor's cache makes a sum on the host cheap enough."""
     return (
-        tensor.device.type != "cpu"
+        not tensor.is_cpu
         and tensor.numel() > SAMPLED_FROM
         and tensor.is_contiguous()
         and tensor.numel() // tensor.shape[-1] >= 2 * ROW_STRIDE
@@ -48,15 +48,16 @@ class FiniteFlags:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: Any, tensor: Tensor, step: int) -> None:
+    def add(self, key: Any, tensor: Tensor, step: int, *, in_part: bool) -> None:
+        """Where gradients are off, or the numbers would keep the graph alive."""
         if tensor.numel():
             self._keys.append(key)
-            self._totals.append(total(tensor.detach(), step))
+            self._totals.append(total(tensor, step, in_part=in_part))
 
     def take(self) -> tuple[list[Any], PendingScalars] | None:
         """Keys, and their numbers on the way to the host."""
         if not self._keys:
             return None
-        taken = self._keys, PendingScalars(self._totals)
+        taken = self._keys, PendingScalars(self._totals, are_ours=True)
         self._keys, self._totals = [], []
         return taken

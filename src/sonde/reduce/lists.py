@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.reduce import native
-from sonde.reduce.dense import UnreadableError, dense, is_plain, work_dtype
+from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
 from sonde.reduce.device import device_rows
 from sonde.reduce.gpu import chunk_list, update_chunks
 from sonde.reduce.native import Act, Pairs
@@ -72,6 +72,10 @@ class TensorList:
         tables = []
         for part in self.parts:
             mine = [tensors[i] for i in part.indices]
+            if part.chunks is not None:
+                # A copy must live until its sample is taken. What lies side by side is read where it lies: a view of it
+                # takes longer than all the rest that is done for it here.
+                mine = [t if t.is_contiguous() else flat(t.detach()) for t in mine]
             tables.append(self.table(part, part.read(mine), None if part.keeps else mine, turn))
         return tables + self._odd_tables(tensors, turn)
 
@@ -145,11 +149,13 @@ class Part:
             if self.keeps:
                 return self.addresses.rows(self.in_order(tensors), self.in_order(None), Act.COPY)
             return self.addresses.rows(self.in_order(tensors))
+        if self.chunks is not None and not self.keeps:
+            return self.chunks.rows(self.in_order(tensors))
         tensors = [t.detach() for t in tensors]
         fill = None
         if self.partials is not None:
             fill = self.held.loading(tensors)
-        elif self.keeps or self.chunks is None:
+        else:
             self.held.load(tensors)
         return self._rows(None if self.keeps else tensors, fill)
 

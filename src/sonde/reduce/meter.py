@@ -29,6 +29,7 @@ class StepTimes:
 
     step: int
     host_s: dict[str, float] = field(default_factory=dict)
+    total_host_s: float = 0.0
     launched: set[str] = field(default_factory=set)
     """What the GPU was given work for; host time alone may be added to others."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -63,7 +64,9 @@ class Meter:
 
     def add(self, kind: str, seconds: float) -> None:
         """Host time that was measured elsewhere."""
-        self._now.host_s[kind] = self._now.host_s.get(kind, 0.0) + seconds
+        now = self._now
+        now.host_s[kind] = now.host_s.get(kind, 0.0) + seconds
+        now.total_host_s += seconds
 
     def measure_anew(self) -> None:
         """What was measured long ago no longer stands: the next times are all measured."""
@@ -71,7 +74,7 @@ class Meter:
 
     @property
     def host_s(self) -> float:
-        return sum(self._now.host_s.values())
+        return self._now.total_host_s
 
     def end_step(self, step: int, wall_s: float) -> None:
         """Close the step that is over."""

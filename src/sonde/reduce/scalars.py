@@ -15,15 +15,16 @@ class PendingScalars:
 
     __slots__ = ("_parcels", "_places", "_values")
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        # A copy is taken now: the training loop may change the tensor in place right after.
+    def __init__(self, tensors: Sequence[Tensor], *, are_ours: bool = False) -> None:
         self._values: list[Tensor | None] = []
         by_device: dict[torch.device, list[int]] = {}
         for place, tensor in enumerate(tensors):
-            is_far = tensor.device.type == "cuda"
-            self._values.append(None if is_far else tensor.detach().clone())
-            if is_far:
+            if tensor.is_cuda:
+                self._values.append(None)
                 by_device.setdefault(tensor.device, []).append(place)
+            else:
+                # A copy is taken now: the training loop may change its tensors in place right after.
+                self._values.append(tensor if are_ours else tensor.detach().clone())
         self._places = list(by_device.values())
         self._parcels = [Parcel([tensors[place].detach() for place in places]) for places in self._places]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ class _Plan:
 
     form: list[object]
     kernels: StepChunks
-    addresses: list[int]
+    addresses: dict[Stream, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -141,20 +141,26 @@ class StepPass:
         self, name: Hashable, params: Sequence[Tensor], grads: Sequence[Tensor], rule: Rule
     ) -> StepChunks | None:
         """The kernels for this list. What they need of the tensors is looked at again when one has moved."""
-        given = [*params, *grads, *rule.first, *rule.second]
-        addresses = [0 if t is None else t.data_ptr() for t in given]
-        plan = self._plans.get(name)
         form: list[object] = [(p.shape, p.dtype, p.device) for p in params]
-        if plan is not None and plan.form == form and plan.addresses == addresses:
-            return plan.kernels
-        if not _can_read(params, grads, rule):
+        plan = self._plans.get(name)
+        is_known = plan is not None and plan.form == form
+        streams: dict[Stream, Sequence[Tensor | None]]
+        streams = {"param": params, "grad": grads, "first": rule.first, "second": rule.second}
+        moved: dict[Stream, list[int]] = {}
+        for which, tensors in streams.items():
+            addresses = [0 if t is None else t.data_ptr() for t in tensors]
+            if plan is None or not is_known or plan.addresses[which] != addresses:
+                if not _can_read(tensors, params):
+                    return None
+                moved[which] = addresses
+        if moved.keys() & {"first", "second"} and not _is_one_dtype(rule):
             return None
-        if plan is None or plan.form != form:
+        if plan is None or not is_known:
             kernels = step_chunks([p.numel() for p in params], params[0].device, size=self.reducer.hist_samples)
             if kernels is None:
                 return None
-            self._plans[name] = plan = _Plan(form, kernels, addresses)
-        plan.addresses = addresses
+            self._plans[name] = plan = _Plan(form, kernels)
+        plan.addresses |= moved
         return plan.kernels
 
 
@@ -166,24 +172,27 @@ def _alike(params: Sequence[Tensor], grads: Sequence[Tensor], rule: Rule) -> lis
     return list(groups.values())
 
 
-def _can_read(params: Sequence[Tensor], grads: Sequence[Tensor], rule: Rule) -> bool:
-    """On one GPU, one ordinary dtype in each list, and all four of a parameter laid out alike without gaps."""
-    if not params or params[0].device.type != "cuda":
-        return False
-    states = [[t for t in ts if t is not None] for ts in (rule.first, rule.second)]
-    for tensors in (params, grads, states[0] + states[1]):
-        if tensors and not (
-            tensors[0].dtype in _KNOWN
-            and all(t.dtype == tensors[0].dtype and t.device == params[0].device and is_plain(t) for t in tensors)
-        ):
-            return False
-    return all(
-        p.numel() > 0 and is_dense(p) and all(t is None or _lies_like(t, p) for t in (g, m, v))
-        for p, g, m, v in zip(params, grads, rule.first, rule.second, strict=True)
+def _can_read(tensors: Sequence[Tensor | None], params: Sequence[Tensor]) -> bool:
+    """On one GPU, of one ordinary dtype, without gaps, and laid out as the parameters are."""
+    device = params[0].device
+    dtype = next((t.dtype for t in tensors if t is not None), torch.float32)
+    return (
+        device.type == "cuda"
+        and dtype in _KNOWN
+        and all(
+            t is None or (t.dtype == dtype and t.device == device and is_plain(t) and _lies_like(t, p))
+            for t, p in zip(tensors, params, strict=True)
+        )
     )
 
 
+def _is_one_dtype(rule: Rule) -> bool:
+    return len({t.dtype for t in (*rule.first, *rule.second) if t is not None}) <= 1
+
+
 def _lies_like(tensor: Tensor, param: Tensor) -> bool:
-    if tensor.shape != param.shape:
+    if tensor.shape != param.shape or not tensor.numel():
         return False
-    return (tensor.is_contiguous() and param.is_contiguous()) or tensor.stride() == param.stride()
+    if tensor.is_contiguous():
+        return param.is_contiguous() or tensor.stride() == param.stride()
+    return is_dense(tensor) and tensor.stride() == param.stride()

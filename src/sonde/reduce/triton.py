@@ -321,7 +321,7 @@ class ChunkList(Chunks):
 
     def rows(self, tensors: Sequence[Tensor]) -> Tensor:
         """(T, NUM_FIELDS) on the device. Nothing waits for it."""
-        values = [flat(tensor) for tensor in tensors]
+        values = [tensor if tensor.is_contiguous() else flat(tensor) for tensor in tensors]
         self._find([value.data_ptr() for value in values])
         rows = torch.full((self.num_tensors, NUM_FIELDS), torch.nan, dtype=torch.float64, device=self.device)
         wide = self.dtype in WIDE

@@ -395,6 +395,10 @@ def _step_verify(  # type: ignore[no-untyped-def]
     tl.store(out + 2 * tensor + 1, 1e-6 * tl.sum(moved * moved) + tl.sum(rounding * rounding))
 
 
+_IN_MEMORY: Final = ("param", "grad", "first", "second")
+"""Streams that are read; the update is computed."""
+
+
 class StepChunks:
     """Parameters of one dtype on one GPU, with what belongs to them. All memory is made once."""
 
@@ -405,6 +409,7 @@ class StepChunks:
         self.one = torch.ones((), dtype=torch.float32, device=device)
         self.zero = torch.zeros((), dtype=torch.float32, device=device)
         self._tables: dict[str, tuple[list[Any], Tensor]] = {}
+        self._is_aligned: dict[str, bool] = {}
 
     def rows(self, params: Sequence[Tensor], grads: Sequence[Tensor], rule: Rule, turn: int) -> tuple[Tensor, Tensor]:
         """(5, T, NUM_FIELDS) sketches and (5, T, size) samples of the STREAMS. Nothing waits for them."""
@@ -417,7 +422,6 @@ class StepChunks:
             self.one if rule.grad_scale is None else rule.grad_scale,
             self.zero if rule.found_inf is None else rule.found_inf,
         )  # fmt: skip
-        given = [*params, *grads, *(t for t in (*rule.first, *rule.second) if t is not None)]
         kinds = {
             "ADAM": rule.family == "adam", "ON_DEVICE": rule.taken is not None, "PARAM": TYPES[params[0].dtype],
             "GRAD": TYPES[grads[0].dtype], "STATE": TYPES[state], "NUMBERS": NUM_NUMBERS,
@@ -427,7 +431,7 @@ class StepChunks:
         with beside(chunks.device):
             _step_partials[(chunks.num_chunks,)](
                 *tensors, chunks.owner, chunks.offset, chunks.numel, self.partial, chunks.num_chunks, **kinds,
-                ALIGNED=all(t.data_ptr() % 16 == 0 for t in given), CHUNK=CHUNK, BLOCK=_BLOCK,
+                ALIGNED=all(self._is_aligned[name] for name in _IN_MEMORY), CHUNK=CHUNK, BLOCK=_BLOCK,
                 VEC=_VEC, num_warps=_NUM_WARPS,
             )  # fmt: skip
             _step_repair[(-(-chunks.num_chunks // _CHECKED),)](
@@ -456,7 +460,12 @@ class StepChunks:
         return out
 
     def _addresses(self, name: str, tensors: Sequence[Tensor | None]) -> Tensor:
-        return self._table(name, [0 if t is None else t.data_ptr() for t in tensors] or [0], torch.int64)
+        addresses = [0 if t is None else t.data_ptr() for t in tensors] or [0]
+        known = self._tables.get(name)
+        table = self._table(name, addresses, torch.int64)
+        if known is None or known[1] is not table:
+            self._is_aligned[name] = all(address % 16 == 0 for address in addresses)
+        return table
 
     def _numbers(self, numbers: list[list[float]]) -> Tensor:
         return self._table("numbers", numbers, torch.float64)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, Final
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -22,6 +23,8 @@ class ByGrad:
     name: str
     names: list[NamedParameter]
     params: list[Tensor]
+    keys: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """The sites of these names by kind and suffix, as far as they were asked for."""
     is_foreseen: bool = False
     """All of it was read before the step."""
 
@@ -29,18 +32,42 @@ class ByGrad:
         return zip(self.names, self.params, strict=True)
 
     @property
+    def has_grads(self) -> bool:
+        return self.name == _WITH
+
+    @property
     def grads(self) -> list[Tensor] | None:
-        found = [p.grad for p in self.params if p.grad is not None]
+        """None where one is missing."""
+        found = [grad for p in self.params if (grad := p.grad) is not None]
         return found if len(found) == len(self.params) else None
 
+    def with_plain_grads(self) -> tuple[ByGrad, list[Tensor]]:
+        """Those whose gradient can be read, and the gradients: this itself where all can, as nearly always."""
+        grads = [p.grad for p in self.params]
+        is_plain = [is_plain_tensor(grad) for grad in grads]
+        plain: list[Any] = list(compress(grads, is_plain))
+        if len(plain) == len(grads):
+            return self, plain
+        return ByGrad(self.name, list(compress(self.names, is_plain)), list(compress(self.params, is_plain))), plain
 
-def by_grad(step: OptimizerStep) -> list[ByGrad]:
-    """The list of parameters with a gradient is nearly always the same; those without are kept apart from it."""
-    parts = [ByGrad("with", [], []), ByGrad("without", [], [])]
-    for named, parameter in zip(step.names, step.params, strict=True):
-        part = parts[parameter.grad is None and not step.has_closure]
-        part.names.append(named)
-        part.params.append(parameter)
+
+_WITH: Final = "with"
+_WITHOUT: Final = "without"
+
+
+def by_grad(step: OptimizerStep, *, is_made: bool) -> list[ByGrad]:
+    """The list of parameters with a gradient is nearly always the same; those without are kept apart from it. Where the
+    step itself is still to make the gradients, all may have one."""
+    if not step.params:
+        return []
+    has_grad = [not is_made or p.grad is not None for p in step.params]
+    if all(has_grad):
+        return [ByGrad(_WITH, step.names, step.params, step.keys)]
+    has_none = [not has for has in has_grad]
+    parts = [
+        ByGrad(name, list(compress(step.names, which)), list(compress(step.params, which)))
+        for name, which in ((_WITH, has_grad), (_WITHOUT, has_none))
+    ]
     return [part for part in parts if part.params]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from sonde.probe.model import NamedParameter
 from sonde.probe.optimizer import OptimizerStep
 from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.step_pass import StepPass, Stream
 from sonde.reduce.torch import Table
+from sonde.session.by_grad import ByGrad
 from sonde.session.formula import rule_of
 
 if TYPE_CHECKING:
@@ -24,11 +22,9 @@ class Foresight:
         self.watching = watching
         self.step_pass = StepPass(watching.reducer)
 
-    def before(
-        self, step: OptimizerStep, name: str, names: list[NamedParameter], params: list[Tensor]
-    ) -> list[Table] | None:
+    def before(self, step: OptimizerStep, part: ByGrad) -> list[Table] | None:
         """The gradients' tables if everything of these parameters was read, else None and nothing was."""
-        wants = self.watching.wants
+        wants, params = self.watching.wants, part.params
         if not wants["update"] or step.has_closure or not params or params[0].device.type != "cuda":
             return None
         grads = [p.grad for p in params if p.grad is not None and is_plain_tensor(p.grad)]
@@ -37,16 +33,18 @@ class Foresight:
         rule = rule_of(step.optimizer, params, grad_scale=step.grad_scale, found_inf=step.found_inf)
         if rule is None:
             return None
-        keys: dict[Stream, list[int]] = {"update": self.watching.keys("update", names, params)}
+        keys: dict[Stream, list[int]] = {"update": self.watching.keys("update", part)}
         if wants["param"]:
-            keys["param"] = self.watching.keys("param", names, params)
+            keys["param"] = self.watching.keys("param", part)
         if wants["grad"]:
-            keys["grad"] = self.watching.keys("grad", names, params)
+            keys["grad"] = self.watching.keys("grad", part)
         if wants["optim"]:
             which: tuple[Stream, ...] = ("first", "second")
             for stream, state in zip(which, rule.states, strict=False):
-                keys[stream] = self.watching.keys("optim", names, params, f".{state}")
-        return self.step_pass.before((step.number, name), keys, params, grads, rule, histogram=self.watching.histogram)
+                keys[stream] = self.watching.keys("optim", part, f".{state}")
+        return self.step_pass.before(
+            (step.number, part.name), keys, params, grads, rule, histogram=self.watching.histogram
+        )
 
     def after(self, step: OptimizerStep, name: str) -> None:
         self.step_pass.after((step.number, name))

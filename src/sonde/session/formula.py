@@ -51,14 +51,14 @@ def _adam(kind: type[Optimizer], params: list[Tensor], groups: list[Any], states
     counted = [t for t in taken if isinstance(t, Tensor) and t.device.type == "cuda"]
     if counted and (len(counted) < len(taken) or any(t.dtype != torch.float32 for t in counted)):
         return None  # some have stepped and some have not
-    numbers = [
-        adam_numbers(
-            group,
-            0.0 if counted else float(count),
-            decoupled=kind is AdamW or bool(group.get("decoupled_weight_decay")),
-        )
-        for group, count in zip(groups, taken, strict=True)
-    ]
+    rows: dict[tuple[int, float], list[float]] = {}  # those of a group have mostly one
+    numbers = []
+    for group, count in zip(groups, taken, strict=True):
+        key = id(group), 0.0 if counted else float(count)
+        if key not in rows:
+            decoupled = kind is AdamW or bool(group.get("decoupled_weight_decay"))
+            rows[key] = adam_numbers(group, key[1], decoupled=decoupled)
+        numbers.append(rows[key])
     return Rule("adam", numbers, first, second, taken=counted or None, states=("exp_avg", "exp_avg_sq"))
 
 

@@ -8,8 +8,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -27,8 +26,7 @@ MAX_OPEN: Final = 1 << 16
 """Numbers of one forward pass, or of a model whose parts are called by themselves; more are not looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """One tensor that was looked at: what it is of, in which micro-batch."""
 
     site: str
@@ -77,8 +75,9 @@ class NonFiniteWatch:
         if seen is not None and seen[0]() is tensor and seen[1] == tensor._version:
             return
         self._seen[id(tensor)] = weakref.ref(tensor), tensor._version
-        look = Look(place.name, role, self._micro_batch, is_leaf, is_root, is_sampled(tensor))
-        self._flags.add(look, tensor, step)
+        in_part = is_sampled(tensor)
+        look = Look(place.name, role, self._micro_batch, is_leaf, is_root, in_part)
+        self._flags.add(look, tensor, step, in_part=in_part)
 
     def emit(self, step: int) -> None:
         """The step is over."""

@@ -78,6 +78,7 @@ class RankSession(NullSession):
 
     wants_activations = False
     wants_activation_grads = False
+    is_idle = False
 
     def forward_seen(self) -> None: ...
 

@@ -57,6 +57,7 @@ class Watching:
         self.optimizer_pass = OptimizerPass(self.reducer)
         self.foresight = Foresight(self)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
+        self._wants_forward = True
         self.wants: dict[str, bool] = {}
         self.histogram = False
         self.meter = session.governing.meter
@@ -127,6 +128,9 @@ class Watching:
         self.wants_activation_grads = self._may("activation_grads", step, plan.activation_grads)
         self.wants_inspection = self._may("inspect", step, plan.inspect)
         self.wants_finite = self.nonfinite is not None and self._may("finite", step, ALWAYS)
+        self._wants_forward = (
+            self.wants_activations or self.wants_activation_grads or self.wants_inspection or self.wants_finite
+        )
         self._kind = self._main_kind()
         self.inspection.begin_step(is_wanted=self.wants_inspection)
         self.histogram = step % self.session.settings.hist_every == 0
@@ -156,6 +160,11 @@ class Watching:
     @property
     def is_recording(self) -> bool:
         return self.wants_activations or self.wants_activation_grads or any(self.wants.values())
+
+    @property
+    def is_idle(self) -> bool:
+        session = self.session
+        return not (self._wants_forward or session.is_step_over or session.snapshots.draft is not None)
 
     def forward_seen(self) -> None:
         self.session.forward_seen()
@@ -232,13 +241,13 @@ class Watching:
             with self.meter.span(self._kind):
                 for named, what in step.unreadable:
                     self._note_unreadable_site(f"param/{named.name}", what)
-                step.parts = by_grad(step)
+                step.parts = by_grad(step, is_made=not step.has_closure)
                 for part in step.parts:
                     self._foresee(step, part)
             if self.wants["grad"] and not step.has_closure:
                 is_read = all(part.is_foreseen for part in step.parts)
                 with self.meter.span(self._kind if is_read else "grads"):
-                    self._grads(step)
+                    self._grads(step, step.parts)
             with self.meter.span(self._kind):
                 self._keep(step)
                 self.inspection.before_update()
@@ -255,7 +264,7 @@ class Watching:
             if not part.is_foreseen:
                 self.optimizer_pass.before(
                     (step.number, part.name),
-                    self._keys("param", part),
+                    self.keys("param", part),
                     part.params,
                     sketch=self.wants["param"],
                     keep=self.wants["update"],
@@ -266,7 +275,7 @@ class Watching:
     def _after_update(self, step: OptimizerStep) -> None:
         with quiet(), self.meter.span(self._kind):
             if self.wants["grad"] and step.has_closure:
-                self._grads(step)
+                self._grads(step, by_grad(step, is_made=True))
             if self.wants["update"]:
                 self._updates(step)
             if self.wants["optim"]:
@@ -286,32 +295,35 @@ class Watching:
                 self.session.log({"model/model/fingerprint": value})
 
     def _foresee(self, step: OptimizerStep, part: ByGrad) -> None:
-        tables = self.foresight.before(step, part.name, part.names, part.params)
+        tables = self.foresight.before(step, part)
         if tables is None:
             return
         part.is_foreseen = True
-        factors = {self._param_id("grad", n, p): step.clips[id(p)] for n, p in part if id(p) in step.clips}
-        for table in tables:
-            if factors:
-                set_raw(table, factors)
+        factors = self._clipped(step, part)
+        for table in tables if factors else ():
+            set_raw(table, factors)
 
-    def _grads(self, step: OptimizerStep) -> None:
-        having = [(n, p) for n, p in zip(step.names, step.params, strict=True) if p.grad is not None]
-        self._with_grad.update(n.name for n, _ in having)
-        self._without_grad.update(n.name for n, p in zip(step.names, step.params, strict=True) if p.grad is None)
-        read = {id(p) for part in step.parts if part.is_foreseen for p in part.params}
-        having = [(n, p) for n, p in having if id(p) not in read]
-        readable = [(n, p, p.grad) for n, p in having if p.grad is not None and is_plain_tensor(p.grad)]
-        keys = [self._param_id("grad", n, p) for n, p, _ in readable]
-        tables = self.reducer.add_all(
-            ("grad", step.number), keys, [grad for _, _, grad in readable], histogram=self.histogram
-        )
-        factors = {key: step.clips[id(p)] for key, (_, p, _) in zip(keys, readable, strict=True) if id(p) in step.clips}
-        for table in tables:
-            if step.grad_scale is not None:
-                scale_rows(table, 1.0 / step.grad_scale)
-            if factors:
-                set_raw(table, factors)
+    def _grads(self, step: OptimizerStep, parts: list[ByGrad]) -> None:
+        for part in parts:
+            (self._with_grad if part.has_grads else self._without_grad).update(named.name for named in part.names)
+            if part.is_foreseen or not part.has_grads:
+                continue
+            readable, grads = part.with_plain_grads()
+            keys = self.keys("grad", readable)
+            tables = self.reducer.add_all(("grad", step.number), keys, grads, histogram=self.histogram)
+            factors = self._clipped(step, readable)
+            for table in tables:
+                if step.grad_scale is not None:
+                    scale_rows(table, 1.0 / step.grad_scale)
+                if factors:
+                    set_raw(table, factors)
+
+    def _clipped(self, step: OptimizerStep, part: ByGrad) -> dict[int, Any]:
+        """By what the gradients of these sites were multiplied."""
+        if not step.clips:
+            return {}
+        pairs = zip(self.keys("grad", part), part.params, strict=True)
+        return {key: step.clips[id(p)] for key, p in pairs if id(p) in step.clips}
 
     def _updates(self, step: OptimizerStep) -> None:
         for part in step.parts:
@@ -320,7 +332,7 @@ class Watching:
                 continue
             self.optimizer_pass.after(
                 (step.number, part.name),
-                self._keys("update", part),
+                self.keys("update", part),
                 part.params,
                 # A fused optimizer unscales gradients in place: what they were times the scale is not known here.
                 grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
@@ -380,10 +392,11 @@ class Watching:
         self.session.snapshots.before_update(self, step)
         with quiet(), self.meter.span(self._kind):
             if self.wants["grad"]:
-                self._grads(step)
+                self._grads(step, by_grad(step, is_made=True))
             self.inspection.before_update()
             if self.wants["param"]:
-                self.reducer.add_all("param", self._keys("param", step), step.params, histogram=self.histogram)
+                keys = self.keys("param", ByGrad("all", step.names, step.params))
+                self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
 
     def emit(self, step: int) -> None:
         """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
@@ -445,12 +458,13 @@ class Watching:
         known = self._ids.get((kind, name))
         return self._id(_site(kind, named, tensor, name)) if known is None else known
 
-    def _keys(self, kind: Kind, part: Any) -> list[int]:
-        return self.keys(kind, part.names, part.params)
-
-    def keys(self, kind: Kind, names: list[NamedParameter], params: list[Tensor], suffix: str = "") -> list[int]:
+    def keys(self, kind: Kind, part: ByGrad, suffix: str = "") -> list[int]:
         """The site of each parameter, or of something of it."""
-        return [self._param_id(kind, n, p, suffix) for n, p in zip(names, params, strict=True)]
+        known: list[int] | None = part.keys.get((kind, suffix))
+        if known is None:
+            known = [self._param_id(kind, named, parameter, suffix) for named, parameter in part]
+            part.keys[kind, suffix] = known
+        return known
 
     def _tell_no_end(self) -> None:
         self.session.warn_once(
