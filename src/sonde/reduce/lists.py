@@ -72,7 +72,7 @@ class TensorList:
         tables = []
         for part in self.parts:
             mine = [tensors[i] for i in part.indices]
-            if part.chunks is not None:
+            if part.reads_in_place:
                 # A copy must live until its sample is taken. What lies side by side is read where it lies: a view of it
                 # takes longer than all the rest that is done for it here.
                 mine = [t if t.is_contiguous() else flat(t.detach()) for t in mine]
@@ -143,13 +143,18 @@ class Part:
         """Memory for copies; where the fused kernels read and nothing is kept, none is ever made."""
         return Held(self.plan, self._shapes, keep_large=self.keeps)
 
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether fused kernels are given addresses only, and nothing is kept."""
+        return self.chunks is not None and not self.keeps
+
     def read(self, tensors: Sequence[Tensor]) -> Array | Tensor:
         """Sketch rows of these tensors in the plan's order, on the host or on the device; copies are kept if asked."""
         if self.addresses is not None:
             if self.keeps:
                 return self.addresses.rows(self.in_order(tensors), self.in_order(None), Act.COPY)
             return self.addresses.rows(self.in_order(tensors))
-        if self.chunks is not None and not self.keeps:
+        if self.chunks is not None and self.reads_in_place:
             return self.chunks.rows(self.in_order(tensors))
         tensors = [t.detach() for t in tensors]
         fill = None
