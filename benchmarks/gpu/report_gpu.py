@@ -9,8 +9,8 @@ def as_markdown(result: dict[str, Any]) -> str:
     lines = [
         "# What watching costs on a GPU",
         "",
-        f"Made by `{result['command']}` on {result['date']}, commit `{result['commit']}`:",
-        f"{result['gpu']}, torch {result['torch']}, triton {result['triton']}.",
+        f"Made by `{result['command']}`, last on {result['date']}: {result['gpu']}, torch {result['torch']},",
+        f"triton {result['triton']}. Of commit {_commits(result['commits'])}.",
         "",
     ]
     if "kernels" in result:
@@ -29,6 +29,16 @@ def as_markdown(result: dict[str, Any]) -> str:
     if result.get("notes"):
         lines += ["## What to know about these numbers", "", *(f"- {note}" for note in result["notes"]), ""]
     return "\n".join(lines) + "\n"
+
+
+def _commits(of_part: dict[str, str]) -> str:
+    """>>> _commits({"eager": "abc", "kernels": "def", "small": "abc"})
+    '`abc`: eager, small; `def`: kernels'
+    """
+    parts: dict[str, list[str]] = {}
+    for part, commit in of_part.items():
+        parts.setdefault(commit, []).append(part.replace("_", "-"))
+    return "; ".join(f"`{commit}`: {', '.join(names)}" for commit, names in parts.items())
 
 
 def _kernels(table: dict[str, Any]) -> list[str]:

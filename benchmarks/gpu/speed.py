@@ -3,7 +3,8 @@
     PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --out results/        # about ten minutes
     PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --parts kernels,eager
 
-Writes gpu-speed.json and gpu-speed.md. Ratios are of one run: arms take turns in short blocks of one process.
+Writes gpu-speed.json and gpu-speed.md; parts that are there already and not measured now stay, with the commit they
+are of. Ratios are of one run: arms take turns in short blocks of one process.
 """
 
 from __future__ import annotations
@@ -62,24 +63,29 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     options = parser.parse_args()
     result: dict[str, Any] = {
-        "command": "python benchmarks/gpu/speed.py " + " ".join(sys.argv[1:]),
-        "commit": commit(),
+        "command": "python benchmarks/gpu/speed.py",
+        "commits": {},
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
+    file = options.out / "gpu-speed.json" if options.out is not None else None
+    if file is not None and file.is_file():
+        before = json.loads(file.read_text())
+        result = {**before, **result, "commits": before["commits"]}
     for name in options.parts.split(","):
+        result["commits"][name] = commit()
         result[name] = part(name, options.rounds, options.block)
         torch.cuda.empty_cache()
         for title, table in result[name].items() if name in ("eager", "compiled", "small") else ():
             print_table(f"{name} {title}", table)
         if name in ("budget", "in_graph", "syncs"):
             print(json.dumps(result[name], indent=1), flush=True)
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "gpu-speed.json").write_text(json.dumps(result, indent=1) + "\n")
-            (options.out / "gpu-speed.md").write_text(as_markdown(result))
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(result, indent=1) + "\n")
+            file.with_suffix(".md").write_text(as_markdown(result))
 
 
 if __name__ == "__main__":
