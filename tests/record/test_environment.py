@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import subprocess
+import time
 
 import numpy as np
+import psutil
+import pytest
 
 from sonde.record.environment import describe_machine, git_state, package_versions
 from sonde.record.system import SystemSampler
@@ -58,10 +61,30 @@ def test_the_machine_is_sampled(tmp_path):
     assert all(math.isfinite(value) for value in sample.values.values())
 
 
+def test_a_percentage_of_next_to_no_time_is_absent_and_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", pytest.fail)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    sampler = SystemSampler(tmp_path)
+    assert "cpu_percent" not in sampler.sample(step=0).values
+    now += 0.2
+    assert {"cpu_percent", "process_cpu_percent"} <= sampler.sample(step=1).values.keys()
+    assert "cpu_percent" not in sampler.sample(step=2).values
+
+
+def test_a_machine_that_tells_nothing_of_its_processes_is_sampled_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "Process", refuse)
+    assert SystemSampler(tmp_path).sample(step=0).values.keys() >= {"memory_percent", "disk_percent"}
+
+
 def test_samples_reach_the_catalog(run):
     import sqlite3
 
     writer = Writer(run, WriterOptions(flush_interval_s=0.01, system_interval_s=0.01))
+    time.sleep(0.2)
     writer.flush(20)
     writer.close("finished", deadline_s=20)
     connection = sqlite3.connect(run / "catalog.sqlite")

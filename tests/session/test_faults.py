@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -36,30 +36,32 @@ class InjectedError(RuntimeError):
 class Injector:
     """Raises at the k-th call of one of sonde's functions on this thread, once `armed`."""
 
+    names: ClassVar[dict[CodeType, str]] = {}
+    """Of every function that was called; empty where it is not one to fail."""
+
     def __init__(self, at: int) -> None:
         self.at, self.count, self.armed = at, 0, False
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call" or not self.armed or not frame.f_code.co_filename.startswith(ROOMS):
-            return
-        name = (Path(frame.f_code.co_filename).name, frame.f_code.co_name)
-        # A generator that is thrown away half-read is called once more; what is raised there nobody sees.
-        if name in WRAPPERS or name[1] == "<genexpr>" or self._is_reporting(frame):
+        if event != "call" or not self.armed or self.where:
+            return  # telling of a failure is not failed again
+        name = self.names.get(frame.f_code)
+        if name is None:
+            name = self.names[frame.f_code] = self._name(frame.f_code)
+        if not name:
             return
         self.count += 1
         if self.count == self.at:
-            self.where = f"{name[0]}:{frame.f_code.co_name}"
+            self.where = name
             raise InjectedError(self.where)
 
     @staticmethod
-    def _is_reporting(frame: FrameType | None) -> bool:
-        """Telling of a failure is not failed again."""
-        while frame is not None:
-            if frame.f_code.co_filename.endswith("breaker.py"):
-                return True
-            frame = frame.f_back
-        return False
+    def _name(code: CodeType) -> str:
+        file, function = Path(code.co_filename).name, code.co_name
+        # A generator that is thrown away half-read is called once more; what is raised there nobody sees.
+        is_ours = code.co_filename.startswith(ROOMS) and (file, function) not in WRAPPERS and function != "<genexpr>"
+        return f"{file}:{function}" if is_ours else ""
 
 
 CASE = Case("reentrant", autocast=True, optimizer="adamw-fused", scaler=True, steps=2)

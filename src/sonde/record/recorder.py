@@ -131,7 +131,7 @@ class Recorder:
         self._barriers: list[Barrier] = []
         self._documents: dict[str, str] = {}
         self._num_events = 0
-        self._sampler: SystemSampler | None = None
+        self._sampler = SystemSampler(self.run) if options.system_interval_s > 0 else None
         self._has_warned = self._has_refused = False
         self._store_error = ""
         self._trouble_since = 0.0
@@ -346,10 +346,8 @@ class Recorder:
     # ----------------------------------------------------------------------------------------------------- heartbeat
 
     def _beat(self, now: float) -> None:
-        interval = self.options.system_interval_s
-        if interval > 0 and now >= self._next_sample:
-            self._next_sample = now + interval
-            self._sampler = self._sampler or SystemSampler(self.run)
+        if self._sampler is not None and now >= self._next_sample:
+            self._next_sample = now + self.options.system_interval_s
             sample = self._sampler.sample(self.shared.step)
             self._rows.extend(system_rows(sample))
             self._observer.saw(sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from sonde.schema.records import SystemSample
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _LEAST_S: Final = 0.1
+"""In less time psutil counts too few ticks and says 0 %, which nobody measured."""
+_UNREADABLE: Final = (psutil.Error, OSError, RuntimeError, ValueError, AttributeError, NotImplementedError)
 
 
 class SystemSampler:
@@ -26,26 +29,26 @@ class SystemSampler:
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._process = psutil.Process()
+        self._process: Any = None
         self._gpus: list[tuple[int, Any]] | None = None
-        psutil.cpu_percent()
-        self._process.cpu_percent()
-        self._began = time.monotonic()
+        self._cpu_since = time.monotonic()
+        with suppress(*_UNREADABLE):
+            self._process = psutil.Process()
+            self._process.cpu_percent()
+            psutil.cpu_percent()
 
     def sample(self, step: int) -> SystemSample:
-        # Below a tenth of a second psutil counts too few ticks and says 0 %, which nobody measured.
-        time.sleep(max(0.0, self._began + _LEAST_S - time.monotonic()))
         values: dict[str, float] = {}
         for part in (self._cpu, self._memory, self._disk, self._gpu):
-            try:
+            with suppress(*_UNREADABLE):
                 values.update(part())
-            except (psutil.Error, OSError, RuntimeError, ValueError, AttributeError, NotImplementedError):
-                continue
         return SystemSample(time=time.time(), step=step, values=values)
 
     def _cpu(self) -> Iterator[tuple[str, float]]:
-        yield "cpu_percent", psutil.cpu_percent()
-        yield "process_cpu_percent", self._process.cpu_percent()
+        if time.monotonic() >= self._cpu_since + _LEAST_S:
+            self._cpu_since = time.monotonic()
+            yield "cpu_percent", psutil.cpu_percent()
+            yield "process_cpu_percent", self._process.cpu_percent()
         yield "process_num_threads", float(self._process.num_threads())
         yield "load_1m", os.getloadavg()[0]
 
