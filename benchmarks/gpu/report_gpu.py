@@ -32,9 +32,7 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 
 def _commits(of_part: dict[str, str]) -> str:
-    """>>> _commits({"eager": "abc", "kernels": "def", "small": "abc"})
-    '`abc`: eager, small; `def`: kernels'
-    """
+    """Each commit with what was measured of it."""
     parts: dict[str, list[str]] = {}
     for part, commit in of_part.items():
         parts.setdefault(commit, []).append(part.replace("_", "-"))

@@ -1,6 +1,6 @@
 """On a GPU, everything that is claimed about speed: kernels against the read limit, training with and without sonde.
 
-    PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --out results/        # about ten minutes
+    PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --out results/        # about twelve minutes
     PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --parts kernels,eager
 
 Writes gpu-speed.json and gpu-speed.md; parts that are there already and not measured now stay, with the commit they
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     options = parser.parse_args()
     result: dict[str, Any] = {
-        "command": "python benchmarks/gpu/speed.py",
+        "command": f"python benchmarks/gpu/speed.py --rounds {options.rounds} --block {options.block}",
         "commits": {},
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

@@ -149,9 +149,22 @@ def test_a_parameter_that_is_replaced_takes_the_place_of_the_old_one(follow):
     model[0].weight = nn.Parameter(torch.zeros(4, 3))
     optimizer.param_groups[0]["params"][0] = model[0].weight
     told = []
-    steps.tap.on_before = lambda step: told.append(list(step.params))
+    steps.tap.on_before = lambda step: told.append((step.names, step.params))
     optimizer.step()
-    assert [id(p) for p in told[0]] == [id(p) for p in model.parameters()]
+    [(names, params)] = told
+    assert [named.name for named in names] == NAMES
+    assert all(a is b is named.ref() for a, b, named in zip(params, model.parameters(), names, strict=True))
+
+
+def test_parameters_in_another_order_keep_their_names(follow):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = follow(model, [optimizer])
+    backward(model)
+    optimizer.step()
+    optimizer.param_groups[0]["params"].reverse()
+    optimizer.step()
+    assert steps.before == [(0, NAMES), (0, NAMES[::-1])]
 
 
 def test_names_are_looked_up_once_as_long_as_the_parameters_are_the_same(follow, monkeypatch):

@@ -195,6 +195,28 @@ class TestOnGpu(OnGpu):
             ]:
                 assert abs(rows[10 + key][field] - products.sum()) <= 2e-6 * np.abs(products).sum()
 
+    def test_tensors_with_gaps(self, ways):
+        x = torch.randn(200, 30)
+        views = [
+            lambda x: x.view(-1)[::2],
+            lambda x: x[..., 0],
+            lambda x: x[:, ::2],
+            lambda x: x[:, 3:],
+            lambda x: x.t(),
+            lambda x: x[0, :1].expand(50),
+        ]
+        near, far = [view(x) for view in views], [view(x.cuda()) for view in views]
+        reducer = Reducer()
+        for key, one in enumerate(far):
+            reducer.add(key, one)
+        reducer.add_all("list", [10 + key for key in range(len(far))], far)
+        keys, rows, _, _ = resolve_all(reducer.take())
+        rows = dict(zip(keys.tolist(), rows, strict=True))
+        for key, one in enumerate(near):
+            wanted = sketch(one.numpy(), histogram=False).rows
+            ways.assert_same(rows[key], wanted, key)
+            ways.assert_same(rows[10 + key], wanted, key)
+
     def test_tensor_may_change_right_after_it_was_added(self):
         reducer = Reducer()
         x = torch.ones(1_000_000, device="cuda")

@@ -51,6 +51,20 @@ def test_single_tensors(ways, dtype):
             assert read.sampled == len(wanted)
 
 
+def test_tensors_with_gaps(ways):
+    from sonde.reduce.triton import ChunkList
+    from sonde.reduce.triton_single import Bank
+
+    x = torch.randn(200, 30)
+    xs = [x.view(-1)[::2], x[..., 0], x[:, ::2], x[:, 3:], x.t(), x[0, :1].expand(50)]
+    bank, chunks = Bank(CPU, 64), ChunkList([x.numel() for x in xs], torch.float32, CPU)
+    for key, x in enumerate(xs):
+        bank.read(key, x)
+    for rows in (bank.rows()[1], chunks.rows(xs)):
+        for key, (row, x) in enumerate(zip(rows, xs, strict=True)):
+            check_row(ways, row, x, key)
+
+
 def test_samples_of_a_list():
     from sonde.reduce.triton import ChunkList
 

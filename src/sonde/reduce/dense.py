@@ -110,6 +110,15 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
+def addressable(tensor: Tensor) -> Tensor:
+    """What begins at its address and lies side by side, for kernels that are given no more than that. The tensor itself
+    where it does, which is nearly always: a view would take longer to make than all the rest."""
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    # One dimension may still have gaps, as that of x[::2] and x[..., 0] has.
+    return flat(tensor.detach().resolve_neg()).contiguous()
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether its elements lie side by side, in whatever order."""
     return tensor.is_contiguous() or _is_permuted_dense(tensor)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.reduce import native
-from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
+from sonde.reduce.dense import UnreadableError, addressable, dense, is_plain, work_dtype
 from sonde.reduce.device import device_rows
 from sonde.reduce.gpu import chunk_list, update_chunks
 from sonde.reduce.native import Act, Pairs
@@ -73,9 +73,7 @@ class TensorList:
         for part in self.parts:
             mine = [tensors[i] for i in part.indices]
             if part.reads_in_place:
-                # A copy must live until its sample is taken. What lies side by side is read where it lies: a view of it
-                # takes longer than all the rest that is done for it here.
-                mine = [t if t.is_contiguous() else flat(t.detach()) for t in mine]
+                mine = [addressable(t) for t in mine]  # a copy must live until its sample is taken
             tables.append(self.table(part, part.read(mine), None if part.keeps else mine, turn))
         return tables + self._odd_tables(tensors, turn)
 
@@ -154,8 +152,8 @@ class Part:
             if self.keeps:
                 return self.addresses.rows(self.in_order(tensors), self.in_order(None), Act.COPY)
             return self.addresses.rows(self.in_order(tensors))
-        if self.chunks is not None and self.reads_in_place:
-            return self.chunks.rows(self.in_order(tensors))
+        if self.reads_in_place:
+            return self._rows(tensors, None)
         tensors = [t.detach() for t in tensors]
         fill = None
         if self.partials is not None:

@@ -191,7 +191,7 @@ def _is_one_dtype(rule: Rule) -> bool:
 
 
 def _lies_like(tensor: Tensor, param: Tensor) -> bool:
-    if tensor.shape != param.shape or not tensor.numel():
+    if tensor.shape != param.shape or not tensor.numel() or tensor.is_neg():
         return False
     if tensor.is_contiguous():
         return param.is_contiguous() or tensor.stride() == param.stride()

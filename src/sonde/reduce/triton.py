@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonde.reduce.dense import flat
+from sonde.reduce.dense import addressable
 from sonde.reduce.sample import PRIME, stride_of
 from sonde.schema.sketch import (
     HIST_N,
@@ -321,7 +321,7 @@ class ChunkList(Chunks):
 
     def rows(self, tensors: Sequence[Tensor]) -> Tensor:
         """(T, NUM_FIELDS) on the device. Nothing waits for it."""
-        values = [tensor if tensor.is_contiguous() else flat(tensor) for tensor in tensors]
+        values = [addressable(tensor) for tensor in tensors]
         self._find([value.data_ptr() for value in values])
         rows = torch.full((self.num_tensors, NUM_FIELDS), torch.nan, dtype=torch.float64, device=self.device)
         wide = self.dtype in WIDE

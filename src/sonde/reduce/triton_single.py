@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sonde.reduce.dense import flat
+from sonde.reduce.dense import addressable
 from sonde.reduce.sample import PRIME, stride_of
 from sonde.reduce.triton import (
     CHUNK,
@@ -195,8 +195,7 @@ class Bank:
 
     def read(self, key: int, tensor: Tensor, *, unstored_zeros: int = 0, turn: int | None = None) -> Read:
         """Read a tensor now; it may change or be freed afterwards."""
-        # Only its address counts: one whose elements lie side by side needs no view, which would take longer than this.
-        bits = tensor if tensor.is_contiguous() else flat(tensor.detach())
+        bits = addressable(tensor)
         dtype, numel = bits.dtype, bits.numel()
         num_chunks = -(-numel // CHUNK)
         if self._partial is None or self._used + num_chunks > self._num_places:

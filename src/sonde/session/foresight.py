@@ -33,15 +33,15 @@ class Foresight:
         rule = rule_of(step.optimizer, params, grad_scale=step.grad_scale, found_inf=step.found_inf)
         if rule is None:
             return None
-        keys: dict[Stream, list[int]] = {"update": self.watching.keys("update", part)}
+        keys: dict[Stream, list[int]] = {"update": self.watching.sites.of_part("update", part)}
         if wants["param"]:
-            keys["param"] = self.watching.keys("param", part)
+            keys["param"] = self.watching.sites.of_part("param", part)
         if wants["grad"]:
-            keys["grad"] = self.watching.keys("grad", part)
+            keys["grad"] = self.watching.sites.of_part("grad", part)
         if wants["optim"]:
             which: tuple[Stream, ...] = ("first", "second")
             for stream, state in zip(which, rule.states, strict=False):
-                keys[stream] = self.watching.keys("optim", part, f".{state}")
+                keys[stream] = self.watching.sites.of_part("optim", part, f".{state}")
         return self.step_pass.before(
             (step.number, part.name), keys, params, grads, rule, histogram=self.watching.histogram
         )

@@ -25,7 +25,7 @@ from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, scale_rows, set_raw
 from sonde.schema.names import Kind
-from sonde.schema.records import Event, Site
+from sonde.schema.records import Event
 from sonde.session.by_grad import ByGrad, adam_moments, by_grad
 from sonde.session.foresight import Foresight
 from sonde.session.inspection import Inspection
@@ -33,6 +33,7 @@ from sonde.session.nonfinite import NonFiniteWatch
 from sonde.session.plan import Plan
 from sonde.session.put_tables import put_tables
 from sonde.session.same_weights import is_due, model_fingerprint
+from sonde.session.site_ids import SiteIds
 from sonde.session.structure import StructureDocument
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Watching:
         self.meter = session.governing.meter
         self._kind = ""
         """What most of this step's cost is for."""
-        self._ids: dict[tuple[str, str], int] = {}
+        self.sites = SiteIds(session.writer)
         self._without_grad: set[str] = set()
         self._with_grad: set[str] = set()
         self._in_optimizer: set[str] = set()
@@ -207,23 +208,7 @@ class Watching:
         self.meter.see(tensor)
         histogram = self.histogram and self._num_ones <= MAX_SAMPLED
         with self.meter.span("activations"):
-            self.reducer.add(self._place_id(kind, place, suffix, tensor), tensor, histogram=histogram)
-
-    def _place_id(self, kind: Kind, place: Place, suffix: str, tensor: Tensor) -> int:
-        key = place.keys.get((kind, suffix))
-        if key is None:
-            key = place.keys[kind, suffix] = self._id(
-                Site(
-                    kind=kind,
-                    name=place.name + suffix,
-                    shape=tuple(tensor.shape),
-                    dtype=_dtype(tensor),
-                    owner=place.name,
-                    module_type=place.module_type,
-                    aliases=place.aliases,
-                )
-            )
-        return key
+            self.reducer.add(self.sites.of_place(kind, place, suffix, tensor), tensor, histogram=histogram)
 
     # ------------------------------------------------------------------------------------------- the optimizer step
 
@@ -264,7 +249,7 @@ class Watching:
             if not part.is_foreseen:
                 self.optimizer_pass.before(
                     (step.number, part.name),
-                    self.keys("param", part),
+                    self.sites.of_part("param", part),
                     part.params,
                     sketch=self.wants["param"],
                     keep=self.wants["update"],
@@ -309,7 +294,7 @@ class Watching:
             if part.is_foreseen or not part.has_grads:
                 continue
             readable, grads = part.with_plain_grads()
-            keys = self.keys("grad", readable)
+            keys = self.sites.of_part("grad", readable)
             tables = self.reducer.add_all(("grad", step.number), keys, grads, histogram=self.histogram)
             factors = self._clipped(step, readable)
             for table in tables:
@@ -322,7 +307,7 @@ class Watching:
         """By what the gradients of these sites were multiplied."""
         if not step.clips:
             return {}
-        pairs = zip(self.keys("grad", part), part.params, strict=True)
+        pairs = zip(self.sites.of_part("grad", part), part.params, strict=True)
         return {key: step.clips[id(p)] for key, p in pairs if id(p) in step.clips}
 
     def _updates(self, step: OptimizerStep) -> None:
@@ -332,7 +317,7 @@ class Watching:
                 continue
             self.optimizer_pass.after(
                 (step.number, part.name),
-                self.keys("update", part),
+                self.sites.of_part("update", part),
                 part.params,
                 # A fused optimizer unscales gradients in place: what they were times the scale is not known here.
                 grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
@@ -346,7 +331,7 @@ class Watching:
         for named, parameter in left:
             for state, value in step.optimizer.state.get(parameter, {}).items():
                 if is_plain_tensor(value) and value.numel() > 1:
-                    keys.append(self._param_id("optim", named, value, f".{state}"))
+                    keys.append(self.sites.of_parameter("optim", named, value, f".{state}"))
                     tensors.append(value)
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
@@ -395,7 +380,7 @@ class Watching:
                 self._grads(step, by_grad(step, is_made=True))
             self.inspection.before_update()
             if self.wants["param"]:
-                keys = self.keys("param", ByGrad("all", step.names, step.params))
+                keys = self.sites.of_part("param", ByGrad("all", step.names, step.params))
                 self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
 
     def emit(self, step: int) -> None:
@@ -445,27 +430,6 @@ class Watching:
         names.choose_place, names.choose = choose_place, choose_parameter
         names.refresh()
 
-    def _id(self, site: Site) -> int:
-        key = (site.kind, site.name)
-        known = self._ids.get(key)
-        if known is None:
-            known = self._ids[key] = self.session.writer.site_id(site)
-        return known
-
-    def _param_id(self, kind: Kind, named: NamedParameter, tensor: Tensor, suffix: str = "") -> int:
-        """Asked for every tensor in every step: the site is described only the first time."""
-        name = named.name + suffix
-        known = self._ids.get((kind, name))
-        return self._id(_site(kind, named, tensor, name)) if known is None else known
-
-    def keys(self, kind: Kind, part: ByGrad, suffix: str = "") -> list[int]:
-        """The site of each parameter, or of something of it."""
-        known: list[int] | None = part.keys.get((kind, suffix))
-        if known is None:
-            known = [self._param_id(kind, named, parameter, suffix) for named, parameter in part]
-            part.keys[kind, suffix] = known
-        return known
-
     def _tell_no_end(self) -> None:
         self.session.warn_once(
             "no end of a step",
@@ -481,26 +445,9 @@ class Watching:
         )
 
     def _note_unreadable(self, key: int, why: str) -> None:
-        site = next(("/".join(name) for name, known in self._ids.items() if known == key), str(key))
-        self._note_unreadable_site(site, why)
+        self._note_unreadable_site(self.sites.name_of(key), why)
 
     def _note_unreadable_site(self, site: str, why: str) -> None:
         if site not in self._unreadable:
             self._unreadable[site] = why
             self.session.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")
-
-
-def _site(kind: Kind, named: NamedParameter, tensor: Tensor, name: str) -> Site:
-    return Site(
-        kind=kind,
-        name=name,
-        shape=tuple(tensor.shape),
-        dtype=_dtype(tensor),
-        owner=named.owner,
-        module_type=named.module_type,
-        aliases=named.aliases,
-    )
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
