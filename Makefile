@@ -8,12 +8,13 @@ PYTHON ?= python3
 TORCH := 2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
+ZOO := .venv/zoo/.installed
 # Tests that use several processes at once have the machine to themselves.
 ALONE := distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install web browser azurite demo test check lint types contracts quick marked bench docs format clean
+.PHONY: help install web browser azurite zoo demo test check lint types contracts quick marked foreign bench docs format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -52,12 +53,24 @@ types: $(STAMP)  ## strict types
 contracts: $(STAMP)  ## which room may import which
 	$(BIN)/lint-imports --no-logo --no-cache
 
+$(ZOO): tests/foreign/requirements.txt | $(STAMP)
+	rm -rf .venv/zoo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/zoo -r tests/foreign/requirements.txt
+	touch $(ZOO)
+
+zoo: $(ZOO)  ## install torchvision, timm and diffusers for the foreign zoo, apart from the other packages
+
 quick: web  ## the quick tests
 	$(TEST) -q -n 2
 
-marked: web browser azurite  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
+marked: web browser azurite zoo  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
 	$(TEST) -q -n 2 -m "(slow or fault) and not ($(ALONE))"
 	$(TEST) -q -m "$(ALONE)"
+
+foreign: web zoo  ## the whole zoo of foreign models and trainers; writes benchmarks/results/foreign.md
+	rm -rf .venv/foreign
+	status=0; SONDE_TEST_FOREIGN_RESULTS=$(CURDIR)/.venv/foreign $(TEST) -q -n 2 -m "" tests/foreign || status=$$?; \
+	$(BIN)/python tests/foreign/zoo_table.py .venv/foreign > benchmarks/results/foreign.md; exit $$status
 
 bench: $(STAMP)  ## what watching costs; writes benchmarks/results/
 	$(BIN)/python benchmarks/overhead.py

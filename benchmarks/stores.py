@@ -200,8 +200,7 @@ def stores(work: Path, snapshots: list[Tensors]) -> dict[str, Any]:
         "memory": our_store("memory", folder("memory"), {}),
         "zarr, none": our_store("zarr", folder("none"), {"compression": "none"}),
         "zarr, lz4": our_store("zarr", folder("lz4"), {"compression": "lz4"}),
-        "zarr, auto without differences": our_store("zarr", folder("plain"), {"delta_mib": 0}),
-        "zarr, auto": our_store("zarr", folder("auto"), {"delta_mib": 4096}),
+        "zarr, auto": our_store("zarr", folder("auto"), {}),
         "icechunk, to the commit": committed(folder("icechunk")),
         "as ParamLake": like_paramlake(folder("paramlake")),
     }
@@ -226,7 +225,7 @@ def kinds(work: Path, snapshots: list[Tensors]) -> dict[str, Any]:
         (place / "zarr").mkdir()
         arms = {
             "write()": raw_write(place / "raw", is_synced=True),
-            "auto": our_store("zarr", place / "zarr", {"delta_mib": 4096}),
+            "auto": our_store("zarr", place / "zarr", {}),
         }
         rows = measure(arms, part)
         label = "param, bfloat16" if kind == "custom/bf16" else kind

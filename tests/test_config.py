@@ -31,7 +31,7 @@ def test_keyword_beats_variable_beats_file_beats_default(monkeypatch: pytest.Mon
     settings = Settings.load(hist_every=3)
     assert (settings.project, settings.free_steps, settings.hist_every, settings.max_errors) == ("file", 2, 3, 10)
     origins = [settings.origin(name) for name in ("project", "free_steps", "hist_every", "max_errors")]
-    assert origins == ["file sonde.yaml", "env SONDE_FREE_STEPS", "keyword", "default"]
+    assert origins == [f"file {Path('sonde.yaml').absolute()}", "env SONDE_FREE_STEPS", "keyword", "default"]
 
 
 def test_nested_settings_merge_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_nested_settings_merge_key_by_key(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SONDE_WRITER__SEAL_STEPS", "16")
     settings = Settings.load(writer={"queue_mib": 3})
     assert settings.writer == WriterSettings(flush_mib=2, seal_steps=16, queue_mib=3)
-    assert settings.origin("writer.flush_mib") == "file sonde.yaml"
+    assert settings.origin("writer.flush_mib") == f"file {Path('sonde.yaml').absolute()}"
     assert settings.origin("writer.seal_steps") == "env SONDE_WRITER__SEAL_STEPS"
     assert settings.origin("writer.queue_mib") == "keyword"
     assert settings.origin("writer.seal_mib") == "default"
@@ -49,7 +49,42 @@ def test_named_file_is_read_in_place_of_the_default_one(monkeypatch: pytest.Monk
     write("project: nearby\n")
     monkeypatch.setenv("SONDE_CONFIG", str(write("budget: 0.5\n", "other.yaml")))
     settings = Settings.load()
-    assert (settings.project, settings.budget, settings.origin("budget")) == ("default", 0.5, "file other.yaml")
+    assert (settings.project, settings.budget, settings.origin("budget")) == (
+        "default",
+        0.5,
+        f"file {Path('other.yaml').absolute()}",
+    )
+
+
+def test_settings_are_changed_without_reading_files_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write("project: here\n")
+    settings = Settings.load(free_steps=5)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    write("project: there\n")
+    changed = settings.changed(budget="none")
+    assert (changed.project, changed.free_steps, changed.budget) == ("here", 5, None)
+    assert [changed.origin(name) for name in ("project", "free_steps", "budget", "max_errors")] == [
+        f"file {tmp_path / 'sonde.yaml'}",
+        "keyword",
+        "keyword",
+        "default",
+    ]
+    with pytest.raises(SettingsError, match="budget"):
+        settings.changed(budget=-1)
+
+
+def test_a_home_that_nobody_knows_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pwd
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert Settings.load().dir == Path("runs")
+    with pytest.raises(SettingsError, match=r"HOME is not set.*SONDE_DIR"):
+        Settings.load(dir="~/runs")
 
 
 def test_several_named_files_merge_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +93,7 @@ def test_several_named_files_merge_in_order(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SONDE_CONFIG", "a.yaml:b.yaml")
     settings = Settings.load()
     assert (settings.project, settings.writer.flush_mib, settings.writer.seal_mib) == ("a", 2, 3)
-    assert settings.origin("writer.seal_mib") == "file b.yaml"
+    assert settings.origin("writer.seal_mib") == f"file {Path('b.yaml').absolute()}"
 
 
 def test_named_file_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +130,7 @@ def test_empty_file_changes_nothing() -> None:
 @pytest.mark.parametrize("key", ["bugdet", "Budget", "budget_"])
 def test_unknown_key_in_file_is_answered_with_the_nearest(key: str) -> None:
     write(f"{key}: 0.5\n")
-    with pytest.raises(SettingsError, match=rf'"{key}" \(in sonde\.yaml\)\. Did you mean "budget"'):
+    with pytest.raises(SettingsError, match=rf'"{key}" \(in .*sonde\.yaml\)\. Did you mean "budget"'):
         Settings.load()
 
 

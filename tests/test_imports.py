@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 # The fixed names of the public surface, as the design lists them.
 DOCUMENTED = {
-    "init", "watch", "log", "step", "batch", "finish", "tap", "snapshot", "record",
+    "init", "watch", "log", "step", "batch", "finish", "tap", "rewind", "snapshot", "record",
     "open", "runs", "compare",
     "Session", "Run", "Settings", "Snapshots", "every", "first",
 }  # fmt: skip

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sonde.config import Settings
     from sonde.probe.schedule import every, first
     from sonde.run import Run, compare, open, runs
-    from sonde.session import Session, Snapshots, batch, finish, init, log, record, snapshot, step, tap, watch
+    from sonde.session import Session, Snapshots, batch, finish, init, log, record, rewind, snapshot, step, tap, watch
 
     __version__: str
 
@@ -36,6 +36,7 @@ __all__ = [
     "log",
     "open",
     "record",
+    "rewind",
     "runs",
     "snapshot",
     "step",
@@ -55,6 +56,7 @@ _HOMES = {
         "init",
         "log",
         "record",
+        "rewind",
         "snapshot",
         "step",
         "tap",

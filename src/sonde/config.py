@@ -102,22 +102,23 @@ class Settings(BaseSettings):
     exit_deadline_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     """The longest a dying process waits for the writer."""
     finish_deadline_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """The longest `finish` waits for the writer."""
+    """The longest `finish` waits for the writer; for snapshots, the longest without anything being written."""
     system: bool = True
     """Whether to record processor, memory, disk and GPU."""
     snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Host memory for snapshots that are on their way to disk; none: a quarter of what is free when they begin."""
-    snapshot_wait_s: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """The longest an optimizer step waits until its parameters are copied; after that the snapshot is skipped."""
+    snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    """The longest that training waits for this memory while earlier snapshots are written; then one is skipped."""
     writer: WriterSettings = WriterSettings()
     """How the writer thread collects, keeps and seals what it is given."""
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def __init__(self, **keywords: Any) -> None:
-        values: dict[str, Any] = {}
-        origins: dict[str, str] = {}
-        for layer in (*_file_layers(), _environment_layer(type(self)), _keyword_layer(keywords)):
+    def __init__(self, known: Settings | None = None, /, **keywords: Any) -> None:
+        values: dict[str, Any] = {} if known is None else known.model_dump()
+        origins: dict[str, str] = {} if known is None else dict(known._origins)
+        sources = (*_file_layers(), _environment_layer(type(self))) if known is None else ()
+        for layer in (*sources, _keyword_layer(keywords)):
             _refuse_unknown(type(self), layer)
             _merge_into(values, layer.values)
             origins.update({name: layer.origin_of(name) for name in _leaves(layer.values)})
@@ -131,6 +132,14 @@ class Settings(BaseSettings):
     def load(cls, **keywords: Any) -> Settings:
         """Read files and variables, then let the keywords win."""
         return cls(**keywords)
+
+    def changed(self, **keywords: Any) -> Settings:
+        """The same with other values. Nothing is read again: the program may be in another folder by now.
+
+        >>> Settings.load(free_steps=5).changed(budget=0.5).free_steps
+        5
+        """
+        return type(self)(self, **keywords)
 
     @classmethod
     def settings_customise_sources(
@@ -146,7 +155,7 @@ class Settings(BaseSettings):
     @field_validator("dir", mode="after")
     @classmethod
     def _expand_home(cls, value: Path) -> Path:
-        return value.expanduser()
+        return _expanded(value, _variable("dir"))
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -190,11 +199,20 @@ class _Layer(NamedTuple):
 
 def _file_layers() -> Iterator[_Layer]:
     named = os.environ.get(FILE_VARIABLE, "")
-    paths = [Path(part).expanduser() for part in named.split(os.pathsep) if part]
+    paths = [_expanded(Path(part), FILE_VARIABLE) for part in named.split(os.pathsep) if part]
     if not paths and Path(DEFAULT_FILE).is_file():
         paths = [Path(DEFAULT_FILE)]
     for path in paths:
-        yield _Layer(_read_yaml(path), f"file {path}")
+        yield _Layer(_read_yaml(path), f"file {path.absolute()}")
+
+
+def _expanded(path: Path, variable: str) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no HOME, and the system does not know this user, as in many containers
+        raise SettingsError(
+            f"cannot tell what ~ stands for in {path}: HOME is not set. Write the whole path, or set {variable} to one."
+        ) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError, UsageError
 from sonde.read.analysis.run_tensors import RunTensors
+from sonde.read.attempts import attempt_table, check_attempt
 from sonde.read.checkpoints import checkpoint_list_table, run_checkpoints
 from sonde.read.compare import (
     Comparison,
@@ -49,7 +50,7 @@ from sonde.read.tables import event_table, finding_table, health_table, site_tab
 from sonde.read.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.window import read_window
 from sonde.schema.layout import RunStatus
-from sonde.schema.names import is_inspection
+from sonde.schema.losses import shown_scalars
 from sonde.schema.window import Window
 
 if TYPE_CHECKING:
@@ -57,11 +58,14 @@ if TYPE_CHECKING:
 
 
 def open(path: str | os.PathLike[str] = "latest", *, dir: str | os.PathLike[str] | None = None) -> Run:
-    """Open a run by folder, id, "project/name", a unique prefix, or "latest".
+    """Open a run by folder, id, "project/name", a unique prefix, or "latest"; "RUN@attempt=0" is one of its attempts.
 
     run = sonde.open("runs/latest")
     run.stats("grad/*/norm")
     """
+    name, _, number = os.fspath(path).rpartition("@attempt=")
+    if name and number.removeprefix("-").isdigit():
+        return open(name, dir=dir).attempt(int(number))
     return Run(find_run(path, None if dir is None else Path(dir)))
 
 
@@ -151,7 +155,7 @@ def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance
     scalars, series = [], []
     for run in (first, second):
         logged = by_series(run.scalars(), ("name",))
-        scalars.append({name: column for name, column in logged.items() if not is_inspection(name)})
+        scalars.append({name: logged[name] for name in shown_scalars(logged)})
         series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
     names = other_names(_parameters(first), _parameters(second))
     series[1] = renamed(series[1], names)
@@ -159,8 +163,8 @@ def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance
     rounding = Tolerance(states, tolerance)
     limit, _ = rounding.of("", "")
     return Comparison(
-        a=f"{first.project}/{first.name}",
-        b=f"{second.project}/{second.name}",
+        a=first._label,
+        b=second._label,
         config=compare_configs(first.config, second.config),
         metrics=compare_metrics(*scalars),
         divergence=compare_series(series[0], series[1], limit),
@@ -204,10 +208,12 @@ def _view(name: str) -> Any:
 class Run:
     """A recorded run. Every answer is as new as the files; nothing is ever written."""
 
-    def __init__(self, path: str | os.PathLike[str], *, version: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, version: Mapping[str, str] | None = None, attempt: int | None = None
+    ) -> None:
         self.path = Path(path).resolve()
-        self._state = open_state(self.path)
-        self._version = dict(version or {})
+        self._state = open_state(self.path, attempt)
+        self._version, self._attempt = dict(version or {}), attempt
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, last_step={self.last_step})"
@@ -278,6 +284,28 @@ class Run:
         return self._now.last_step()
 
     @property
+    def _label(self) -> str:
+        """The name of the run, and of the attempt where it is not the last by default."""
+        suffix = "" if self._attempt is None else f"@attempt={self._attempt}"
+        return f"{self.project}/{self.name}{suffix}"
+
+    @property
+    def num_attempts(self) -> int:
+        """Number of attempts: 1 unless training was resumed or returned to an earlier step."""
+        return max(len(self._now.catalog.attempts), 1)
+
+    def attempts(self) -> pa.Table:
+        """Table (attempt, first_step, last_step, started, reason). The last attempt that covers a step is shown."""
+        return attempt_table(self._now)
+
+    def attempt(self, number: int) -> Run:
+        """The run as it was at the end of this attempt, including the steps that a later one abandoned.
+
+        run.attempt(0).scalars("loss")
+        """
+        return Run(self.path, version=self._version, attempt=check_attempt(self._now, number))
+
+    @property
     def warnings(self) -> list[str]:
         """Damage, unfinished tails, dropped rows, uploads that wait: what to know before trusting this run."""
         return [*self._now.warnings(), *upload_warnings(self.path, is_live=self._now.is_held)]
@@ -305,17 +333,22 @@ class Run:
         state = self._now
         return read_scalars(state, pattern, parse_steps(steps, state.last_step()))
 
+    @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """The names of all logged numbers, in the order in which they were first logged."""
+        return tuple(self._now.catalog.require().scalar_names.values())
+
     def sites(self, pattern: str = "*") -> pa.Table:
         """Table (kind, site, shape, dtype, owner, module_type, aliases) of the places that were measured."""
         return site_table(self._now, pattern)
 
     def events(self) -> pa.Table:
         """Table (time, step, type, severity, message, details) of what happened once."""
-        return event_table(self.path, is_live=self._now.is_held)
+        return event_table(self._now)
 
     def system(self) -> pa.Table:
         """Table (time, step, name, value) of readings of the machine."""
-        return system_table(self.path, is_live=self._now.is_held)
+        return system_table(self._now)
 
     def sql(self, query: str, limit: int = DEFAULT_LIMIT) -> pa.Table:
         """The answer to one SELECT over the tables `stats, scalars, events, sites, system, runs`, and LayerClaw's.
@@ -366,11 +399,11 @@ class Run:
 
     def live_findings(self) -> pa.Table:
         """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of what was found during training."""
-        return finding_table(self.path, is_live=self._now.is_held)
+        return finding_table(self._now)
 
     def checkpoints(self) -> pa.Table:
         """Table (step, time, path, metrics, num_bytes, problem) of the checkpoints that the run saved."""
-        return checkpoint_list_table(run_checkpoints(self.path, is_live=self._now.is_held))
+        return checkpoint_list_table(run_checkpoints(self._now))
 
     def tensor(self, name: str, *, steps: Steps = None) -> xarray.DataArray:
         """One whole tensor over the snapshots that have it, read when its values are asked for: dims step, d0, d1, …
@@ -384,8 +417,8 @@ class Run:
         return snapshot_tensors(self.lake(), step, pattern)
 
     def snapshots(self) -> pa.Table:
-        """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio) of the snapshots of whole tensors."""
-        return snapshot_table(self.path, self.lake(), is_live=self._now.is_held)
+        """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
+        return snapshot_table(self._now, self.lake())
 
     def lake(self) -> Lake:
         """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors."""
@@ -397,7 +430,8 @@ class Run:
         Branches, tags and commits belong to snapshots that are kept in an Icechunk repository.
         """
         asked = {"branch": branch, "tag": tag, "commit": commit}
-        return Run(self.path, version={key: value for key, value in asked.items() if value is not None})
+        version = {key: value for key, value in asked.items() if value is not None}
+        return Run(self.path, version=version, attempt=self._attempt)
 
     @property
     def tensors(self) -> RunTensors:

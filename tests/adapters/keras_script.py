@@ -281,6 +281,41 @@ def again(folder: Path) -> dict[str, Any]:
     }
 
 
+def returns(folder: Path) -> dict[str, Any]:
+    """Back to a saved model: by the callback of before, by a new one that resumes, and by Keras's own backup."""
+    return {how: returned(folder, how) for how in ("same callback", "another process", "backup first", "backup last")}
+
+
+def returned(folder: Path, how: str) -> dict[str, Any]:
+    place = folder / how.replace(" ", "-")
+    place.mkdir()
+
+    def backup() -> list[Any]:
+        if not how.startswith("backup"):
+            return []
+        return [keras.callbacks.BackupAndRestore(str(place / "backup"), delete_checkpoint=False)]
+
+    callback, model = watcher(place, project="returns"), compiled(small)
+    fit(model, *backup(), callback, epochs=2)  # six steps
+    model.save(place / "at.keras")
+    fit(model, callback, epochs=1)  # three more, which are abandoned
+    before = sonde.open(callback.session.path).scalars("loss")["value"].to_pylist()
+    if how != "same callback":
+        callback = watcher(place, project="returns", resume=str(callback.session.path))
+    model = compiled(small) if how.startswith("backup") else keras.models.load_model(place / "at.keras")
+    callbacks = [callback, *backup()] if how == "backup last" else [*backup(), callback]
+    made = fit(model, *callbacks, x=2 * X, epochs=3, initial_epoch=2)
+    run = opened(callback)
+    return {
+        "first step": run.attempts()["first_step"].to_pylist()[-1],
+        "steps": steps(run, "grad/out.kernel/norm"),
+        "loss": run.scalars("loss")["value"].to_pylist(),
+        "before": before,
+        "earlier": run.attempt(-2).scalars("loss")["value"].to_pylist(),
+        "made": made,
+    }
+
+
 def schedule(folder: Path) -> dict[str, Any]:
     plain = fit(compiled(small))
     callback = watcher(folder, when=2)
@@ -432,6 +467,93 @@ def recorded(folder: Path) -> dict[str, Any]:
     return found
 
 
+class Two(keras.Model):
+    """Two parts, with an optimizer each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = layers.Dense(8, activation="tanh"), layers.Dense(1)
+        self.second = keras.optimizers.SGD(0.05, momentum=0.9)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.body(x))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data[:2]
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                loss = ops.mean((self(x) - y) ** 2)
+            grads = tape.gradient(loss, self.trainable_variables)
+        else:
+            import torch
+
+            self.zero_grad()
+            loss = ops.mean((self(x) - y) ** 2)
+            loss.backward()
+            grads = [v.value.grad for v in self.trainable_variables]
+            torch.set_grad_enabled(False)
+        self.optimizer.apply(grads[:2], self.trainable_variables[:2])
+        self.second.apply(grads[2:], self.trainable_variables[2:])
+        if BACKEND == "torch":
+            torch.set_grad_enabled(True)
+        return {"loss": loss}
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """The numbers of optimizers: scheduled, constant, of a second one, and what is not decayed."""
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=0.01, beta_2=0.95)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    callback = watcher(folder)
+    fit(compiled(small, optimizer), callback)
+    run = opened(callback)
+
+    def numbers(run: Any, name: str) -> list[Any]:
+        return [run.scalars(name)[column].to_pylist() for column in ("step", "value")]
+
+    names = ("optim/lr", "optim/weight_decay", "optim/beta2")
+    structure = run.structure()
+    found = {name: numbers(run, name) for name in names} | {
+        "groups": [(group["weight_decay"], group["num_params"]) for group in structure["optimizers"][0]["groups"]],
+        "of": {p["name"]: (p["optimizer"], p["group"]) for p in structure["parameters"]},
+    }
+    if BACKEND == "jax":
+        return found  # a state of two optimizers is the user's own affair there
+    callback = watcher(folder)
+    model = Two()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    fit(model, callback)
+    run = opened(callback)
+    two = {name: numbers(run, name)[1] for name in ("optim/lr", "optim/beta1", "optim/1/lr", "optim/1/momentum")}
+    return found | {"two": two, "two of": {p["name"]: p["optimizer"] for p in run.structure()["parameters"]}}
+
+
+class CallsPython(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.calls: list[int] = []
+
+    def call(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        tf.py_function(lambda: self.calls.append(1), [], [])
+        return self.dense(x)
+
+
+def python(folder: Path) -> dict[str, Any]:
+    """Code that a step calls is called once for each step."""
+    if BACKEND != "tensorflow":
+        return {}
+    callback = watcher(folder)
+    model = compiled(CallsPython)
+    fit(model, callback)
+    run = opened(callback)
+    return {"calls": len(model.calls), "logs": run.scalars("mae").num_rows, "grads": run.stats("grad/*/norm").num_rows}
+
+
 def sketches() -> list[str]:
     """Names of those that are not what they should be."""
     draw = np.random.default_rng(0)
@@ -493,6 +615,8 @@ def main(folder: Path) -> None:
         "clipped": clipped,
         "faults": faults,
         "governed": governed,
+        "settings": settings,
+        "python": python,
     }.items():
         found[name] = function(folder)
     print(json.dumps(found))

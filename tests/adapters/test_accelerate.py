@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import sonde
 
@@ -72,6 +73,31 @@ def test_the_session_is_what_accelerate_hands_out(accelerator):
     accelerator.init_trackers("acc", config={"lr": 0.1})
     assert accelerator.get_tracker("sonde", unwrap=True) is tracker.tracker
     assert sonde.open(tracker.tracker.path).config["lr"] == 0.1
+
+
+def test_the_groups_of_a_wrapped_optimizer_are_recorded(accelerator):
+    accelerator, tracker = accelerator
+    net = Net()
+    groups = [{"params": net.first.parameters(), "lr": 0.1}, {"params": net.second.parameters(), "lr": 0.2}]
+    optimizer = torch.optim.AdamW(groups)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    model, optimizer, scheduler, loader = accelerator.prepare(net, optimizer, scheduler, Recipe().rows().loader())
+    accelerator.init_trackers("acc")
+    tracker.watch(model, optimizer)
+    used = []
+    for batch in loader:
+        optimizer.zero_grad()
+        accelerator.backward(model(**batch)[0])
+        used.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    path = tracker.tracker.path
+    accelerator.end_training()
+    run = sonde.open(path)
+    names = ("optim/lr", "optim/group1/lr")
+    assert [run.scalars(name)["value"].to_pylist() for name in names] == [
+        list(rates) for rates in zip(*used, strict=True)
+    ]
 
 
 def test_a_second_try_is_not_judged_by_the_first(tmp_path):

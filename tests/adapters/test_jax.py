@@ -166,6 +166,62 @@ def test_no_loss_changes_by_a_bit(tmp_path):
     assert watched == plain
 
 
+def net_of(kind: str) -> tuple[Any, Any]:
+    linen = pytest.importorskip("flax.linen")
+    draw = np.random.default_rng(0)
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            if kind == "dense":
+                x = linen.tanh(linen.Dense(16)(linen.gelu(linen.Dense(16)(x))))
+            elif kind == "conv":
+                x = linen.relu(linen.LayerNorm()(linen.Conv(4, (3, 3))(x)))
+                x = linen.relu(linen.GroupNorm(2)(linen.Conv(4, (3, 3))(x))).mean((1, 2))
+            else:
+                x = linen.RNN(linen.LSTMCell(5))(linen.Embed(50, 4)(x))[:, -1]
+            return linen.Dense(1)(x)
+
+    inputs = {"dense": draw.standard_normal((32, 8)), "conv": draw.standard_normal((32, 6, 6, 3))}
+    values = inputs.get(kind)
+    x = jnp.asarray(draw.integers(0, 50, (32, 6)) if values is None else values.astype(np.float32))
+    return Net(), x
+
+
+@pytest.mark.parametrize("where", ["in", "out"])
+@pytest.mark.parametrize("kind", ["dense", "conv", "recurrent"])
+def test_no_bit_of_a_flax_model_changes_in_sixty_steps(tmp_path, kind, where):
+    """On the CPU: XLA makes no promise of it, and the documentation says so."""
+    model, x = net_of(kind)
+    y = jnp.asarray(np.random.default_rng(1).standard_normal((32, 1)), jnp.float32)
+
+    def trained(wrap: Any) -> tuple[list[float], list[bytes]]:
+        clip, adam = optax.clip_by_global_norm(0.5), optax.adamw(1e-2)
+        optimizer = wrap(optax.chain(clip, adam)) if where == "out" else optax.chain(clip, wrap(adam))
+        params = model.init(jax.random.key(0), x[:4])
+        state = optimizer.init(params)
+
+        @jax.jit
+        def step(params: Any, state: Any, x: Any, y: Any) -> Any:
+            loss, grads = jax.value_and_grad(lambda params: ((model.apply(params, x) - y) ** 2).mean())(params)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state, loss
+
+        losses = []
+        for number in range(60):
+            rows = slice(8 * (number % 4), 8 * (number % 4) + 8)
+            params, state, loss = step(params, state, x[rows], y[rows])
+            if wrap is sonde_jax.recorded:
+                sonde_jax.step(state, loss=loss)
+            losses.append(float(loss))
+        return losses, [np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(params)]
+
+    plain = trained(lambda optimizer: optimizer)
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        assert trained(sonde_jax.recorded) == plain
+    assert set(sonde.open("latest", dir=tmp_path).stats("grad/*/norm")["step"].to_pylist()) == set(range(60))
+
+
 def test_a_tree_by_hand(tmp_path):
     params, loss_fn, _ = make()
     with sonde.init(project="jax", dir=tmp_path, verbose=False):
@@ -304,3 +360,68 @@ def test_of_a_sharded_array_the_whole(tmp_path):
         [sys.executable, "-c", SHARDED, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "alike"
+
+
+def numbers(run: Any, name: str) -> dict[int, float]:
+    table = run.scalars(name)
+    return dict(zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_injected_hyperparameters_are_recorded_as_they_were_used(tmp_path, is_outside):
+    schedule = optax.exponential_decay(0.1, 1, 0.5)
+    if is_outside:
+        optimizer = optax.inject_hyperparams(lambda learning_rate: sonde_jax.recorded(optax.sgd(learning_rate)))(
+            learning_rate=schedule
+        )
+    else:
+        optimizer = sonde_jax.recorded(optax.inject_hyperparams(optax.adamw)(learning_rate=schedule, b2=0.9))
+    with sonde.init(project="jax", dir=tmp_path, verbose=False) as session:
+        train(optimizer, is_recorded=True, donate=True)
+        assert session.breaker.num_errors == 0
+    run = sonde.open("latest", dir=tmp_path)
+    assert numbers(run, "optim/lr") == {step: pytest.approx(0.1 * 0.5**step) for step in range(5)}
+    if not is_outside:
+        assert numbers(run, "optim/beta2") == {0: pytest.approx(0.9)}
+
+
+def test_injected_hyperparameters_that_are_set_by_hand_and_of_several_groups(tmp_path):
+    params, loss_fn, _ = make()
+    rates = {"body": 0.1, "head": 0.2}
+    parts = {
+        name: optax.inject_hyperparams(optax.sgd)(learning_rate=rate, momentum=0.9) for name, rate in rates.items()
+    }
+    optimizer = sonde_jax.recorded(optax.partition(parts, {"dense": "body", "out": "head"}))
+    state = optimizer.init(params)
+    jitted = jax.jit(lambda params, state: optimizer.update(jax.grad(loss_fn)(params), state, params))
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        for step in range(4):
+            if step == 3:
+                state.inner.inner_states["head"].inner_state.hyperparams["momentum"] = jnp.asarray(0.5)
+            updates, state = jitted(params, state)
+            params = optax.apply_updates(params, updates)
+            sonde_jax.step(state)
+    run = sonde.open("latest", dir=tmp_path)
+    assert numbers(run, "optim/lr") == dict.fromkeys(range(4), pytest.approx(0.1))
+    assert numbers(run, "optim/group1/lr") == dict.fromkeys(range(4), pytest.approx(0.2))
+    assert numbers(run, "optim/momentum") == {0: pytest.approx(0.9)}
+    assert numbers(run, "optim/group1/momentum") == {0: pytest.approx(0.9), 2: pytest.approx(0.9), 3: 0.5}
+
+
+def test_hyperparameters_of_an_nnx_optimizer(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    tx = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0.0, 5))
+    optimizer = nnx.Optimizer(model, sonde_jax.recorded(tx), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.update(model, nnx.grad(lambda model: (model(jnp.ones((2, 3))) ** 2).mean())(model))
+
+    with sonde.init(project="jax", dir=tmp_path, verbose=False):
+        for _ in range(3):
+            step(model, optimizer)
+            sonde_jax.step(optimizer)
+    run = sonde.open("latest", dir=tmp_path)
+    assert list(numbers(run, "optim/lr").values()) == pytest.approx([0.1, 0.08, 0.06])
+    assert run.stats("grad/kernel/norm").num_rows == 3

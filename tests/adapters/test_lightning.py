@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import sonde
@@ -20,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from sonde.adapters.lightning import SondeCallback, TracerCallback
 from sonde.testing.adapters import AdapterTests, TruthTests
-from sonde.testing.by_hand import Net, Recipe
+from sonde.testing.by_hand import Net, Recipe, gradients_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the trainer's own
 
@@ -128,6 +130,135 @@ class TestManual(LightningTests):
         return net.losses
 
 
+class Accumulating(Module):
+    """Steps after every third batch, by hand; notes what it logs."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+        self.noted: list[float] = []
+
+    def training_step(self, batch, index):
+        loss, _ = self.net(**batch)
+        self.manual_backward(loss / 3)
+        self.log("train_loss", loss)
+        self.log_dict({"both": loss.detach() * 2}, on_step=True, on_epoch=True)
+        if len(self.noted) % 3 == 0:
+            self.log("first_only", loss)
+        self.noted.append(loss.item())
+        if len(self.noted) % 3 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+@pytest.mark.parametrize("validate", [{}, {"val_check_interval": 2}])
+def test_manual_accumulation_logs_the_mean_of_its_micro_batches(tmp_path, callback, validate):
+    module = Accumulating(None, Recipe(num_steps=13))  # one step reaches over the end of the epoch
+    fit(module, tmp_path, callbacks=[callback()], max_steps=-1, max_epochs=2, **validate)
+    run = last_run(tmp_path)
+    micro = np.array(module.noted[: len(module.noted) // 3 * 3]).reshape(-1, 3)
+    steps = list(range(len(micro)))
+    assert len(steps) >= 8
+    for name, wanted in {
+        "train_loss": micro.mean(axis=1),
+        "both": 2 * micro.mean(axis=1),
+        "first_only": micro[:, 0],
+    }.items():
+        table = run.scalars(name)
+        assert table["step"].to_pylist()[: len(steps)] == steps, name
+        np.testing.assert_allclose(table["value"].to_pylist()[: len(steps)], wanted, rtol=1e-6, err_msg=name)
+    if validate:
+        assert run.scalars("val_loss").num_rows > 3
+
+
+def test_a_validation_between_micro_batches_does_not_cut_their_mean(tmp_path, callback):
+    module = Module(None, Recipe(accumulate=4, num_steps=6))
+    fit(module, tmp_path, callbacks=[callback()], accumulate_grad_batches=4, val_check_interval=2)
+    micro = np.array(module.net.losses[: 4 * NUM_STEPS]).reshape(-1, 4)
+    table = last_run(tmp_path).scalars("train_loss")
+    assert table["step"].to_pylist() == list(range(NUM_STEPS))
+    np.testing.assert_allclose(table["value"].to_pylist(), micro.mean(axis=1), rtol=1e-6)
+
+
+class Clipping(Module):
+    """Notes, in float64, the norm of every gradient before and after Lightning clips it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.before: list[dict[str, float]] = []
+        self.after: list[dict[str, float]] = []
+
+    def norms(self) -> dict[str, float]:
+        return {name: float(np.linalg.norm(grad)) for name, grad in gradients_of(self).items()}
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.before.append(self.norms())
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.after.append(self.norms())
+
+
+class ManualClipping(Clipping):
+    """Two optimizers; the gradients of each are clipped before it steps."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        self.before.append({})
+        self.after.append({})
+        for part, optimizer in zip((self.net.first, self.net.second), self.optimizers(), strict=True):
+            loss, _ = self.net(**batch)
+            self.net.zero_grad()
+            self.manual_backward(loss)
+            mine = {f"net.{name}" for name, p in self.net.named_parameters() if any(p is q for q in part.parameters())}
+            self.before[-1] |= {name: norm for name, norm in self.norms().items() if name in mine}
+            self.clip_gradients(optimizer, 0.05, "norm")
+            self.after[-1] |= {name: norm for name, norm in self.norms().items() if name in mine}
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return self.recipe.optimizer(self.net.first), self.recipe.optimizer(self.net.second)
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_what_lightning_clips_is_of_its_step(algorithm, accumulate, precision, tmp_path, callback):
+    module = Clipping(None, Recipe(accumulate=accumulate))
+    fit(
+        module,
+        tmp_path,
+        callbacks=[callback()],
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=0.05 if algorithm == "norm" else 0.01,
+        gradient_clip_algorithm=algorithm,
+        precision=precision,
+    )
+    check_clips(module, last_run(tmp_path))
+
+
+def test_what_two_optimizers_clip_by_hand_is_of_their_step(tmp_path, callback):
+    module = ManualClipping()
+    fit(module, tmp_path, callbacks=[callback()], max_steps=2 * NUM_STEPS)
+    run = last_run(tmp_path)
+    check_clips(module, run)
+    for place, part in (("optim", "net.first"), ("optim/1", "net.second")):
+        wanted = [np.hypot(step[f"{part}.weight"], step[f"{part}.bias"]) for step in module.before]
+        np.testing.assert_allclose(run.scalars(f"{place}/grad_norm")["value"].to_pylist(), wanted, rtol=1e-5)
+
+
+def check_clips(module: Clipping, run: Any) -> None:
+    assert len(module.before) == NUM_STEPS
+    for name in module.before[0]:
+        for stat, noted in (("norm_raw", module.before), ("norm", module.after)):
+            table = run.stats(f"grad/{name}/{stat}")
+            assert table["step"].to_pylist() == list(range(NUM_STEPS))
+            wanted = [step[name] for step in noted]
+            np.testing.assert_allclose(table["value"].to_pylist(), wanted, rtol=1e-5, err_msg=f"{name} {stat}")
+        assert max(run.stats(f"grad/{name}/clip_factor")["value"].to_pylist()) < 1
+
+
 @pytest.fixture
 def callback(tmp_path):
     yield lambda **given: SondeCallback(dir=tmp_path / "runs", project="pl", verbose=False, **given)
@@ -145,6 +276,34 @@ def test_numbers_are_at_their_step_and_once(tmp_path, callback):
     assert run.scalars("train_loss")["step"].to_pylist() == list(range(NUM_STEPS))
     assert run.scalars("val_loss")["step"].to_pylist() == [2, 5]
     assert run.config["width"] == 8
+
+
+class Scheduled(Manual):
+    """Two optimizers, the second with two groups and a schedule."""
+
+    def configure_optimizers(self):
+        first = torch.optim.SGD(self.net.first.parameters(), lr=0.1, momentum=0.9)
+        weight, bias = self.net.second.parameters()
+        second = torch.optim.AdamW([{"params": [weight], "lr": 0.2}, {"params": [bias], "lr": 0.3, "weight_decay": 0}])
+        return [first, second], [torch.optim.lr_scheduler.LambdaLR(second, lambda step: 0.5**step)]
+
+    def training_step(self, batch, index):
+        super().training_step(batch, index)
+        self.lr_schedulers().step()
+
+
+def test_the_numbers_of_every_group_of_every_optimizer_are_recorded(tmp_path, callback):
+    fit(Scheduled(), tmp_path, callbacks=[callback()], max_steps=2 * NUM_STEPS)
+    run = last_run(tmp_path)
+    rates = {name: run.scalars(name)["value"].to_pylist() for name in ("optim/lr", "optim/1/lr", "optim/1/group1/lr")}
+    halved = [0.5**step for step in range(NUM_STEPS)]
+    assert rates == {
+        "optim/lr": [0.1] * NUM_STEPS,
+        "optim/1/lr": pytest.approx([0.2 * by for by in halved]),
+        "optim/1/group1/lr": pytest.approx([0.3 * by for by in halved]),
+    }
+    assert run.scalars("optim/momentum")["value"].to_pylist() == [0.9]
+    assert run.scalars("optim/1/group1/weight_decay")["value"].to_pylist() == [0.0]
 
 
 def test_a_resumed_training_continues_its_run(tmp_path, callback):

@@ -101,6 +101,9 @@ class TRLTests(TruthTests):
         torch.manual_seed(3)
         return self.train(self.net(), None, seen), seen.gradients
 
+    def raw_norms(self) -> Any:
+        return []
+
 
 class TestSFT(TRLTests):
     def trainer(self, net, callbacks):

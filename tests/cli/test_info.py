@@ -37,9 +37,10 @@ def test_settings_show_where_each_value_came_from(sonde: Any, monkeypatch: pytes
     Path("sonde.yaml").write_text("project: mine\nwriter: {flush_mib: 2}\n")
     monkeypatch.setenv("SONDE_BUDGET", "0.05")
     found = sonde("info", "--settings", "--json").json
-    assert found["project"]["origin"] == "file sonde.yaml"
+    origin = f"file {Path('sonde.yaml').absolute()}"
+    assert found["project"]["origin"] == origin
     assert found["writer.flush_mib"] == {
-        "value": 2.0, "origin": "file sonde.yaml", "meaning": "A flush also happens when this much waits.",
+        "value": 2.0, "origin": origin, "meaning": "A flush also happens when this much waits.",
     }  # fmt: skip
     assert (found["budget"]["value"], found["budget"]["origin"]) == (0.05, "env SONDE_BUDGET")
     assert found["mode"]["origin"] == "default"

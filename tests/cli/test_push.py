@@ -31,7 +31,7 @@ def test_what_waits_is_uploaded(sonde: Any, make_run: Any) -> None:
     leave_waiting(run)
     answer = sonde("push", "latest", "--json")
     assert answer.json == {"url": "icechunk", "uploaded": 2, "waiting": 0, "last_error": ""}
-    assert [path.name for path in (run / "tensors").iterdir()] == ["zarr.json"]
+    assert [path.name for path in (run / "tensors").iterdir()] == []
     assert open_lake(run).read(20, "param/w").tolist() == [20.0] * 5
     assert "0 uploaded to icechunk, 0 waiting" in sonde("push", "latest").stdout
 

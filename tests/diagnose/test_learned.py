@@ -32,6 +32,16 @@ def test_guessing_is_scaled_to_the_logged_loss() -> None:
     assert found.guessing == pytest.approx(2300.0)
 
 
+def test_a_loss_that_is_mixed_with_another_has_no_guess() -> None:
+    """Half a cross-entropy that stays, half a distance to a teacher that falls: the guess is of the first half."""
+    hard = stuck(100, 1.4)
+    mixed = 0.5 * hard + 0.5 * falling(100, 6.0, 1.0)
+    assert np.isnan(of(mixed, data__loss__baseline=1.38, data__loss__value=hard).guessing)
+    with_penalty = falling(100, 1.4, 0.2) + 0.3
+    found = of(with_penalty, data__loss__baseline=1.38, data__loss__value=falling(100, 1.4, 0.2))
+    assert np.isfinite(found.guessing)
+
+
 def test_a_sum_is_not_compared_with_the_guess_of_a_mean() -> None:
     assert np.isnan(of(stuck(100), data__loss__baseline=2.3, data__loss__reduction=1.0).guessing)
 

@@ -34,7 +34,7 @@ class Sink:
         self.num_forwards = 0
         self.errors: list[str] = []
 
-    def forward_seen(self) -> None:
+    def forward_seen(self, place: Any, output: Any) -> None:
         self.num_forwards += 1
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
@@ -92,7 +92,8 @@ class Steps:
     def on_before(self, step: OptimizerStep) -> None:
         names = [named.name for named in step.names]
         self.before.append((step.number, names))
-        factors = {n: step.clips[id(p)] for n, p in zip(names, step.params, strict=True) if id(p) in step.clips}
+        taken = step.clips.factors
+        factors = {n: taken[id(p)] for n, p in zip(names, step.params, strict=True) if id(p) in taken}
         self.clips.append({name: float(factor) for name, factor in factors.items()})
 
     def on_after(self, step: OptimizerStep) -> None:

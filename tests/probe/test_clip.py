@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad
-from torch.nn.utils import clip_grad_norm_ as imported_before  # the name a user has from before
+from torch.nn.utils import clip_grad_norm_ as imported_before  # the names a user has from before
+from torch.nn.utils import clip_grad_value_ as value_imported_before
+from torch.nn.utils import clip_grads_with_norm_ as with_norm_imported_before
 
-from sonde.probe.clip import ClipTap
+from sonde.probe.clip import UNKNOWN, ClipTap
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +46,7 @@ def params(*grads: list[float]) -> list[nn.Parameter]:
 
 
 def factors(tap: ClipTap, ps: list[nn.Parameter]) -> list[float | None]:
-    taken = tap.take(ps)
+    taken = tap.take(ps).factors
     return [float(taken[id(p)]) if id(p) in taken else None for p in ps]
 
 
@@ -68,6 +71,7 @@ def test_factor_is_what_the_gradients_were_multiplied_by(tap, norm_type, foreach
         lambda ps, limit: nn.utils.clip_grad_norm_(iter(ps), limit),
         lambda ps, limit: nn.utils.clip_grad_norm_((p for p in ps), max_norm=limit),
         lambda ps, limit: nn.utils.clip_grads_with_norm_(ps, limit, nn.utils.get_total_norm([p.grad for p in ps])),
+        lambda ps, limit: with_norm_imported_before(ps, limit, nn.utils.get_total_norm([p.grad for p in ps])),
         lambda ps, limit: nn.utils.clip_grad_norm_(ps, torch.tensor(limit)),
     ],
 )
@@ -90,10 +94,11 @@ def test_nothing_to_clip_is_a_factor_of_one(tap):
     ps = params([0.3], [0.4])
     total = nn.utils.clip_grad_norm_(ps, 1.0)
     assert total.item() == pytest.approx(0.5)
-    assert factors(tap, ps) == [1.0, 1.0]
-    norm, limit = tap.take_norm()
+    taken = tap.take(ps)
+    assert list(taken.factors.values()) == [1.0, 1.0]
+    ((norm, limit),) = taken.norms
     assert (norm.item(), limit) == (pytest.approx(0.5), 1.0)
-    assert tap.take_norm() is None
+    assert tap.take(ps).norms == []
 
 
 def test_two_clips_in_a_step_multiply(tap):
@@ -103,10 +108,47 @@ def test_two_clips_in_a_step_multiply(tap):
     assert factors(tap, ps) == [pytest.approx(0.2, rel=1e-4)]
 
 
-@pytest.mark.parametrize("module", [nn.utils, clip_grad])
-def test_clip_by_value_is_a_factor_of_the_norm(tap, module):
+def test_of_two_clips_the_first_has_seen_the_norm_before(tap):
+    ps = params([3.0, 4.0])
+    nn.utils.clip_grad_norm_(ps, 2.5)
+    nn.utils.clip_grad_norm_(ps, 1.0)
+    ((norm, limit),) = tap.take(ps).norms
+    assert (norm.item(), limit) == (5.0, 2.5)
+
+
+def test_parts_clipped_by_themselves_have_their_own_norms(tap):
+    ps = params([3.0, 4.0], [12.0], [0.1])
+    nn.utils.clip_grad_norm_(ps[:1], 1.0)
+    nn.utils.clip_grad_norm_(ps[1:], 2.0)
+    taken = tap.take(ps)
+    assert [(norm.item(), limit) for norm, limit in taken.norms] == [(5.0, 1.0), (pytest.approx(12.0, rel=1e-4), 2.0)]
+    found = [float(taken.factors[id(p)]) for p in ps]
+    assert found == pytest.approx([1 / 5, 1 / 6, 1 / 6], rel=1e-4)
+
+
+@pytest.mark.parametrize("change", [lambda g: g.mul_(0.5), lambda g: g.zero_(), lambda g: g.add_(1.0)])
+def test_what_a_gradient_was_before_is_unknown_when_it_was_changed_after_the_clip(tap, change):
+    (p,) = params([3.0, 4.0])
+    nn.utils.clip_grad_norm_([p], 1.0)
+    change(p.grad)
+    assert factors(tap, [p]) == [UNKNOWN]
+
+
+def test_a_clip_counts_alone_when_the_gradient_was_changed_since_the_one_before(tap):
+    """As with `zero_grad(set_to_none=False)`, or with a clip of every micro-batch."""
+    (p,) = params([3.0, 4.0])
+    nn.utils.clip_grad_norm_([p], 1.0)
+    p.grad.copy_(torch.tensor([6.0, 8.0]))
+    nn.utils.clip_grad_norm_([p], 1.0)
+    taken = tap.take([p])
+    assert float(taken.factors[id(p)]) == pytest.approx(0.1, rel=1e-5)
+    assert [norm.item() for norm, _ in taken.norms] == [10.0]
+
+
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_value_, clip_grad.clip_grad_value_, value_imported_before])
+def test_clip_by_value_is_a_factor_of_the_norm(tap, clip):
     ps = params([3.0, 4.0], [0.5])
-    module.clip_grad_value_(ps, 3.0)
+    clip(ps, 3.0)
     assert factors(tap, ps) == [pytest.approx(math.sqrt(18) / 5), 1.0]
 
 
@@ -116,6 +158,13 @@ def test_clip_by_value_then_by_norm(tap):
     nn.utils.clip_grad_norm_(ps, 1.0)
     (factor,) = factors(tap, ps)
     assert ps[0].grad.norm().item() / factor == pytest.approx(5.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_clip_by_value_of_what_is_not_finite_is_unknown(tap, bad):
+    ps = params([3.0, bad], [3.0, 4.0])
+    nn.utils.clip_grad_value_(ps, 3.0)
+    assert factors(tap, ps) == [UNKNOWN, pytest.approx(math.sqrt(18) / 5)]
 
 
 def test_clip_by_value_of_float16_whose_norm_float16_cannot_hold(tap):
@@ -202,6 +251,23 @@ def test_replacement_by_somebody_else_in_between_is_respected(monkeypatch):
     assert p.grad.tolist() == [1.0, 1.0]
     assert factors(tap, [p]) == [None]
     nn.utils.clip_grad_value_ = clip_grad.clip_grad_value_
+
+
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_a_function_that_somebody_has_wrapped_before_is_seen(has_closure, monkeypatch):
+    original = clip_grad.clip_grad_value_
+    call = (lambda *args: original(*args)) if has_closure else functools.partial(original, foreach=False)
+    theirs = functools.wraps(original)(call)
+    monkeypatch.setattr(clip_grad, "clip_grad_value_", theirs)
+    tap = ClipTap(lambda *_: None)
+    (p,) = params([3.0, 4.0])
+    clip_grad.clip_grad_value_([p], 3.0)
+    assert factors(tap, [p]) == [pytest.approx(math.sqrt(18) / 5)]
+    (p,) = params([3.0, 4.0])
+    value_imported_before([p], 3.0)
+    assert factors(tap, [p]) == [pytest.approx(math.sqrt(18) / 5)]
+    tap.detach()
+    monkeypatch.undo()
 
 
 def test_names_and_documentation_of_torch_are_kept(tap):

@@ -51,6 +51,36 @@ def test_each_module_is_seen_with_its_output_and_gradient(watch):
     assert torch.equal(dict(sink.grads)["model"], torch.ones(3, 2))
 
 
+def test_a_layer_that_was_replaced_is_seen_when_it_is_first_called(watch):
+    model = mlp()
+    sink = watch(model)
+    sink.tap.is_running = True
+    model[2] = nn.Linear(8, 3)
+    model(torch.randn(3, 4))
+    assert [(name, tuple(tensor.shape)) for name, tensor in sink.activations][-2:] == [("2", (3, 3)), ("model", (3, 3))]
+
+
+class MakesModules(nn.Module):
+    """As some do: `nn.Dropout()(x)` in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.Tanh()(self.first(x))
+
+
+def test_modules_made_in_every_pass_do_not_have_the_names_read_every_time(watch):
+    model = MakesModules()
+    sink = watch(model)
+    before = sink.tap.names.version
+    for _ in range(1000):
+        sink.tap.is_running = True
+        model(torch.randn(1, 4))
+    assert sink.tap.names.version - before == 10
+
+
 def test_an_idle_sink_hears_of_a_module_the_first_time_and_of_the_model_always(watch):
     model = mlp()
     sink = watch(model)
@@ -200,7 +230,7 @@ class Reducing:
         self.reducer = Reducer()
         self.errors: list[object] = []
 
-    def forward_seen(self) -> None: ...
+    def forward_seen(self, place, output): ...
 
     def module_called(self, place, module, args, output) -> None: ...
 

@@ -89,10 +89,16 @@ def test_every_loss_is_seen_and_gives_the_same_value(attach, name):
     assert sink.calls[0].target is target
 
 
-def test_what_is_not_training_is_not_seen(attach):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_losses_of_an_evaluation_are_seen_without_a_graph(attach, mode):
     sink = attach()
-    with torch.no_grad():
+    with mode():
         F.cross_entropy(logits(), LABELS)
+    assert [(call.name, call.result.grad_fn) for call in sink.calls] == [("cross_entropy", None)]
+
+
+def test_what_has_no_values_is_not_seen(attach):
+    sink = attach()
     torch.func.vmap(F.mse_loss)(torch.randn(3, 2), torch.randn(3, 2))
     torch.func.grad(lambda x: F.mse_loss(x, torch.zeros(2)))(torch.ones(2))
     F.mse_loss(torch.randn(2, device="meta"), torch.randn(2, device="meta"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from torch import nn
 
@@ -47,6 +49,9 @@ def chosen(sites: object) -> list[str]:
         (lambda name, module: [], []),
         ("layers.[0].mlp", ["layers.0.mlp"]),
         ("layers.?.mlp", ["layers.0.mlp", "layers.1.mlp"]),
+        (re.compile(r"\.(mlp|norm)$"), ["layers.0.mlp", "layers.0.norm", "layers.1.mlp"]),
+        ([re.compile("^layers"), "!*.mlp"], ["layers.0", "layers.0.norm", "layers.1.act"]),
+        ((nn.ReLU, nn.LayerNorm), ["layers.0.norm", "layers.1.act"]),
     ],
 )
 def test_selection(sites, expected):

@@ -46,7 +46,7 @@ def test_document_of_an_awkward_model():
     optimizer = torch.optim.AdamW(
         [{"params": [model.first.up.bias]}, {"params": [model.embed.weight], "lr": torch.tensor(0.5)}], lr=1e-3
     )
-    document = describe(ModelNames(model), [optimizer], {"first.up": (3, 2)}, "cross_entropy")
+    document = describe(ModelNames(model), {0: optimizer}, {"first.up": (3, 2)}, "cross_entropy")
     assert document == json.loads(json.dumps(document))
     modules = {module["name"]: module for module in document["modules"]}
     assert modules["first.relu"] == {
@@ -76,14 +76,14 @@ def test_document_of_an_awkward_model():
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_parameters_without_a_shape_yet():
-    document = describe(ModelNames(nn.LazyLinear(3)), [], {}, "")
+    document = describe(ModelNames(nn.LazyLinear(3)), {}, {}, "")
     assert [parameter["shape"] for parameter in document["parameters"]] == [[], []]
     assert document["total_parameters"] == 0
 
 
 def test_fan_in_of_convolutions():
     model = nn.Sequential(nn.Conv2d(3, 8, 5), nn.ConvTranspose2d(8, 4, 3))
-    found = {p["name"]: p["fan_in"] for p in describe(ModelNames(model), [], {}, "")["parameters"]}
+    found = {p["name"]: p["fan_in"] for p in describe(ModelNames(model), {}, {}, "")["parameters"]}
     assert found == {"0.weight": 75, "0.bias": 0, "1.weight": 72, "1.bias": 0}
 
 
@@ -100,6 +100,6 @@ def test_what_adapters_are_multiplied_by_is_kept_and_what_attention_is_scaled_by
             self.scaling = 0.125
 
     model = nn.ModuleDict({"q": Adapted(), "attention": Attention()})
-    found = {row["name"]: row for row in describe(ModelNames(model), [], {}, "")["modules"]}
+    found = {row["name"]: row for row in describe(ModelNames(model), {}, {}, "")["modules"]}
     assert found["q"]["scaling"] == {"default": 2.0}
     assert "scaling" not in found["attention"]

@@ -89,7 +89,7 @@ class Recording:
         values = np.array([self.losses[-1], 0.1])
         scalars = ScalarsRecord(names, np.full(2, step), np.full(2, 1e9 + step), values)
         assert self.writer.put(scalars, values.nbytes, step=step)
-        self.writer.set_step(step)
+        self.writer.set_step(step + 1)
 
 
 @pytest.fixture

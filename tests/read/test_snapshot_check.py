@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,9 +22,11 @@ def run(keep_snapshots: Keep) -> Run:
     return keep_snapshots({step: {"param/w": weight + step, "grad/w": weight * step} for step in (0, 10)})
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, key: str) -> None:
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(key)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[info.header_offset + 30 + len(key) + info.file_size // 2] ^= 1
     path.write_bytes(data)
 
 
@@ -31,16 +34,24 @@ def test_what_is_whole_is_not_complained_of(run: Run) -> None:
     assert run.verify() == []
 
 
-@pytest.mark.parametrize("name", ["param.float32/c/0", "grad.float32/c/0"])
-def test_a_flipped_bit_in_a_tensor_is_told_with_its_step(name: str, run: Run) -> None:
-    flip(run.path / "tensors" / "step-000000010" / name)
+@pytest.mark.parametrize("kind", ["param", "grad"])
+def test_a_flipped_bit_in_a_tensor_is_told_with_its_step(kind: str, run: Run) -> None:
+    flip(run.path / "tensors" / "step-000000010.zarr.zip", f"{kind}/w/c/0/0")
     (problem,) = run.verify()
     assert problem.startswith("the snapshot of step 10: tensor")
-    assert f"{name.partition('.')[0]}/w" in problem
+    assert f"{kind}/w" in problem
 
 
-def test_a_missing_file_is_told(run: Run) -> None:
-    (run.path / "tensors" / "step-000000000" / "param.float32" / "c" / "0").unlink()
+@pytest.mark.parametrize("key", ["param/w/zarr.json", "param/zarr.json"])
+def test_a_flipped_bit_that_only_other_readers_would_meet_is_told(key: str, run: Run) -> None:
+    flip(run.path / "tensors" / "step-000000010.zarr.zip", key)
+    (problem,) = run.verify()
+    assert problem.startswith(f"the snapshot of step 10: {key} in step-000000010.zarr.zip is damaged")
+
+
+def test_a_file_cut_short_is_told(run: Run) -> None:
+    path = run.path / "tensors" / "step-000000000.zarr.zip"
+    path.write_bytes(path.read_bytes()[:-30])
     (problem,) = run.verify()
     assert problem.startswith("the snapshot of step 0:")
 
@@ -54,6 +65,10 @@ def test_a_document_that_still_reads_but_is_another_is_told(tmp_path: Path) -> N
         path = session.path
     assert path is not None
     assert Run(path).verify() == []
-    document = path / "tensors" / "step-000000000" / "zarr.json"
-    document.write_bytes(document.read_bytes() + b"\n")
+    archive = path / "tensors" / "step-000000000.zarr.zip"
+    with zipfile.ZipFile(archive) as before:
+        entries = {key: before.read(key) for key in before.namelist()}
+    with zipfile.ZipFile(archive, "w") as after:
+        for key, data in entries.items():
+            after.writestr(key, data + b"\n" if key == "zarr.json" else data)
     assert Run(path).verify() == ["the document of the snapshot of step 0 is not the one that was acknowledged"]

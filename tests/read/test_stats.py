@@ -6,12 +6,11 @@ import pyarrow.compute as pc
 import pytest
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.read.needs import fields_of
-from sonde.read.raw import ALL_FIELDS
 from sonde.read.segments import SegmentReader
 from sonde.record.writer import WriterOptions
 from sonde.run import Run
 from sonde.schema.joined import JOINED
+from sonde.schema.needs import ALL_FIELDS, fields_of
 from sonde.schema.records import Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
 from sonde.schema.stats import STATS

@@ -35,7 +35,7 @@ for step in range(num_steps):
     writer.put(StatsRecord.without_hist(step, 0.0, np.array([site], np.int32), rows), 200, step=step)
     loss = np.array([writer.scalar_id("loss")], np.int32)
     writer.put(ScalarsRecord(loss, np.array([step]), np.zeros(1), np.array([float(step)])), 50, step=step)
-    writer.set_step(step)
+    writer.set_step(step + 1)
     time.sleep(0.002)
     if step % 10 == 9 and writer.flush(5.0):
         print(step, flush=True)  # acknowledged

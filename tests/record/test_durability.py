@@ -27,6 +27,7 @@ def kill_campaign(bench, run: Path, quick: WriterOptions, seed: int) -> None:
     found = bench.contents(run)
     bench.check_values(found)
     assert found.steps() >= set(range(acknowledged + 1))
+    assert not found.holes()
 
     writer = Writer(run, quick, resume=True)
     assert writer.next_step == max(found.steps(), default=-1) + 1
@@ -35,7 +36,7 @@ def kill_campaign(bench, run: Path, quick: WriterOptions, seed: int) -> None:
     again = bench.contents(run)
     bench.check_values(again)
     assert again.steps() == set(range(writer.next_step + 20))
-    assert {step for _, step in again.scalars} >= set(range(acknowledged + 1))
+    assert not again.holes()
     assert found.sums.items() <= again.sums.items()
 
 
@@ -61,12 +62,14 @@ def crash_campaign(bench, folder: Path, quick: WriterOptions, first: int, stride
         found = bench.contents(run)
         bench.check_values(found)
         assert found.steps() >= set(range(acknowledged + 1)), point
+        assert not found.holes(), point
         writer = Writer(run, quick, resume=True)
         bench.put_steps(writer, range(writer.next_step, writer.next_step + 3))
         writer.close("finished", deadline_s=20)
         again = bench.contents(run)
         assert found.sums.items() <= again.sums.items(), point
         assert again.steps() == set(range(writer.next_step + 3)), point
+        assert not again.holes(), point
         assert not again.log_sequences
         assert not list(run.rglob("*.tmp"))
     return last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import threading
@@ -12,19 +13,17 @@ import pytest
 
 from sonde.errors import RunError, RunLockedError
 from sonde.record.folder import create_run, find_resumable
-from sonde.record.lock import RunLock, is_held
+from sonde.record.lock import RunLock
 from sonde.record.writer import Writer
 
 
 def test_a_second_writer_is_refused_and_a_killed_one_lets_go(bench, run, quick):
     child = bench.child("child_hold.py", run)
     assert child.stdout.readline() == "ready\n"
-    with pytest.raises(RunLockedError, match="being written by another process"):
+    with pytest.raises(RunLockedError, match=f"being written by another process, {child.pid} on .*kill {child.pid}"):
         Writer(run, quick)
-    assert is_held(run)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert not is_held(run)
     Writer(run, quick, resume=True).close("finished", deadline_s=20)
 
 
@@ -47,17 +46,26 @@ def test_a_folder_that_is_not_there_cannot_be_locked(tmp_path, quick):
         Writer(tmp_path / "nothing", quick)
 
 
-def test_only_runs_that_nobody_holds_are_resumable(tmp_path, quick):
+def test_the_newest_run_is_the_one_to_resume_whoever_holds_it(tmp_path, quick):
     first = create_run(tmp_path, project="p", name="a")
     second = create_run(tmp_path, project="p", name="b")
     assert find_resumable(tmp_path, project="p") == second
     assert find_resumable(tmp_path, project="p", name="a") == first
     writer = Writer(second, quick)
-    assert find_resumable(tmp_path, project="p") == first
+    assert find_resumable(tmp_path, project="p") == second, "an older run would be mixed with something else"
+    with pytest.raises(RunLockedError, match=r"a session of this process.*finish\(\)"):
+        Writer(second, quick)
     writer.close("finished", deadline_s=20)
-    assert find_resumable(tmp_path, project="p") == second
     assert find_resumable(tmp_path, project="q") is None
     assert find_resumable(tmp_path / "nothing", project="p") is None
+
+
+def test_a_run_is_found_by_its_id_or_folder_in_any_project(tmp_path):
+    run = create_run(tmp_path, project="p", name="a")
+    id = json.loads((run / "run.json").read_text())["id"]
+    assert find_resumable(tmp_path, project="q", name=id) == run
+    assert find_resumable(tmp_path, project="q", name=run.name) == run
+    assert find_resumable(tmp_path, project="q", name="a") is None
 
 
 def test_a_forked_child_forgets_the_run_and_leaves_the_parent_its_lock(bench, run, quick):

@@ -53,11 +53,11 @@ static int check(int kind, int dtype, int act, int64_t numel) {
         for (int k = 2; k < 5; k++)
             put(FLOAT32, TAME, memory[k], i);
     }
-    tensor it = {memory[0], memory[1], numel, dtype, act, 0, NULL, NULL, NULL};
+    tensor it = {memory[0], memory[1], numel, dtype, act, 0, NULL, NULL, NULL, 1e-16};
     if (dtype == FLOAT32 && act >= SUBTRACT)
         it.grad = memory[2], it.first_moment = memory[3], it.second_moment = memory[4];
     double row[PAIRED + 3] = {0};
-    if (sonde_native_rows(&it, 1, row, PAIRED + 3, 1e-16, NULL, 1))
+    if (sonde_native_rows(&it, 1, row, PAIRED + 3, NULL, 1))
         return 1;
     for (int i = 0; i < PAIRED + 3; i++)
         row[i] = isnan(row[i]) ? NAN : row[i]; /* which of them it is, is the processor's affair */

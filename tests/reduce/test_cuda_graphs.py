@@ -15,6 +15,7 @@ from sonde.config import Settings
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.session import begin
+from sonde.session.coverage import coverage_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,7 +122,7 @@ def test_a_captured_optimizer_step_is_told_in_coverage(tmp_path):
         step()
     for _ in range(5):
         graph.replay()
-    errors, coverage = session.breaker.num_errors, session._watchings[0].coverage()
+    errors, coverage = session.breaker.num_errors, coverage_of(session.watchings)
     session.finish()
     assert errors == 0
     assert coverage["captured_steps"] == 1

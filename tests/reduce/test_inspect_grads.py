@@ -56,6 +56,15 @@ def test_large_transposed_sparse_and_absent_gradients():
     assert direction._before.numel() <= MAX_ELEMENTS
 
 
+def test_complex_gradients_are_compared_with_both_their_parts():
+    params = parameters(torch.tensor([1 + 0j, 1 + 0j]))
+    direction = following(params)
+    direction.compare()
+    params[0].grad = torch.tensor([0 + 1j, 1 + 1j])
+    cosine, _ = direction.compare()
+    assert float(cosine) == pytest.approx(1 / (2 * 3) ** 0.5, abs=1e-6)
+
+
 def test_a_changed_set_of_gradients_is_not_compared():
     params = parameters(torch.ones(3), torch.ones(5))
     direction = following(params)

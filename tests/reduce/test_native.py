@@ -346,7 +346,7 @@ def test_bits_do_not_depend_on_what_the_compiler_made_of_it(kernel, compiled):
         ("UPDATE -= (double)g", "UPDATE += (double)g"),
         ("floor > v ? floor : v", "floor < v ? floor : v"),
         ("MOMENT += (double)g", "MOMENT += (double)difference"),
-        ("#define ABI 2", "#define ABI 3"),
+        ("#define ABI 3", "#define ABI 4"),
     ],
 )
 def test_a_wrong_kernel_is_refused_with_one_warning(compiled, monkeypatch, caplog, right, wrong):

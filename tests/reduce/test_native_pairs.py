@@ -37,15 +37,17 @@ def wanted(after: Tensor, before: Tensor, pairs: Pairs, which: int) -> list[np.n
     if pairs.moments is None:
         return [-g * update]
     first, second = (listed[which].double().numpy() for listed in pairs.moments)
-    return [-g * update, g * first, g * g / np.where(second < pairs.floor, pairs.floor, second)]
+    floor = float(np.broadcast_to(pairs.floor, len(pairs.grads))[which])
+    return [-g * update, g * first, g * g / np.where(second < floor, floor, second)]
 
 
 @pytest.mark.parametrize("act", [Act.SUBTRACT, Act.SUBTRACT_INTO])
 @pytest.mark.parametrize("has_moments", [False, True])
-def test_paired_sums_are_those_by_hand(kernel, act, has_moments):
+@pytest.mark.parametrize("floor", [FLOOR, np.geomspace(1e-3, 1.0, len(SIZES))])
+def test_paired_sums_are_those_by_hand(kernel, act, has_moments, floor):
     after, before, grads, first, second = (some(SIZES, seed) for seed in range(5))
     second = [v.abs() for v in second]
-    pairs = Pairs(grads, (first, second) if has_moments else None, FLOOR)
+    pairs = Pairs(grads, (first, second) if has_moments else None, floor)
     table = Addresses(kernel, after)
     assert table.can_pair(after, pairs)
     kept = [b.clone() for b in before]

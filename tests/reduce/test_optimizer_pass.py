@@ -165,12 +165,47 @@ def test_second_moment_below_the_floor_says_nothing():
     assert 0.0 <= lag < 1e-6
 
 
+def test_each_parameter_has_its_own_correction_and_floor(large_limit):
+    """Groups have their own epsilon, and parameters that sat some steps out their own number of steps."""
+    params, grads = make([(5,), (700,), (3, 4)]), make([(5,), (700,), (3, 4)], seed=3)
+    second = [torch.full_like(p, 1e-6) for p in params]
+    correction, floor = np.array([0.5, 0.1, 0.9]), np.array([1e-16, 1e-5, 1e-2])
+    reducer = Reducer()
+    optimizer_pass = OptimizerPass(reducer)
+    optimizer_pass.before("all", [0, 1, 2], params, sketch=True, keep=True, pairs=True)
+    moments = Moments(grads, second, correction=correction, floor=floor)
+    optimizer_pass.after("all", [100, 101, 102], params, grads=grads, moments=moments)
+    keys, rows, _, _ = resolve_all(reducer.take())
+    found = dict(zip(keys.tolist(), rows, strict=True))
+    for place, grad in enumerate(grads):
+        expected = correction[place] * (as_float64(grad) ** 2).sum() / max(1e-6, floor[place])
+        assert found[100 + place][GRAD_SQ_OVER_V] == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_downhill_is_negative(sign):
     params = make([(600,)])
     give_grads(params)
     stepper = Stepper(params, torch.optim.SGD(params, lr=0.1, maximize=sign < 0))
     assert np.sign(stepper.step()[100][GRAD_UPDATE]) == -sign
+
+
+def test_a_parameter_without_elements_has_an_update_without_elements():
+    params = make([(4, 0), (3,)])
+    give_grads(params)
+    rows = Stepper(params, torch.optim.Adam(params, lr=0.1)).step(with_moments=True)
+    assert sorted(rows) == [0, 1, 100, 101]
+    assert (rows[0][N], rows[100][N]) == (0, 0)
+
+
+def test_products_are_added_in_float64_next_to_a_parameter_in_another_layout():
+    params = [torch.nn.Parameter(torch.randn(8, 6, 3, 3).to(memory_format=torch.channels_last)), *make([(50_000,)])]
+    give_grads(params)
+    stepper = Stepper(params, torch.optim.SGD(params, lr=0.1))
+    found = stepper.step()[101][GRAD_UPDATE]
+    update = (stepper.after[1] - stepper.before[1]).astype(np.float32)
+    products = (stepper.grads[1].astype(np.float32) * update).astype(np.float64)
+    assert found == pytest.approx(products.sum(), rel=1e-12)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "transposed", "grad differs"])
@@ -203,6 +238,21 @@ def test_sparse_gradient_costs_only_its_own_sums(large_limit, ways):
     ways.assert_same(rows[101], sketch(stepper.updates[1].astype(np.float32), histogram=False).rows)
     for key in (0, 2):
         assert_paired(rows[100 + key][GRAD_UPDATE], stepper.grads[key] * stepper.updates[key])
+
+
+def test_the_sums_beside_a_sparse_gradient_are_those_without_it():
+    """It does not send the others to a way that sums up in float32."""
+
+    def sums(optimized: int) -> list[float]:
+        torch.manual_seed(0)
+        embedding, linear = torch.nn.Embedding(50, 64, sparse=True), torch.nn.Linear(64, 300)
+        params = [linear.weight, linear.bias, embedding.weight][:optimized]
+        stepper = Stepper(params, torch.optim.SGD(params, lr=0.1))
+        linear(embedding(torch.arange(40))).square().sum().backward()
+        rows = stepper.step()
+        return [float(rows[100 + key][GRAD_UPDATE]) for key in (0, 1)]
+
+    assert sums(3) == sums(2)
 
 
 def test_complex_parameters_are_pairs_of_real_ones(ways, large_limit):

@@ -181,6 +181,85 @@ def test_closed_stderr_is_no_reason_to_stop() -> None:
     assert sonde.open("runs/latest").status == "finished"
 
 
+def test_what_a_library_prints_to_a_closed_stderr_is_not_written_into_a_file_of_ours() -> None:
+    """With the first three descriptors closed, the next files that are opened get them."""
+    Path("script.py").write_text(
+        textwrap.dedent(TRAIN).replace("verbose=False", "verbose=True")
+        + "from pathlib import Path\n"
+        + textwrap.dedent(
+            """
+            for _ in range(5):
+                train(3)
+                session.flush()
+                for fd in (0, 1, 2):
+                    try:
+                        os.write(fd, b"junk")
+                    except OSError:
+                        pass
+            low = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2) if os.path.exists(f"/proc/self/fd/{fd}")]
+            Path("low").write_text("\\n".join(low))
+            """
+        )
+    )
+    done = subprocess.run(f"{sys.executable} script.py <&- >&- 2>&-", shell=True, timeout=120, check=False)
+    assert done.returncode == 0
+    run = sonde.open("runs/latest")
+    assert str(run.path) not in Path("low").read_text()
+    assert (run.status, len(losses(run)), run.warnings, run.verify()) == ("finished", 15, [], [])
+
+
+def test_without_stderr_nothing_is_printed_to_stdout_instead() -> None:
+    Path("script.py").write_text(textwrap.dedent(TRAIN).replace("verbose=False", "verbose=True") + "\ntrain(3)\n")
+    done = subprocess.run(
+        f"{sys.executable} script.py 2>&-", shell=True, timeout=120, check=False, stdout=subprocess.PIPE
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_too_many_open_files_at_the_start_are_named() -> None:
+    done = run_python(
+        """
+        import resource
+        session.finish()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), 4096))
+        held = []
+        try:
+            while True:
+                held.append(open("/dev/null"))
+        except OSError:
+            pass
+        try:
+            sonde.init(project="end", dir="runs", verbose=False)
+        except sonde.errors.RunError as error:
+            print(error)
+        """
+    )
+    assert "too many files open" in done.stdout, done.stderr
+    assert "ulimit -n" in done.stdout
+
+
+def test_too_many_open_files_in_between_cost_nothing_that_fits() -> None:
+    done = run_python(
+        """
+        import resource
+        train(3)
+        session.flush(30)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, before[1]))
+        for _ in range(5):
+            train(4)
+            time.sleep(0.7)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        train(3)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    run = sonde.open("runs/latest")
+    assert run.status == "finished"
+    assert losses(run) == [0, 1, 2, *[0, 1, 2, 3] * 5, 0, 1, 2]
+    assert run.verify() == []
+
+
 @pytest.mark.parametrize("environment", [{"SONDE_MODE": "disabled"}, {"RANK": "1", "WORLD_SIZE": "2"}])
 def test_a_disabled_session_writes_nothing(environment: dict[str, str]) -> None:
     done = run_python("train(3)\nsession.step(); sonde.batch(1); sonde.finish()", env={**os.environ, **environment})

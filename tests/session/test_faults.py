@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,6 +25,9 @@ WRAPPERS = {
     ("functions.py", "call"),
     ("entry.py", "entered"),
     ("functional.py", "call"),
+    ("optimizer_hooks.py", "_pre"),
+    ("optimizer_hooks.py", "_post"),
+    ("passes.py", "__call__"),  # a hook of one assignment
     ("session.py", "log"),
 }
 KEYS = ("losses", "model", "optimizer", "rng", "scale")
@@ -112,9 +116,110 @@ def test_an_exception_at_each_call_of_a_step_leaves_training_bit_identical(part:
     check_sweep([*range(1, 400), *range(400, 100_000, 31)][part::4], begin, capfd)
 
 
+NUM_STEPS = 6
+
+
+def count_injected(at: int, begin: Any) -> tuple[Any, Injector]:
+    """A loop that logs before and after the backward pass, and after a look at the model; each value is its step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = begin(hist_every=1)
+    session.watch(model, optimizer, activations=sonde.every(1))
+    injector = Injector(at)
+    look: Any = None
+    sys.setprofile(injector)
+    try:
+        for step in range(NUM_STEPS):
+            injector.armed = step in (2, 3)
+            loss = model(torch.randn(2, 3)).square().mean()
+            session.log({"before": step})
+            optimizer.zero_grad()
+            loss.backward()
+            session.log({"between": step})
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+            session.log({"after": step})
+            look = model(torch.randn(5, 3))
+            session.log({"look": step})
+    finally:
+        sys.setprofile(None)
+    del look
+    session.finish()
+    return sonde.open(session.path), injector
+
+
+def check_count(points: Any, begin: Any) -> None:
+    for at in points:
+        run, injector = count_injected(at, begin)
+        if not injector.where:
+            return
+        where = f"{at}: {injector.where}"
+        assert run.last_step == NUM_STEPS - 1, where
+        for name in ("before", "between", "after", "look"):
+            table = run.scalars(name)
+            assert table["step"].to_pylist() == table["value"].to_pylist(), (where, name)
+            assert table.num_rows >= NUM_STEPS - 1, (where, name)  # the call that failed may be lost, and no other
+        for series in ("grad/1.bias/n", "update/1.bias/n", "act/1/n"):
+            table = run.stats(series)
+            steps = table["step"].to_pylist()
+            assert len(steps) == len(set(steps)) >= NUM_STEPS - 1, (where, series)
+            later = [value for step, value in zip(steps, table["value"].to_pylist(), strict=True) if step > 4]
+            assert later == [2.0 if series.startswith("act") else 1.0], (where, series)
+        assert run.warnings, where
+
+
+def test_a_step_counts_whatever_fails_inside_of_sonde(begin: Any) -> None:
+    check_count(range(1, 1200, 61), begin)
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("part", range(2))
+def test_a_step_counts_wherever_in_sonde_something_fails(part: int, begin: Any) -> None:
+    check_count(range(1 + part, 100_000, 2), begin)
+
+
 def test_the_injector_hits_the_hooks(begin: Any) -> None:
     _, injector = train_injected(10**9, begin)
     assert injector.count > 500
+
+
+NO_FILES = """
+import resource, sys
+import torch, sonde
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = sonde.init(project="test", dir=sys.argv[1], verbose=False)
+session.watch(model, optimizer)
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+for step in range(130):
+    if step in (3, 120):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3 if step == 3 else limits[0], limits[1]))
+    optimizer.zero_grad()
+    loss = model(torch.randn(3, 4)).square().mean()
+    session.log({"before": step})
+    loss.backward()
+    optimizer.step()
+    session.log({"after": step})
+sonde.finish()
+"""
+
+
+@pytest.mark.fault
+def test_a_process_that_can_open_no_file_counts_its_steps_and_says_so(tmp_path: Path) -> None:
+    """Readings of memory fail then, and so does the disk, for a while."""
+    done = subprocess.run([sys.executable, "-c", NO_FILES, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = sonde.open("latest", dir=tmp_path)
+    assert (run.last_step, run.verify()) == (129, [])
+    for name in ("before", "after"):
+        table = run.scalars(name)
+        assert table["step"].to_pylist() == table["value"].to_pylist() == list(range(130))
+    assert run.stats("grad/weight/n")["step"].to_pylist() == list(range(130))
+    assert [w for w in run.warnings if "Too many open files" in w]
 
 
 def test_too_many_failures_switch_sonde_off_and_are_recorded(
@@ -147,7 +252,7 @@ def test_a_failure_at_the_start_of_a_batch_is_not_raised(begin: Any, monkeypatch
     def broken() -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(session, "forward_seen", broken)
+    monkeypatch.setattr(session.training.steps, "begin_next", broken)
     session.batch(torch.ones(2))
     assert capfd.readouterr().err.count("planted") == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -10,6 +11,8 @@ import torch
 
 import sonde
 from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.joined import JOINED
+from sonde.schema.stats import STATS
 from sonde.session.mirror import Mirror, name_of
 
 
@@ -39,11 +42,12 @@ class Kept:
         return [(step, values[name]) for step, values in self.rows if name in values]
 
 
-def train(tmp_path, num=25, **watch):
+def train(tmp_path, num=25, *, adam=False, at_end=lambda: None, finish_deadline_s=30.0, diagnose=True, **watch):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with sonde.init(project="mirror", name="m", dir=tmp_path, config={"lr": 0.01}, verbose=False) as session:
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.01)
+    settings = {"finish_deadline_s": finish_deadline_s, "diagnose": diagnose, "verbose": False}
+    with sonde.init(project="mirror", name="m", dir=tmp_path, config={"lr": 0.01}, **settings) as session:
         session.watch(model, optimizer, **watch)
         for _ in range(num):
             loss = model(torch.ones(2, 4)).square().mean()
@@ -51,6 +55,7 @@ def train(tmp_path, num=25, **watch):
             session.log({"loss": loss})
             optimizer.step()
             optimizer.zero_grad()
+        at_end()
     return sonde.open(session.path)
 
 
@@ -67,26 +72,151 @@ def test_what_is_forwarded_is_what_is_recorded(tmp_path):
     assert not any(name.startswith(("data/", "unit/", "param/")) for _, values in sink.rows for name in values)
 
 
-def test_a_sink_that_fails_is_told_once_and_the_run_is_whole(tmp_path, capfd):
+def rows_of(run, patterns):
+    """Series and step -> value, as the run has them."""
+    table = run.stats(patterns).to_pandas()
+    return {(f"{r.kind}/{r.site}/{r.stat}", r.step): r.value for r in table.itertuples()}
+
+
+def sent(sink):
+    found = {}
+    for step, values in sink.rows:
+        for name, value in values.items():
+            assert (name, step) not in found, "sent twice"
+            found[name, step] = value
+    return found
+
+
+def test_every_stat_can_be_forwarded(tmp_path):
+    """Also those that need two sites, such as `ratio`, and those that need the histogram."""
+    sink = Kept()
+    kinds = dict.fromkeys(("params", "grads", "updates", "optim", "activations", "activation_grads"), True)
+    patterns = [f"*/*/{stat}" for stat in (*STATS, *JOINED)]
+    run = train(tmp_path, adam=True, mirror=Mirror(to=sink, stats=patterns, scalars="loss", every=1), **kinds)
+    found = {key: value for key, value in sent(sink).items() if key[0] != "loss"}
+    assert found == pytest.approx(rows_of(run, patterns), rel=0, abs=0, nan_ok=True)
+    seen = {tuple(name.split("/"))[::2] for name, _ in found}
+    assert {stat for _, stat in seen} == {*STATS, *JOINED}
+    assert {kind for kind, _ in seen} == {"param", "grad", "update", "optim", "act", "actgrad"}
+
+
+@pytest.mark.parametrize("pattern", ["update/*/ratio", "update/0.weight/grad_cosine", "*/*/norm", "param/1.*/abs_q50"])
+def test_patterns_mean_what_they_mean_to_a_run(tmp_path, pattern):
+    sink = Kept()
+    run = train(tmp_path, mirror=Mirror(to=sink, stats=[pattern], scalars="none", every=2))
+    wanted = {key: value for key, value in rows_of(run, pattern).items() if key[1] % 2 == 0}
+    assert sent(sink) == pytest.approx(wanted, rel=0, abs=0, nan_ok=True)
+    assert wanted
+
+
+def test_numbers_for_the_rules_are_forwarded_when_they_are_asked_for(tmp_path):
+    sink = Kept()
+    run = train(tmp_path, mirror=Mirror(to=sink, stats=[], scalars="data/input/*"))
+    table = run.scalars("data/input/std").to_pandas()
+    assert sink.series("data/input/std") == list(zip(table.step, table.value, strict=True))
+    assert len(table)
+
+
+def delivered(run):
+    return json.loads((run.path / "run.json").read_text())["facts"]["mirrors"]
+
+
+def test_a_sink_that_fails_is_reported_once_and_the_run_is_whole(tmp_path, capfd):
     run = train(tmp_path, mirror=Kept(fails=True))
     assert run.status == "finished"
     assert run.scalars("loss").num_rows == 25
-    assert capfd.readouterr().err.count("the server is gone") == 1
+    said = capfd.readouterr().err
+    assert said.count("the server is gone") == 1
+    (mirror,) = delivered(run)
+    assert mirror["delivered"] == 0
+    events = run.sql("select message from events where type = 'mirror'")["message"].to_pylist()
+    assert f"0 of {mirror['of']} values delivered" in events[-1]
 
 
-def test_a_slow_sink_keeps_nobody_waiting(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("sonde.session.mirror.MAX_WAITING", 4)
-    monkeypatch.setattr("sonde.session.mirror.CLOSE_S", 0.2)
+def test_a_failure_that_passes_costs_what_was_sent_meanwhile(tmp_path, capfd):
+    class Shaky(Kept):
+        def numbers(self, step, values):
+            if step in (7, 8):
+                raise ConnectionError("no route")
+            super().numbers(step, values)
+
+    sink = Shaky()
+    train(tmp_path, mirror=Mirror(to=sink, every=1000))
+    assert [step for step, _ in sink.series("loss")] == [step for step in range(25) if step not in (7, 8)]
+    assert capfd.readouterr().err.count('the mirror "Shaky"') == 1
+
+
+@pytest.mark.parametrize("error", [OSError("no store"), SystemExit("no key")])
+def test_a_sink_that_does_not_start_is_one_warning(tmp_path, capfd, error):
+    class Closed(Kept):
+        def begin(self, run):
+            raise error
+
+    run = train(tmp_path, mirror=Closed())
+    said = capfd.readouterr().err
+    assert said.count("mirror") == 1
+    assert f'the mirror "Closed": it did not start: {type(error).__name__}: {error}' in said
+    assert delivered(run)[0]["delivered"] == 0
+    assert run.scalars("loss").num_rows == 25
+
+
+def test_what_was_recorded_before_a_sink_was_ready_is_delivered(tmp_path, capfd):
+    over = threading.Event()
+
+    class Late(Kept):
+        def begin(self, run):
+            over.wait(60)
+            super().begin(run)
+
+    sink = Late()
+    watch = {"inspect": False, "activations": False}
+    run = train(tmp_path, 400, mirror=Mirror(to=sink, every=1), at_end=over.set, diagnose=False, **watch)
+    assert [step for step, _ in sink.series("loss")] == list(range(400))
+    (mirror,) = delivered(run)
+    assert mirror["delivered"] == mirror["of"] == sum(len(values) for _, values in sink.rows)
+    assert "mirror" not in capfd.readouterr().err
+
+
+def test_a_sink_that_never_answers_does_not_keep_the_end_of_a_run_waiting(tmp_path, capfd):
     release = threading.Event()
 
     class Stuck(Kept):
         def numbers(self, step, values):
-            release.wait(20)
+            release.wait(60)
 
-    run = train(tmp_path, mirror=Mirror(to=Stuck(), every=1))
+    run = train(tmp_path, mirror=[Mirror(to=Stuck(), every=1), Mirror(to=Stuck(), every=2)], finish_deadline_s=1.0)
     release.set()
+    said = capfd.readouterr().err
+    assert run.status == "finished"
     assert run.scalars("loss").num_rows == 25
-    assert "mirror Stuck" in capfd.readouterr().err
+    totals = [mirror["of"] for mirror in delivered(run)]
+    assert [f"0 of {total} values delivered" in said for total in totals] == [True, True]
+
+
+def test_a_sink_that_is_too_slow_loses_values_and_says_how_many(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("sonde.session.mirror_delivery.MAX_WAITING", 40)
+    over = threading.Event()
+
+    class Slow(Kept):
+        def numbers(self, step, values):
+            over.wait(60)
+            super().numbers(step, values)
+
+    sink = Slow()
+    run = train(tmp_path, mirror=Mirror(to=sink, every=1), at_end=over.set)
+    (mirror,) = delivered(run)
+    assert 0 < mirror["delivered"] == sum(len(values) for _, values in sink.rows) < mirror["of"]
+    assert f"{mirror['delivered']} of {mirror['of']} values delivered" in capfd.readouterr().err
+    assert run.scalars("loss").num_rows == 25
+
+
+def test_a_finding_is_forwarded_once(tmp_path):
+    sink = Kept()
+    run = train(tmp_path, 60, mirror=sink)
+    rows = run.sql("select anomaly_type, severity from anomalies").to_pylist()
+    found = [(finding.rule, finding.severity) for finding in sink.findings]
+    assert sorted(found) == sorted((row["anomaly_type"], row["severity"]) for row in rows)
+    assert rows
 
 
 class CometLike:
@@ -132,6 +262,10 @@ def test_an_unknown_mirror_is_refused_at_once(tmp_path):
         train(tmp_path, mirror=3)
     with pytest.raises(UsageError, match="kind/site/stat"):
         Mirror(to="wandb", stats=["norm"])
+    with pytest.raises(UnknownNameError, match='Did you mean "ratio"'):
+        Mirror(to="wandb", stats=["update/*/rato"])
+    with pytest.raises(UnknownNameError, match='Did you mean "grad"'):
+        Mirror(to="wandb", stats=["grads/*/norm"])
 
 
 class TestWordsOfWandb:

@@ -12,7 +12,8 @@ import pytest
 
 import sonde
 from sonde.read.ranks import rank_events
-from sonde.record.ranks import RankLog, announce, find_announced, job_name
+from sonde.record.ranks import Announced, RankLog, Start, announce, find_announced, job_name
+from sonde.schema.attempts import Attempt
 from sonde.schema.records import Event
 
 SCRIPT = """
@@ -101,7 +102,7 @@ def an_event(step: int) -> Event:
 def test_events_of_a_rank_are_read_back_and_torn_or_damaged_lines_are_not(tmp_path: Path) -> None:
     log = RankLog(tmp_path, 3)
     for step in range(3):
-        log.write(an_event(step))
+        log.write(an_event(step), Start(0.0, None))
     lines = log.path.read_bytes().splitlines(keepends=True)
     log.path.write_bytes(lines[0] + lines[1].replace(b'"step": 1', b'"step": 9') + lines[2][:-20])
     found = rank_events(tmp_path)
@@ -110,12 +111,58 @@ def test_events_of_a_rank_are_read_back_and_torn_or_damaged_lines_are_not(tmp_pa
     assert found[0][4] == "rank 3: NaN"
 
 
+def test_events_of_a_rank_belong_to_the_attempt_that_began_at_their_step(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 1, first_step=20)
+    log.write(an_event(3), Start(100.2, None))  # counted from 0: it is step 23 of the run
+    log.write(an_event(12), Start(200.1, 10))
+    log.write(an_event(13), Start(299.9, 10))
+    attempts = [
+        Attempt(number=number, first_step=step, time=moment)
+        for number, (step, moment) in enumerate([(0, 0.0), (20, 100.0), (10, 200.0), (10, 300.0)])
+    ]
+    assert [(row[1], row[-1]) for row in rank_events(tmp_path, attempts)] == [(23, 1), (12, 2), (13, 3)]
+
+
+ABANDONED = SCRIPT.replace(
+    "    dist.barrier()\n",
+    """    model.load_state_dict(before)
+    sonde.rewind(3)
+    for _ in range(bad_step + 1):
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        sonde.log({"loss": loss})
+    dist.barrier()
+""",
+).replace("with sonde.watch", "import copy\nbefore = copy.deepcopy(model.state_dict())\nwith sonde.watch")
+RESUMED = "sonde.init(resume=True).watch(model, optimizer)"
+
+
+@pytest.mark.distributed
+def test_what_another_rank_saw_in_abandoned_steps_is_abandoned_too() -> None:
+    run = launch(guilty=1, step=6, script=ABANDONED)
+    assert run.attempts()["first_step"].to_pylist() == [0, 3]
+    assert [f.rule for f in run.findings() if f.rule == "nan_inf"] == []
+    (finding,) = [f for f in run.attempt(0).findings() if f.rule == "nan_inf"]
+    assert finding.step == 6
+
+
+@pytest.mark.distributed
+def test_a_resumed_job_counts_on_in_every_rank() -> None:
+    launch(guilty=7, step=6)
+    run = launch(guilty=1, step=2, script=SCRIPT.replace("sonde.watch(model, optimizer)", RESUMED))
+    finding = next(f for f in run.findings() if f.rule == "nan_inf")
+    assert finding.step == 12
+    assert "step 12" in finding.message
+
+
 def test_a_rank_finds_the_run_of_its_own_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a/b")
     monkeypatch.setenv("MASTER_PORT", "123")
-    note = announce(tmp_path, tmp_path)
+    note = announce(tmp_path, tmp_path, step=7)
     assert "/" not in job_name()
-    assert find_announced(tmp_path, since=0.0) == tmp_path.resolve()
+    assert find_announced(tmp_path, since=0.0) == Announced(tmp_path.resolve(), 7)
     monkeypatch.setenv("MASTER_PORT", "124")
     assert find_announced(tmp_path, since=0.0) is None
     note.unlink()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +21,6 @@ import sonde
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.record.store import open_store
 from sonde.record.stores.memory import MemoryStore
-from sonde.session import snapshots as module
 
 ALL = ("param", "grad", "act", "optim", "batch")
 
@@ -40,6 +41,17 @@ class Net(nn.Module):
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         y: Tensor = self.last(self.drop(self.act(self.norm(self.first(x)))))
         return y if scale is None else y * scale
+
+
+SITES = ("first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias")
+ALL_NAMES = {
+    *(f"{kind}/{site}" for kind in ("param", "grad") for site in SITES),
+    *(f"optim/{site}.{key}" for site in SITES for key in ("exp_avg", "exp_avg_sq", "step")),
+    *(f"param/norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")),
+    *(f"{kind}/{name}" for kind in ("act", "probe") for name in ("first", "norm", "act", "drop", "last", "model")),
+    *("param/table", "batch/input.0", "batch/input.scale"),
+}
+"""What a snapshot of `Net` under AdamW holds."""
 
 
 class Trained:
@@ -206,6 +218,53 @@ def test_sites_choose(begin: Any) -> None:
     }  # fmt: skip
 
 
+FORMS: dict[str, tuple[Any, set[str]]] = {
+    "glob": ("norm*", {"norm"}),
+    "list of globs": (["first*", "last.bias", "!*.weight"], {"first.bias", "first", "last.bias"}),
+    "regular expression": (re.compile(r"^(first|norm)(\.|$)"), {"first", "norm"}),
+    "module type": (nn.BatchNorm1d, {"norm"}),
+    "tuple of module types": ((nn.BatchNorm1d, nn.Linear), {"first", "norm", "last"}),
+    "list of both": ([nn.BatchNorm1d, "last.*", "!*.bias"], {"norm", "last.weight"}),
+    "function": (lambda name, module: isinstance(module, nn.Linear) and "bias" not in name, {"first", "last"}),
+}
+
+
+def expected_names(form: Any, named: set[str]) -> set[str]:
+    """What is named, and all that belongs to a module that is named, as far as the form does not exclude it."""
+    sites = {name.partition("/")[2] for name in ALL_NAMES}
+    inside = {site for site in sites if any(site == name or site.startswith(f"{name}.") for name in named)}
+    if form in ("function", "list of both"):
+        inside = {site for site in inside if "bias" not in site}
+    if form == "list of globs":
+        inside = {site for site in inside if "weight" not in site}
+    return {name for name in ALL_NAMES if name.partition("/")[2] in inside or name.startswith("batch/")}
+
+
+@pytest.mark.parametrize("is_of_the_plan", [True, False], ids=["Snapshots", "watch"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_sites_chooses_every_kind(begin: Any, form: str, is_of_the_plan: bool) -> None:
+    sites, named = FORMS[form]
+    trained, session = Trained(), begin()
+    kinds = {"kinds": "all", "when": sonde.every(1), "probe": torch.randn(4, 6)}
+    if is_of_the_plan:
+        session.watch(trained.model, trained.optimizer, snapshots=plan(**kinds, sites=sites))
+    else:
+        session.watch(trained.model, trained.optimizer, sites=sites, snapshots=plan(**kinds))
+    trained.step()
+    trained.step()
+    assert set(kept(session).read(1).tensors) == expected_names(form, named)
+
+
+def test_a_shared_parameter_is_chosen_by_any_of_its_modules(begin: Any) -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    session = begin()
+    session.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), snapshots=plan(sites=nn.Linear))
+    session.snapshot()
+    session.finish()
+    assert set(session.snapshots._writer._store.read(0).tensors) == {"param/0.weight"}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.bool])
 def test_every_bit_of_every_type_is_kept(dtype: torch.dtype, begin: Any) -> None:
     bits = torch.randint(0, 2, (70_000,), dtype=torch.uint8)
@@ -364,7 +423,7 @@ def test_a_run_without_snapshots_keeps_one_when_asked(begin: Any) -> None:
     session.snapshot()
     trained.step()
     session.finish()
-    assert (session.path / "tensors" / "step-000000001" / "zarr.json").is_file()
+    assert (session.path / "tensors" / "step-000000001.zarr.zip").is_file()
 
 
 def test_asking_wrongly_warns_and_never_raises(begin: Any, capfd: Any) -> None:
@@ -418,32 +477,80 @@ def test_a_request_file_is_answered(begin: Any) -> None:
 # --------------------------------------------------------------------------------------------- whole or not at all
 
 
-def test_under_pressure_whole_snapshots_are_skipped_counted_and_told(
-    begin: Any, blocked: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FREE_BYTES", 1 << 20)
+def test_a_slow_disk_costs_no_snapshot_that_fits_in_memory(begin: Any, blocked: Any) -> None:
     trained, session = Trained(), begin()
-    session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
-    for _ in range(module.MAX_OPEN + 3):
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1), kinds=ALL))
+    for _ in range(12):
         trained.step()
     blocked.set()
     store = kept(session)
-    assert store.steps() == list(range(module.MAX_OPEN))
+    assert store.steps() == list(range(12))
+    for step in store.steps():
+        assert_same(store, step, trained.seen[step])
+    assert session.snapshots.ledger.counts == {"taken": 12, "skipped": 0, "failed": 0}
+
+
+def test_with_memory_for_one_training_waits_and_every_snapshot_is_taken(begin: Any, blocked: Any) -> None:
+    """The store writes when training waits for memory, and then stops again: a disk that is slower than training."""
+    trained = Trained()
+    nbytes = sum(t.nbytes for t in trained.model.state_dict().values())
+    session = begin(snapshot_mib=1.5 * nbytes / 2**20)
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
+    staging, has_ended = session.snapshots._memory(), threading.Event()
+
+    def let_go() -> None:
+        while not has_ended.wait(0.002):
+            blocked.set() if staging._freed._waiters else blocked.clear()
+        blocked.set()
+
+    disk = threading.Thread(target=let_go)
+    disk.start()
+    for _ in range(6):
+        trained.step()
+    has_ended.set()
+    disk.join()
+    store = kept(session)
+    assert store.steps() == list(range(6))
     for step in store.steps():
         assert_same(store, step, {n: t for n, t in trained.seen[step].items() if n.startswith("param/")})
-    assert session.snapshots.ledger.counts == {"taken": module.MAX_OPEN, "skipped": 3, "failed": 0}
+    assert session.snapshots.ledger.counts == {"taken": 6, "skipped": 0, "failed": 0}
+
+
+def test_a_disk_that_has_stopped_is_waited_for_once_and_every_skip_says_why(
+    begin: Any, blocked: Any, capfd: Any
+) -> None:
+    trained = Trained()
+    nbytes = sum(t.nbytes for t in trained.model.state_dict().values())
+    session = begin(snapshot_mib=1.5 * nbytes / 2**20, snapshot_wait_s=0.2)
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
+    for _ in range(5):
+        trained.step()
+    waited = [event["details"] for event in events(session, "snapshot_skipped")]
+    assert ["training waited" in json.loads(details)["why"] for details in waited] == [True, False, False, False]
+    blocked.set()
+    assert kept(session).steps() == [0]
+    trained.step()
+    assert kept(session).steps() == [0, 5]
+    assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 4, "failed": 0}
     session.finish()
     assert capfd.readouterr().err.count("was skipped") == 1
     run = sonde.open(session.path)
-    assert [event["type"] for event in run.events().to_pylist()].count("snapshot_skipped") == 3
+    skips = [warning for warning in run.warnings if "was skipped" in warning]
+    assert len(skips) == 4
+    assert all("earlier snapshots that are still being written hold" in skip for skip in skips)
     facts = json.loads((session.path / "run.json").read_text())["facts"]["snapshots"]
-    assert (facts["taken"], facts["skipped"]) == (module.MAX_OPEN, 3)
+    assert (facts["taken"], facts["skipped"]) == (2, 4)
+
+
+def events(session: Any, type: str) -> list[dict[str, Any]]:
+    assert session.writer.flush(30)
+    return [event for event in sonde.open(session.path).events().to_pylist() if event["type"] == type]
 
 
 def test_staging_memory_is_bounded_and_used_again(begin: Any, blocked: Any) -> None:
     trained = Trained()
     nbytes = sum(t.nbytes for t in trained.model.state_dict().values())
-    session = begin(snapshot_mib=2.5 * nbytes / 2**20)
+    session = begin(snapshot_mib=2.5 * nbytes / 2**20, snapshot_wait_s=0.0)
     session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
     staging = session.snapshots._memory()
     for _ in range(4):
@@ -472,6 +579,8 @@ def test_activations_that_do_not_fit_cost_the_whole_snapshot(begin: Any) -> None
     assert store.steps() == [0, 2]
     assert session.snapshots.ledger.counts["skipped"] == 1
     assert session.snapshots._memory().used_bytes == 0
+    (skip,) = events(session, "snapshot_skipped")  # training did not wait for what can never come
+    assert re.search(r"it takes more than .* MiB, and snapshot_mib allows 0\.1 MiB\. Allow more:", skip["message"])
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("No space left on device.")])
@@ -536,6 +645,53 @@ def test_a_model_that_cannot_fit_is_refused_before_training(begin: Any) -> None:
     assert session.watchings == []
 
 
+ADAM_NET = {"param": 1, "grad": 1, "optim": 2}
+"""Copies of all parameters in a snapshot of each kind."""
+
+
+@pytest.mark.parametrize("kind", ADAM_NET)
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_can_never_fit_is_refused_whatever_kind_it_is_and_what_fits_is_taken(
+    begin: Any, kind: str, fits: bool
+) -> None:
+    model = nn.Linear(1000, 256, bias=False)  # 1,000 KiB
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = begin(snapshot_mib=(ADAM_NET[kind] * 1000 + (12 if fits else -12)) / 1024)
+    chosen = plan(kinds=(kind,), when=sonde.every(1))
+    if not fits:
+        with pytest.raises(UsageError, match=rf"{kind} .* set aside for them\. Allow more: .*snapshot_mib="):
+            session.watch(model, optimizer, snapshots=chosen)
+        assert session.watchings == []
+        return
+    session.watch(model, optimizer, snapshots=chosen)
+    for _ in range(3):
+        model(torch.ones(2, 1000)).sum().backward()
+        optimizer.step()
+        session.flush(30)
+    assert kept(session).steps() == ([1, 2] if kind == "optim" else [0, 1, 2])  # at step 0 there is no state
+
+
+def test_two_models_that_do_not_fit_together_are_refused(begin: Any) -> None:
+    session = begin(snapshot_mib=1.5)
+    first, second = nn.Linear(1000, 256), nn.Linear(1000, 256)
+    session.watch(first, snapshots=plan())
+    with pytest.raises(UsageError, match=r"param 2\.0 MiB"):
+        session.watch(second, prefix="second", snapshots=plan())
+
+
+def test_an_optimizer_that_is_not_known_at_the_start_is_skipped_with_the_reason(begin: Any) -> None:
+    model = nn.Linear(1000, 256)
+    session = begin(snapshot_mib=1.5)
+    session.watch(model, snapshots=plan(kinds=("param", "optim"), when=sonde.every(1)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.ones(2, 1000)).sum().backward()
+        optimizer.step()
+    assert kept(session).steps() == [0]
+    for skip in events(session, "snapshot_skipped"):
+        assert "it takes more than 2.9 MiB, and snapshot_mib allows 1.5 MiB. Allow more:" in skip["message"]
+
+
 def test_a_run_has_one_store(begin: Any) -> None:
     session = begin()
     session.watch(nn.Linear(1, 1), snapshots=plan())
@@ -551,7 +707,7 @@ def test_a_step_that_has_a_snapshot_keeps_it_when_the_run_is_continued(begin: An
     session.finish("crashed", "on purpose")
     again = begin(resume=True)
     assert again.path == session.path
-    assert again.continue_at(1)
+    assert again.rewind(1)
     second = Trained()
     again.watch(second.model, second.optimizer, snapshots=sonde.every(2))
     for _ in range(4):
@@ -581,6 +737,39 @@ def test_finish_waits_for_what_is_on_its_way(begin: Any, monkeypatch: pytest.Mon
         trained.step()
     session.finish()
     assert session.snapshots.ledger.counts["taken"] == 3
+
+
+def test_finish_waits_as_long_as_something_is_written(begin: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Longer than the deadline, which is for a disk that has stopped."""
+    trained, session = Trained(), begin(finish_deadline_s=0.9, verbose=True)
+    write = MemoryStore.write
+
+    def slow(self: MemoryStore, snapshot: Any) -> Any:
+        for _ in range(8):
+            threading.Event().wait(0.2)
+            self.written_bytes = getattr(self, "written_bytes", 0) + (1 << 20)  # type: ignore[attr-defined]
+        return write(self, snapshot)
+
+    monkeypatch.setattr(MemoryStore, "write", slow)
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
+    trained.step()
+    trained.step()
+    session.finish()
+    assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 0}
+    assert "sonde: writing 2 more snapshots (" in capfd.readouterr().err
+    assert sonde.open(session.path).warnings == []
+
+
+def test_an_interrupt_while_finish_waits_ends_the_run_and_says_what_is_lost(begin: Any, blocked: Any) -> None:
+    trained, session = Trained(), begin()
+    session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
+    trained.step()
+    threading.Timer(1.5, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        session.finish()
+    run = sonde.open(session.path)
+    assert run.status == "finished"
+    assert any("1 snapshot was lost" in warning for warning in run.warnings)
 
 
 def test_what_cannot_be_written_in_time_is_said_to_be_lost(begin: Any, blocked: Any, capfd: Any) -> None:

@@ -455,16 +455,14 @@ def test_of_two_optimizers_one_may_be_kept_from_its_step(begin: Any, reopen: Any
 def test_calls_without_end_are_left_out_until_the_next_step(
     begin: Any, reopen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model evaluated with gradients on is called as if for one huge step: nothing may pile up for it."""
+    """A model that is called on and on is called as if for one huge step: nothing may pile up for it."""
     monkeypatch.setattr(watching, "MAX_ONES", 10)
     monkeypatch.setattr(watching, "MAX_SAMPLED", 6)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = begin(hist_every=1).watch(model, optimizer)
     for num_calls in (3, 25, 4):
-        for _ in range(num_calls):
-            loss = model(torch.ones(1, 2)).sum()
-        loss.backward()
+        sum(model(torch.ones(1, 2)).sum() for _ in range(num_calls)).backward()
         optimizer.step()
     assert session.breaker.num_errors == 0
     run = reopen()

@@ -18,6 +18,7 @@ import sonde
 from sonde.errors import RunNotFoundError, UsageError
 from sonde.read.link import linked_run
 from sonde.record.link import write_link
+from sonde.show.report.convergence import convergence
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
 from sonde.tune.charts import line_chart, thinned
 from sonde.tune.report_sections import convergence_section
@@ -44,21 +45,31 @@ FALLING = list(3 * np.exp(-np.arange(24) / 5))
 @pytest.mark.parametrize(
     ("losses", "verdict"),
     [
-        (list(3 * np.exp(-np.arange(60) / 4)), "Converged: the loss fell from"),
-        (list(3 - 0.1 * np.arange(24)), "Still learning"),
-        ([3.0] * 24, "Not converging"),
-        ([3 - 0.2 * s for s in range(12)] + [1 + 0.1 * s for s in range(12)], "Turned"),
-        ([3.0] * 16 + [float("nan")] * 8, "Diverged"),
-        ([3.0, 2.0], "Too short to say: 2 values"),
-        ([3.0, *np.geomspace(150, 31, 40)], "Diverged: the loss is 3"),
-        (list(3 + 0.06 * NOISE - 0.001 * np.arange(60)), "Not converging: the loss went from"),
+        (
+            list(3 * np.exp(-np.arange(60) / 4)),
+            "loss fell from 3 to 2.219e-06; nine tenths of that by step 10. It has converged",
+        ),
+        (list(3 - 0.1 * np.arange(24)), "loss fell from 3 to 0.9 and was still falling"),
+        ([3.0] * 24, "loss did not fall"),
+        (
+            [3 - 0.2 * s for s in range(12)] + [1 + 0.1 * s for s in range(12)],
+            "loss was best at step 10 (1) and has risen to 1.9",
+        ),
+        ([3.0] * 16 + [float("nan")] * 8, "loss diverged: it ends as NaN or Inf, first at step 16"),
+        ([3.0, 2.0], "loss has 2 finite values; at least 10 are needed"),
+        ([3.0, *np.geomspace(150, 31, 40)], "loss diverged: it rose from 3 to 33.6"),
+        (list(3 + 0.06 * NOISE - 0.001 * np.arange(60)), "loss did not fall: it went from 3.122 to 2.945"),
         # Noise alone rises in the last third: it has not turned.
-        (list(1.2 + 1.4 * np.exp(-np.arange(60) / 6) + 0.06 * np.abs(NOISE)), "Converged"),
+        (
+            list(1.2 + 1.4 * np.exp(-np.arange(60) / 6) + 0.06 * np.abs(NOISE)),
+            "loss fell from 2.722 to 1.236; nine tenths of that by step 15. It has converged",
+        ),
     ],
 )
 def test_convergence(tmp_path, losses, verdict):
     run = sonde.open(record(tmp_path, losses))
-    assert convergence_section(run).verdict.startswith(verdict)
+    assert convergence_section(run.window(())).verdict.startswith(verdict)
+    assert convergence(run.window(())).verdict.startswith(verdict)
 
 
 def test_every_section_has_its_numbers(tmp_path):
@@ -97,7 +108,7 @@ def test_curves_and_bars_are_drawn(tmp_path):
     held_out = [3.0 - 0.05 * s for s in range(23)] + [float("nan")]
     page = CheckpointAnalyzer(record(tmp_path, FALLING, held_out)).generate_standard_report().html
     assert page.count("<svg") == 3  # losses twice, weights once
-    assert 'aria-label="training loss, held-out loss, steps 0 to 23' in page
+    assert 'aria-label="loss, eval_loss, steps 0 to 23' in page
     assert "nan" not in "".join(re.findall(r"<svg.*?</svg>", page))
     assert page.count('class="bar"') == 2
 

@@ -84,7 +84,7 @@ def test_background_saves_hold_the_moment_they_were_asked_for(training, folder):
     assert second.fingerprint() == straight.fingerprint()
 
 
-def test_the_runs_steps_go_on_and_none_is_recorded_twice(training, tmp_path):
+def test_a_resumed_run_continues_at_its_checkpoint_and_shows_each_step_once(training, tmp_path):
     def record(stop: int, resume: bool) -> None:
         run = training(seed=int(resume))
         with sonde.init(project="p", name="n", dir=tmp_path, resume=resume) as session:
@@ -99,7 +99,7 @@ def test_the_runs_steps_go_on_and_none_is_recorded_twice(training, tmp_path):
             run.train(stop, after)
 
     record(10, resume=False)  # the last checkpoint is of step 8
-    before = sonde.open("p/n", dir=tmp_path).stats("grad/4.weight/*").to_pylist()
+    before = sonde.open("p/n", dir=tmp_path).stats("grad/4.weight/*")
     record(14, resume=True)
     straight = training()
     straight.train(14)
@@ -110,12 +110,13 @@ def test_the_runs_steps_go_on_and_none_is_recorded_twice(training, tmp_path):
     assert [row["value"].hex() for row in logged] == straight.losses
     rows = run.stats("grad/4.weight/norm").to_pylist()
     assert [row["step"] for row in rows] == list(range(14))
-    assert run.stats("grad/4.weight/*", steps=slice(0, 10)).to_pylist() == before
+    assert run.attempt(0).stats("grad/4.weight/*").equals(before)
+    assert run.attempts()["first_step"].to_pylist() == [0, 8]
     assert [row["step"] for row in run.checkpoints().to_pylist()] == [4, 8, 12]
-    assert checkpoint_table(run.path, is_live=False).column("step").to_pylist() == [4, 8, 12]
+    assert checkpoint_table(run._now).column("step").to_pylist() == [4, 8, 12]
 
 
-def test_a_restore_in_a_running_session_lets_the_numbers_go_on(training, tmp_path):
+def test_a_restore_in_a_running_session_returns_to_the_step_of_the_checkpoint(training, tmp_path):
     run = training()
     with sonde.init(project="p", name="n", dir=tmp_path) as session:
         session.watch(run.net, run.optimizer)
@@ -125,11 +126,54 @@ def test_a_restore_in_a_running_session_lets_the_numbers_go_on(training, tmp_pat
             session.log({"loss": loss})
             manager.step(step)
 
-        run.train(6, after)
-        manager.restore()
+        run.train(6, after)  # the last checkpoint is of step 4
+        first = list(run.losses)
+        run.num_steps = manager.restore()
+        run.losses = run.losses[:4]
         run.train(10, lambda step, loss: session.log({"loss": loss}))
-    rows = sonde.open("p/n", dir=tmp_path).scalars("loss").to_pylist()
+    opened = sonde.open("p/n", dir=tmp_path)
+    rows = opened.scalars("loss").to_pylist()
     assert [row["step"] for row in rows] == list(range(10))
+    assert [row["value"].hex() for row in rows] == run.losses
+    assert [value.hex() for value in opened.attempt(0).scalars("loss")["value"].to_pylist()] == first
+
+
+def test_the_latest_checkpoint_is_one_of_the_history_that_continued(training, tmp_path):
+    """Ten steps, back to the checkpoint of step 4, two more, and a new process: it must not go on from step 8."""
+    run = training()
+    with sonde.init(project="p", name="n", dir=tmp_path) as session:
+        session.watch(run.net, run.optimizer)
+        manager = run.manager(session, interval=4)
+
+        def after(step: int, loss: float) -> None:
+            session.log({"loss": loss})
+            manager.step(step)
+
+        run.train(10, after)
+        assert manager.latest().step == 8
+        run.num_steps = manager.restore(4)
+        run.optimizer.param_groups[0]["lr"] *= 0.5
+        run.losses = run.losses[:4]
+        run.train(6, after)
+    opened = sonde.open("p/n", dir=tmp_path)
+    assert opened.checkpoints()["step"].to_pylist() == [4]
+    assert opened.attempt(0).checkpoints()["step"].to_pylist() == [4, 8]
+
+    again = training(seed=3)
+    with sonde.init(project="p", name="n", dir=tmp_path, resume=True) as session:
+        session.watch(again.net, again.optimizer)
+        manager = again.manager(session, interval=4)
+        again.num_steps = manager.restore_latest()
+        assert again.num_steps == 4
+        again.train(9, after)
+        session.flush()
+        assert manager.latest().step == 8
+    rows = opened.scalars("loss").to_pylist()
+    assert [row["step"] for row in rows] == list(range(9))
+    assert [row["value"].hex() for row in rows] == [*run.losses[:4], *again.losses]
+    assert opened.checkpoints()["step"].to_pylist() == [4, 8]
+    assert opened.attempts()["first_step"].to_pylist() == [0, 4, 4]
+    assert [value.hex() for value in opened.attempt(1).scalars("loss")["value"].to_pylist()] == run.losses
 
 
 def test_another_data_set_is_noticed(training, folder):

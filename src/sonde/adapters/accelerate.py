@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingPackageError
@@ -57,6 +58,16 @@ class SondeTracker(GeneralTracker):  # type: ignore[misc]
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         self.tracker.log(values, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which step of which run comes next, for `accelerator.register_for_checkpointing(tracker)`."""
+        session = self._joining.session
+        return {} if not isinstance(session, Session) else {"run": str(session.path), "step": session.next_step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """`accelerator.load_state` has restored a checkpoint: training returns to its step."""
+        if "step" in state:
+            self._joining.return_to(int(state["step"]), Path(str(state["run"])))
 
     def finish(self) -> None:
         """`accelerator.end_training()`; in a `finally` or an `except` it is the error there that ended the training."""

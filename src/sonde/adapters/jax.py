@@ -22,10 +22,13 @@ the sketch is of the whole; under `pmap` it is the first device's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from sonde.errors import MissingPackageError, UsageError
 
@@ -36,18 +39,21 @@ except ImportError as error:
     raise MissingPackageError("jax", "jax", "sonde.jax") from error
 
 from sonde.probe.flax_modules import modules_of
+from sonde.probe.hyperparameters import Hyperparameters
 from sonde.reduce.compiled_meter import CompiledMeter
 from sonde.reduce.jax import Sketches, sketch_arrays, to_rows
 from sonde.schema.names import KINDS, site_name
 from sonde.schema.records import Site
 from sonde.session import Session, init
 from sonde.session.current import active_session
-from sonde.session.handed import put_rows, put_scalars
+from sonde.session.handed import put_rows, put_settings
 from sonde.session.jax_structure import structure_of, write_structure
 
 __all__ = ["Sketches", "describe", "recorded", "sketch", "step"]
 
 _NOTHING = "step() was given no sketches: give it the state of an optimizer that is recorded(), or what sketch() gave."
+_OTHER_NAMES: Final = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2"}
+_hyperparameters: WeakKeyDictionary[Session, Hyperparameters] = WeakKeyDictionary()
 _UNKNOWN = "sketches are a part of the compiled step; recorded(..., every=10) makes steps without to compare with"
 
 
@@ -112,7 +118,7 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
     if not isinstance(session, Session):
         return
     try:
-        found = _found(tree)
+        found, injected = _found(tree)
         if tree is not None and not found:
             session.warn_once("jax sketches", _NOTHING)
         for place, sketches in enumerate(map(_kept, found)):
@@ -123,10 +129,9 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
             if structure_of(session).is_new(sketches.names):
                 structure_of(session).add(sites)
                 write_structure(session)
-        late = {name: _kept(value) for name, value in scalars.items() if isinstance(value, jax.Array)}
-        session.log({name: value for name, value in scalars.items() if name not in late})
-        if late:
-            put_scalars(session, late)
+        if injected:
+            _put_injected(session, injected)
+        session.log(scalars)
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
         session.breaker("jax", error)
     session.step()
@@ -198,10 +203,36 @@ def _value(leaf: Any) -> Any:
     return leaf.get_value() if _is_variable(leaf) else leaf
 
 
-def _found(tree: Any) -> list[Sketches]:
+def _found(tree: Any) -> tuple[list[Sketches], list[Mapping[str, Any]]]:
+    """The sketches in a tree, and the hyperparameters that `optax.inject_hyperparams` keeps in it."""
     tree = getattr(tree, "opt_state", tree)  # an optimizer of nnx, a TrainState
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, Sketches))
-    return [leaf for leaf in leaves if isinstance(leaf, Sketches)]
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, Sketches) or _is_injected(node))
+    sketches = [leaf for leaf in leaves if isinstance(leaf, Sketches)]
+    injected = []
+    for state in filter(_is_injected, leaves):
+        inner, others = _found(state.inner_state)
+        sketches += inner
+        injected += [state.hyperparams, *others]
+    return sketches, injected
+
+
+def _is_injected(node: Any) -> bool:
+    return isinstance(node, tuple) and hasattr(node, "hyperparams") and hasattr(node, "inner_state")
+
+
+def _put_injected(session: Session, injected: Sequence[Mapping[str, Any]]) -> None:
+    """Those of a second optimizer in the same state, as of `optax.partition`, are a second group's."""
+    groups: list[dict[str, Any]] = []
+    for state in injected:
+        named = {_OTHER_NAMES.get(name, name): _value(value) for name, value in state.items()}
+        named = {name: value for name, value in named.items() if jnp.issubdtype(jnp.result_type(value), jnp.number)}
+        group = next((group for group in groups if not group.keys() & named.keys()), None)
+        groups.append(named) if group is None else group.update(named)
+    names = [f"group{i}/{name}" if i else name for i, group in enumerate(groups) for name in group]
+    stacked = jnp.stack([jnp.ravel(value)[0].astype(float) for group in groups for value in group.values()])
+    stacked.copy_to_host_async()
+    known = _hyperparameters.setdefault(session, Hyperparameters())
+    put_settings(session, known, names, partial(np.asarray, stacked))
 
 
 def _sites(sketches: Sketches) -> list[Site]:

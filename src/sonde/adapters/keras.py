@@ -64,6 +64,8 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._joining = Joining(session, init)
         self._recorder: KerasRecorder | None = None
         self._left: Any = None
+        self._seen = (0, 0)
+        """Iterations of the optimizer when its position was last known, and the step of the run that came next then."""
 
     @property
     def session(self) -> Session | NullSession | None:
@@ -77,9 +79,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         session = self._joining.begin(_config(model, self.params or {}), resume=resume)
         if not isinstance(session, Session):
             return
-        iterations = 0 if model.optimizer is None else int(ops.convert_to_numpy(model.optimizer.iterations))
-        if iterations and resume is None:
-            self._joining.continue_at(iterations)
+        self._follow_optimizer(session)
         try:
             self._recorder = KerasRecorder(
                 session,
@@ -89,7 +89,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 optim=self._optim,
                 budget=self._budget,
                 num_batches=(self.params or {}).get("steps"),
-                iterations=iterations,
+                iterations=_iterations(model),
                 on_error=self.failed,
             )
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
@@ -108,6 +108,29 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             vars(inside)[name] = functools.partial(_watched, me, here, name)
         self._left = weakref.finalize(inside, _left, me, weakref.ref(recorder))
         self._left.atexit = False  # then the session itself looks how the program ends
+
+    def _follow_optimizer(self, session: Session) -> None:
+        """An optimizer that has fewer iterations than before was restored from a checkpoint, and training returned to
+        its step. One without any is new: the steps of the run continue."""
+        iterations, (known, next_step) = _iterations(self.model), self._seen
+        if not known and iterations:
+            self._joining.return_to(iterations)
+        elif 0 < iterations < known:
+            self._joining.return_to(max(next_step - (known - iterations), 0), session.path)
+        self._seen = iterations, session.next_step
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """`BackupAndRestore` may come after this callback, and restore the optimizer when training begins."""
+        recorder = self._recorder
+        if recorder is not None and recorder.is_fresh and _iterations(self.model) != self._seen[0]:
+            self._follow_optimizer(recorder.session)
+            recorder.set_iterations(self._seen[0])
+
+    def _remember(self, recorder: KerasRecorder) -> None:
+        try:
+            self._seen = _iterations(recorder.model), recorder.session.next_step
+        except Exception as error:  # noqa: BLE001 - an optimizer whose buffers are gone must not end their program
+            recorder.session.breaker("keras", error)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._recorder is not None:
@@ -136,10 +159,16 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if recorder is not None:
             recorder.restore()
             _wait(recorder.session)
+            self._remember(recorder)
         self._joining.end(error)
 
 
 TracerCallback = SondeCallback
+
+
+def _iterations(model: Any) -> int:
+    """Steps that the model's optimizer has made."""
+    return 0 if model.optimizer is None else int(ops.convert_to_numpy(model.optimizer.iterations))
 
 
 def _wait(session: Session) -> None:

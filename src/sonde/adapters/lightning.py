@@ -7,11 +7,11 @@ Gradients are read where the optimizers step: unscaled, accumulated, as they are
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingPackageError
-from sonde.read.scalars import logged_since
 from sonde.schema.layout import RUN_FILE
 from sonde.session import NullSession, Session
 from sonde.session.joining import Hosted
@@ -35,24 +35,26 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
     def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
         super().__init__(session, **options)
         self._resumed: dict[str, Any] = {}
-        self._logged: dict[str, tuple[Any, int]] = {}
-        self._micro: dict[str, list[Any]] = {}
+        self._logged: defaultdict[str, tuple[Any, int]] = defaultdict(lambda: (None, -1))
+        """The last value of each name and its step. After a validation Lightning makes the training's numbers again: of
+        one step the first counts."""
+        self._micro: dict[str, _Mean] = {}
         """What the micro-batches of this step have logged so far."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        run = Path(self._resumed["run"]) if self._resumed.get("run") else None
+        resumed, self._resumed = self._resumed, {}  # the next `fit` may not load a checkpoint
+        run = Path(resumed["run"]) if resumed.get("run") else None
         if run is not None and not (run / RUN_FILE).is_file():
             run = None  # the checkpoint came without its run
         session = self._joining.begin(_config(trainer, pl_module), resume=run)
         session.watch(pl_module, list(trainer.optimizers) or None, **self.watch)
-        step = int(self._resumed.get("step", trainer.global_step))
-        if step and isinstance(session, Session):
-            self._joining.continue_at(step, logged_since(session.path, step) if run is not None else [])
+        step = int(resumed.get("step", trainer.global_step))
+        if step or run is not None:
+            self._joining.return_to(step, run)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if self._is_accumulating(trainer):
-            for name, value in trainer.callback_metrics.items():
-                self._micro.setdefault(name, []).append(value)
+        if self._is_accumulating():
+            self._collect(trainer)
         else:
             self._log(trainer)
 
@@ -71,36 +73,53 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log(trainer)
 
-    def _is_accumulating(self, trainer: Trainer) -> bool:
-        """Whether the optimizer waits for more micro-batches."""
-        is_several = trainer.accumulate_grad_batches > 1 and trainer.lightning_module.automatic_optimization
-        return is_several and isinstance(self.session, Session) and not self.session.is_step_over
+    def _is_accumulating(self) -> bool:
+        """Whether the optimizers wait for more micro-batches, by Lightning's accumulation or by the module's own."""
+        session = self.session
+        return isinstance(session, Session) and not session.is_finished and not session.is_step_over
 
-    def _log(self, trainer: Trainer) -> None:
-        """What is new among the numbers that the module logged: Lightning keeps the old ones beside them."""
-        session, micro, self._micro = self.session, self._micro, {}
+    def _collect(self, trainer: Trainer) -> None:
+        """Add the numbers of a micro-batch to those of its step."""
+        for name, value in trainer.callback_metrics.items():
+            if not self._is_old(name, value):
+                self._micro.setdefault(name, _Mean()).add(value)
+
+    def _log(self, trainer: Trainer, *, is_last: bool = False) -> None:
+        """Log what is new among the numbers that the module logged: Lightning keeps the old ones with them.
+
+        In the middle of an accumulation, as at a validation, the numbers of micro-batches wait for the rest of their
+        step.
+        """
+        session = self.session
         if session is None:
             return
+        micro, self._micro = self._micro, {}
+        if self._is_accumulating() and not is_last:
+            self._micro = micro
         step = max(session.step_number - session.is_finished, 0)  # afterwards: at the last step
-        fresh = {name: value for name, value in trainer.callback_metrics.items() if self._is_new(name, value, step)}
+        fresh = {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if name not in self._micro and not self._is_old(name, value) and self._logged[name][1] != step
+        }
         self._logged.update({name: (value, step) for name, value in fresh.items()})
-        self._joining.log({name: _mean(micro.get(name, []), value) for name, value in fresh.items()}, step)
+        self._joining.log({name: micro.get(name, _Mean()).add(value) for name, value in fresh.items()}, step)
 
-    def _is_new(self, name: str, value: Any, step: int) -> bool:
-        """Lightning hands out a view of what was logged last, be it long ago. And after a validation it makes the
-        training's numbers anew: of one step the first is the one."""
-        known, at = self._logged.get(name, (None, -1))
-        return at != step and (known is None or known.data_ptr() != value.data_ptr())
+    def _is_old(self, name: str, value: Any) -> bool:
+        """Whether it was logged before: Lightning hands out a view of what was logged last, be it long ago."""
+        known, _ = self._logged[name]
+        return known is not None and known.data_ptr() == value.data_ptr()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Also when a cluster takes its machine back: Lightning calls that an exit, and we an interruption."""
-        self._logged, self._micro = {}, {}
+        self._logged.clear()
+        self._micro.clear()
         is_terminated = type(exception).__name__ == "SIGTERMException"
         self._joining.end(KeyboardInterrupt("SIGTERM") if is_terminated else exception)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(trainer)
-        self._logged = {}
+        self._log(trainer, is_last=True)
+        self._logged.clear()
         self._joining.end()
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,10 +136,19 @@ class SondeCallback(Hosted, Callback):  # type: ignore[misc]
 TracerCallback = SondeCallback
 
 
-def _mean(before: list[Any], last: Any) -> Any:
-    """Of all micro-batches of a step; tensors are not waited for. One that was not logged anew has been counted."""
-    distinct = list({value.data_ptr(): value for value in (*before, last)}.values())
-    return sum(distinct) / len(distinct) if len(distinct) > 1 else last
+class _Mean:
+    """The mean over the micro-batches of a step, on their device; nothing is waited for."""
+
+    def __init__(self) -> None:
+        self._total: Any = 0.0
+        self._num = 0
+        self._last: Any = None
+
+    def add(self, value: Any) -> Any:
+        """The mean so far. Lightning gives the same tensor again where nothing new was logged: it counts once."""
+        if self._last is None or self._last.data_ptr() != value.data_ptr():
+            self._total, self._num, self._last = self._total + value, self._num + 1, value
+        return self._total / self._num if self._num > 1 else value
 
 
 def _config(trainer: Trainer, module: LightningModule) -> dict[str, Any]:

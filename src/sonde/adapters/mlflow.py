@@ -4,46 +4,72 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError
 from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
+from sonde.session.numbers import flattened
 
 try:
     import mlflow
     from mlflow.entities import Metric, Param
+    from mlflow.store.db.db_types import DATABASE_ENGINES
 except ImportError as error:
     raise MissingPackageError("mlflow", "mlflow", 'mirror="mlflow"') from error
 
 _STATUS: Final = {"finished": "FINISHED", "crashed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 _MAX_METRICS: Final = 1000
 _MAX_PARAMS: Final = 100
+_MAX_PARAM: Final = 500
+_TAG: Final = "sonde.run_id"
 
 
 class Sink:
     """Forwards through MLflow's client, in batches of the size it takes."""
 
     def __init__(self) -> None:
+        uri = mlflow.get_tracking_uri()
+        if uri.partition(":")[0] in DATABASE_ENGINES and find_spec("sqlalchemy") is None:
+            raise MissingPackageError("sqlalchemy", "mlflow", f"MLflow's store {uri}")
         # What the user has set belongs to their thread; it is asked for here, and used on ours.
         active = mlflow.active_run()
-        self._run_id: str | None = active.info.run_id if active is not None else None
-        self._client: Any = mlflow.MlflowClient()
-        self._is_own = active is None
+        self._run_id: str = active.info.run_id if active is not None else ""
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+        self._prefix = "sonde/" if active is not None else ""
+        """The user's run may have a metric, or a parameter, of the same name."""
+
+    @property
+    def _is_own(self) -> bool:
+        return not self._prefix
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        if self._run_id is None:
-            experiment = self._client.get_experiment_by_name(run["project"])
-            id = experiment.experiment_id if experiment else self._client.create_experiment(run["project"])
-            self._run_id = self._client.create_run(id, run_name=run["name"]).info.run_id
-        config = list(dict(run["config"] or {}).items())[:_MAX_PARAMS]
-        params = [Param(str(key), str(value)[:500]) for key, value in config]
-        if self._is_own and params:
-            self._client.log_batch(self._run_id, params=params)
+        if self._is_own:
+            self._run_id = self._found(run) or self._created(run)
+        config = list(flattened(dict(run["config"] or {})))[:_MAX_PARAMS]
+        params = [Param(_name(self._prefix + key), str(value)[:_MAX_PARAM]) for key, value in config]
+        known = self._client.get_run(self._run_id).data.params  # a parameter cannot be changed
+        self._client.log_batch(self._run_id, params=[param for param in params if param.key not in known])
+
+    def _found(self, run: Mapping[str, Any]) -> str:
+        """A run of ours that is resumed continues there."""
+        experiment = self._client.get_experiment_by_name(run["project"])
+        if experiment is None:
+            return ""
+        same = self._client.search_runs([experiment.experiment_id], f"tags.`{_TAG}` = '{run['id']}'")
+        for found in same[:1]:
+            self._client.update_run(found.info.run_id, status="RUNNING")
+        return str(same[0].info.run_id) if same else ""
+
+    def _created(self, run: Mapping[str, Any]) -> str:
+        experiment = self._client.get_experiment_by_name(run["project"])
+        id = experiment.experiment_id if experiment else self._client.create_experiment(run["project"])
+        return str(self._client.create_run(id, run_name=run["name"], tags={_TAG: run["id"]}).info.run_id)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        metrics = [Metric(_name(name), value, now, step) for name, value in values.items()]
+        metrics = [Metric(_name(self._prefix + name), value, now, step) for name, value in values.items()]
         for first in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _MAX_METRICS])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sonde.errors import MissingPackageError
 from sonde.record.items import FindingRow
@@ -15,23 +15,37 @@ try:
 except ImportError as error:
     raise MissingPackageError("trackio", "trackio", 'mirror="trackio"') from error
 
+_LEVELS: Final = {
+    "critical": trackio.AlertLevel.ERROR,
+    "warning": trackio.AlertLevel.WARN,
+    "info": trackio.AlertLevel.INFO,
+}
+
 
 class Sink:
-    """Forwards to a run of its own, of the same name."""
+    """Forwards to a separate run of the same name."""
 
     def begin(self, run: Mapping[str, Any]) -> None:
         self._run: Any = trackio.init(
             project=str(run["project"]),
             name=name_of(run),
             config=dict(run["config"] or {}),
+            resume="allow",  # a run of ours that is resumed continues there
             embed=False,
+            auto_log_cpu=False,  # the run has what the machine does
+            auto_log_gpu=False,
         )
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def finding(self, found: FindingRow) -> None:
-        self._run.alert(title=f"sonde: {found.rule}", text=f"{found.message} (since step {found.step}). {found.remedy}")
+        self._run.alert(
+            title=f"sonde: {found.rule}",
+            text=f"{found.message} (since step {found.step}). {found.remedy}",
+            level=_LEVELS.get(found.severity, trackio.AlertLevel.INFO),
+            step=max(found.step, 0),
+        )
 
     def close(self, status: RunStatus) -> None:
         self._run.finish()

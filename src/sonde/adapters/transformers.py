@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingPackageError
-from sonde.read.link import linked_run
-from sonde.read.scalars import logged_since
+from sonde.read.link import linked_run, linked_step
 from sonde.record.items import KeptRow
 from sonde.record.link import write_link
 from sonde.session import NullSession, Session
@@ -54,8 +53,8 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
         session.watch(given["model"], optimizer, **self.watch)
         self._is_swept = optimizer is None  # one that torch does not know, such as DeepSpeed's
         if state.global_step:
-            known = [] if run is None or session.path is None else logged_since(session.path, state.global_step)
-            self._joining.continue_at(state.global_step, known)
+            step = linked_step(resumed) if resumed is not None and run is not None else None
+            self._joining.return_to(state.global_step if step is None else step, run)
         self._ahead = session.next_step - state.global_step
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -65,8 +64,7 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         """`loss`, `grad_norm`, `learning_rate`, `eval_loss` and so on, at the step they are of."""
-        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-        self._joining.log(numbers, step=max(self._ahead + state.global_step - 1, 0))
+        self._joining.log(logs or {}, step=max(self._ahead + state.global_step - 1, 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The trainer counts a step that its scaler has skipped as well: then the optimizer has told us nothing."""
@@ -83,7 +81,7 @@ class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
         if not folder.is_dir():
             return
         try:
-            write_link(folder, session.path)
+            write_link(folder, session.path, step=self._ahead + state.global_step)
         except OSError as error:
             session.warn_once("checkpoint link", f"{folder} could not be linked to its run: {error}")
         details = {} if state.best_metric is None else {"best_metric": state.best_metric}

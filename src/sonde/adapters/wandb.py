@@ -1,15 +1,17 @@
 """Weights & Biases as a mirror: `sonde.watch(model, mirror="wandb")`.
 
-Goes to a run of its own, beside the one that is open: every row of W&B's counts its step on, and a row of ours between
-the user's would have theirs dropped as "less than the current step".
+Logs to a separate run, next to the one that is open: every row on W&B advances its step, and a row of ours between the
+user's would have theirs dropped as "less than the current step".
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from sonde.errors import MissingPackageError
+from sonde.record.folder import absolute
 from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
 
@@ -18,25 +20,34 @@ try:
 except ImportError as error:
     raise MissingPackageError("wandb", "wandb", 'mirror="wandb"') from error
 
-_LEVELS = {"critical": "ERROR", "warning": "WARN", "info": "INFO"}
+_LEVELS: Final = {"critical": "ERROR", "warning": "WARN", "info": "INFO"}
+_INIT_TIMEOUT_S: Final = 30.0
+"""By default W&B waits three times as long for a server that does not answer, and the end of the program with it."""
 
 
 class Sink:
     """Forwards to a run named after the user's, in the same project and group; or after ours where none is open."""
 
     def __init__(self) -> None:
+        self._folder = os.environ.get("WANDB_DIR") or str(absolute("."))
         self._theirs: Any = wandb.run  # asked for on the user's thread: by the time we begin, it may be another one
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        placed = {"project": run["project"], "name": run["name"]} if self._theirs is None else _beside(self._theirs)
+        ours = {"project": run["project"], "name": run["name"], "id": run["id"], "dir": self._folder}
+        placed = ours if self._theirs is None else _beside(self._theirs, run)
         self._run: Any = wandb.init(
             **placed,
+            resume="allow",  # a run of ours that is resumed continues there
             config=dict(run["config"] or {}),
             tags=list(run["tags"] or []),
             job_type="sonde",
             reinit="create_new",  # `wandb.run` and `wandb.log` stay the user's
-            # What their own run has already: what is printed, and what the machine does.
-            settings=wandb.Settings(console="off", quiet=True, x_disable_stats=True),
+            settings=wandb.Settings(
+                console="off",  # their own run has what is printed, and what the machine does
+                x_disable_stats=True,
+                quiet=True,
+                init_timeout=_INIT_TIMEOUT_S,
+            ),
         )
         self._run.define_metric("sonde/step")
         self._run.define_metric("sonde/*", step_metric="sonde/step")
@@ -56,14 +67,15 @@ class Sink:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-def _beside(theirs: Any) -> dict[str, Any]:
-    """Where a run is found by who looks for this one."""
+def _beside(theirs: Any, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Next to the user's run: in its project and group, and named after it."""
     name = theirs.name or theirs.id
     return {
         "project": theirs.project,
         "entity": theirs.entity or None,
         "group": theirs.group or name,
         "name": f"{name}-sonde",
+        "id": f"{theirs.id}-{run['id']}",
         "dir": theirs.settings.root_dir,
         "mode": "disabled" if theirs.disabled else "offline" if theirs.offline else "online",
     }

@@ -76,11 +76,12 @@ def find_folder(where: str, dir: Path | None) -> Path:
 def _elsewhere(run: Path) -> Path | None:
     """Where a run says that it saved them."""
     from sonde.read.checkpoints import run_checkpoints
+    from sonde.read.state import open_state
     from sonde.schema.layout import CATALOG_FILE
 
     if not (run / CATALOG_FILE).is_file():
         return None
-    return next((found.path.parent for found in run_checkpoints(run, is_live=True)), None)
+    return next((found.path.parent for found in run_checkpoints(open_state(run))), None)
 
 
 def _row(checkpoint: Checkpoint, problems: list[str]) -> dict[str, Any]:

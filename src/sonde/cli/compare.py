@@ -62,6 +62,7 @@ def compare(
       sonde compare float32.safetensors bfloat16.safetensors --tolerance 0.01
       sonde compare 3f2a9c01 latest --json
       sonde compare eager compiled --divergence
+      sonde compare latest@attempt=0 latest@attempt=1
       sonde compare before after --exit-code || echo "the numbers have changed"
     """
     sides = _find_weights(a, b, dir=dir, kind=kind)

@@ -26,7 +26,8 @@ def run(
 ) -> None:
     """Run a training script, watched. The script need not know of sonde.
 
-    Options of sonde stand before the script, the script's own behind it. The exit code is the script's.
+    Options of sonde stand before the script, the script's own behind it. The exit code is the script's. A script that
+    uses sonde itself keeps its own sonde.init and sonde.watch; options given here win over them.
 
     \b
     Examples:

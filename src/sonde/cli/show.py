@@ -79,6 +79,7 @@ def describe_run(run: Run, *, at: int | None, top: int) -> dict[str, Any]:
             }
             for series in gradients
         ],
+        "attempts": [{**row, "started": row["started"].isoformat()} for row in run.attempts().to_pylist()],
         "num_sites": run.sites().num_rows,
         "events": events,
         "coverage": dict(run.coverage()),
@@ -117,6 +118,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
     rows = [
         ("", facts["reason"]),
         ("steps", f"{count(facts['last_step'] + 1)} in {duration(facts['duration_s'])}, began {began}"),
+        ("attempts", _attempts(facts["attempts"])),
         ("findings", _findings(facts)),
         ("command", " ".join(facts["command"])),
         ("git", _git(facts["git"])),
@@ -126,6 +128,14 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
     ]
     columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
     console.print(table(columns, [row for row in rows if row[1]], header=False))
+
+
+def _attempts(attempts: list[dict[str, Any]]) -> str:
+    """Nothing for a run that has one."""
+    if len(attempts) == 1:
+        return ""
+    last = attempts[-1]
+    return f"{len(attempts)}; the last began at step {last['first_step']:,} ({last['reason']})"
 
 
 def _findings(facts: dict[str, Any]) -> str:

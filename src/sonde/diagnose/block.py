@@ -63,6 +63,11 @@ class Block(Generic[Key]):
             self._values[place] = np.where(seen.T, values.T, self._values[place])
             self._seen[place] |= seen.T
 
+    def forget(self, step: int) -> None:
+        """Drop this step and all that follow: training returned to it."""
+        known = self._steps[: self._num_columns]
+        self._select(np.flatnonzero(known < step))
+
     def columns(self) -> Iterator[tuple[Key, Column]]:
         """Steps and values of every row that has any; rows without holes share one array of steps."""
         steps = self._steps[: self._num_columns].copy()

@@ -6,6 +6,7 @@ size. It has no unit: multiplying the loss by 1000, or counting it in bits, chan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,9 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 NEEDS: Final = ("grad/*/norm_raw", "param/*/norm")
+
+_WEIGHT: Final = re.compile(r"(weight|kernel|proj)[^.]*$|(^|\.)w[^.a-z]?$", re.IGNORECASE)
+"""Names that modules other than linear layers and convolutions give to their weight matrices."""
 
 MIN_LOSSES: Final = 5
 """Finite losses without which nothing is said."""
@@ -37,8 +41,9 @@ class Depth:
 
     @property
     def front(self) -> Array:
-        """Pull of the weakest of the third of the layers nearest to the input, per step."""
-        return over_sites(np.nanmin, self.pull[: max(1, len(self.sites) // 3)])
+        """Median pull of the third of the layers nearest to the input, per step. Not the weakest: queries and keys may
+        have next to no gradient in a model whose gradient reaches the input."""
+        return over_sites(np.nanmedian, self.pull[: max(1, len(self.sites) // 3)])
 
     @property
     def back(self) -> Array:
@@ -64,14 +69,17 @@ def depth(window: Window) -> Depth | None:
 
 
 def path(window: Window) -> list[Parameter]:
-    """Weights of linear layers and convolutions that learn, from input to output. Adapters stand beside the way."""
+    """Trainable weights of linear layers and convolutions, from input to output. Adapters are left out, and so are
+    parameters that nothing is multiplied by: tokens, positions, attention biases, decay rates."""
     model = structure(window)
     called = {module.name: module for module in model.modules if module.order >= 0}
+    layers = {module.name for module in model.modules if module.kind in ("linear", "conv")}
     return [
         weight
         for weight in model.matrices
         if not weight.is_lora
         and (weight.owner in called or not called)
+        and (weight.owner in layers or _WEIGHT.search(weight.name) is not None)
         and not weight.module_type.startswith(("RNN", "LSTM", "GRU"))
     ]
 

@@ -13,6 +13,8 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 20
+ALIKE: Final = 1.5
+"""Two losses whose ratio stays within this are the same, but for a factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,5 +106,8 @@ def _guessing(window: Window, name: str) -> float:
         ratios = a[usable] / b[usable]
         # A penalty on the weights is added to what is logged; what it ends at is nearer to the bare loss.
         scale = float(np.median(ratios[len(ratios) // 2 :]))
+        at_first = float(np.median(ratios[: max(len(ratios) // 5, 1)]))
+        if not (1 / ALIKE < scale / at_first < ALIKE or (a[usable] >= b[usable]).all()):
+            return np.nan  # neither a multiple of it nor a sum with it: another loss, of which this one is a part
     # Targets that are all the same, as a discriminator's, can be guessed without loss: nothing to compare with.
     return float(known[-1]) * scale if known[-1] > 0 else np.nan

@@ -1,4 +1,4 @@
-"""Which scalars are the losses, the level of a noisy one, and since when a condition holds. For all rules alike."""
+"""The losses of a window, the level of a noisy one, and since when a condition holds. For all rules alike."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.schema.losses import SEEN, training_loss, validation_accuracy, validation_loss
+from sonde.schema.names import parse_series
 from sonde.schema.sketch import Array
 from sonde.schema.window import Column, Window
 
-_LOSS_NAMES: Final = ("loss", "train_loss", "training_loss", "loss_train")
-_OTHER_SETS: Final = ("val", "valid", "validation", "eval", "test", "dev")
-RETAINED: Final = frozenset({"retained", "retention", "forgetting", "pretrained", "pretraining"})
-"""In the name of a loss: that of data which a model knew before it was fine-tuned, and which are no validation."""
-_ACCURACY_NAMES: Final = ("acc", "accuracy", "top1")
 _MAX_SORTED: Final = 10_000_000
 _NUM_WINDOWS: Final = 2_000
 _NUM_VALUES: Final = 1_000
-_NOTHING: Final[Column] = (np.empty(0, np.int64), np.empty(0))
+_SEEN: Final = {name: parse_series(name) for name in SEEN}
 
 
 def loss_name(window: Window) -> str | None:
-    """The logged training loss: `loss`, `train_loss`, `train/loss`; else what the loss function was seen to return."""
-    for name in window.scalars:
-        words = name.lower().replace("/", "_").split("_")
-        if name.lower().rpartition("/")[2] in _LOSS_NAMES and not set(words) & {*_OTHER_SETS, *RETAINED}:
-            return name
-    return "data/loss/value" if len(window.get("data/loss/value")[0]) else None
+    """The training loss: logged by the user, else seen by sonde."""
+    return training_loss(_names(window))
+
+
+def validation_name(window: Window) -> str | None:
+    """The validation loss: logged by the user, else seen by sonde."""
+    return validation_loss(_names(window))
 
 
 def validation(window: Window, what: str = "loss") -> Column:
-    """The validation loss, or accuracy (`what="acc"`), as logged; empty when there is none."""
-    ends = _LOSS_NAMES if what == "loss" else _ACCURACY_NAMES
-    for name, column in window.scalars.items():
-        words = name.lower().replace("/", "_").split("_")
-        if set(words) & set(_OTHER_SETS) and words[-1] in ends and not set(words) & RETAINED:
-            return column
-    return _NOTHING
+    """The validation loss, or accuracy (`what="acc"`); empty when there is none."""
+    name = validation_name(window) if what == "loss" else validation_accuracy(_names(window))
+    return window.get(name or "")
+
+
+def _names(window: Window) -> list[str]:
+    """Scalars with at least one value; what sonde saw itself is stored among the series."""
+    logged = [name for name, (steps, _) in window.scalars.items() if len(steps)]
+    return [*logged, *(name for name, series in _SEEN.items() if len(window.series.get(series, ((),))[0]))]
 
 
 def smoothed(values: Array, width: int) -> Array:

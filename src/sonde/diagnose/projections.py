@@ -66,9 +66,10 @@ def _by_name(site: str, weights: list[Parameter]) -> Projections | None:
 
 
 def _by_order(known: Structure, site: str, weights: list[Parameter]) -> Projections | None:
-    """The first three linear layers of a module that attends, when they read the same width."""
+    """The first three linear layers of a module that attends, if they have the same shape. Otherwise one of them may
+    project keys and values together, or positions, and need not learn at the rate of the others."""
     order = {module.name: module.order for module in known.modules if module.kind == "linear"}
     called = sorted((w for w in weights if order.get(w.owner, -1) >= 0), key=lambda w: order[w.owner])
-    if len(called) < 3 or len({w.shape[1] for w in called[:3]}) != 1:
+    if len(called) < 3 or len({w.shape for w in called[:3]}) != 1:
         return None
     return Projections(site, *(w.name for w in called[:3]))

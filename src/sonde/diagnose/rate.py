@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.known import nanmax
-from sonde.diagnose.structure import structure
+from sonde.diagnose.structure import Parameter, structure
 from sonde.schema.window import Column, Window
 
 RATE: Final = "optim/lr"
@@ -17,9 +17,16 @@ RISING_SHARE: Final = 0.05
 """A warm-up is over by this share of the run at the earliest; what rises sooner is a detail."""
 
 
-def rate(window: Window) -> Column:
-    """The learning rate of the first optimizer's first group; empty when it was not seen."""
-    return window.get(RATE)
+def rate(window: Window, parameter: Parameter | None = None) -> Column:
+    """The learning rate of a parameter's group, else of the first optimizer's first; empty when it was not seen."""
+    own = window.get(_name(parameter)) if parameter is not None else None
+    return own if own is not None and len(own[1]) else window.get(RATE)
+
+
+def _name(parameter: Parameter) -> str:
+    """Under which the learning rate of its group is recorded."""
+    optimizer = f"optim/{parameter.optimizer}" if parameter.optimizer > 0 else "optim"
+    return f"{optimizer}/group{parameter.group}/lr" if parameter.group > 0 else f"{optimizer}/lr"
 
 
 def is_at_full_rate(window: Window, steps: NDArray[np.int64]) -> NDArray[np.bool_]:

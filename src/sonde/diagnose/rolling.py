@@ -114,6 +114,12 @@ class Rolling:
         names = tuple(f"system/{name}" for name in sample.values)
         self._scalars.put(np.array([sample.step], np.int64), names, np.array([list(sample.values.values())]), None)
 
+    def forget(self, step: int) -> None:
+        """Drop this step and all that follow: training returned to it."""
+        for block in self._blocks.values():
+            block.forget(step)
+        self._scalars.forget(step)
+
     # ------------------------------------------------------------------------------------------------------ giving out
 
     def window(self, facts: Mapping[str, Any]) -> Window:

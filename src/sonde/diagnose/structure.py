@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Parameter:
     module_type: str
     trainable: bool = True
     in_optimizer: bool = True
+    optimizer: int = 0
+    """The number of its optimizer, and of its group there; -1: it is in none."""
     group: int = 0
     fan_in: int = 0
     aliases: tuple[str, ...] = ()
@@ -92,6 +94,12 @@ class Structure:
                 return group.get(key, default)
         return default
 
+    def group_of(self, parameter: Parameter) -> Mapping[str, Any]:
+        """The hyperparameters a parameter began with; empty when it is in no optimizer."""
+        mine = (o for place, o in enumerate(self.optimizers) if o.get("number", place) == parameter.optimizer)
+        groups: Sequence[Mapping[str, Any]] = next(mine, {}).get("groups", ())
+        return groups[parameter.group] if parameter.in_optimizer and 0 <= parameter.group < len(groups) else {}
+
     @property
     def optimizer_type(self) -> str:
         return str(self.optimizers[0].get("type", "")) if self.optimizers else ""
@@ -127,6 +135,7 @@ def _parse(document: Mapping[str, Any], window: Window) -> Structure:
             module_type=str(p.get("module_type", "")),
             trainable=bool(p.get("trainable", True)),
             in_optimizer=bool(p.get("in_optimizer", True)),
+            optimizer=_number(p.get("optimizer"), 0),
             group=_number(p.get("group"), 0),
             fan_in=_number(p.get("fan_in"), 0),
             aliases=tuple(str(alias) for alias in p.get("aliases", ())),

@@ -61,6 +61,12 @@ class Tracker:
         ended = self._miss([tracked for tracked in self._open if tracked not in matched], is_last=is_last)
         return Changes(begun, updated, ended)
 
+    def forget(self, step: int) -> set[str]:
+        """Drop what was found in this step or later: training returned to it. The rules that found it."""
+        gone = [tracked for tracked in self._open if max(tracked.finding.step, tracked.finding.last_step) >= step]
+        self._open = [tracked for tracked in self._open if tracked not in gone]
+        return {tracked.finding.rule for tracked in gone}
+
     def _match(self, finding: Finding) -> Tracked:
         for tracked in self._open:
             if _is_same(tracked.finding, finding):

@@ -81,7 +81,7 @@ class _Collector:
         self.stops: dict[Place, Stop] = {}
         self.is_reentrant = False
 
-    def forward_seen(self) -> None:
+    def forward_seen(self, place: Place, output: Any) -> None:
         # Seen without gradients, in training, is what runs inside a reentrant checkpoint.
         self.is_reentrant = self.is_reentrant or not torch.is_grad_enabled()
 

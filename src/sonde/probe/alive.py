@@ -17,6 +17,7 @@ class _Token:
     """A hook that does nothing. The graph holds it; nobody else does."""
 
     __slots__ = ("__weakref__",)
+    __torch_unserializable__ = True  # or saving the tensor it hangs on would warn
 
     def __call__(self, grad: Tensor) -> None:
         """Leave the gradient as it is."""

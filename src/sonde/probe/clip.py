@@ -1,13 +1,14 @@
 """What gradient clipping took away: notes the factor of every clip between two optimizer steps.
 
-`clip_grad_norm_` looks its inner function up in its module on every call, so replacing that one name sees all callers,
-however they imported it. One replacement serves all taps; the originals come back when the last tap is gone.
+torch wraps its clipping functions in `no_grad`. Replacing what such a wrapper calls sees all callers, however and
+whenever they imported it. One replacement serves all taps; the originals come back when the last tap is gone.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -17,23 +18,53 @@ from torch.nn.utils import clip_grad
 from sonde.probe.guards import protected, quiet
 from sonde.probe.replaced import Replaced
 
+UNKNOWN: Final = 0.0
+"""The factor of a gradient that was changed after it was clipped: what it was before cannot be worked out."""
 _taps: list[ClipTap] = []
 _replaced = Replaced()
 
 
+@dataclass(slots=True)
+class Clips:
+    """What clipping did to the gradients of one optimizer step."""
+
+    factors: dict[int, Any] = field(default_factory=dict)
+    """id(param) -> what its gradient was multiplied by; a tensor on the gradient's device, or `UNKNOWN`."""
+    norms: list[tuple[Any, Any]] = field(default_factory=list)
+    """(total norm before clipping, limit) of each `clip_grad_norm_` that was the first for its parameters."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Clipped:
+    """One gradient, as its last clip left it."""
+
+    grad: weakref.ref[Tensor]
+    version: int
+    factor: Any
+    norm: tuple[Any, Any] | None
+
+    def is_of(self, grad: Tensor | None) -> bool:
+        """Whether it is about this gradient, and not about one that was made since."""
+        return grad is not None and self.grad() is grad
+
+    def is_unchanged(self, grad: Tensor) -> bool:
+        """Whether no one has written to it since: a backward pass, `zero_grad(set_to_none=False)`, the user."""
+        return self.version == _version(grad)
+
+
 class ClipTap:
-    """Collects id(param) -> factor until `take`."""
+    """Collects what was clipped until `take`."""
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
-        self._factors: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        """The gradient that was clipped, and by what: a gradient made since then was not."""
-        self._norm: tuple[Any, Any] | None = None
+        self._clipped: dict[int, _Clipped] = {}
+        self.note_begin = protected(self._forget_changed, on_error, "clip")
         self.note_norm = protected(self._note_norm, on_error, "clip by norm")
         self.note_before_value = protected(self._note_before_value, on_error, "clip by value")
         self.note_after_value = protected(self._note_after_value, on_error, "clip by value")
         if not _taps:
-            for target in _TARGETS:
-                _replaced.put(*target)
+            for name, watch in _TARGETS.items():
+                for cell in _wrapped(name):
+                    _replaced.put(cell, "cell_contents", watch)
         _taps.append(self)
 
     def detach(self) -> None:
@@ -41,34 +72,37 @@ class ClipTap:
             _taps.remove(self)
             if not _taps:
                 _replaced.restore()
-        self._factors.clear()
+        self._clipped.clear()
 
-    def take(self, parameters: Iterable[Tensor] | None = None) -> dict[int, Any]:
-        """id(param) -> factor, of these parameters (another optimizer may still ask for its own) or of all."""
-        taken = self._factors
-        if parameters is None:
-            self._factors = {}
-            return {key: factor for key, (_, factor) in taken.items()}
-        found: dict[int, Any] = {}
-        if not taken:
+    def take(self, parameters: Iterable[Tensor]) -> Clips:
+        """What became of the gradients that these parameters have now; another optimizer may still ask for its own."""
+        found = Clips()
+        if not self._clipped:
             return found
+        norms: dict[int, tuple[Any, Any]] = {}
         for parameter in parameters:
-            clipped, factor = taken.pop(id(parameter), (None, None))
-            if clipped is not None and clipped() is parameter.grad:
-                found[id(parameter)] = factor
+            clipped, grad = self._clipped.pop(id(parameter), None), parameter.grad
+            if clipped is None or grad is None or not clipped.is_of(grad):
+                continue
+            found.factors[id(parameter)] = clipped.factor if clipped.is_unchanged(grad) else UNKNOWN
+            if clipped.norm is not None:
+                norms[id(clipped.norm)] = clipped.norm
+        found.norms = list(norms.values())
         return found
 
-    def take_norm(self) -> tuple[Any, Any] | None:
-        """(total norm before clipping, the limit) of the last clip by norm."""
-        norm, self._norm = self._norm, None
-        return norm
+    def _forget_changed(self, parameters: Any) -> None:
+        """Before a clip: what an earlier one did to a gradient counts only while no one else has written to it."""
+        for parameter in _listed(parameters) if self._clipped else ():
+            clipped, grad = self._clipped.get(id(parameter)), parameter.grad
+            if clipped is not None and not (grad is not None and clipped.is_of(grad) and clipped.is_unchanged(grad)):
+                del self._clipped[id(parameter)]
 
     def _note_norm(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         with quiet():
             factor = torch.clamp(max_norm / (total_norm.detach() + 1e-6), max=1.0)
-            self._norm = (total_norm.detach(), max_norm)
+            norm = total_norm.detach(), max_norm
             for parameter in _listed(parameters):
-                self._multiply(parameter, factor)
+                self._multiply(parameter, factor, norm)
 
     def _note_before_value(self, parameters: Any, norms: list[Any]) -> None:
         with quiet():
@@ -77,21 +111,32 @@ class ClipTap:
     def _note_after_value(self, parameters: Any, norms: list[Any]) -> None:
         with quiet():
             for (parameter, before), (_, after) in zip(norms, _norms(parameters), strict=True):
-                self._multiply(parameter, torch.where(before > 0, after / before, 1.0))
+                # A norm that is not finite tells nothing: infinity became finite, and NaN hides what was beside it.
+                factor = torch.where(before > 0, after / before, torch.where(before == 0, 1.0, UNKNOWN))
+                self._multiply(parameter, factor)
 
-    def _multiply(self, parameter: Tensor, factor: Any) -> None:
+    def _multiply(self, parameter: Tensor, factor: Any, norm: tuple[Any, Any] | None = None) -> None:
         grad = parameter.grad
         if grad is not None:
-            clipped, before = self._factors.get(id(parameter), (None, 1.0))
-            is_same = clipped is not None and clipped() is grad
-            self._factors[id(parameter)] = weakref.ref(grad), before * factor if is_same else factor
+            before = self._clipped.get(id(parameter))
+            if before is not None:
+                factor, norm = before.factor * factor, before.norm or norm
+            self._clipped[id(parameter)] = _Clipped(weakref.ref(grad), _version(grad), factor, norm)
+
+
+def _version(grad: Tensor) -> int:
+    return 0 if grad.is_inference() else grad._version  # an inference tensor counts none
 
 
 def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is read once
+        for tap in (*_taps,):
+            tap.note_begin(parameters)
         result = original(parameters, max_norm, total_norm, *args, **kwargs)
-        for tap in _taps:
+        for tap in (*_taps,):
             tap.note_norm(parameters, max_norm, total_norm)
         return result
 
@@ -100,25 +145,34 @@ def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(parameters, *args, **kwargs)
         parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is read once
-        norms: dict[int, list[Any]] = {id(tap): [] for tap in _taps}
-        for tap in _taps:
-            tap.note_before_value(parameters, norms[id(tap)])
+        noted: list[tuple[ClipTap, list[Any]]] = [(tap, []) for tap in _taps]
+        for tap, norms in noted:
+            tap.note_begin(parameters)
+            tap.note_before_value(parameters, norms)
         result = original(parameters, *args, **kwargs)
-        for tap in _taps:
-            tap.note_after_value(parameters, norms.get(id(tap), []))
+        for tap, norms in noted:
+            tap.note_after_value(parameters, norms)
         return result
 
     return clip
 
 
-# A torch that clips in another way lacks a name: clipping is then simply not seen.
-_TARGETS: Final = (
-    (clip_grad, "_clip_grads_with_norm_", _watch_norm),
-    (torch.nn.utils, "clip_grads_with_norm_", _watch_norm),
-    (clip_grad, "clip_grad_value_", _watch_value),
-    (torch.nn.utils, "clip_grad_value_", _watch_value),
-)
+_TARGETS: Final = {"_clip_grads_with_norm_": _watch_norm, "clip_grad_value_": _watch_value}
+
+
+def _wrapped(name: str) -> list[Any]:
+    """The cell in which torch's wrapper keeps its function, below the wrappers of others. A torch that clips in another
+    way has none, and is not seen."""
+    function = getattr(clip_grad, name, None)
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_filename == clip_grad.__file__:
+            return [cell for cell in function.__closure__ or () if callable(cell.cell_contents)]
+        function = getattr(function, "__wrapped__", None)
+    return []
 
 
 def _listed(parameters: Any) -> list[Tensor]:

@@ -14,14 +14,20 @@ from sonde.probe.model import ModelNames
 
 
 class EntryTap:
-    """Calls `on_enter` at the beginning of each forward pass that trains."""
+    """Calls `on_enter` at the beginning of each forward pass that trains, and before that `on_call` of any."""
 
     def __init__(
-        self, names: ModelNames, on_enter: Callable[[], None], on_error: Callable[[str, Exception], None]
+        self,
+        names: ModelNames,
+        on_enter: Callable[[], None],
+        on_error: Callable[[str, Exception], None],
+        on_call: Callable[[], None] | None = None,
     ) -> None:
         model = names.model
 
         def begin() -> None:
+            if on_call is not None:
+                on_call()
             if torch.is_grad_enabled() and is_observable():
                 on_enter()
 

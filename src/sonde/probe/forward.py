@@ -29,8 +29,8 @@ class ForwardSink(Protocol):
     def is_idle(self) -> bool:
         """Whether nothing at all is wanted of the modules that run now: asked at each call of each of them."""
 
-    def forward_seen(self) -> None:
-        """A module of the model ran in a training forward pass."""
+    def forward_seen(self, place: Place, output: Any) -> None:
+        """A module of the model ran in a training forward pass, and returned this."""
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         """A selected module of the model, or the model itself, ran: what it took and gave."""
@@ -74,13 +74,23 @@ class ForwardTap:
         sink: ForwardSink,
         on_error: Callable[[str, Exception], None],
         on_root: Callable[[Any, Any, Any], None] | None = None,
+        on_evaluated: Callable[[Any, Any, Any], None] | None = None,
+        on_number: Callable[[nn.Module, Any, Tensor], None] | None = None,
     ) -> None:
         self.names, self.sink, self.on_error = names, sink, on_error
         self.on_root = on_root
         """Given (args, kwargs, output) of each training call of the model itself."""
+        self.on_evaluated = on_evaluated
+        """Given the same of its calls without gradients."""
+        self.on_number = on_number
+        """Given (module, args, output) of each call of a module outside the model that gives a single number."""
         model = names.model()
         self._root = names.place(model) if model is not None else None
         self._is_attached = True
+        self.is_running = False
+        """Whether the model itself has been called and has not returned: told by who sees it enter."""
+        self._num_unknown = 0
+        self._look_at = 1
         self._instead: Callable[[Place, Any], None] | None = None
         self._gone_back = protected(self._grad_seen, on_error, "activation gradient hook")
         _silence_compile_warning(self)
@@ -97,8 +107,16 @@ class ForwardTap:
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         place = self.names.place(module)
+        if place is None and self.is_running:
+            place = self._look_again(module)
         if place is None:
+            if self.on_number is not None and type(output) is Tensor:
+                with quiet():  # a mode of the user's sees even a question for a tensor's shape
+                    if output.dim() == 0:
+                        self.on_number(module, args, output)
             return
+        if place is self._root:
+            self.is_running = False
         if self._instead is not None:
             if place.is_selected:
                 with quiet():
@@ -108,9 +126,11 @@ class ForwardTap:
         if place.has_fired and sink.is_idle and place is not self._root:
             return
         if not is_observable() or not self._is_training_forward():
+            if place is self._root and self.on_evaluated is not None:
+                self.on_evaluated(args, kwargs, output)
             return
         place.has_fired = True
-        sink.forward_seen()
+        sink.forward_seen(place, output)
         if place is self._root and self.on_root is not None:
             self.on_root(args, kwargs, output)
         if not place.is_selected and place is not self._root:
@@ -125,6 +145,22 @@ class ForwardTap:
                 # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is no activation's.
                 if sink.wants_activation_grads and tensor.grad_fn is not None:
                     self._follow_back(place, suffix, tensor)
+
+    def _look_again(self, module: nn.Module) -> Place | None:
+        """A module that runs inside the model and is not known may have taken the place of another. Modules that are
+        made in every forward pass are none of the model's: each time in vain, twice as many are passed by."""
+        self._num_unknown += 1
+        if self._num_unknown < self._look_at or not is_observable():
+            return None
+        self.names.refresh()
+        place = self.names.place(module)
+        self._look_at = self._num_unknown + 1 if place is not None else 2 * self._num_unknown
+        return place
+
+    @property
+    def is_instead(self) -> bool:
+        """Whether a pass of ours is running."""
+        return self._instead is not None
 
     @contextmanager
     def instead(self, seen: Callable[[Place, Any], None]) -> Iterator[None]:
@@ -144,7 +180,9 @@ class ForwardTap:
 
     def _follow_back(self, place: Place, suffix: str, tensor: Tensor) -> None:
         """A tensor hook, never a full backward hook: that one breaks models with in-place operations."""
-        tensor.register_hook(partial(self._gone_back, place, suffix))  # type: ignore[no-untyped-call]
+        hook = partial(self._gone_back, place, suffix)
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # or saving the tensor would warn
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _grad_seen(self, place: Place, suffix: str, grad: Tensor) -> None:
         if self._is_attached and type(grad) is Tensor:

@@ -32,8 +32,8 @@ def protected(hook: Hook, on_error: Callable[[str, Exception], None], name: str)
     return run
 
 
-def is_observable() -> bool:
-    """Whether tensors seen now are real values of the real forward pass.
+def is_observable(*, in_inference: bool = False) -> bool:
+    """Whether tensors seen now are real values of the real forward pass; `in_inference`, also of inference mode's.
 
     Not while tracing or under a function transform, where there are no values; not while the backward pass recomputes
     a checkpointed segment, which has been seen before; not while a CUDA graph is captured, where nothing runs.
@@ -42,7 +42,7 @@ def is_observable() -> bool:
         torch._C._current_graph_task_id() == -1
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._get_tracing_state() is None
-        and not torch.is_inference_mode_enabled()
+        and (in_inference or not torch.is_inference_mode_enabled())
         and not is_capturing()
     )
 

@@ -62,6 +62,8 @@ class InGraphTaps:
         stamps: dict[torch.device, Tensor] = {}
         for place in names.places.values():
             module = place.ref()
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # it takes no hooks of this kind, and no compiler looks into it
             if module is not None and place.is_selected and not module._modules:
                 device = _device_of(module, names)
                 stamp = stamps.setdefault(device, torch.zeros(1, device=device))
@@ -84,7 +86,7 @@ class InGraphTaps:
                 return
             place.has_fired = True
             try:
-                sink.forward_seen()
+                sink.forward_seen(place, x)
                 if sink.wants_activations and x.is_floating_point():
                     with quiet():
                         sink.activation(place, "", x)

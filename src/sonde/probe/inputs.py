@@ -47,7 +47,7 @@ def main_output(output: Any) -> Tensor | None:
 def main_of(value: Any, names: tuple[str, ...]) -> Tensor | None:
     """A tensor itself, or the most likely one of a structure."""
     if isinstance(value, Tensor):
-        return value if is_plain_tensor(value) else None
+        return value if _has_shape(value) else None
     pairs = [(str(key), item) for key, item in items_of(value)]
     known = {key: item for key, item in pairs if key in names}
     likely = [known[name] for name in names if name in known]
@@ -63,8 +63,13 @@ def _collect(value: Any, found: list[Tensor], depth: int) -> None:
     if len(found) >= _MAX_TENSORS or depth > _MAX_DEPTH:
         return
     if isinstance(value, Tensor):
-        if is_plain_tensor(value):
+        if _has_shape(value):
             found.append(value)
         return
     for _, item in items_of(value):
         _collect(item, found, depth + 1)
+
+
+def _has_shape(tensor: Tensor) -> bool:
+    """A nested tensor has none, and raises when it is asked."""
+    return is_plain_tensor(tensor) and not tensor.is_nested

@@ -12,15 +12,12 @@ from sonde.probe.keras_names import KerasNames
 from sonde.schema.frameworks import kind_of_layer
 
 _RECTIFIERS: Final = (keras.activations.relu, keras.activations.relu6)
-_GROUP_KEYS: Final = {
-    "learning_rate": "lr",
-    "epsilon": "eps",
-    "weight_decay": "weight_decay",
-    "momentum": "momentum",
-    "nesterov": "nesterov",
-    "amsgrad": "amsgrad",
-}
-"""What Keras calls the numbers of an optimizer, and what the document does."""
+_OTHER_NAMES: Final = {"learning_rate": "lr", "epsilon": "eps", "beta_1": "beta1", "beta_2": "beta2"}
+"""What Keras calls some numbers of an optimizer, and what the document does."""
+_CONSTANTS: Final = (
+    *("weight_decay", "momentum", "beta_1", "beta_2", "epsilon", "rho", "clipnorm", "global_clipnorm", "clipvalue"),
+    *("ema_momentum", "loss_scale_factor", "l1_regularization_strength", "l2_regularization_strength", "beta"),
+)
 
 
 def describe(
@@ -33,12 +30,17 @@ def describe(
     number of calls) in one step."""
     parameters = [variable for layer, _ in names.layers for variable in layer._trainable_variables]
     parameters = list({id(variable): variable for variable in parameters}.values())
-    optimized = {id(v) for optimizer, _ in optimizers for v in optimizer._trainable_variables}
+    groups = {
+        id(variable): (number, place)
+        for number, (optimizer, _) in enumerate(optimizers)
+        for place, group in enumerate(_groups(optimizer))
+        for variable in group
+    }
     return {
         "framework": "keras",
         "modules": [_module(layer, name, calls) for layer, name in names.layers],
-        "parameters": [_parameter(names, variable, optimized) for variable in parameters],
-        "optimizers": [_optimizer(*pair) for pair in optimizers],
+        "parameters": [_parameter(names, variable, groups.get(id(variable))) for variable in parameters],
+        "optimizers": [_optimizer(number, *pair) for number, pair in enumerate(optimizers)],
         "loss": _loss_name(model),
         "unregistered": [],
         "total_parameters": sum(map(_size, parameters)),
@@ -75,9 +77,8 @@ def _module(layer: Any, name: str, calls: Mapping[str, tuple[int, int]]) -> dict
     return found
 
 
-def _parameter(names: KerasNames, variable: Any, optimized: set[int]) -> dict[str, Any]:
+def _parameter(names: KerasNames, variable: Any, group: tuple[int, int] | None) -> dict[str, Any]:
     site = names.site_of("param", variable)
-    is_optimized = id(variable) in optimized
     return {
         "name": site.name,
         "shape": list(site.shape or ()),
@@ -85,8 +86,9 @@ def _parameter(names: KerasNames, variable: Any, optimized: set[int]) -> dict[st
         "trainable": bool(variable.trainable),
         "owner": site.owner,
         "module_type": site.module_type,
-        "in_optimizer": is_optimized,
-        "group": 0 if is_optimized else -1,
+        "in_optimizer": group is not None,
+        "optimizer": -1 if group is None else group[0],
+        "group": -1 if group is None else group[1],
         "fan_in": _fan_in(tuple(site.shape or ()), site.module_type),
         "aliases": [],
     }
@@ -107,16 +109,38 @@ def _size(variable: Any) -> int:
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
     """Its numbers, before training begins: later its variables are those of a step that runs."""
-    config = getattr(optimizer, "inner_optimizer", optimizer).get_config()
-    group: dict[str, Any] = {ours: config[key] for key, ours in _GROUP_KEYS.items() if _is_plain(config.get(key))}
-    if _is_plain(config.get("beta_1")) and _is_plain(config.get("beta_2")):
-        group["betas"] = [config["beta_1"], config["beta_2"]]
+    config = _inner(optimizer).get_config()
+    group = {_OTHER_NAMES.get(key, key): value for key, value in config.items() if _is_plain(value)}
+    if "beta1" in group and "beta2" in group:
+        group["betas"] = [group.pop("beta1"), group.pop("beta2")]
     return group
 
 
-def _optimizer(optimizer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return {"type": type(inner).__name__, "groups": [{**settings, "num_params": len(optimizer._trainable_variables)}]}
+def constants_of(optimizer: Any) -> list[tuple[str, float]]:
+    """Its numbers that are not variables, as they are now, by the names of their series."""
+    attributes = [(key, vars(_inner(optimizer)).get(key)) for key in _CONSTANTS]
+    return [(_OTHER_NAMES.get(key, key), value) for key, value in attributes if _is_plain(value)]
+
+
+def _inner(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _optimizer(number: int, optimizer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    groups = [{**settings, "num_params": len(group)} for group in _groups(optimizer)]
+    for group in groups[1:]:
+        group["weight_decay"] = 0.0
+    return {"number": number, "type": type(_inner(optimizer)).__name__, "groups": groups}
+
+
+def _groups(optimizer: Any) -> list[list[Any]]:
+    """Its variables; those that `exclude_from_weight_decay` names are a second group."""
+    inner, variables = _inner(optimizer), list(optimizer._trainable_variables)
+    if not inner.weight_decay:
+        return [variables]
+    excluded = [variable for variable in variables if not inner._use_weight_decay(variable)]
+    known = {id(variable) for variable in excluded}
+    return [[v for v in variables if id(v) not in known], *([excluded] if excluded else [])]
 
 
 def _is_plain(value: Any) -> bool:

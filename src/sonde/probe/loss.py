@@ -1,10 +1,11 @@
-"""Calls of torch's loss functions while a model trains, also those made by `nn.CrossEntropyLoss` and its like."""
+"""Calls of torch's loss functions, in training and evaluation, also those by `nn.CrossEntropyLoss` and its like."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import torch
@@ -47,11 +48,12 @@ class LossSink(Protocol):
     def wants_loss(self) -> bool:
         """Asked at every call of a loss in the process: must be cheap."""
 
-    def loss_called(self, call: LossCall) -> None: ...
+    def loss_called(self, call: LossCall) -> None:
+        """Also of calls that nothing is trained by, as in an evaluation: then gradients are off."""
 
 
 class LossTap:
-    """Tells the sink of each loss computed with gradients on, while it wants to know."""
+    """Tells the sink of each loss that is computed eagerly, while it wants to know."""
 
     def __init__(self, sink: LossSink, on_error: Callable[[str, Exception], None]) -> None:
         self.sink = sink
@@ -61,7 +63,7 @@ class LossTap:
         self._functions.detach()
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self.sink.wants_loss or not torch.is_grad_enabled() or not is_observable():
+        if not self.sink.wants_loss or not is_observable(in_inference=True):
             return
         call = _bound(name, args, kwargs, result)
         if call is not None:
@@ -69,7 +71,7 @@ class LossTap:
 
 
 def _bound(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> LossCall | None:
-    bound = inspect.signature(getattr(torch.nn.functional, name)).bind(*args, **kwargs)
+    bound = _signature(name).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
     if not all(is_plain_tensor(value) for value in (given["input"], given["target"], result)):
@@ -77,3 +79,8 @@ def _bound(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     is_deprecated = given.get("size_average") is not None or given.get("reduce") is not None
     reduction = "" if is_deprecated else str(given["reduction"])
     return LossCall(name, given["input"], given["target"], result, reduction, given.get("ignore_index", -100))
+
+
+@lru_cache(maxsize=len(LOSSES))
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(getattr(torch.nn.functional, name))

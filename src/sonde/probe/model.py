@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from sonde.schema.names import site_name, strip_wrappers, unique_sites
@@ -27,13 +28,14 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class NamedParameter:
-    """A parameter's name and the module that owns it."""
+    """A parameter's name and the modules that own it: one, unless it is shared."""
 
     ref: weakref.ref[nn.Parameter]
     name: str
     owner: str
     module_type: str
     aliases: tuple[str, ...]
+    owners: tuple[weakref.ref[nn.Module], ...]
     is_selected: bool = True
 
 
@@ -78,12 +80,40 @@ class ModelNames:
         if place is not None:
             return place if place.ref() is module else None
         # torch.compile(model) made after `watch`: the wrapper stands at the boundary of what it wraps.
-        inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+        inner = child_of(module, "_orig_mod")
         return self.place(inner) if inner is not None else None
+
+    def scripted_inside(self) -> list[str]:
+        """Modules that torch.jit runs without Python, where no hook sees them: those inside a scripted one."""
+        model = self.model()
+        scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)] if model is not None else []
+        inside = {id(inner) for module in scripted for inner in module.modules() if inner is not module}
+        return [place.name for key, place in self.places.items() if key in inside]
 
     def parameter(self, parameter: Any) -> NamedParameter | None:
         named = self.parameters.get(id(parameter))
         return named if named is not None and named.ref() is parameter else None
+
+
+def type_name(module: nn.Module) -> str:
+    """The name of its class; of a scripted module, of the class that it was made from.
+
+    >>> type_name(torch.jit.script(nn.Tanh()))
+    'Tanh'
+    """
+    return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
+
+
+def class_of(module: nn.Module) -> type:
+    """Its class; of a scripted module the one of torch's that it was made from, if that is what it was."""
+    found = getattr(nn, type_name(module), None) if isinstance(module, torch.jit.ScriptModule) else None
+    return found if isinstance(found, type) else type(module)
+
+
+def child_of(module: nn.Module, name: str) -> nn.Module | None:
+    """A module inside it. What a scripted module keeps its own in is not quite a dict: it lacks `get`."""
+    children: Any = vars(module).get("_modules")
+    return children[name] if children is not None and name in children else None
 
 
 _Named = list[tuple[str, nn.Module]]
@@ -105,7 +135,7 @@ def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Place]
     called: dict[int, str] = {}
     before = site_name(prefix)
     for key, (module, names) in found.items():
-        if type(module).forward is nn.Module.forward and "forward" not in vars(module):
+        if not _has_forward(module):
             continue  # a list or a dict of modules is never called
         stripped = strip_wrappers(names[0])
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
@@ -115,7 +145,15 @@ def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Place]
     for key, site in zip(called, sites, strict=True):
         module, names = found[key]
         site = (before + site).rstrip(".") or root
-        yield key, Place(weakref.ref(module), site, type(module).__name__, _aliases(site, prefix, names))
+        yield key, Place(weakref.ref(module), site, type_name(module), _aliases(site, prefix, names))
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Looked up without being asked for: the class of a scripted module raises when it is."""
+    if "forward" in vars(module):
+        return True
+    defined = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))
+    return defined is not vars(nn.Module)["forward"]
 
 
 def _aliases(site: str, prefix: str, names: list[str]) -> tuple[str, ...]:
@@ -139,5 +177,5 @@ def _parameters(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Na
     for (key, (parameter, names, owners)), site in zip(found.items(), sites, strict=True):
         site = before + site
         aliases = _aliases(site, prefix, names)
-        owner = site.rpartition(".")[0] or root
-        yield key, NamedParameter(weakref.ref(parameter), site, owner, type(owners[0]).__name__, aliases)
+        owner, refs = site.rpartition(".")[0] or root, tuple(map(weakref.ref, owners))
+        yield key, NamedParameter(weakref.ref(parameter), site, owner, type_name(owners[0]), aliases, refs)

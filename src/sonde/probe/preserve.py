@@ -124,11 +124,13 @@ def _changing(module: nn.Module, is_small: bool) -> dict[str, Any]:
 
 
 def _restore(owned: dict[str, Any], saved: _Saved) -> None:
-    for name in [name for name in owned if name not in saved]:
+    for name in [name for name in owned.keys() if name not in saved]:  # noqa: SIM118 - of a scripted module it is no dict
         del owned[name]
     _write_back(saved)
     for name, entry in saved.items():
-        owned[name] = None if entry is None else entry[0]
+        was = None if entry is None else entry[0]
+        if name not in owned or owned[name] is not was:
+            owned[name] = was
 
 
 def _write_back(saved: _Saved) -> None:
@@ -136,6 +138,8 @@ def _write_back(saved: _Saved) -> None:
         # Only what changed is written: a copy would count as a change of a tensor that autograd may have saved.
         if entry is not None and not _same_bits(*entry):
             with torch.no_grad():
+                if entry[0].shape != entry[1].shape:
+                    entry[0].resize_(entry[1].shape)  # it has grown, as the ranges that quantization observes do
                 entry[0].data.copy_(entry[1])
 
 

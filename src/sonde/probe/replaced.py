@@ -18,14 +18,14 @@ class Replaced:
         original = getattr(holder, name, None)
         if original is not None:
             ours = functools.wraps(original)(watch(original))
-            is_inherited = name not in vars(holder)
+            is_inherited = name not in getattr(holder, "__dict__", (name,))
             setattr(holder, name, ours)
             self._all.append((holder, name, ours, original, is_inherited))
 
     def restore(self) -> None:
         """What was inherited is so again: then ours is only taken away."""
         for holder, name, ours, original, is_inherited in self._all:
-            if vars(holder).get(name) is not ours:
+            if getattr(holder, name, None) is not ours:
                 continue
             if is_inherited:
                 delattr(holder, name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from sonde.probe.model import ModelNames, NamedParameter, Place
+from sonde.probe.model import ModelNames, NamedParameter, Place, class_of, type_name
 from sonde.probe.unregistered import unregistered
 
 _ACTIVATIONS: Final = tuple(
@@ -41,7 +41,6 @@ _KINDS: Final[tuple[tuple[str, tuple[type, ...]], ...]] = (
 )
 # Models from elsewhere bring layers of their own; their class names follow torch's.
 _ENDINGS: Final = (("norm", "Norm"), ("loss", "Loss"), ("attention", "Attention"), ("linear", "Linear"))
-_GROUP_KEYS: Final = ("lr", "eps", "betas", "weight_decay", "momentum", "nesterov", "amsgrad")
 
 
 def kind_of(module: nn.Module) -> str:
@@ -51,9 +50,9 @@ def kind_of(module: nn.Module) -> str:
     ('activation', 'linear', 'container')
     """
     for kind, types in _KINDS:
-        if isinstance(module, types):
+        if issubclass(class_of(module), types):
             return kind
-    name = type(module).__name__
+    name = type_name(module)
     for kind, ending in _ENDINGS:
         if name.endswith(ending):
             return kind
@@ -69,21 +68,21 @@ def is_mode_dependent(module: nn.Module) -> bool:
 
 def describe(
     names: ModelNames,
-    optimizers: Iterable[Optimizer],
+    optimizers: Mapping[int, Optimizer],
     calls: Mapping[str, tuple[int, int]],
     loss: str,
     fed_by: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The structure document. `calls` is name -> (order of first call, number of calls) in one forward pass.
+    """The structure document. `optimizers` are listed by their numbers; `calls` is name -> (order of first call, number
+    of calls) in one forward pass.
 
     `fed_by` names, for a linear layer, the one whose output it takes with nothing that bends in between.
     """
     fed_by = fed_by or {}
-    optimizers = list(optimizers)
     groups = {
-        id(parameter): number
-        for optimizer in optimizers
-        for number, group in enumerate(optimizer.param_groups)
+        id(parameter): (number, place)
+        for number, optimizer in optimizers.items()
+        for place, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
     }
     parameters = [(named, named.ref()) for named in names.parameters.values()]
@@ -94,7 +93,7 @@ def describe(
     return {
         "modules": [_module(place, calls, fed_by) for place in names.places.values() if place.ref() is not None],
         "parameters": described,
-        "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
+        "optimizers": [_optimizer(number, optimizer) for number, optimizer in optimizers.items()],
         "loss": loss,
         "unregistered": unregistered(model) if model is not None else [],
         "total_parameters": sum(_numel(p) for p in weights),
@@ -128,14 +127,14 @@ def _module(place: Place, calls: Mapping[str, tuple[int, int]], fed_by: Mapping[
 
 def _scaling(module: nn.Module) -> dict[str, float]:
     """What a low-rank adapter multiplies its B A by, by the adapter's name; it is in no tensor."""
-    if not any(name.startswith("lora_") for name in (*module._modules, *module._parameters)):
+    if not any(name.startswith("lora_") for name in (*module._modules.keys(), *module._parameters.keys())):
         return {}  # attention has a number of the same name
     value = module.__dict__.get("scaling")
     by_name = value if isinstance(value, dict) else {"": value}
     return {str(name): float(scale) for name, scale in by_name.items() if isinstance(scale, int | float)}
 
 
-def _parameter(named: NamedParameter, parameter: nn.Parameter, group: int | None) -> dict[str, Any]:
+def _parameter(named: NamedParameter, parameter: nn.Parameter, group: tuple[int, int] | None) -> dict[str, Any]:
     shape = [] if _is_lazy(parameter) else [int(n) for n in parameter.shape]
     return {
         "name": named.name,
@@ -145,7 +144,8 @@ def _parameter(named: NamedParameter, parameter: nn.Parameter, group: int | None
         "owner": named.owner,
         "module_type": named.module_type,
         "in_optimizer": group is not None,
-        "group": -1 if group is None else group,
+        "optimizer": -1 if group is None else group[0],
+        "group": -1 if group is None else group[1],
         "fan_in": _fan_in(shape, named.module_type),
         "aliases": list(named.aliases),
     }
@@ -167,23 +167,31 @@ def _numel(parameter: nn.Parameter) -> int:
     return 0 if _is_lazy(parameter) else parameter.numel()
 
 
-def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    return {"type": type(optimizer).__name__, "groups": [_group(group) for group in optimizer.param_groups]}
+def _optimizer(number: int, optimizer: Optimizer) -> dict[str, Any]:
+    groups = [_group(group) for group in optimizer.param_groups]
+    return {"number": number, "type": type(optimizer).__name__, "groups": groups}
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {key: _number(group[key]) for key in _GROUP_KEYS if key in group}
+    found = {key: _number(value) for key, value in group.items() if key != "params" and _is_plain(value)}
     found["num_params"] = len(group["params"])
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    """A number, an answer, or several of them."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _number(value: Any) -> Any:
     if isinstance(value, Tensor):
         # A learning rate that lives on a device is not waited for.
-        return value.item() if value.device.type == "cpu" and value.numel() == 1 else None
+        return value.item() if value.device.type == "cpu" else None
     if isinstance(value, list | tuple):
         return [_number(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    return value
 
 
 def _is_lazy(parameter: Any) -> bool:

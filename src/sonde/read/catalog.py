@@ -17,11 +17,21 @@ from urllib.parse import quote
 
 from sonde.errors import CorruptError
 from sonde.read.folder import inside
-from sonde.schema.layout import CATALOG_FILE, STREAMS, Stream, pyramid_folder, row_text, stream_folder
+from sonde.schema.attempts import NO_LIMIT, REASONS, Attempt, Mark
+from sonde.schema.layout import (
+    ATTEMPT_TABLES,
+    CATALOG_FILE,
+    STREAMS,
+    Stream,
+    pyramid_folder,
+    row_text,
+    stream_folder,
+)
 from sonde.schema.records import Site
 
 MAX_ROWS: Final = 10_000_000
 _TIMEOUT_S: Final = 5.0
+_CHECKED: Final = ("sites", "scalar_names", "segments", "attempts")
 _SIDECARS: Final = ("-wal", "-shm", "-journal")
 
 Parsed = TypeVar("Parsed")
@@ -52,6 +62,16 @@ class Segment:
     last_step: int
     sha256: str
     tiles: tuple[Tile, ...]
+    attempt: int = 0
+    since: int = -NO_LIMIT
+    """Rows below this step are not shown: a coarser file of the pyramid has them."""
+    until: int = NO_LIMIT
+    """Rows from this step on are not shown: their attempt was abandoned there, or killed in the middle of a step."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its rows are shown."""
+        return self.since <= self.first_step and self.last_step < self.until
 
     @property
     def name(self) -> str:
@@ -65,6 +85,8 @@ class Catalog:
     sites: dict[int, Site] = field(default_factory=dict)
     scalar_names: dict[int, str] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    """In order; none in a run of format 1."""
     problems: tuple[str, ...] = ()
     error: CorruptError | None = None
     """Why nothing of it could be read."""
@@ -82,11 +104,28 @@ def read_catalog(run: Path, *, is_live: bool) -> Catalog:
         return Catalog()
     problems: list[str] = []
     with connect(run, is_live=is_live) as connection:
-        rows = {table: _checked_rows(connection, table, problems) for table in ("sites", "scalar_names", "segments")}
+        rows = {table: _checked_rows(connection, table, problems) for table in _CHECKED}
     sites = _parsed(_site, rows["sites"], "sites", problems)
     names = _parsed(_scalar_name, rows["scalar_names"], "scalar_names", problems)
     segments = _parsed(partial(_segment, run), rows["segments"], "segments", problems)
-    return Catalog(sites, names, tuple(segments[id] for id in sorted(segments)), tuple(problems))
+    attempts = _parsed(_attempt, rows["attempts"], "attempts", problems)
+    if sorted(attempts) != list(range(len(attempts))):
+        raise lost_attempts(run)
+    return Catalog(
+        sites,
+        names,
+        tuple(segments[id] for id in sorted(segments)),
+        tuple(attempts[id] for id in sorted(attempts)),
+        tuple(problems),
+    )
+
+
+def lost_attempts(run: Path) -> CorruptError:
+    """Without an attempt's row nobody knows which of the rows at a step is the one."""
+    return CorruptError(
+        f"{run / CATALOG_FILE} is damaged: an attempt is missing, so abandoned steps cannot be told from the others. "
+        "Copy the file back from a backup."
+    )
 
 
 def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
@@ -94,7 +133,14 @@ def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
     if not (run / CATALOG_FILE).exists():
         return []
     with connect(run, is_live=is_live) as connection:
-        return _rows(connection, table)
+        rows = _rows(connection, table)
+        if table in ATTEMPT_TABLES and not _has_attempts(connection, table):
+            return [(*row, 0) for row in rows]
+        return rows
+
+
+def _has_attempts(connection: sqlite3.Connection, table: str) -> bool:
+    return any(column == "attempt" for _, column, *_ in connection.execute(f'pragma table_info("{table}")'))
 
 
 def snapshot_details(run: Path, key: str, *, is_live: bool) -> dict[int, Any]:
@@ -219,6 +265,22 @@ def _segment(run: Path, row: tuple[Any, ...]) -> Segment:
         last_step=int(last_step),
         sha256=str(sha256),
         tiles=_tiles(tiles),
+    )
+
+
+def _attempt(row: tuple[Any, ...]) -> Attempt:
+    number, rank, first_step, time, reason, stats_sequence, scalars_sequence, complete, visible, _ = row
+    if reason not in REASONS:
+        raise ValueError(f"unknown reason {reason!r}")
+    return Attempt(
+        number=int(number),
+        rank=int(rank),
+        first_step=int(first_step),
+        time=float(time),
+        reason=reason,
+        stats_sequence=int(stats_sequence),
+        scalars_sequence=int(scalars_sequence),
+        mark=Mark(int(complete), int(visible)),
     )
 
 

@@ -13,9 +13,18 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sonde.errors import CorruptError, SondeError
+from sonde.read.catalog import read_rows
 from sonde.read.folder import open_inside
+from sonde.read.state import RunState
 from sonde.read.tables import checkpoint_table
-from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, MANIFEST_FILE, Manifest, decode_manifest, parse_folder
+from sonde.schema.checkpoints import (
+    CHECKPOINTS_FOLDER,
+    MANIFEST_FILE,
+    RUN_STEP,
+    Manifest,
+    decode_manifest,
+    parse_folder,
+)
 
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 _BLOCK: Final = 1 << 20
@@ -70,15 +79,22 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     ]  # deleted meanwhile
 
 
-def run_checkpoints(run: Path, *, is_live: bool) -> list[Checkpoint]:
+def run_checkpoints(state: RunState) -> list[Checkpoint]:
     """Those in a run's folder, and those it says it saved elsewhere; these are not looked at, for a run may lie."""
-    inside = list_checkpoints(run / CHECKPOINTS_FOLDER)
+    abandoned = abandoned_checkpoints(state)
+    inside = [c for c in list_checkpoints(state.run / CHECKPOINTS_FOLDER) if c.path not in abandoned]
     outside: dict[str, Checkpoint] = {}
-    for row in checkpoint_table(run, is_live=is_live).to_pylist():
+    for row in checkpoint_table(state).to_pylist():
         path = Path(row["path"])
         if path.is_absolute():  # a trainer's own has another name, and is one all the same
             outside[str(path)] = _elsewhere(path, row)
     return sorted([*inside, *outside.values()], key=lambda checkpoint: checkpoint.step)
+
+
+def abandoned_checkpoints(state: RunState) -> set[Path]:
+    """Checkpoints of steps that training returned from; of one that was saved again, the last one counts."""
+    saved = {state.run / str(row[3]) for row in read_rows(state.run, "checkpoints", is_live=state.is_held)}
+    return saved - {state.run / path for path in checkpoint_table(state)["path"].to_pylist()}
 
 
 def _elsewhere(path: Path, row: Mapping[str, Any]) -> Checkpoint:
@@ -87,6 +103,7 @@ def _elsewhere(path: Path, row: Mapping[str, Any]) -> Checkpoint:
     except (ValueError, TypeError, AttributeError, RecursionError):
         metrics = {}
     num_bytes = int(metrics.pop("num_bytes", 0))
+    metrics.pop(RUN_STEP, None)
     return Checkpoint(path, row["step"], row["time"], metrics, num_bytes, {}, ELSEWHERE)
 
 

@@ -33,7 +33,7 @@ _HASHES: Final = ("hash", "ids_hash")
 _OF_DATA: Final = {
     *(("data", "batch", stat) for stat in _HASHES),
     *(("data", site, stat) for site in ("input", "target") for stat in ("std", "abs_max")),
-    ("data", "loss", "value"),
+    *(("data", "loss", stat) for stat in ("train", "value")),
 }
 """Inspections that ought to be alike; others lie near zero, or say the same as an activation."""
 _FIRST_CHUNK: Final = 64

@@ -36,6 +36,8 @@ class Update:
     scalars: pa.Table
     status: RunStatus
     last_step: int
+    rewound_to: int | None = None
+    """Training returned to this step since the last update: what was yielded of it and of later ones is abandoned."""
 
 
 def follow(
@@ -43,25 +45,39 @@ def follow(
 ) -> Iterator[Update]:
     """Yield an Update whenever there are new rows; ends when the run has ended and everything was yielded."""
     state.refresh()
-    new_stats, new_scalars = _NewStats(stats), _NewScalars(scalars)
+    new_stats, new_scalars, returns = _NewStats(stats), _NewScalars(scalars), _Returns(state)
     if not from_start:
         new_stats.take(state)
         new_scalars.take(state)
     while True:
         status = state.status().status  # asked before reading: what was written until then will be seen
         state.refresh()
-        update = Update(new_stats.take(state), new_scalars.take(state), status, state.last_step())
+        rewound_to = returns.take(state)
+        if rewound_to is not None:
+            new_stats.forget(rewound_to)
+        update = Update(new_stats.take(state), new_scalars.take(state), status, state.last_step(), rewound_to)
         has_ended = status != "running"
-        if update.stats.num_rows or update.scalars.num_rows or has_ended:
+        if update.stats.num_rows or update.scalars.num_rows or has_ended or rewound_to is not None:
             yield update
         if has_ended:
             return
         time.sleep(poll_s)
 
 
+class _Returns:
+    """Attempts that began since the last look."""
+
+    def __init__(self, state: RunState) -> None:
+        self._num_known = len(state.history.attempts)
+
+    def take(self, state: RunState) -> int | None:
+        new, self._num_known = state.history.attempts[self._num_known :], len(state.history.attempts)
+        return min((attempt.first_step for attempt in new if attempt.number), default=None)
+
+
 @dataclass(slots=True)
 class _NewStats:
-    """Steps only grow, so a series is followed by its last step."""
+    """Within an attempt steps only grow, so a series is followed by its last step."""
 
     patterns: Patterns
     last_step: int = -1
@@ -75,6 +91,11 @@ class _NewStats:
         table = read_stats(state, known, StepFilter(Span(first, ALL_STEPS.span.last)))
         self.last_step = max(self.last_step, state.last_step())
         return table.filter(pa.array(self._is_new(table), pa.bool_()))
+
+    def forget(self, step: int) -> None:
+        """Training returned to this step."""
+        self.last_step = min(self.last_step, step - 1)
+        self.last_of = {key: min(last, step - 1) for key, last in self.last_of.items()}
 
     def _is_new(self, table: pa.Table) -> NDArray[np.bool_]:
         steps = table["step"].to_numpy()
@@ -113,7 +134,7 @@ class _NewScalars:
             seen = self.seen.setdefault(log.rank, {})
             for sequence in [number for number in seen if number <= sealed]:
                 del seen[sequence]
-            for frame in log.frames(max(sealed, self.cursor.get(log.rank, -1))):
+            for frame in state.shown_frames(log, after=max(sealed, self.cursor.get(log.rank, -1))):
                 if isinstance(frame.record, ScalarsRecord):
                     seen[frame.sequence] = frame.record
                     self.cursor[log.rank] = frame.sequence

@@ -1,6 +1,6 @@
 """Whole tensors of a run, read from `tensors/` one at a time. Damage is a CorruptError, never a number.
 
-Nothing but the document of a snapshot and the chunks of the tensor that is asked for is read.
+Nothing but the directory and the document of a snapshot and the chunks of the tensor that is asked for is read.
 """
 
 from __future__ import annotations
@@ -8,23 +8,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde.errors import RunError, UsageError
-from sonde.read.folder import inside
+from sonde.read.folder import inside, open_inside
 from sonde.read.snapshot_readers import SnapshotReaders
 from sonde.schema.addresses import read_address
-from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import AnyArray, TensorEntry, group_name, hidden_folder, step_of, tensors_folder
+from sonde.schema.archive import open_archive
+from sonde.schema.lake import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.tensors import (
+    GROUP_FILE,
+    AnyArray,
+    archive_name,
+    group_name,
+    hidden_folder,
+    step_of,
+    tensors_folder,
+)
 from sonde.schema.uploads import UploadState, upload_file
 
 if TYPE_CHECKING:
     from sonde.read.lake_icechunk import IcechunkLake
-
-GROUP_FILE: Final = "zarr.json"
-
-ReadFile = Callable[[Path, int, int], bytes]
-"""Bytes of a file: from an offset (below zero: from the end), so many (below zero: all)."""
 
 
 class Lake(Protocol):
@@ -98,12 +102,15 @@ def upload_warnings(run: Path, *, is_live: bool) -> list[str]:
 
 
 def read_file(path: Path, offset: int, size: int) -> bytes:
-    """A link in a run folder is not followed: a folder from elsewhere must not read what is outside it."""
+    """Bytes of a file: from an offset (below zero: from the end), at most `size` (below zero: all).
+
+    A link in a run folder is not followed: a folder from elsewhere must not read what is outside it.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         length = os.fstat(fd).st_size
-        start = max(length + offset, 0) if offset < 0 else offset
-        return os.pread(fd, length - start if size < 0 else size, start)
+        start = max(length + offset, 0) if offset < 0 else min(offset, length)
+        return os.pread(fd, length - start if size < 0 else min(size, length - start), start)
     finally:
         os.close(fd)
 
@@ -111,17 +118,11 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
 class FolderLake(SnapshotReaders):
     """`tensors/` on a disk. Snapshots that appear later are found."""
 
-    def __init__(self, run: Path, *, rank: int = 0, read_file: ReadFile = read_file) -> None:
+    def __init__(self, run: Path, *, rank: int = 0) -> None:
         super().__init__()
         self.run, self.rank = run, rank
         self._folder = (tensors_folder(run) / group_name(0, rank)).parent
         self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
-        self._read_plain = read_file
-
-    def _read_file(self, path: Path, offset: int, size: int) -> bytes:
-        """A folder that is a link to somewhere else is not followed either."""
-        inside(self.run, str(path.parent.relative_to(self.run)))
-        return self._read_plain(path, offset, size)
 
     @property
     def steps(self) -> list[int]:
@@ -131,35 +132,38 @@ class FolderLake(SnapshotReaders):
             return []
         return sorted(step for step in map(step_of, names) if step is not None)
 
+    def path(self, step: int) -> Path:
+        """The file of a snapshot, or the folder that an earlier version made."""
+        folder = self._folder / group_name(step)
+        return folder if folder.is_dir() else self._folder / archive_name(step)
+
     def _visible(self, step: int) -> SnapshotReader:
-        if not (self._folder / group_name(step)).is_dir():
+        path = self.path(step)
+        if not path.exists():
             raise RunError(f"{self.run} has no snapshot of step {step}. {_known(self.steps)}")
-        return self._reader(step)
+        return self._kept(step, lambda: self._open(path))
 
-    def _reader(self, step: int) -> SnapshotReader:
-        """Also of a deleted snapshot that others are differences to."""
-        return self._kept(step, lambda: self._open(step))
+    def _open(self, path: Path) -> SnapshotReader:
+        where = f"{self.run.name}/{path.name}"
+        if path.is_dir():
+            document = SnapshotDocument.from_bytes(self._bytes(path / GROUP_FILE, 0, MAX_DOCUMENT_BYTES + 1), where)
+            return SnapshotReader(document, lambda key, *at: self._bytes(path / key, *at), self._base, where)
+        try:
+            with open_inside(self.run, str(path.relative_to(self.run))) as file:
+                return open_archive(file, lambda *at: self._bytes(path, *at), self._base, where)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}.") from error
 
-    def _open(self, step: int) -> SnapshotReader:
-        folder = self._now(step)
-        where = f"{self.run.name}/{folder.name}"
-        document = SnapshotDocument.from_bytes(self._bytes(folder / GROUP_FILE, 0, -1), where)
-        return SnapshotReader(
-            document,
-            lambda key, offset, size: self._bytes(self._now(step) / key, offset, size),
-            self._reader,
-            where,
-            self._recent,
-        )
-
-    def _now(self, step: int) -> Path:
-        """A snapshot that is deleted while it is read moves, if others need it."""
-        visible = self._folder / group_name(step)
-        return visible if visible.is_dir() else self._hidden / group_name(step)
+    def _base(self, step: int) -> SnapshotReader:
+        """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
+        hidden = self._hidden / group_name(step)
+        return self._open(hidden if hidden.is_dir() else self.path(step))
 
     def _bytes(self, path: Path, offset: int, size: int) -> bytes:
+        """A folder that is a link to somewhere else is not followed either."""
         try:
-            return self._read_file(path, offset, size)
+            inside(self.run, str(path.parent.relative_to(self.run)))
+            return read_file(path, offset, size)
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror}.") from error
 

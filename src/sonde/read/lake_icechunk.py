@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.snapshot_readers import SnapshotReaders
 from sonde.schema.addresses import Address, icechunk_storage
 from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import group_name, step_of
-
-_GROUP_FILE: Final = "zarr.json"
-_DELETED: Final = "deleted"
+from sonde.schema.tensors import GROUP_FILE, group_name, older_group, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +93,20 @@ class IcechunkLake(SnapshotReaders):
 
     def _open(self, step: int) -> SnapshotReader:
         group = group_name(step, self._rank)
-        if not self._exists(f"{group}/{_GROUP_FILE}"):
+        if not self._exists(f"{group}/{GROUP_FILE}"):
             raise RunError(f"{self.address} has no snapshot of step {step}. There are: {self.steps}.")
         return self._open_group(group)
 
     def _base(self, step: int) -> SnapshotReader:
-        """A snapshot that others are differences to; it may have been deleted."""
+        """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
         group = group_name(step, self._rank)
-        if self._exists(f"{group}/{_GROUP_FILE}"):
-            return self._visible(step)
-        return self._open_group(f"{_DELETED}/{group}")
+        deleted = older_group(group)
+        return self._open_group(deleted if self._exists(f"{deleted}/{GROUP_FILE}") else group)
 
     def _open_group(self, group: str) -> SnapshotReader:
         where = f"{self.address}/{group}"
-        document = SnapshotDocument.from_bytes(self._bytes(f"{group}/{_GROUP_FILE}"), where)
-        return SnapshotReader(
-            document,
-            lambda key, offset, size: self._bytes(f"{group}/{key}", offset, size),
-            self._base,
-            where,
-            self._recent,
-        )
+        document = SnapshotDocument.from_bytes(self._bytes(f"{group}/{GROUP_FILE}"), where)
+        return SnapshotReader(document, lambda key, *at: self._bytes(f"{group}/{key}", *at), self._base, where)
 
     def _exists(self, key: str) -> bool:
         return bool(self._sync(self._store.exists(key)))

@@ -1,10 +1,10 @@
-"""Which run a folder of checkpoints belongs to."""
+"""Which run a folder of checkpoints belongs to, and which of its steps comes after a checkpoint."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, LINK_FILE
 from sonde.schema.layout import RUN_FILE
@@ -17,10 +17,23 @@ def linked_run(folder: Path) -> Path | None:
     for place in (folder, folder.parent if folder.name == CHECKPOINTS_FOLDER else folder):
         if (place / RUN_FILE).is_file():
             return place
+    content = _link(folder)
+    if "run" not in content or "absolute" not in content:
+        return None
+    candidates = [folder / str(content["run"]), Path(str(content["absolute"]))]
+    return next((path.resolve() for path in candidates if (path / RUN_FILE).is_file()), None)
+
+
+def linked_step(folder: Path) -> int | None:
+    """The step of the run that comes after this checkpoint; None where its link does not say it."""
+    step = _link(folder).get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+
+
+def _link(folder: Path) -> dict[str, Any]:
     try:
         with (folder / LINK_FILE).open("rb") as file:
             content = json.loads(file.read(_MAX_BYTES))
-        candidates = [folder / str(content["run"]), Path(str(content["absolute"]))]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return next((path.resolve() for path in candidates if (path / RUN_FILE).is_file()), None)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

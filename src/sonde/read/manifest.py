@@ -23,7 +23,12 @@ class Heartbeat:
     acknowledged: Mapping[str, int] = field(default_factory=dict)
     """Per stream, the sequence of the last frame that is safely on disk; absent when none is."""
     dropped: Mapping[str, int] = field(default_factory=dict)
+    """Per stream, all records that will not be on disk."""
+    failed: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that could not be made or encoded; the others found the queue full."""
     degraded: str = ""
+    attempt: int = -1
+    """The last attempt that the catalog knew; -1 when there was none, as in format 1."""
 
     def last_acknowledged(self, stream: Stream) -> int:
         return self.acknowledged.get(stream, -1)
@@ -107,7 +112,9 @@ def _heartbeat(document: Mapping[str, Any], where: str) -> Heartbeat:
         step=take.whole("step", -1),
         acknowledged=take.counts("acknowledged"),
         dropped=take.counts("dropped"),
+        failed=take.counts("failed"),
         degraded=take.text("degraded"),
+        attempt=take.whole("attempt", -1),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -105,10 +106,25 @@ def cover(state: RunState, level: int) -> list[Segment]:
     covered: dict[int, int] = {}
     for number in range(level, -1, -1):
         fresh = [s for s in state.segments_of("stats", number) if s.first_sequence > covered.get(s.rank, -1)]
-        found += fresh
+        found += [part for segment in fresh for part in _whole_rows(state, segment)]
         for segment in fresh:
             covered[segment.rank] = max(covered.get(segment.rank, -1), segment.last_sequence)
     return found
+
+
+def _whole_rows(state: RunState, segment: Segment) -> list[Segment]:
+    """The file up to the last row of which all steps are shown, and finer files for the steps of the row after it, some
+    of which are abandoned."""
+    bucket = PYRAMID_FACTOR**segment.level
+    if segment.level == 0 or segment.last_step + bucket <= segment.until:
+        return [segment]
+    edge = segment.until // bucket * bucket
+    parts = [replace(segment, until=edge)] if segment.first_step < edge else []
+    for finer in state.segments_of("stats", segment.level - 1):
+        is_part = segment.first_sequence <= finer.first_sequence and finer.last_sequence <= segment.last_sequence
+        if is_part and finer.rank == segment.rank:
+            parts += _whole_rows(state, replace(finer, since=max(edge, segment.since)))
+    return parts
 
 
 def average_step(question: Question, raw: RawStats) -> RawStats:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.schema.attempts import Attempt
 from sonde.schema.layout import RANKS_FOLDER
 from sonde.schema.records import check_document, to_json
 
@@ -19,8 +21,8 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
 }
 
 
-def rank_events(run: Path) -> list[tuple[Any, ...]]:
-    """(time, step, type, severity, message, details) of every whole line; a torn or damaged one is left out."""
+def rank_events(run: Path, attempts: Sequence[Attempt] = ()) -> list[tuple[Any, ...]]:
+    """(time, step, type, severity, message, details, attempt) of every whole line; damaged ones are left out."""
     folder = run / RANKS_FOLDER
     if folder.is_symlink() or not folder.is_dir():
         return []
@@ -29,13 +31,13 @@ def rank_events(run: Path) -> list[tuple[Any, ...]]:
         if path.is_symlink():
             continue
         for line in path.read_bytes().splitlines(keepends=True):
-            row = _row(line)
+            row = _row(line, attempts)
             if row is not None:
                 found.append(row)
     return found
 
 
-def _row(line: bytes) -> tuple[Any, ...] | None:
+def _row(line: bytes, attempts: Sequence[Attempt]) -> tuple[Any, ...] | None:
     if not line.endswith(b"\n") or b'"crc32"' not in line or not check_document(line):
         return None
     try:
@@ -44,4 +46,14 @@ def _row(line: bytes) -> tuple[Any, ...] | None:
         return None
     if not isinstance(row, dict) or not all(isinstance(row.get(key), type) for key, type in _TYPES.items()):
         return None
-    return (float(row["time"]), row["step"], row["type"], row["severity"], row["message"], to_json(row["details"]))
+    attempt = _attempt(row.get("attempt_step"), row.get("attempt_time"), attempts)
+    details = to_json(row["details"])
+    return float(row["time"]), row["step"], row["type"], row["severity"], row["message"], details, attempt
+
+
+def _attempt(step: Any, moment: Any, attempts: Sequence[Attempt]) -> int:
+    """The attempt that the first rank began at this step; of several the nearest in time, because clocks differ."""
+    if not isinstance(moment, int | float) or not attempts:
+        return 0
+    same = [attempt for attempt in attempts if attempt.first_step == step] or attempts
+    return min(same, key=lambda attempt: abs(attempt.time - moment)).number

@@ -19,7 +19,6 @@ from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import FIELDS, HIST_N, NUM_BINS, SUMSQ, SUMSQ_RAW, Array, N, empty_rows, merge_groups
 
 Ids = NDArray[np.int64]
-ALL_FIELDS: Final = frozenset(range(len(FIELDS)))
 _EMPTY: Final = empty_rows()
 
 

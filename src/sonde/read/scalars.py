@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from sonde.errors import CorruptError, UnknownNameError
 from sonde.read.catalog import Segment
 from sonde.read.segments import damaged
-from sonde.read.state import RunState, open_state
+from sonde.read.state import RunState
 from sonde.read.stats import some_near
-from sonde.read.steps import StepFilter, parse_steps
+from sonde.read.steps import StepFilter
 from sonde.schema.names import matches_any
 from sonde.schema.records import ScalarsRecord
 
@@ -109,11 +108,3 @@ def scalar_table(names: dict[int, str], parts: list[Columns], steps: StepFilter)
         ],
         schema=SCHEMA,
     )
-
-
-def logged_since(run: Path, step: int) -> list[tuple[str, int]]:
-    """(name, step) of everything logged from this step on: what a process that goes on from there would log again."""
-    state = open_state(run)
-    state.refresh()
-    table = read_scalars(state, "*", parse_steps(slice(step, None), state.last_step()))
-    return list(zip(table.column("name").to_pylist(), table.column("step").to_pylist(), strict=True))

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from sonde.errors import CorruptError
 from sonde.read.catalog import Segment
 from sonde.read.folder import inside, open_inside
+from sonde.schema.attempts import NO_LIMIT
 
 MAX_SEGMENT_ROWS: Final = 64_000_000
 ALWAYS_HASHED_BYTES: Final = 1 << 20
 """Files up to this size are hashed before their first use. In larger ones pages are verified as they are read."""
+COUNTED: Final = "counted"
+"""The column of scalars that are logged ahead of the step that was being made."""
 _MAX_INFLATION: Final = 4096
 _THRIFT_LIMIT: Final = 64 << 20
 
@@ -43,6 +46,7 @@ class SegmentReader:
 
     run: Path
     _footers: dict[str, Any] = field(default_factory=dict)
+    _last_steps: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, segment: Segment, key: str, ids: NDArray[np.int64], span: Span, columns: list[str]) -> pa.Table:
         """Rows of the given ids (sorted; in column `key`) and steps. Only tiles that may hold them are read."""
@@ -56,7 +60,22 @@ class SegmentReader:
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
             raise damaged(segment, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
         self._check_bounds(segment, groups, table, key)
-        return table
+        if segment.is_whole:
+            return table
+        return table.filter(pa.array(shown(segment, table))).select(columns)
+
+    def last_step(self, segment: Segment) -> int:
+        """The last step whose rows are shown; -1 when none are."""
+        if segment.is_whole:
+            return segment.last_step
+        known = self._last_steps.get(key := (segment.name, segment.until))
+        if known is None:
+            everything = np.array(sorted({tile.first_site for tile in segment.tiles}), np.int64)
+            by = "site" if segment.stream == "stats" else "name"
+            table = self.read(segment, by, everything, EVERYTHING, ["step", by])
+            steps = None if table is None else table["step"].to_numpy()
+            known = self._last_steps[key] = int(steps.max()) if steps is not None and len(steps) else -1
+        return known
 
     def _read(self, segment: Segment, groups: list[int], columns: list[str]) -> pa.Table:
         path = inside(self.run, *segment.parts)
@@ -74,7 +93,10 @@ class SegmentReader:
             if segment.name not in self._footers:
                 _check_footer(segment, file.metadata, path.stat().st_size)
                 self._footers[segment.name] = file.metadata
-            return file.read_row_groups(groups, columns=columns)
+            names = file.schema_arrow.names
+            # What a row that is not shown is told by; scalars of format 1 do not have it.
+            extra = [] if segment.is_whole or COUNTED not in names else [COUNTED]
+            return file.read_row_groups(groups, columns=[*dict.fromkeys((*columns, *extra))])
 
     def verify(self, segment: Segment) -> None:
         """Compare the whole file with the hash in the catalog."""
@@ -97,6 +119,16 @@ class SegmentReader:
             column = table[name].to_numpy()
             if len(column) and not (first <= column.min() and column.max() <= last):
                 raise damaged(segment, f"its column {name} goes beyond what the catalog says")
+
+
+def shown(segment: Segment, table: pa.Table) -> NDArray[np.bool_]:
+    """Which rows belong to what is shown of a segment."""
+    step = table["step"].to_numpy()
+    made = step
+    if COUNTED in table.column_names:
+        made = np.minimum(step, table[COUNTED].fill_null(NO_LIMIT).to_numpy())
+    is_shown: NDArray[np.bool_] = (made >= segment.since) & (made < segment.until)
+    return is_shown
 
 
 def damaged(segment: Segment, why: str) -> CorruptError:

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sonde.schema.lake import Index, RecentRuns, SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import AnyArray, TensorEntry
+from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.tensors import AnyArray
 
 _NUM_READERS: Final = 256
 """Documents of snapshots that are kept in memory."""
@@ -20,7 +20,6 @@ class SnapshotReaders(ABC):
 
     def __init__(self) -> None:
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
-        self._recent = RecentRuns()
         self._lock = threading.Lock()  # Dask reads by several threads
 
     @abstractmethod
@@ -54,4 +53,3 @@ class SnapshotReaders(ABC):
     def _forget(self) -> None:
         with self._lock:
             self._readers.clear()
-        self._recent = RecentRuns()

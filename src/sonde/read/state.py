@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from sonde.errors import CorruptError
-from sonde.read.catalog import Catalog, Segment, read_catalog
+from sonde.read.catalog import Catalog, Segment, lost_attempts, read_catalog
 from sonde.read.folder import read_manifest
 from sonde.read.log import StreamLog, list_folder
+from sonde.read.losses import loss_warnings
 from sonde.read.manifest import Manifest
 from sonde.read.segments import SegmentReader
-from sonde.read.status import Status, is_alive, is_locked, true_status
+from sonde.read.status import Status, announced_ending, is_alive, is_locked, true_status
+from sonde.schema.attempts import History, Mark
 from sonde.schema.layout import CATALOG_FILE, RUN_FILE, STREAMS, Stream
 from sonde.schema.records import Frame, ScalarsRecord, StatsRecord
 
@@ -29,13 +31,19 @@ class RunState:
 
     run: Path
     manifest: Manifest
+    view: int | None = None
+    """The attempt that is shown; None for the last."""
     catalog: Catalog = field(default_factory=Catalog)
+    history: History = field(default_factory=History)
+    """The attempts up to the one that is shown."""
     logs: dict[Stream, list[StreamLog]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     """What was found wrong with the folder as a whole; damage found while reading is added by the readers."""
     damage: dict[str, str] = field(default_factory=dict)
     """Damage found while reading series, by file."""
     segments: SegmentReader = field(init=False)
+    _shown: dict[tuple[Stream, int], list[Segment]] = field(default_factory=dict)
+    _live: dict[Stream, list[Frame]] = field(default_factory=dict)
     _signature: object = None
 
     def __post_init__(self) -> None:
@@ -62,7 +70,7 @@ class RunState:
             for folder in list_folder(self.run, stream):
                 names = list_folder(self.run, stream, folder)
                 files.extend(f"{stream}/{folder}/{name}" for name in names if name.endswith(".log"))
-        return [(file, _file_signature(self.run / file)) for file in files]
+        return [self.is_dead, *((file, _file_signature(self.run / file)) for file in files)]
 
     def _read_logs(self) -> None:
         self.problems = []
@@ -77,12 +85,36 @@ class RunState:
     def _read_catalog(self) -> None:
         try:
             self.catalog = read_catalog(self.run, is_live=self.is_held)
+            if len(self.catalog.attempts) <= self.manifest.heartbeat.attempt:
+                raise lost_attempts(self.run)
         except CorruptError as error:
             self.catalog = Catalog(problems=(str(error),), error=error)
         self.problems.extend(self.catalog.problems)
+        self._shown, self._live = {}, {}
+        self.history = self._read_history()
         for stream in STREAMS:
             self.problems.extend(self._lost(stream))
             self.problems.extend(self._nameless(stream))
+
+    def _read_history(self) -> History:
+        """Of a process that was killed, the step that it was in the middle of is not shown."""
+        attempts = list(self.catalog.attempts)
+        if attempts:
+            last = attempts[-1]
+            marks = [
+                frame.mark
+                for log in self.logs.get("scalars", [])
+                for frame in log.frames(last.scalars_sequence - 1)
+                if frame.mark is not None
+            ]
+            attempts[-1] = replace(last, mark=(marks or [last.mark])[-1] if self.is_dead else Mark())
+        history = History(tuple(attempts))
+        return history if self.view is None else history.until(self.view)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process that recorded was killed."""
+        return self.manifest.status == "running" and not self.is_alive
 
     @property
     def is_alive(self) -> bool:
@@ -94,15 +126,60 @@ class RunState:
         return is_locked(self.run) is not False
 
     def segments_of(self, stream: Stream, level: int = 0) -> list[Segment]:
-        return [segment for segment in self.catalog.segments if segment.stream == stream and segment.level == level]
+        """Sealed files that hold something of what is shown."""
+        found = self._shown.get((stream, level))
+        if found is None:
+            own = [s for s in self.catalog.segments if s.stream == stream and s.level == level]
+            found = self._shown[stream, level] = [shown for segment in own if (shown := self._clipped(segment))]
+        return found
+
+    def _clipped(self, segment: Segment) -> Segment | None:
+        attempt = self.attempt_of(segment.stream, segment.last_sequence)
+        if attempt > self.history.last:
+            return None
+        limit = self.history.limit(attempt)
+        # Whoever logs ahead of the steps has numbers there that were made before.
+        if segment.stream == "stats" and segment.first_step >= limit:
+            return None
+        return replace(segment, attempt=attempt, until=limit)
+
+    def attempt_of(self, stream: Stream, sequence: int) -> int:
+        """The attempt that a frame belongs to, be it shown or not."""
+        return History(self.catalog.attempts).attempt_of(stream, sequence)
+
+    def is_shown(self, attempt: int, step: int) -> bool:
+        """Whether what an attempt did at a step is part of what is shown."""
+        if attempt <= self.history.last:
+            return step < self.history.limit(attempt)
+        return self.view is None  # of an attempt that has recorded nothing else
 
     def last_sealed(self, stream: Stream, rank: int) -> int:
         """The sequence up to which a stream is in sealed files."""
-        return max((s.last_sequence for s in self.segments_of(stream) if s.rank == rank), default=-1)
+        own = [s for s in self.catalog.segments if (s.stream, s.rank, s.level) == (stream, rank, 0)]
+        return max((segment.last_sequence for segment in own), default=-1)
 
     def live_frames(self, stream: Stream) -> list[Frame]:
-        """Frames that are not sealed yet, of all ranks."""
-        return [frame for log in self.logs.get(stream, []) for frame in log.frames(self.last_sealed(stream, log.rank))]
+        """Frames that are not sealed yet, of all ranks, as far as they are shown."""
+        found = self._live.get(stream)
+        if found is None:
+            found = [frame for log in self.logs.get(stream, []) for frame in self.shown_frames(log)]
+            self._live[stream] = found
+        return found
+
+    def shown_frames(self, log: StreamLog, after: int = -1) -> list[Frame]:
+        """The same of one log, behind a sequence."""
+        frames = log.frames(max(after, self.last_sealed(log.stream, log.rank)))
+        return [shown for frame in frames if (shown := self._shown_part(log.stream, frame))]
+
+    def _shown_part(self, stream: Stream, frame: Frame) -> Frame | None:
+        attempt = self.attempt_of(stream, frame.sequence)
+        if attempt > self.history.last:
+            return None
+        limit, record = self.history.limit(attempt), frame.record
+        if isinstance(record, StatsRecord):
+            return frame if record.step < limit else None
+        is_shown = record.made_at < limit
+        return frame if is_shown.all() else replace(frame, record=record.where(is_shown))
 
     def _lost(self, stream: Stream) -> list[str]:
         """Acknowledged frames that are neither in a log nor in a segment. A torn tail behind them is no loss."""
@@ -110,7 +187,8 @@ class RunState:
         acknowledged = self.manifest.heartbeat.last_acknowledged(stream)
         covered = -1
         problems = []
-        spans = [(s.first_sequence, s.last_sequence) for s in self.segments_of(stream) if s.rank == rank]
+        own = [s for s in self.catalog.segments if (s.stream, s.rank, s.level) == (stream, rank, 0)]
+        spans = [(s.first_sequence, s.last_sequence) for s in own]
         for log in self.logs.get(stream, []):
             if log.rank == rank:
                 spans += [(f.sequence, f.sequence) for f in log.frames(self.last_sealed(stream, rank))]
@@ -145,14 +223,27 @@ class RunState:
 
     def last_step(self) -> int:
         """The last step with a row; -1 before the first."""
-        steps = [segment.last_step for segment in self.catalog.segments]
+        steps = [self._last_step_in(segment) for stream in STREAMS for segment in self.segments_of(stream)]
         for stream in STREAMS:
             for frame in self.live_frames(stream):
                 steps.append(last_step_of(frame.record))
         return max(steps, default=-1)
 
+    def _last_step_in(self, segment: Segment) -> int:
+        try:
+            return self.segments.last_step(segment)
+        except CorruptError as error:
+            self.damage[segment.name] = str(error)
+            return min(segment.last_step, segment.until - 1)
+
     def status(self) -> Status:
-        return true_status(self.run, self.manifest, max(self.last_step(), self.manifest.heartbeat.step))
+        return true_status(self.run, self.manifest, self._last_known_step())
+
+    def _last_known_step(self) -> int:
+        """Where training was when it was last heard of; a heartbeat may be older than an attempt."""
+        beat = self.manifest.heartbeat
+        is_newest = beat.attempt == len(self.catalog.attempts) - 1
+        return max(self.last_step(), beat.step) if is_newest and self.view is None else self.last_step()
 
     def verify(self) -> list[str]:
         """Everything that is not as it was written, every sealed byte looked at."""
@@ -168,11 +259,11 @@ class RunState:
         beat = self.manifest.heartbeat
         found = [*self.problems, *self.damage.values()]
         if not self.is_alive:
+            if self.manifest.status == "running" and announced_ending(self.run, self.manifest) is not None:
+                found.append("the process ended before everything was written: the last records may be missing")
             torn = [name for logs in self.logs.values() for log in logs for name in log.torn]
             found += [f"{name} ends in an unfinished record: the writer was stopped while writing it" for name in torn]
-        for stream, count in beat.dropped.items():
-            if count:
-                found.append(f"{count:,} records of {stream} were dropped: the disk was too slow")
+        found += loss_warnings(self.run, beat, is_live=self.is_held)
         if beat.degraded:
             found.append(f"recording was degraded: {beat.degraded}")
         return found
@@ -192,7 +283,7 @@ def _file_signature(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def open_state(run: Path) -> RunState:
-    state = RunState(run, read_manifest(run))
+def open_state(run: Path, attempt: int | None = None) -> RunState:
+    state = RunState(run, read_manifest(run), attempt)
     state.refresh()
     return state

@@ -12,12 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.errors import UnknownNameError
-from sonde.read.needs import fields_of
 from sonde.read.raw import Ids, RawStats, is_in, read_raw, take_rows
 from sonde.read.state import RunState
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series, matches, split_pattern
+from sonde.schema.needs import fields_of
 from sonde.schema.records import Site
 from sonde.schema.sketch import COUNTS, HIST_N, INDEX, NUM_BINS, PAIRED, Array
 from sonde.schema.stats import STATS

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.read.series import by_series
-from sonde.schema.names import is_inspection
+from sonde.schema.losses import shown_scalars
+from sonde.schema.names import is_setting
 from sonde.schema.sketch import Array
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ class Summary:
 def scalar_lines(scalars: pa.Table, width: int = 24) -> tuple[ScalarLine, ...]:
     """One line per scalar, in order of names."""
     lines = []
-    for name, (_, values) in by_series(scalars, ("name",)).items():
-        if is_inspection(name):
-            continue
+    logged = by_series(scalars, ("name",))
+    for name in shown_scalars(logged):
+        values = logged[name][1]
+        if len(values) == 1 and is_setting(name):
+            continue  # a constant, which is in the structure
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (np.nan, np.nan)
         lines.append(ScalarLine(name, spark(values, width), float(values[0]), float(values[-1]), low, high))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import json
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from sonde.read.catalog import read_rows
 from sonde.read.ranks import rank_events
 from sonde.read.state import RunState
 from sonde.read.stats import find_sites
+from sonde.schema.checkpoints import RUN_STEP
 from sonde.schema.names import split_pattern
 from sonde.schema.sketch import Array
 
@@ -75,25 +78,45 @@ def site_table(state: RunState, pattern: str) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, _SITES, strict=True)], schema=_SITES)
 
 
-def event_table(run: Path, *, is_live: bool) -> pa.Table:
+def event_table(state: RunState) -> pa.Table:
     """What happened, oldest first."""
-    own = [row[1:] for row in read_rows(run, "events", is_live=is_live)]
-    others = rank_events(run)
+    own = [row[1:] for row in _rows(state, "events", itemgetter(2))]
+    found = rank_events(state.run, state.catalog.attempts)
+    others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])]
     rows = sorted([*own, *others], key=lambda row: row[0]) if others else own
     return _table(rows, _EVENTS, "events")
 
 
-def system_table(run: Path, *, is_live: bool) -> pa.Table:
+def system_table(state: RunState) -> pa.Table:
     """Readings of the machine, one row per number."""
-    return _table(read_rows(run, "system_metrics", is_live=is_live), _SYSTEM, "system_metrics")
+    return _table(_rows(state, "system_metrics", itemgetter(1)), _SYSTEM, "system_metrics")
 
 
-def checkpoint_table(run: Path, *, is_live: bool) -> pa.Table:
-    return _table(read_rows(run, "checkpoints", is_live=is_live), _CHECKPOINTS, "checkpoints")
+def checkpoint_table(state: RunState) -> pa.Table:
+    """Checkpoints that were saved. One of step 10 is made by the steps up to 9: a run that returns to it keeps it."""
+    return _table(_rows(state, "checkpoints", lambda row: _run_step(row) - 1), _CHECKPOINTS, "checkpoints")
 
 
-def finding_table(run: Path, *, is_live: bool) -> pa.Table:
-    return _table(read_rows(run, "findings", is_live=is_live), _FINDINGS, "findings")
+def _run_step(row: tuple[Any, ...]) -> int:
+    """The step of the run that comes after a checkpoint."""
+    try:
+        return int(json.loads(row[4])[RUN_STEP])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return int(row[1])
+
+
+def finding_table(state: RunState) -> pa.Table:
+    """What was found during training; not what is based on steps that were abandoned."""
+    return _table(_rows(state, "findings", itemgetter(6)), _FINDINGS, "findings")
+
+
+def _rows(state: RunState, table: str, step_of: Callable[[tuple[Any, ...]], Any]) -> list[tuple[Any, ...]]:
+    """Rows of what is shown, without their attempt; `step_of` tells the step that a row belongs to."""
+    rows = read_rows(state.run, table, is_live=state.is_held)
+    try:
+        return [row[:-1] for row in rows if state.is_shown(int(row[-1]), int(step_of(row)))]
+    except (ValueError, TypeError) as error:
+        raise CorruptError(f"catalog.sqlite: the table {table} is damaged ({error}).") from error
 
 
 def health_table(steps: NDArray[np.int64], sites: Sequence[str], scores: Array) -> pa.Table:

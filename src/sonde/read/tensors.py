@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from sonde.errors import MissingPackageError, UnknownNameError, UsageError
 from sonde.read.catalog import snapshot_details
 from sonde.read.lake import Lake
 from sonde.read.lazy import LazyTensors, TensorSpec
+from sonde.read.state import RunState
 from sonde.read.steps import Steps, parse_steps
 from sonde.schema.names import matches
 from sonde.schema.tensors import AnyArray, as_values, kind_of, storage_dtype
@@ -36,6 +36,7 @@ _SNAPSHOTS: Final = pa.schema(
         ("bytes", pa.int64()),
         ("stored_bytes", pa.int64()),
         ("ratio", pa.float64()),
+        ("attempt", pa.int64()),
     ]
 )
 
@@ -77,15 +78,19 @@ def snapshot_tensors(lake: Lake, step: int | str, pattern: str = "*") -> LazyTen
     return LazyTensors(f"the snapshot of step {at}", specs, lambda name: lake.read(at, name))
 
 
-def snapshot_table(run: Path, lake: Lake, *, is_live: bool) -> pa.Table:
-    """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio) of what was kept.
+def snapshot_table(state: RunState, lake: Lake) -> pa.Table:
+    """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of what was kept.
 
     What a snapshot takes on disk is known to the catalog only; null where its row is not there yet.
     """
-    said = snapshot_details(run, "stored_bytes", is_live=is_live)
+    said = snapshot_details(state.run, "stored_bytes", is_live=state.is_held)
+    attempts = snapshot_details(state.run, "attempt", is_live=state.is_held)
     stored = {step: size for step, size in said.items() if isinstance(size, int)}
     rows = []
     for step in lake.steps:
+        attempt = found if isinstance(found := attempts.get(step), int) else 0
+        if not state.is_shown(attempt, step):
+            continue  # still readable by its step
         document = lake.document(step)
         on_disk = stored.get(step)
         rows.append(
@@ -97,6 +102,7 @@ def snapshot_table(run: Path, lake: Lake, *, is_live: bool) -> pa.Table:
                 "bytes": document.nbytes,
                 "stored_bytes": on_disk,
                 "ratio": document.nbytes / on_disk if on_disk else None,
+                "attempt": attempt,
             }
         )
     return pa.Table.from_pylist(rows, schema=_SNAPSHOTS)

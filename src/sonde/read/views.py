@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from sonde.errors import QueryError
 from sonde.read.raw import read_raw
+from sonde.read.sample_paths import sample_paths
 from sonde.read.scalars import read_scalars
 from sonde.read.state import RunState
 from sonde.read.stats import find_sites, wide_table
 from sonde.read.steps import ALL_STEPS
-from sonde.read.tables import checkpoint_table, event_table, finding_table, site_table, system_table
+from sonde.read.tables import event_table, finding_table, site_table, system_table
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series
 from sonde.schema.records import to_json
@@ -58,7 +59,7 @@ def _scalars(state: RunState, columns: set[str]) -> pa.Table:
 
 
 def _events(state: RunState, columns: set[str]) -> pa.Table:
-    return event_table(state.run, is_live=state.is_held)
+    return event_table(state)
 
 
 def _sites(state: RunState, columns: set[str]) -> pa.Table:
@@ -66,7 +67,7 @@ def _sites(state: RunState, columns: set[str]) -> pa.Table:
 
 
 def _system(state: RunState, columns: set[str]) -> pa.Table:
-    return system_table(state.run, is_live=state.is_held)
+    return system_table(state)
 
 
 def _runs(state: RunState, columns: set[str]) -> pa.Table:
@@ -91,15 +92,15 @@ def _runs(state: RunState, columns: set[str]) -> pa.Table:
 
 
 def _checkpoints(state: RunState, columns: set[str]) -> pa.Table:
-    """One row per recorded step, as LayerClaw had it; `sample_path` is a checkpoint of weights where one was kept."""
+    """One row per step that has a scalar, a gradient or whole tensors, as LayerClaw had it; `sample_path` is where its
+    tensors are."""
     scalars = read_scalars(state, "*", ALL_STEPS)
     metrics: dict[int, dict[str, float]] = {}
     times: dict[int, float] = {}
     for row in zip(*(scalars[name].to_pylist() for name in ("step", "name", "value", "time")), strict=True):
         metrics.setdefault(row[0], {})[row[1]] = row[2]
         times[row[0]] = row[3]
-    kept = checkpoint_table(state.run, is_live=state.is_held).to_pylist()
-    paths = {row["step"]: row["path"] for row in kept}
+    paths = sample_paths(state)
     steps = sorted({*metrics, *paths, *_grad_steps(state).tolist()})
     return pa.table(
         {
@@ -111,6 +112,15 @@ def _checkpoints(state: RunState, columns: set[str]) -> pa.Table:
             "sample_path": pa.array([paths.get(step) for step in steps], pa.string()),
         }
     )
+
+
+def _checkpoint_ids(state: RunState, steps: list[int], columns: set[str]) -> pa.Array:
+    """The row of `checkpoints` that each of these steps has; null where it has none."""
+    if "checkpoint_id" not in columns:
+        return pa.nulls(len(steps), pa.int64())
+    known = {*read_scalars(state, "*", ALL_STEPS)["step"].to_pylist(), *_grad_steps(state).tolist()}
+    known |= sample_paths(state).keys()
+    return pa.array([step if step in known else None for step in steps], pa.int64())
 
 
 def _grad_ids(state: RunState) -> list[int]:
@@ -140,13 +150,13 @@ def _gradient_stats(state: RunState, columns: set[str]) -> pa.Table:
 def _system_metrics(state: RunState, columns: set[str]) -> pa.Table:
     """One row per reading, GPUs as JSON."""
     readings: dict[tuple[float, int], dict[str, float]] = {}
-    for row in system_table(state.run, is_live=state.is_held).to_pylist():
+    for row in system_table(state).to_pylist():
         readings.setdefault((row["time"], row["step"]), {})[row["name"]] = row["value"]
     values = list(readings.values())
     return pa.table(
         {
             "id": pa.array(range(len(values)), pa.int64()),
-            "checkpoint_id": pa.array([step for _, step in readings], pa.int64()),
+            "checkpoint_id": _checkpoint_ids(state, [step for _, step in readings], columns),
             "timestamp": pa.array([time for time, _ in readings], pa.float64()),
             "cpu_percent": pa.array([value.get("cpu_percent") for value in values], pa.float64()),
             "memory_percent": pa.array([value.get("memory_percent") for value in values], pa.float64()),
@@ -160,13 +170,13 @@ def _gpus(items: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _anomalies(state: RunState, columns: set[str]) -> pa.Table:
-    rows = finding_table(state.run, is_live=state.is_held).to_pylist()
+    rows = finding_table(state).to_pylist()
     details = [to_json({key: _parsed(row[key]) for key in ("message", "sites", "evidence", "remedy")}) for row in rows]
     return pa.table(
         {
             "id": pa.array([row["id"] for row in rows], pa.int64()),
             "run_id": pa.array([state.manifest.id] * len(rows), pa.string()),
-            "checkpoint_id": pa.array([row["step"] for row in rows], pa.int64()),
+            "checkpoint_id": _checkpoint_ids(state, [row["step"] for row in rows], columns),
             "step": pa.array([row["step"] for row in rows], pa.int64()),
             "anomaly_type": pa.array([row["rule"] for row in rows], pa.string()),
             "severity": pa.array([row["severity"] for row in rows], pa.string()),

@@ -103,7 +103,7 @@ def _scalars(state: RunState) -> dict[str, Column]:
 
 def _system(state: RunState) -> dict[str, Column]:
     try:
-        table = system_table(state.run, is_live=state.is_held)
+        table = system_table(state)
     except CorruptError:  # readings of the machine are a bonus; the damage is named in `warnings`
         return {}
     names = table["name"].to_pylist()
@@ -129,7 +129,7 @@ def _facts(state: RunState, structure: Mapping[str, Any]) -> dict[str, Any]:
 
 def _events(state: RunState) -> list[dict[str, Any]]:
     try:
-        table: pa.Table = event_table(state.run, is_live=state.is_held)
+        table: pa.Table = event_table(state)
     except CorruptError:
         return []
     rows: list[dict[str, Any]] = table.to_pylist()

@@ -19,7 +19,8 @@ from typing import Any, Final
 from sonde.errors import CorruptError
 from sonde.record.items import FindingRow, KeptRow
 from sonde.record.storable import storable_site, storable_text
-from sonde.schema.layout import CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text
+from sonde.schema.attempts import Attempt, Mark
+from sonde.schema.layout import ATTEMPT_TABLES, CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text
 from sonde.schema.records import Event, Site, SystemSample, to_json
 
 Row = tuple[str, Sequence[Any]]
@@ -28,13 +29,16 @@ Row = tuple[str, Sequence[Any]]
 _SITE: Final = "insert or replace into sites values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SCALAR: Final = "insert or replace into scalar_names values (?, ?, ?)"
 _SEGMENT: Final = "insert into segments values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_EVENT: Final = "insert into events (time, step, type, severity, message, details) values (?, ?, ?, ?, ?, ?)"
-_FINDING: Final = "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ATTEMPT: Final = "insert or replace into attempts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_EVENT: Final = (
+    "insert into events (time, step, type, severity, message, details, attempt) values (?, ?, ?, ?, ?, ?, ?)"
+)
+_FINDING: Final = "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _KEPT: Final = {
-    "checkpoints": "insert into checkpoints (step, time, path, metrics) values (?, ?, ?, ?)",
+    "checkpoints": "insert into checkpoints (step, time, path, metrics, attempt) values (?, ?, ?, ?, ?)",
     "snapshots": "insert or replace into snapshots values (?, ?, ?, ?, ?, ?)",
 }
-_SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?)"
+_SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,24 @@ class Catalog:
         names = Segment.__dataclass_fields__
         return [Segment(**dict(zip(names, row, strict=True))) for row in self._checked("segments")]
 
+    def attempts(self) -> list[Attempt]:
+        """In order; a run of format 1 has no row."""
+        return [
+            Attempt(
+                number=number,
+                rank=rank,
+                first_step=first_step,
+                time=time,
+                reason=reason,
+                stats_sequence=stats_sequence,
+                scalars_sequence=scalars_sequence,
+                mark=Mark(complete, visible),
+            )
+            for number, rank, first_step, time, reason, stats_sequence, scalars_sequence, complete, visible in (
+                self._checked("attempts")
+            )
+        ]
+
     def next_finding(self) -> int:
         """The first number that no earlier session has given to a finding."""
         connection = self._connection or self._connect()
@@ -122,6 +144,7 @@ class Catalog:
             connection.execute("pragma journal_mode = wal")
             _drop_early_table(connection)
             connection.executescript(CATALOG_SCHEMA)
+            _add_attempts(connection)
         except BaseException:
             connection.close()
             raise
@@ -155,6 +178,13 @@ def _drop_early_table(connection: sqlite3.Connection) -> None:
         connection.execute("drop table snapshots")
 
 
+def _add_attempts(connection: sqlite3.Connection) -> None:
+    """Rows of format 1 belong to the first attempt."""
+    for table in ATTEMPT_TABLES:
+        if "attempt" not in {column for _, column, *_ in connection.execute(f"pragma table_info({table})")}:
+            connection.execute(f"alter table {table} add column attempt integer not null default 0")
+
+
 def _with_crc(*columns: Any) -> tuple[Any, ...]:
     return (*columns, zlib.crc32(row_text(*columns)))
 
@@ -180,7 +210,21 @@ def segment_row(segment: Segment) -> Row:
     return _SEGMENT, _with_crc(*(getattr(segment, name) for name in Segment.__dataclass_fields__))
 
 
-def event_row(event: Event) -> Row:
+def attempt_row(attempt: Attempt) -> Row:
+    return _ATTEMPT, _with_crc(
+        attempt.number,
+        attempt.rank,
+        attempt.first_step,
+        attempt.time,
+        attempt.reason,
+        attempt.stats_sequence,
+        attempt.scalars_sequence,
+        attempt.mark.complete,
+        attempt.mark.visible,
+    )
+
+
+def event_row(event: Event, attempt: int) -> Row:
     details = to_json(event.details)
     return _EVENT, (
         float(event.time),
@@ -189,10 +233,11 @@ def event_row(event: Event) -> Row:
         event.severity,
         storable_text(event.message),
         details,
+        attempt,
     )
 
 
-def finding_row(id: int, found: FindingRow) -> Row:
+def finding_row(id: int, found: FindingRow, attempt: int) -> Row:
     return _FINDING, (
         id,
         float(found.time),
@@ -205,15 +250,18 @@ def finding_row(id: int, found: FindingRow) -> Row:
         storable_text(found.message),
         to_json(found.evidence),
         storable_text(found.remedy),
+        attempt,
     )
 
 
-def kept_row(kept: KeptRow) -> Row:
-    values = int(kept.step), float(kept.time), storable_text(kept.where), to_json(kept.details)
+def kept_row(kept: KeptRow, attempt: int) -> Row:
+    step, time, where = int(kept.step), float(kept.time), storable_text(kept.where)
+    if kept.table == "checkpoints":
+        return _KEPT[kept.table], (step, time, where, to_json(kept.details), attempt)
     # A step has one snapshot, so its step is its id: a checksum needs to know all of a row.
     statement = _KEPT[kept.table].replace("or replace", "or ignore") if kept.is_found else _KEPT[kept.table]
-    return statement, _with_crc(int(kept.step), *values) if kept.table == "snapshots" else values
+    return statement, _with_crc(step, step, time, where, to_json({**kept.details, "attempt": attempt}))
 
 
-def system_rows(sample: SystemSample) -> list[Row]:
-    return [(_SYSTEM, (sample.time, sample.step, name, value)) for name, value in sample.values.items()]
+def system_rows(sample: SystemSample, attempt: int) -> list[Row]:
+    return [(_SYSTEM, (sample.time, sample.step, name, value, attempt)) for name, value in sample.values.items()]

@@ -1,7 +1,7 @@
 """How each kind of tensor is compressed, and the rounding that is done only when asked. Knows no file.
 
-Weights and optimizer state change little from step to step: the difference to the last snapshot is tried, and zstd is
-worth its time. Gradients and activations are noise in all but their exponents: the fastest codec gets what there is.
+Weights and optimizer state are worth the time that zstd takes. Gradients and activations are noise in all but their
+exponents: the fastest codec gets what there is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ _SHUFFLES: Final[dict[Shuffle, int]] = {"noshuffle": 0, "shuffle": 1, "bitshuffl
 _LEVELS: Final = {"zstd": 1, "lz4": 5}
 
 COMPRESSIONS: Final = ("auto", "none", "zstd", "lz4")
-CHANGE_LITTLE: Final = frozenset({"param", "optim"})
-"""The kinds for which the difference to the snapshot before is tried."""
 _MANTISSA: Final = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
 

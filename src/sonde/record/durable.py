@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 from pathlib import Path
 from typing import Self
 
 TMP_SUFFIX = ".tmp"
+_LAST_STANDARD = 2
+"""stdin, stdout and stderr."""
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -17,6 +20,18 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     while view:
         written = os.write(fd, view)
         view = view[written:]
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor that is none of the first three: where a program runs with stderr closed, what a library prints
+    there would otherwise be written into our file."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    if fd > _LAST_STANDARD:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD + 1)
+    finally:
+        os.close(fd)
 
 
 class DurableFile:
@@ -32,7 +47,7 @@ class DurableFile:
         self.path = path
         self.sha256 = hashlib.sha256()
         self._tmp = path.with_name(path.name + TMP_SUFFIX)
-        self.fd = os.open(self._tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.fd = open_file(self._tmp, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
 
     def write(self, data: bytes | memoryview) -> int:
         write_all(self.fd, data)

@@ -31,6 +31,14 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def working_directory() -> Path | None:
+    """Where the program runs; None when that folder was deleted."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
 def package_versions() -> dict[str, str]:
     """Versions of the packages that matter to a training run, read from their metadata."""
     versions = {}

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import socket
 import sys
 import time
@@ -19,13 +20,27 @@ from typing import Any, Final
 from sonde.errors import RunError, SondeError
 from sonde.record.durable import TMP_SUFFIX, sync_folder
 from sonde.record.environment import describe_machine
-from sonde.record.lock import is_held
 from sonde.record.runfile import RunFile
 from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
 
 MAX_NAME_BYTES: Final = 80
 _UNSAFE: Final = re.compile(r"[^\w.+=-]")
 _RESERVED: Final = frozenset({LATEST_LINK, TRASH_FOLDER})
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The path as it is meant now: a program may change its working directory later.
+
+    >>> absolute("/data/runs").as_posix()
+    '/data/runs'
+    """
+    try:
+        return Path(path).absolute()
+    except OSError as error:
+        raise RunError(
+            f"cannot find the folder {path}: the working directory no longer exists ({error.strerror}). "
+            "Change to one that does, or give an absolute path with dir= or SONDE_DIR."
+        ) from error
 
 
 def create_run(
@@ -41,31 +56,54 @@ def create_run(
     """Make `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
     created_time = time.time()
     id = secrets.token_hex(4)
+    dir = absolute(dir)
     try:
-        run = _make_folder(Path(dir), folder_name(project, "default"), created_time, folder_name(name or id, id))
+        run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
         content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
         for stream in STREAMS:
             (run / stream).mkdir()
         RunFile(run, content).write()
         sync_folder(run.parent)
     except OSError as error:
-        raise RunError(_explain(Path(dir), error)) from error
-    _point_latest(Path(dir), run)
+        raise RunError(_explain(dir, error)) from error
+    _point_latest(dir, run)
     return run
 
 
+def check_place(dir: Path) -> None:
+    """Raise the error that `create_run` would raise here, as far as can be told without making anything."""
+    found = next(parent for parent in (dir, *dir.parents) if parent.exists())
+    if not found.is_dir():
+        raise RunError(_explain(dir, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))))
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise RunError(_explain(dir, PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
+
+
+def remove_run(run: Path) -> None:
+    """Delete a run that its own process began and recorded nothing in. What cannot be deleted stays an empty run."""
+    shutil.rmtree(run, ignore_errors=True)
+
+
 def find_resumable(dir: Path, *, project: str, name: str | None = None) -> Path | None:
-    """The newest run of that project (and name) that no process holds."""
-    runs = []
-    folder = Path(dir) / folder_name(project, "default")
-    for path in folder.glob(f"*/{RUN_FILE}"):
+    """The newest run of that project, or of that name in it; an id, or a folder's name, is found in any project.
+
+    Whether another process still writes it, its lock says: to pass it over would be to resume some older run instead.
+    """
+    own = Path(dir) / folder_name(project, "default")
+    found, foreign = [], []
+    for path in Path(dir).glob(f"*/*/{RUN_FILE}"):
         try:
             content = RunFile.load(path.parent).content
         except SondeError:
             continue
-        if content.get("project") == _text(project) and (name is None or content.get("name") == _text(name)):
-            runs.append((_number(content.get("created_time")), path.parent.name, path.parent))
-    return next((run for _, _, run in sorted(runs, reverse=True) if not is_held(run)), None)
+        entry = _number(content.get("created_time")), path.parent.name, path.parent
+        is_own = path.parent.parent == own and content.get("project") == _text(project)
+        if is_own and (name is None or content.get("name") == _text(name)):
+            found.append(entry)
+        if name is not None and name in (content.get("id"), path.parent.name):
+            foreign.append(entry)
+    newest = max(found or foreign, default=None)
+    return None if newest is None else newest[2]
 
 
 def folder_name(name: str, empty: str) -> str:
@@ -135,6 +173,7 @@ def _first_content(
             "step": -1,
             "acknowledged": dict.fromkeys(STREAMS, -1),
             "dropped": dict.fromkeys(STREAMS, 0),
+            "failed": dict.fromkeys(STREAMS, 0),
             "degraded": "",
         },
         "facts": {},
@@ -162,6 +201,8 @@ def _explain(dir: Path, error: OSError) -> str:
         remedy = "It cannot be written to; choose another folder with dir= or SONDE_DIR."
     elif error.errno in (errno.ENOTDIR, errno.EEXIST):
         remedy = "A file is in the way; choose another folder with dir= or SONDE_DIR."
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "This process has too many files open; close some, or raise the limit:  ulimit -n 65536"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "The disk is full; free some space, or choose another folder with dir= or SONDE_DIR."
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS, NUM_FIELDS
 
 Record = StatsRecord | ScalarsRecord
-LateRecord = Callable[[], Record | Event | None]
+LateRecord = Callable[[], Record | Event | Sequence[Record | Event] | None]
 """Called on the writer thread, where it may wait for a copy from the device."""
 
 
@@ -27,6 +27,24 @@ class NewSite:
 class NewScalar:
     id: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegan:
+    """Everything of the steps below this one was put before."""
+
+    step: int
+    is_first: bool = False
+    """Nothing has ended yet: steps are about to be made, and this will be the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewAttempt:
+    """Training returns to this step; what follows belongs to a new attempt."""
+
+    step: int
+    after: int
+    """The step that would have come next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +100,14 @@ class Barrier:
     """Answered when everything queued before it is acknowledged."""
 
     reply: SimpleQueue[bool]
+    is_asked: bool = False
+    """Somebody wants to see what there is, of a step that has not ended as well."""
 
 
 def check_record(record: Record) -> None:
     """A frame whose counts do not fit would make the rest of its log unreadable: refuse it here."""
     if isinstance(record, ScalarsRecord):
-        columns = (record.name_ids, record.steps, record.times, record.values)
+        columns = (record.name_ids, record.steps, record.times, record.values, record.made_at)
         if any(column.shape != (len(record.name_ids),) for column in columns):
             raise ValueError(f"columns of scalars have shapes {[column.shape for column in columns]}")
         return
@@ -104,9 +124,11 @@ def join_scalars(records: list[ScalarsRecord]) -> ScalarsRecord:
     """One frame for all scalars of one flush."""
     if len(records) == 1:
         return records[0]
+    is_ahead = any(record.counted is not None for record in records)
     return ScalarsRecord(
         np.concatenate([record.name_ids for record in records]),
         np.concatenate([record.steps for record in records]),
         np.concatenate([record.times for record in records]),
         np.concatenate([record.values for record in records]),
+        np.concatenate([record.made_at for record in records]) if is_ahead else None,
     )

@@ -1,4 +1,4 @@
-"""A small file in a folder of checkpoints that says which run recorded them."""
+"""A small file in a folder of checkpoints that names their run, and in the folder of one checkpoint also its step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from sonde.schema.checkpoints import LINK_FILE
 
 
-def write_link(folder: Path, run: Path) -> None:
-    """Relative, so that both may be moved together."""
+def write_link(folder: Path, run: Path, *, step: int | None = None) -> None:
+    """Relative, so that both may be moved together. `step` is the one that comes after the checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LINK_FILE
     tmp = path.with_suffix(".tmp")
-    content = {"run": os.path.relpath(run.resolve(), folder.resolve()), "absolute": str(run.resolve())}
+    where = {"run": os.path.relpath(run.resolve(), folder.resolve()), "absolute": str(run.resolve())}
+    content = {**where, **({} if step is None else {"step": step})}
     tmp.write_text(json.dumps(content), encoding="utf-8")
     tmp.replace(path)

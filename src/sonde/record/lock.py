@@ -6,11 +6,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Final
 
-from sonde.errors import RunError, RunLockedError
+from sonde.errors import RunError, RunLockedError, SondeError
+from sonde.record.durable import open_file
+from sonde.record.runfile import RunFile
 from sonde.schema.layout import LOCK_FILE
 
 PATIENCE_S: Final = 1.0
@@ -23,7 +26,7 @@ class RunLock:
     def __init__(self, run: Path, *, patience_s: float = PATIENCE_S) -> None:
         self.fd = -1
         try:
-            fd = os.open(run / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = open_file(run / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise RunError(f"cannot lock {run}: {error.strerror}. Is the folder writable?") from error
         try:
@@ -49,21 +52,6 @@ class RunLock:
                 os.close(fd)
 
 
-def is_held(run: Path) -> bool:
-    """Whether some process writes to this run."""
-    try:
-        fd = os.open(run / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
 def _acquire(fd: int, run: Path, patience_s: float) -> None:
     end = time.monotonic() + patience_s
     while True:
@@ -75,9 +63,24 @@ def _acquire(fd: int, run: Path, patience_s: float) -> None:
                     f"cannot lock {run}: {error.strerror}. This file system has no locks; set SONDE_DIR to another."
                 ) from error
             if time.monotonic() >= end:
-                raise RunLockedError(
-                    f"{run} is being written by another process. Wait for it to end, or start a run of its own."
-                ) from error
+                raise RunLockedError(_held(run)) from error
             time.sleep(0.01)
         else:
             return
+
+
+def _held(run: Path) -> str:
+    """By whom, as far as the folder says, and what to do."""
+    try:
+        content = RunFile.load(run).content
+    except SondeError:
+        content = {}
+    pid, host = content.get("pid"), content.get("host")
+    if (pid, host) == (os.getpid(), socket.gethostname()):
+        return f"{run} is being written by a session of this process that is still open. Call its finish() first."
+    writer = f"another process, {pid} on {host}" if pid and host else "another process"
+    stop = f", or stop it (kill {pid})" if pid else ""
+    return (
+        f"{run} is being written by {writer}. Wait for it to end{stop}. To begin a run next to it leave out resume=; "
+        'to resume another one, name it: resume="project/name", or its folder.'
+    )

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from sonde.record.items import Document, Facts, FindingRow, NewScalar, NewSite, Record
+from sonde.record.items import Document, Facts, FindingRow, NewAttempt, NewScalar, NewSite, Record
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, Site, SystemSample
 
-Shown = Record | Event | NewSite | NewScalar | Facts | Document | SystemSample
+Shown = Record | Event | NewSite | NewScalar | NewAttempt | Facts | Document | SystemSample
 Said = Event | FindingRow | Facts
 
 

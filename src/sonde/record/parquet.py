@@ -35,7 +35,13 @@ STATS_SCHEMA: Final = pa.schema(
     ]
 )
 SCALARS_SCHEMA: Final = pa.schema(
-    [("step", pa.int64()), ("name", pa.int32()), ("time", pa.float64()), ("value", pa.float64())]
+    [
+        ("step", pa.int64()),
+        ("name", pa.int32()),
+        ("time", pa.float64()),
+        ("value", pa.float64()),
+        ("counted", pa.int64()),
+    ]
 )
 
 
@@ -60,14 +66,19 @@ def write_stats(sink: Sink, table: StatsTable, facts: Facts) -> str:
 def write_scalars(sink: Sink, table: ScalarsTable, facts: Facts) -> str:
     """A segment of scalars; gives the bounds of its tiles."""
     bounds = list(tile_bounds(table.name))
-    batches = (
-        pa.record_batch(
-            [_column(part[a:b]) for part in (table.step, table.name, table.time, table.value)], schema=SCALARS_SCHEMA
-        )
-        for a, b in bounds
-    )
-    _write(sink, SCALARS_SCHEMA, batches, ["step", "name"], ["time", "value"], facts)
+    batches = (_scalars_batch(table, start, end) for start, end in bounds)
+    _write(sink, SCALARS_SCHEMA, batches, ["step", "name", "counted"], ["time", "value"], facts)
     return _tiles(table.name, table.step, bounds)
+
+
+def _scalars_batch(table: ScalarsTable, start: int, end: int) -> Any:
+    columns = [_column(part[start:end]) for part in (table.step, table.name, table.time, table.value)]
+    if table.counted is None:
+        counted = pa.nulls(end - start, pa.int64())
+    else:
+        made, step = table.counted[start:end], table.step[start:end]
+        counted = _column(made, made >= step)
+    return pa.record_batch([*columns, counted], schema=SCALARS_SCHEMA)
 
 
 def read_stats(path: Path) -> StatsTable:

@@ -86,15 +86,13 @@ def _refuse_two(spool: Spool) -> None:
 
 
 def _sweep(spool: Spool) -> None:
-    """Local copies of what the far side has, where they are not to be kept."""
+    """Delete local copies of what the far side has, where they are not to be kept."""
     state = spool.state()
     if state.keeps_local or not (set(spool.steps()) & state.uploaded.keys()):
         return
     lake = LocalLake(spool.run, rank=spool.rank)
     try:
-        for step in lake.steps():
-            if step in state.uploaded:
-                lake.delete(step)
+        lake.delete_copies(state.uploaded)
     finally:
         lake.close()
 

@@ -3,12 +3,14 @@
 Level 1 has one file per sealed segment; level k merges four files of level k - 1. A row's `step` is the first of its
 4^k steps. Where two files meet in the middle of these, each has a part of the row, and a reader merges them: so a file
 is made from the files below it alone. What is missing after a crash is found in the catalog and made then.
+
+A file holds one attempt. Where an attempt ended with fewer than four files of a level, these make one together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -24,26 +26,46 @@ from sonde.schema.sketch import Array, merge_groups
 _GROUPS_AT_ONCE: Final = 4096
 
 
+def _only_one(_: int) -> int:
+    return 0
+
+
 class Pyramid:
     """Grows by what was sealed. `segments` is the writer's own list of everything in the catalog."""
 
-    def __init__(self, run: Path, rank: int, segments: list[Segment]) -> None:
+    def __init__(
+        self, run: Path, rank: int, segments: list[Segment], attempt_of: Callable[[int], int] = _only_one
+    ) -> None:
         self.run, self.rank, self.segments = run, rank, segments
+        self._attempt_of = attempt_of
+        """The attempt that a frame of sketches belongs to, by its sequence."""
 
     def grow(self, catalog: Catalog, newest: Segment, table: StatsTable) -> None:
         """Make every file that is due. `table` is what `newest` holds, which spares reading it back."""
         level = 1
         while below := self._uncovered(level):
-            size = 1 if level == 1 else PYRAMID_FACTOR
-            for start in range(0, len(below) - size + 1, size):
-                group = below[start : start + size]
+            for group in self._groups(below, 1 if level == 1 else PYRAMID_FACTOR):
                 # Each alone first: four whole tables at once would be the largest thing the writer ever holds.
                 parts = [
                     merge_steps([table if segment.id == newest.id else self._read(segment)], PYRAMID_FACTOR**level)
                     for segment in group
                 ]
-                self._make(catalog, level, group, merge_steps(parts, PYRAMID_FACTOR**level) if size > 1 else parts[0])
+                merged = merge_steps(parts, PYRAMID_FACTOR**level) if len(parts) > 1 else parts[0]
+                self._make(catalog, level, group, merged)
             level += 1
+
+    def _groups(self, below: Sequence[Segment], size: int) -> list[Sequence[Segment]]:
+        """Files to merge. One that comes after others must not be merged before them: readers go by the sequence."""
+        groups: list[Sequence[Segment]] = []
+        for _, same in groupby(below, key=self._attempt):
+            files = list(same)
+            groups += [files[start : start + size] for start in range(0, len(files), size)]
+        while groups and len(groups[-1]) < size:
+            groups.pop()
+        return groups
+
+    def _attempt(self, segment: Segment) -> int:
+        return self._attempt_of(segment.last_sequence)
 
     def _uncovered(self, level: int) -> list[Segment]:
         """The files below a level that are not merged into it yet, in order of sequence."""
@@ -63,6 +85,7 @@ class Pyramid:
             number=len(self._level(level)),
             first_sequence=group[0].first_sequence,
             last_sequence=group[-1].last_sequence,
+            attempt=self._attempt(group[-1]),
         )
         made = seal_table(self.run, place, table)
         catalog.commit([segment_row(made)])

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,40 +55,62 @@ def _note(dir: Path) -> Path:
     return dir / f".job-{job_name()}.json"
 
 
-def announce(dir: Path, run: Path) -> Path:
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Where the first rank of a job records, and which step it begins with."""
+
+    run: Path
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a rank began, or returned to: by this its events are attributed to an attempt of the first rank."""
+
+    time: float
+    first_step: int | None
+    """None: with the step of the first rank."""
+
+
+def announce(dir: Path, run: Path, *, step: int = 0) -> Path:
     """Say where this job records. The note is gone when the run ends."""
     note = _note(dir)
     draft = note.with_suffix(".tmp")
-    draft.write_text(to_json({"run": str(run.resolve()), "time": time.time()}))
+    draft.write_text(to_json({"run": str(run.resolve()), "time": time.time(), "step": step}))
     draft.replace(note)
     return note
 
 
-def find_announced(dir: Path, *, since: float) -> Path | None:
+def find_announced(dir: Path, *, since: float) -> Announced | None:
     """The folder the first rank records into, if it has said so after this job began."""
     try:
         found = json.loads(_note(dir).read_text())
-        run, said = Path(found["run"]), float(found["time"])
+        run, said, step = Path(found["run"]), float(found["time"]), int(found.get("step", 0))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return run if said > since - STALE_S and run.is_dir() else None
+    return Announced(run, step) if said > since - STALE_S and run.is_dir() else None
 
 
 class RankLog:
     """Events of one rank, a signed line each. Opened by the first event: a rank that saw nothing leaves no file."""
 
-    def __init__(self, run: Path, number: int) -> None:
-        self.path, self.number = rank_log(run, number), number
+    def __init__(self, run: Path, number: int, first_step: int = 0) -> None:
+        self.path, self.number, self.first_step = rank_log(run, number), number, first_step
 
-    def write(self, event: Event) -> None:
+    def write(self, event: Event, start: Start) -> None:
+        """Until it returns to a step, a rank counts from 0: only the first one knows where a resumed run continues."""
         self.path.parent.mkdir(exist_ok=True)
+        step = event.step + (self.first_step if start.first_step is None else 0)
+        message = event.message.replace(f"at step {event.step},", f"at step {step},", 1)
         row = {
             "time": event.time,
-            "step": event.step,
+            "step": step,
             "type": event.type,
             "severity": event.severity,
-            "message": f"rank {self.number}: {event.message}",
+            "message": f"rank {self.number}: {message}",
             "details": {**event.details, "rank": self.number},
+            "attempt_time": start.time,
+            "attempt_step": self.first_step if start.first_step is None else start.first_step,
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(sign_document(to_json(row)))

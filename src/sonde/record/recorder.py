@@ -1,8 +1,8 @@
 """What the writer thread does: take from the queue, write, acknowledge, seal, beat. Survives whatever the disk does.
 
-Each turn stores in this order: catalog rows (a site is known before a frame speaks of it), frames, `fdatasync`. Only
-then is anything acknowledged. When a turn fails nothing is thrown away: the rows and frames wait, the queue fills up
-and refuses, and the turn is tried again until the disk answers.
+Each turn stores in this order: catalog rows (a site is known before a frame speaks of it), frames of sketches and
+their `fdatasync`, then those of scalars. Only then is anything acknowledged. When a turn fails nothing is thrown away:
+the rows and frames wait, the queue fills up and refuses, and the turn is tried again until the disk answers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.record.attempts import Attempts
 from sonde.record.catalog import (
     Catalog,
     Row,
@@ -28,32 +29,39 @@ from sonde.record.catalog import (
     site_row,
     system_rows,
 )
-from sonde.record.durable import write_durably
+from sonde.record.durable import sync_folder, write_durably
+from sonde.record.ending import forget_endings
 from sonde.record.items import (
     Barrier,
     Document,
     Facts,
     FindingRow,
     KeptRow,
+    NewAttempt,
     NewScalar,
     NewSite,
+    StepBegan,
     check_record,
-    join_scalars,
 )
+from sonde.record.journal import Journal
 from sonde.record.observer import GuardedObserver, Observer, Said
 from sonde.record.options import WriterOptions
 from sonde.record.queue import BoundedQueue
-from sonde.record.repeats import Repeats
 from sonde.record.runfile import RunFile
 from sonde.record.sealing import Sealing, in_words
 from sonde.record.stream import StreamWriter
 from sonde.record.system import SystemSampler
-from sonde.schema.layout import STREAMS, RunStatus, Stream
+from sonde.schema.endings import ENDED_AT_EXIT
+from sonde.schema.layout import FORMAT_VERSION, STREAMS, RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_document, to_json
 
 _MIB: Final = 1 << 20
 MAX_EVENTS: Final = 10_000
 NICENESS: Final = 10
+_MAX_REASONS: Final = 20
+"""Why records were refused: each reason is an event, up to this many."""
+_SLOW_S: Final = 2.0
+"""Longer than this for the last records and the status, and the disk is slow."""
 _FIRST_BACKOFF_S: Final = 0.5
 _LAST_BACKOFF_S: Final = 10.0
 
@@ -81,10 +89,12 @@ class Shared:
     failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
     """Records that could not be made or encoded. Written by the writer thread."""
     goodbye: Goodbye | None = None
-    repeats: Repeats | None = None
-    """Written by the training thread, before its first record."""
     is_complete: bool = False
     """Everything that was put is on disk, and the writer thread has ended."""
+    said: threading.Event = field(default_factory=threading.Event)
+    """Set when everything that was put, and how the run ended, is on disk; what follows is tidying up."""
+    is_slow: bool = False
+    """Whether the disk took so long for that, that `close` does not wait for the rest."""
 
     def num_dropped(self) -> dict[str, int]:
         return {stream: self.dropped[stream] + self.failed[stream] for stream in STREAMS}
@@ -102,6 +112,7 @@ class Recorder:
         warn: Callable[[str], None],
         *,
         resume: bool,
+        is_same_attempt: bool = False,
         observer: Observer | None = None,
         on_beat: Callable[[], None] | None = None,
     ) -> None:
@@ -116,23 +127,28 @@ class Recorder:
         self.streams: dict[Stream, StreamWriter] = {
             stream: StreamWriter(run, stream, options.rank, segments) for stream in STREAMS
         }
+        self.attempts = Attempts(
+            self.catalog.attempts(), lambda stream: self.streams[stream].next_sequence, rank=options.rank
+        )
+        self._journal = Journal(self.streams, self.attempts, self.file.content, is_same_attempt=is_same_attempt)
+        self.next_step = self._journal.next_step
         self._sealing = Sealing(
             run,
             options,
             self.catalog,
             self.streams,
             segments,
+            self.attempts,
             remember=lambda kind, message, severity: self._remember(self._event(kind, message, severity)),
             tell=lambda what: self._tell(what, "Nothing recorded is lost; it will be tried again."),
         )
-        self.next_step = self._next_step()
         self._rows: list[Row] = []
-        self._scalars: list[ScalarsRecord] = []
         self._barriers: list[Barrier] = []
         self._documents: dict[str, str] = {}
         self._num_events = 0
         self._sampler = SystemSampler(self.run) if options.system_interval_s > 0 else None
-        self._has_warned = self._has_refused = False
+        self._has_warned = False
+        self._refused: set[str] = set()
         self._store_error = ""
         self._trouble_since = 0.0
         self._dropped_before = 0
@@ -144,14 +160,6 @@ class Recorder:
         self._first_finding = self.catalog.next_finding()
         self._greet(resume)
         self._observer.begin(self.sites, self.scalars, self.file.content)
-
-    def _next_step(self) -> int:
-        """Where a resumed run goes on: behind everything recorded, unless the user logged by a count of their own."""
-        heartbeat = self.file.content.get("heartbeat") or {}
-        num_counted = max(self.streams["stats"].last_step + 1, int(heartbeat.get("step", 0)))
-        if self._facts.get("logged_ahead") and num_counted > 0:
-            return num_counted
-        return max(stream.last_step for stream in self.streams.values()) + 1
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -165,8 +173,8 @@ class Recorder:
                 self._warm_up()
         self._finish(self.shared.goodbye)
 
-    def turn(self) -> None:
-        """Everything that is due now. Never raises."""
+    def turn(self, *, is_last: bool = False) -> None:
+        """Everything that is due now; at the end no more than what was put. Never raises."""
         now = time.monotonic()
         if self._store_error and now < self._next_try:
             return
@@ -178,6 +186,8 @@ class Recorder:
                 self._recover()
                 if num_left <= 0:
                     break
+            if is_last:
+                return
             self._beat(now)
             self._listen(self._observer.look(now))
         except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
@@ -190,35 +200,36 @@ class Recorder:
         if self._store_error:
             return 0
         num_taken = 0
+        self._journal.begin_turn()
         for item in self.queue.take(int(self.options.flush_mib * _MIB)):
             num_taken += 1
             try:
                 self._accept(item)
             except Exception as error:  # noqa: BLE001  one bad item must not stop the others
                 self._refuse(item, error)
-        scalars, self._scalars = self._scalars, []
-        if scalars:
-            try:
-                self.streams["scalars"].add(join_scalars(scalars))
-            except Exception as error:  # noqa: BLE001  as above
-                self._refuse(scalars[0], error, len(scalars))
-            self._sealing.num_scalar_rows += sum(len(record.steps) for record in scalars)
+            if self._journal.must_store:
+                return num_taken
+        num_scalars = self._journal.num_pending
+        try:
+            self._sealing.num_scalar_rows += self._journal.end_turn()
+        except Exception as error:  # noqa: BLE001  as above
+            self._refuse(None, error, num_scalars)
         return num_taken
 
     def _accept(self, item: Any) -> None:
         if callable(item):
             item = item()
-        repeats = self.shared.repeats
-        if isinstance(item, StatsRecord):
-            if repeats is not None and repeats.is_known(item):
-                return
+        if isinstance(item, list):
+            for one in item:
+                self._accept(one)
+            return
+        if isinstance(item, StatsRecord | ScalarsRecord):
             check_record(item)
-            self.streams["stats"].add(item)
-        elif isinstance(item, ScalarsRecord):
-            check_record(item)
-            item = item if repeats is None else repeats.new_of(item)
-            if len(item.steps):
-                self._scalars.append(item)
+            self._journal.add(item)
+        elif isinstance(item, StepBegan):
+            self._sealing.num_scalar_rows += self._journal.step_began(item)
+        elif isinstance(item, NewAttempt):
+            self._sealing.num_scalar_rows += self._journal.return_to(item)
         elif isinstance(item, Event):
             self._remember(item)
         elif isinstance(item, NewSite):
@@ -231,23 +242,28 @@ class Recorder:
             self._documents[item.name] = sign_document(to_json(item.content))
         elif isinstance(item, Barrier):
             self._barriers.append(item)
+            if item.is_asked:
+                self._journal.asked_for()
         elif isinstance(item, KeptRow):
-            self._rows.append(kept_row(item))
+            self._rows.append(kept_row(item, self.attempts.at(item.time)))
         elif item is not None:
             raise TypeError(f"a record was expected, not {type(item).__name__}")
-        if item is not None and not isinstance(item, Barrier | KeptRow):
+        if item is not None and not isinstance(item, Barrier | KeptRow | StepBegan):
             self._observer.saw(item)
 
     def _store(self) -> None:
-        if self._rows:
-            self.catalog.commit(self._rows)
+        new = self._journal.rows()
+        if self._rows or new:
+            self.catalog.commit([*new, *self._rows])
             self._rows = []
+        if new:
+            self.attempts.have_stored()
+            self._next_beat = 0.0
         while self._documents:
             name, text = next(iter(self._documents.items()))
             write_durably(self.run / name, text.encode())
             del self._documents[name]
-        for stream in self.streams.values():
-            stream.flush()
+        self._journal.flush()
         for barrier in self._barriers:
             barrier.reply.put(True)
         self._barriers = []
@@ -263,7 +279,7 @@ class Recorder:
 
     def _row_of(self, item: Said) -> Row | None:
         if isinstance(item, FindingRow):
-            return finding_row(self._first_finding + item.number, item)
+            return finding_row(self._first_finding + item.number, item, self._journal.attempt)
         if isinstance(item, Event):
             self._remember(item)
         else:
@@ -328,10 +344,11 @@ class Recorder:
 
     def _refuse(self, item: Any, error: Exception, num_records: int = 1) -> None:
         if not isinstance(item, Event | NewSite | NewScalar | Facts | Document):
-            self.shared.failed["scalars" if isinstance(item, ScalarsRecord) else "stats"] += num_records
-        if not self._has_refused:
-            self._has_refused = True
-            self._remember(self._event("record_failed", f"a record could not be written: {in_words(error)}"))
+            self.shared.failed["scalars" if item is None or isinstance(item, ScalarsRecord) else "stats"] += num_records
+        why = in_words(error)
+        if why not in self._refused and len(self._refused) < _MAX_REASONS:
+            self._refused.add(why)
+            self._remember(self._event("record_failed", f"a record could not be written: {why}"))
 
     def _event(self, type: str, message: str, severity: Any = "warning", **details: Any) -> Event:
         return Event(
@@ -340,8 +357,10 @@ class Recorder:
 
     def _remember(self, event: Event) -> None:
         self._num_events += 1
+        if self._num_events == MAX_EVENTS:
+            event = self._event("warning", f"more than {MAX_EVENTS:,} events; further ones are not recorded")
         if self._num_events <= MAX_EVENTS:
-            self._rows.append(event_row(event))
+            self._rows.append(event_row(event, self._journal.attempt))
 
     # ----------------------------------------------------------------------------------------------------- heartbeat
 
@@ -349,7 +368,7 @@ class Recorder:
         if self._sampler is not None and now >= self._next_sample:
             self._next_sample = now + self.options.system_interval_s
             sample = self._sampler.sample(self.shared.step)
-            self._rows.extend(system_rows(sample))
+            self._rows.extend(system_rows(sample, self._journal.attempt))
             self._observer.saw(sample)
         if now >= self._next_beat:
             self._next_beat = now + self.options.heartbeat_s
@@ -363,8 +382,10 @@ class Recorder:
         return {
             "time": time.time(),
             "step": self.shared.step,
+            "attempt": self.attempts.num_stored - 1,
             "acknowledged": {name: stream.acknowledged for name, stream in self.streams.items()},
             "dropped": self.shared.num_dropped(),
+            "failed": dict(self.shared.failed),
             "degraded": self.shared.degraded,
         }
 
@@ -375,7 +396,10 @@ class Recorder:
         new, self._reported_drops = num_dropped - self._reported_drops, num_dropped
         first, last = self.shared.first_dropped_step, self.shared.last_dropped_step
         self.shared.first_dropped_step = -1
-        message = f"{new} records between steps {first} and {last} were dropped: the queue was full"
+        message = (
+            f"{new} records between steps {first} and {last} were dropped: the disk was slower than training, and the "
+            "queue was full"
+        )
         self._remember(self._event("dropped", message, num_dropped=new, first_step=first, last_step=last))
 
     def _learn(self, item: Facts) -> None:
@@ -394,7 +418,7 @@ class Recorder:
         """Say who writes now, and what an earlier writer left."""
         was = self.file.content.get("status")
         self.shared.step = self.next_step - 1
-        if resume:
+        if resume and not self.attempts.is_new:  # a new attempt says it by itself
             self._remember(self._event("resumed", f"continued at step {self.next_step}; it was {was}", "info"))
         for name, stream in self.streams.items():
             if stream.num_damaged_bytes:
@@ -402,8 +426,10 @@ class Recorder:
                     f"{stream.num_damaged_bytes} bytes in the log of {name} are damaged; the records in them are lost"
                 )
                 self._remember(self._event("damaged", message, "critical"))
-        self.file.fix(pid=os.getpid(), host=socket.gethostname(), rank=self.options.rank)
-        self.file.write(status="running", reason="", ended_time=None, heartbeat=self._heartbeat())
+        forget_endings(self.run)
+        self._facts.pop(ENDED_AT_EXIT, None)
+        self.file.fix(format=FORMAT_VERSION, pid=os.getpid(), host=socket.gethostname(), rank=self.options.rank)
+        self.file.write(status="running", reason="", ended_time=None, heartbeat=self._heartbeat(), facts=self._facts)
         self._next_beat = time.monotonic() + self.options.heartbeat_s
 
     def _warm_up(self) -> None:
@@ -416,11 +442,12 @@ class Recorder:
 
     def _finish(self, goodbye: Goodbye) -> None:
         """Drain, say goodbye, seal. If time runs out while sealing, the goodbye is said and the log is complete."""
+        began = time.monotonic()
         self._next_try = 0.0
-        self.turn()
+        self.turn(is_last=True)
         while (self._store_error or not self.queue.is_empty) and time.monotonic() < goodbye.end:
             time.sleep(0.02)
-            self.turn()
+            self.turn(is_last=True)
         num_lost = sum(stream.num_waiting for stream in self.streams.values()) + self.queue.num_items
         if self._store_error:
             self._has_warned = False
@@ -430,11 +457,13 @@ class Recorder:
             )
         try:
             self._report_drops()
+            self._listen(self._observer.last_look(goodbye.status))
+            self._sealing.num_scalar_rows += self._journal.end_attempt()
             self._store()
             self._say_goodbye(goodbye)
-            # Behind the goodbye: if time runs out here, the run has ended truthfully all the same.
-            self._listen(self._observer.last_look(goodbye.status))
-            self.file.write(facts=self._facts)
+            self.shared.is_slow = time.monotonic() - began > _SLOW_S
+            self.shared.said.set()
+            sync_folder(self.run)
         except Exception as error:  # noqa: BLE001  as above
             self._suffer(error)
         self._seal_due(time.monotonic(), force=True)
@@ -449,12 +478,14 @@ class Recorder:
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         self.file.write(
+            sync_name=False,
             status=goodbye.status,
             reason=goodbye.reason,
             ended_time=time.time(),
             heartbeat=self._heartbeat(),
             facts=self._facts,
         )
+        forget_endings(self.run)
 
 
 def be_nice() -> None:

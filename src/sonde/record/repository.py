@@ -1,14 +1,15 @@
 """An Icechunk repository of snapshots: one commit per snapshot. For the uploader's process only.
 
-icechunk hangs in a forked child and must not be imported where training runs. A snapshot's files are put into the
-repository as they are: the same shards, the same checksums, read back by the same code.
+icechunk hangs in a forked child and must not be imported where training runs. The entries of a snapshot's file are put
+into the repository as they are: the same chunks, the same checksums, read back by the same code.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+import zipfile
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +18,10 @@ from sonde.errors import RunError, UsageError
 from sonde.record.lock import RunLock
 from sonde.schema.addresses import Address, icechunk_storage
 from sonde.schema.lake import SnapshotDocument
-from sonde.schema.tensors import group_name, step_of
+from sonde.schema.tensors import GROUP_FILE, group_name, older_group, step_of
 
-_GROUP_FILE: Final = "zarr.json"
 _ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'
-DELETED: Final = "deleted"
-"""Where deleted snapshots go that others are differences to. It has no document: no Zarr reader lists it."""
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 16
 _REBASE_TRIES: Final = 1000
 _OPEN_TRIES: Final = 10
 _BEING_MADE: Final = ("clean prefixes", "updated by other session")
@@ -55,19 +53,15 @@ class Repository:
 
     # ------------------------------------------------------------------------------------------------------ snapshots
 
-    def commit(self, step: int, folder: Path, bases: Iterable[tuple[int, Path]] = ()) -> str:
-        """Put a snapshot's folder into the repository; the commit that has it, also if an earlier attempt made it.
-
-        `bases` are snapshots it is a difference to that were deleted before they could be uploaded.
-        """
+    def commit(self, step: int, path: Path) -> str:
+        """Put a snapshot's file into the repository; the commit that has it, also if an earlier attempt made it."""
         while True:
             session = self._repository.writable_session(self._branch)
-            if _run(session.store.exists(f"{group_name(step, self._rank)}/{_GROUP_FILE}")):
+            if _run(session.store.exists(f"{group_name(step, self._rank)}/{GROUP_FILE}")):
                 return self.commit_of(step) or self._newest()
-            parts = [(group_name(step, self._rank), folder)]
-            parts += [(self._hidden(base), path) for base, path in bases if not self._has(session, base)]
-            _run(self._put_all(session, parts))
-            document = SnapshotDocument.from_bytes((folder / _GROUP_FILE).read_bytes(), str(folder))
+            with zipfile.ZipFile(path) as archive:
+                _run(self._put_all(session, group_name(step, self._rank), archive))
+                document = SnapshotDocument.from_bytes(archive.read(GROUP_FILE), str(path))
             metadata = {"step": step, "rank": self._rank, "reason": document.reason, "num": len(document.tensors)}
             commit = self._commit(session, f"step {step}", metadata)
             if commit is not None:
@@ -84,22 +78,18 @@ class Repository:
                 return str(info.id)
         return None
 
-    def fetch(self, step: int, folder: Path) -> None:
-        """Copy a snapshot, visible or not, into a folder as it was in the spool."""
-        _run(self._fetch(self._reading(), step, folder))
+    def fetch(self, step: int, path: Path, *, is_base: bool = False) -> None:
+        """Copy a snapshot into a file, as it was in the spool. `is_base`: also a deleted one, see `older_group`."""
+        _run(self._fetch(self._reading(), step, path, is_base=is_base))
 
     def delete(self, step: int) -> None:
-        """One commit. What others are differences to is kept out of sight until the last of them goes."""
+        """One commit. What others are a difference to, in a repository of an earlier version, is refused."""
         while True:
             session = self._repository.writable_session(self._branch)
             if not _run(self._delete(session, step)):
                 return
             if self._commit(session, f"delete step {step}", {"deleted": step, "rank": self._rank}) is not None:
                 return
-
-    def document(self, step: int) -> SnapshotDocument:
-        document: SnapshotDocument = _run(self._document(self._reading(), step))
-        return document
 
     # -------------------------------------------------------------------------------------------------------- history
 
@@ -172,9 +162,9 @@ class Repository:
 
     def _make_root(self) -> None:
         """The groups above the snapshots; another writer may be making the same root at the same time."""
-        keys = [_GROUP_FILE]
+        keys = [GROUP_FILE]
         if self._rank:
-            keys.append(f"rank-{self._rank:04d}/{_GROUP_FILE}")
+            keys.append(f"rank-{self._rank:04d}/{GROUP_FILE}")
         while True:
             session = self._repository.writable_session(self._branch)
             missing = [key for key in keys if not _run(session.store.exists(key))]
@@ -201,80 +191,50 @@ class Repository:
     def _reading(self) -> Any:
         return self._repository.readonly_session(self._branch)
 
-    def _hidden(self, step: int) -> str:
-        return f"{DELETED}/{group_name(step, self._rank)}"
-
-    def _has(self, session: Any, step: int) -> bool:
-        """Whether a step is there, visible or not."""
-        places = (group_name(step, self._rank), self._hidden(step))
-        return any(_run(session.store.exists(f"{place}/{_GROUP_FILE}")) for place in places)
-
-    async def _put_all(self, session: Any, parts: list[tuple[str, Path]]) -> None:
-        """Documents first: a chunk needs the array it belongs to."""
-        files = [
-            (f"{prefix}/{path.relative_to(folder).as_posix()}", path)
-            for prefix, folder in parts
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        ]
-        for key, path in files:
-            if path.name == _GROUP_FILE:
-                await _put(session, key, path.read_bytes())
+    async def _put_all(self, session: Any, group: str, archive: zipfile.ZipFile) -> None:
+        """Documents first, the group's before those in it: a chunk needs the array it belongs to."""
+        documents = [key for key in archive.namelist() if key.endswith(GROUP_FILE)]
+        for key in sorted(documents, key=lambda key: key.count("/")):
+            await _put(session, f"{group}/{key}", archive.read(key))
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def put(key: str, path: Path) -> None:
+        async def put(key: str) -> None:
             async with limit:
-                await _put(session, key, await asyncio.to_thread(path.read_bytes))
+                await _put(session, f"{group}/{key}", await asyncio.to_thread(archive.read, key))
                 self._tick()
 
-        await asyncio.gather(*[put(key, path) for key, path in files if path.name != _GROUP_FILE])
+        await asyncio.gather(*[put(key) for key in archive.namelist() if not key.endswith(GROUP_FILE)])
 
     async def _steps(self, session: Any, prefix: str) -> list[int]:
         found = [step_of(name.strip("/")) async for name in session.store.list_dir(prefix)]
         return sorted(step for step in found if step is not None)
 
-    async def _place(self, session: Any, step: int) -> str:
-        for place in (group_name(step, self._rank), self._hidden(step)):
-            if await session.store.exists(f"{place}/{_GROUP_FILE}"):
-                return place
-        raise RunError(f"{self.address} has no snapshot of step {step}.")
-
-    async def _document(self, session: Any, step: int) -> SnapshotDocument:
-        place = await self._place(session, step)
-        return SnapshotDocument.from_bytes(await _get(session, f"{place}/{_GROUP_FILE}"), f"{self.address}/{place}")
-
-    async def _fetch(self, session: Any, step: int, folder: Path) -> None:
-        place = await self._place(session, step)
-        async for key in session.store.list_prefix(f"{place}/"):
-            target = folder / key.removeprefix(f"{place}/")
-            data = await _get(session, key)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-            self._tick()
+    async def _fetch(self, session: Any, step: int, path: Path, *, is_base: bool) -> None:
+        group = group_name(step, self._rank)
+        if is_base and await session.store.exists(f"{older_group(group)}/{GROUP_FILE}"):
+            group = older_group(group)
+        elif not await session.store.exists(f"{group}/{GROUP_FILE}"):
+            raise RunError(f"{self.address} has no snapshot of step {step}.")
+        with zipfile.ZipFile(path, "w") as archive:
+            async for key in session.store.list_prefix(f"{group}/"):
+                archive.writestr(key.removeprefix(f"{group}/"), await _get(session, key))
+                self._tick()
 
     async def _delete(self, session: Any, step: int) -> bool:
         """False: there was nothing to delete."""
-        prefix = group_name(0, self._rank).rpartition("/")[0]
-        visible = set(await self._steps(session, prefix))
-        hidden = set(await self._steps(session, f"{DELETED}/{prefix}".rstrip("/")))
-        if step not in visible:
+        steps = await self._steps(session, group_name(0, self._rank).rpartition("/")[0])
+        if step not in steps:
             return False
-        bases = {at: (await self._document(session, at)).bases for at in visible | hidden}
-        gone, visible, hidden = {step}, visible - {step}, hidden | {step}
-        while unneeded := {at for at in hidden if not any(at in bases[other] for other in visible | hidden)}:
-            hidden -= unneeded
-            gone |= unneeded
-        if step in hidden:
-            await self._move(session, group_name(step, self._rank), self._hidden(step))
-        for at in gone:
-            await session.store.delete_dir(group_name(at, self._rank) if at == step else self._hidden(at))
+        for other in steps:
+            group = group_name(other, self._rank)
+            document = SnapshotDocument.from_bytes(await _get(session, f"{group}/{GROUP_FILE}"), group)
+            if step in document.bases:
+                raise RunError(
+                    f"the snapshot of step {step} stays: an earlier version of sonde stored step {other} as the "
+                    f"difference to it. Delete step {other} first."
+                )
+        await session.store.delete_dir(group_name(step, self._rank))
         return True
-
-    async def _move(self, session: Any, source: str, target: str) -> None:
-        keys = [key async for key in session.store.list_prefix(f"{source}/")]
-        for key in sorted(keys, key=lambda key: not key.endswith(_GROUP_FILE)):
-            await _put(session, f"{target}/{key.removeprefix(f'{source}/')}", await _get(session, key))
-            self._tick()
 
 
 def _run(work: Any) -> Any:

@@ -25,6 +25,7 @@ class Place:
     number: int
     first_sequence: int
     last_sequence: int
+    attempt: int
 
     def folder(self, run: Path) -> Path:
         return pyramid_folder(run, self.level, self.rank) if self.level else stream_folder(run, self.stream, self.rank)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from sonde.record.catalog import Catalog, Segment, segment_row
+from sonde.record.attempts import Attempts
+from sonde.record.catalog import Catalog, Row, Segment, attempt_row, segment_row
 from sonde.record.options import WriterOptions
 from sonde.record.pyramid import Pyramid
-from sonde.record.stream import StreamWriter
+from sonde.record.stream import Sealed, StreamWriter
 from sonde.record.table import StatsTable
 from sonde.schema.layout import Stream
 from sonde.schema.records import Severity
@@ -37,13 +38,17 @@ class Sealing:
         catalog: Catalog,
         streams: Mapping[Stream, StreamWriter],
         segments: list[Segment],
+        attempts: Attempts,
         *,
         remember: Remember,
         tell: Callable[[str], None],
     ) -> None:
         self._options, self._catalog, self._streams, self._segments = options, catalog, streams, segments
+        self._attempts = attempts
         self._remember, self._tell = remember, tell
-        self._pyramid = Pyramid(run, options.rank, segments)
+        self._pyramid = Pyramid(
+            run, options.rank, segments, lambda sequence: attempts.history.attempt_of("stats", sequence)
+        )
         self._has_pyramid_failed = False
         self._backoff_s = _FIRST_BACKOFF_S
         self._next_try = 0.0
@@ -68,6 +73,8 @@ class Sealing:
             self.error, self._backoff_s = "", _FIRST_BACKOFF_S
 
     def _is_due(self, name: Stream, stream: StreamWriter) -> bool:
+        if name == "scalars" and not self.num_scalar_rows:
+            return False
         if stream.num_bytes >= self._options.seal_mib * _MIB:
             return True
         if name == "stats":
@@ -75,20 +82,35 @@ class Sealing:
         return self.num_scalar_rows >= self._options.seal_steps * _SCALAR_ROWS_PER_SEAL_STEP
 
     def _seal(self, name: Stream, stream: StreamWriter) -> None:
-        """Segment, catalog, log: in this order each crash leaves a run that reads the same."""
-        sealed = stream.seal(self._segments[-1].id + 1 if self._segments else 1)
-        if sealed is not None:
-            self._catalog.commit([segment_row(sealed.segment)])
-            self._segments.append(sealed.segment)
-            stream.mark_sealed(sealed.segment)
-            if sealed.num_lost:
-                lost = f"{sealed.num_lost} records of {name} were written and can no longer be read"
-                self._remember("lost", lost, "critical")
+        """One segment for each attempt that the log holds frames of."""
+        if stream.is_sealed:  # what was found in the log is in a segment already, or was never whole
+            stream.cut()
+        while not stream.is_sealed and self._seal_one(name, stream):
+            pass
+        stream.is_recovered = False  # frames without rows stay where they are
         if name == "scalars":
             self.num_scalar_rows = 0
-        stream.cut()
-        if sealed is not None and sealed.table is not None:
+
+    def _seal_one(self, name: Stream, stream: StreamWriter) -> bool:
+        """Segment, catalog, log: in this order each crash leaves a run that reads the same."""
+        sealed = stream.seal(self._segments[-1].id + 1 if self._segments else 1, self._attempts.history)
+        if sealed is None:
+            return False
+        self._catalog.commit([segment_row(sealed.segment), *self._mark_rows(sealed)])
+        self._segments.append(sealed.segment)
+        stream.mark_sealed(sealed.segment)
+        if sealed.num_lost:
+            lost = f"{sealed.num_lost} records of {name} were written and can no longer be read"
+            self._remember("lost", lost, "critical")
+        if stream.is_sealed:
+            stream.cut()
+        if sealed.table is not None:
             self._grow(sealed.segment, sealed.table)
+        return True
+
+    def _mark_rows(self, sealed: Sealed) -> list[Row]:
+        """The log is about to be cut, and the mark with it."""
+        return [] if sealed.mark is None else [attempt_row(self._attempts.set_mark(sealed.attempt, sealed.mark))]
 
     def _grow(self, segment: Segment, table: StatsTable) -> None:
         """The pyramid is made from what is sealed and can be made later: a failure must not stop the sealing."""

@@ -22,6 +22,8 @@ from sonde.schema.tensors import Snapshot
 
 _ROW_PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.005
+_TELL_S: Final = 10.0
+_CLOSE_S: Final = 5.0
 _abandoned: list[Any] = []
 """What a forked child must not let die: a destructor would touch the parent's files."""
 
@@ -100,6 +102,16 @@ class SnapshotWriter:
         """Snapshots that were given and are not done."""
         return self._num_put - self._num_done
 
+    @property
+    def num_done(self) -> int:
+        """Snapshots that have come to their end, one way or another."""
+        return self._num_done
+
+    @property
+    def written_bytes(self) -> int:
+        """By the store so far, where it counts them: grows while a snapshot is written."""
+        return int(getattr(self._store, "written_bytes", 0))
+
     def put(self, pending: Pending) -> None:
         """From the training thread; never waits."""
         self._num_put += 1
@@ -112,13 +124,31 @@ class SnapshotWriter:
             time.sleep(_POLL_S)
         return self._num_done >= wanted
 
-    def close(self, deadline_s: float) -> bool:
-        """Wait for what is open, at most so long, then let go. False: some are lost, and have been told so."""
+    def drain(self, patience_s: float, tell: Callable[[], None]) -> bool:
+        """Wait for what is open as long as something is written. False: nothing was for so long."""
+        seen, since = (-1, -1), time.monotonic()
+        told = since
+        while not self.flush(min(_TELL_S, patience_s) / 4):
+            made, now = (self._num_done, self.written_bytes), time.monotonic()
+            if made != seen:
+                seen, since = made, now
+            elif now - since >= patience_s:
+                return False
+            if now - told >= _TELL_S:
+                told = now
+                tell()
+        return True
+
+    def close(self, deadline_s: float, *, is_patient: bool = False) -> bool:
+        """Wait for what is open, at most so long, then let go. False: some are lost, and have been told so.
+
+        Patient: a store that is elsewhere has the time for its uploads that it was set.
+        """
         is_done = self.flush(deadline_s)
         self._has_given_up = not is_done
         self._queue.put(None)
         if is_done:
-            self._thread.join(5.0)
+            self._thread.join(_CLOSE_S + (getattr(self._store, "close_s", 0.0) if is_patient else 0.0))
         return is_done
 
     def abandon(self) -> None:

@@ -19,20 +19,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError, RunError, UsageError
-from sonde.record.local_lake import GROUP_FILE, LocalLake
+from sonde.record.lake_files import open_path, read_snapshot
+from sonde.record.local_lake import LocalLake
 from sonde.record.upload import LINGER_S, TIMEOUT_S, Spool, command_line
 from sonde.schema.addresses import Address, written_address
-from sonde.schema.lake import SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import HostTensor, Receipt, Snapshot, hidden_folder
+from sonde.schema.lake import SnapshotReader
+from sonde.schema.tensors import Receipt, Snapshot, hidden_folder
 from sonde.schema.uploads import UploadState
 
-OPTIONS: Final = (
-    *("branch", "keep_local", "close_s", "timeout_s", "linger_s"),
-    *("compression", "keep_mantissa_bits", "delta_mib"),
-)
+OPTIONS: Final = ("branch", "keep_local", "close_s", "timeout_s", "linger_s", "compression", "keep_mantissa_bits")
 """What may be chosen of every store that has a spool."""
-_SHARD_BYTES: Final = 64 << 20
-"""Shorter than on a disk: an upload that fails begins again with the shard."""
 _POLL_S: Final = 0.02
 _EXIT_S: Final = 10.0
 
@@ -55,8 +51,8 @@ class SpooledStore:
     ) -> None:
         _require("icechunk", address)
         _require("zarr", address)
-        self._run, self._address, self._rank, self._close_s = run, address, rank, close_s
-        self._lake = LocalLake(run, rank=rank, shard_bytes=_SHARD_BYTES, **options)
+        self._run, self._address, self._rank, self.close_s = run, address, rank, close_s
+        self._lake = LocalLake(run, rank=rank, **options)
         self._spool = Spool(run, rank)
         self._is_closed = False
         try:
@@ -70,6 +66,10 @@ class SpooledStore:
         )
         if self._waiting():
             self._process.look()
+
+    @property
+    def written_bytes(self) -> int:
+        return self._lake.written_bytes
 
     # ------------------------------------------------------------------------------------------------------ the store
 
@@ -90,12 +90,7 @@ class SpooledStore:
         if step not in self._state().uploaded:
             raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
         with tempfile.TemporaryDirectory(dir=hidden_folder(self._run), prefix="tmp-") as folder:
-            reader = self._fetched(step, Path(folder))
-            tensors = {}
-            for name in reader.document.tensors if names is None else names:
-                entry = reader.entry(name)
-                tensors[name] = HostTensor(reader.bits(name), entry.dtype, entry.shape)
-        return Snapshot(step, reader.document.time, reader.document.reason, tensors)
+            return read_snapshot(self._fetched(step, Path(folder)), names)
 
     def delete(self, step: int) -> None:
         """Asks the far side, and waits for its answer."""
@@ -110,8 +105,8 @@ class SpooledStore:
         if self._is_closed:
             return
         self._is_closed = True
-        self.drain(self._close_s)
-        self._sweep(is_last=True)
+        self.drain(self.close_s)
+        self._sweep()
         self._process.leave(wait=not self._waiting())
         self._lake.close()
 
@@ -174,7 +169,7 @@ class SpooledStore:
 
     def _require_arrived(self, step: int | None) -> None:
         """A snapshot that is still in the spool has no commit yet that could be named."""
-        end = time.monotonic() + float(self._close_s)
+        end = time.monotonic() + float(self.close_s)
         while (waiting := self._waiting()) and (step is None or step in waiting):
             if time.monotonic() > end:
                 late = waiting[0] if step is None else step
@@ -185,27 +180,18 @@ class SpooledStore:
             self._process.keep_alive()
             time.sleep(_POLL_S)
 
-    def _sweep(self, *, is_last: bool = False) -> None:
-        """Local copies of what the far side has, where they are not to be kept."""
+    def _sweep(self) -> None:
+        """Delete local copies of what the far side has, where they are not to be kept."""
         state = self._state()
         if not state.keeps_local:
-            for step in self._lake.steps():
-                if step in state.uploaded and (is_last or step != self._lake.base):
-                    self._lake.delete(step)
+            self._lake.delete_copies(state.uploaded)
 
-    def _fetched(self, step: int, folder: Path) -> SnapshotReader:
-        """A snapshot from the far side, with all that it is a difference to."""
-        target = folder / str(step)
+    def _fetched(self, step: int, folder: Path, *, is_base: bool = False) -> SnapshotReader:
+        """A snapshot from the far side; `is_base`: another, of an earlier version, is a difference to it."""
+        target = folder / f"{step}-{is_base}"
         if not target.exists():
-            self._process.ask("fetch", step=step, folder=str(target))
-        where = f"{self._address}/{step}"
-        document = SnapshotDocument.from_bytes((target / GROUP_FILE).read_bytes(), where)
-
-        def read_at(key: str, offset: int, size: int) -> bytes:
-            data = (target / key).read_bytes()
-            return data[offset:] if offset < 0 else data[offset : offset + size]
-
-        return SnapshotReader(document, read_at, lambda base: self._fetched(base, folder), where)
+            self._process.ask("fetch", step=step, path=str(target), is_base=is_base)
+        return open_path(target, f"{self._address}/{step}", lambda base: self._fetched(base, folder, is_base=True))
 
 
 class _Process:

@@ -13,15 +13,19 @@ from sonde.record.catalog import Segment
 from sonde.record.log import Log, cut, next_log_path, recover, remove_leftovers
 from sonde.record.seal import Place, seal_table, sort_frames
 from sonde.record.table import StatsTable
+from sonde.schema.attempts import History, Mark
 from sonde.schema.layout import Stream, stream_folder
-from sonde.schema.records import ScalarsRecord, StatsRecord, encode_frame
+from sonde.schema.records import Frame, ScalarsRecord, StatsRecord, encode_frame
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A segment, its table when it holds sketches, and how many acknowledged frames could not be read back."""
+    """A segment, its attempt, its table when it holds sketches, and how many acknowledged frames could not be read."""
 
     segment: Segment
+    attempt: int
+    mark: Mark | None
+    """Of its last frame."""
     table: StatsTable | None
     num_lost: int
 
@@ -40,10 +44,10 @@ class StreamWriter:
         found = recover(self.folder, after=self.sealed_sequence)
         self.num_torn_bytes, self.num_damaged_bytes = found.num_torn_bytes, found.num_damaged_bytes
         self.acknowledged = max(found.frames, default=self.sealed_sequence)
-        self.last_step = max(
-            max((s.last_step for s in sealed), default=-1),
-            max((_last_step(frame.record) for frame in found.frames.values()), default=-1),
-        )
+        self._known = [(s.last_sequence, s.last_step) for s in sealed]
+        self._known += [(frame.sequence, _last_step(frame.record)) for frame in found.frames.values()]
+        self.last_mark = next((frame.mark for frame in reversed(found.frames.values())), None)
+        """What the last frame of an earlier writer says; None where its frames are all sealed."""
         self.next_sequence = self.acknowledged + 1
         # Old logs are never appended to: they are sealed, and the next frame opens a new one.
         self.log: Log | None = None
@@ -52,9 +56,18 @@ class StreamWriter:
         self.num_bytes = found.num_bytes
         self._waiting: list[bytes] = []
 
-    def add(self, record: StatsRecord | ScalarsRecord) -> None:
+    def last_step(self, history: History) -> int:
+        """The last step that an earlier writer recorded and nobody has abandoned; -1 where there is none."""
+        limits = [history.limit(attempt.number) for attempt in history.attempts]
+        found = [
+            min(step, limits[history.attempt_of(self.stream, sequence)] - 1) if limits else step
+            for sequence, step in self._known
+        ]
+        return max(found, default=-1)
+
+    def add(self, record: StatsRecord | ScalarsRecord, mark: Mark = Mark()) -> None:  # noqa: B008 - frozen
         """Number a record and hold it for the next `flush`."""
-        self._waiting.append(encode_frame(self.next_sequence, record))
+        self._waiting.append(encode_frame(self.next_sequence, record, mark))
         self.next_sequence += 1
 
     @property
@@ -82,33 +95,49 @@ class StreamWriter:
         self.acknowledged = self.next_sequence - 1
         self._waiting.clear()
 
-    def seal(self, segment_id: int) -> Sealed | None:
-        """Seal every acknowledged frame into one segment; None when there is none."""
+    def seal(self, segment_id: int, history: History) -> Sealed | None:
+        """Seal acknowledged frames into one segment: of the first attempt that has rows. None when no frame has any."""
         found = recover(self.folder, after=self.sealed_sequence)
         frames = [frame for frame in found.frames.values() if frame.sequence <= self.acknowledged]
-        if not frames:
+        attempts = [history.attempt_of(self.stream, frame.sequence) for frame in frames]
+        attempt = next((n for n, frame in zip(attempts, frames, strict=True) if _has_rows(frame)), None)
+        if attempt is None:
             return None
-        num_lost = self.acknowledged - self.sealed_sequence - len(frames)
-        table = sort_frames(self.stream, frames)
+        frames = [frame for n, frame in zip(attempts, frames, strict=True) if n <= attempt]
+        is_rest = len(frames) == len(attempts)
+        last_sequence = self.acknowledged if is_rest else frames[-1].sequence
+        num_lost = last_sequence - self.sealed_sequence - len(frames)
+        table, mark = sort_frames(self.stream, frames), frames[-1].mark
         del found, frames  # the bytes of the log, before the segment asks for memory of its own
         place = Place(
-            segment_id, self.stream, self.rank, 0, self.num_segments, self.sealed_sequence + 1, self.acknowledged
+            segment_id,
+            self.stream,
+            self.rank,
+            0,
+            self.num_segments,
+            self.sealed_sequence + 1,
+            last_sequence,
+            attempt,
         )
         segment = seal_table(self.run, place, table)
-        return Sealed(segment, table if isinstance(table, StatsTable) else None, num_lost)
+        return Sealed(segment, attempt, mark, table if isinstance(table, StatsTable) else None, num_lost)
 
     def mark_sealed(self, segment: Segment) -> None:
         """The catalog knows the segment."""
         self.sealed_sequence = segment.last_sequence
         self.num_segments += 1
-        self.num_frames = self.num_bytes = 0
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.sealed_sequence == self.acknowledged
 
     def cut(self) -> None:
         """Begin an empty log. Only when nothing waits and all is sealed."""
-        assert self.sealed_sequence == self.acknowledged
+        assert self.is_sealed
         old = self.log
         self.log = cut(self.folder)
         self.is_recovered = False
+        self.num_frames = self.num_bytes = 0
         if old is not None:
             old.close()
 
@@ -126,6 +155,11 @@ class StreamWriter:
     def _leave(self, log: Log) -> None:
         log.close()
         self.log = None
+
+
+def _has_rows(frame: Frame) -> bool:
+    record = frame.record
+    return bool(len(record.site_ids) if isinstance(record, StatsRecord) else len(record.steps))
 
 
 def _last_step(record: StatsRecord | ScalarsRecord) -> int:

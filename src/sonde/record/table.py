@@ -39,6 +39,8 @@ class ScalarsTable:
     step: Int64
     time: Array
     value: Array
+    counted: Int64 | None = None
+    """The step that was being made, where some rows are logged ahead of it."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -96,7 +98,9 @@ def sort_scalars(records: Sequence[ScalarsRecord]) -> ScalarsTable:
     order = sorting_order(name, step)
     time = np.concatenate([record.times for record in records])
     value = np.concatenate([record.values for record in records])
-    return ScalarsTable(name[order], step[order], time[order], value[order])
+    is_ahead = any(record.counted is not None for record in records)
+    counted = np.concatenate([record.made_at for record in records])[order] if is_ahead else None
+    return ScalarsTable(name[order], step[order], time[order], value[order], counted)
 
 
 def sorting_order(site: Int32, step: Int64) -> NDArray[np.intp]:

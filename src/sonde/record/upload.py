@@ -11,22 +11,24 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NoReturn
 
 from sonde.errors import RunLockedError
+from sonde.record.archive_file import ArchiveWriter
 from sonde.record.durable import write_durably
+from sonde.record.lake_files import LakeFiles
 from sonde.record.lock import RunLock
 from sonde.record.repository import Repository
 from sonde.schema.addresses import read_address
 from sonde.schema.foreign_words import in_words
-from sonde.schema.lake import SnapshotDocument
-from sonde.schema.tensors import group_name, hidden_folder, step_of, tensors_folder
+from sonde.schema.tensors import archive_name
 from sonde.schema.uploads import UPLOAD_LOCK, UploadState, upload_file
 
 TIMEOUT_S: Final = 120.0
@@ -42,8 +44,11 @@ class Spool:
     def __init__(self, run: Path, rank: int = 0) -> None:
         self.run, self.rank = run, rank
         self.file = upload_file(run, rank)
-        self._folder = (tensors_folder(run) / group_name(0, rank)).parent
-        self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
+        self._files = LakeFiles(run, rank)
+
+    @property
+    def _lock_folder(self) -> Path:
+        return self._files.hidden / UPLOAD_LOCK
 
     def state(self) -> UploadState:
         return UploadState.from_bytes(self.file.read_bytes(), str(self.file))
@@ -53,30 +58,25 @@ class Spool:
         write_durably(self.file, state.to_bytes())
 
     def steps(self) -> list[int]:
-        names = [path.name for path in self._folder.iterdir()] if self._folder.exists() else []
-        return sorted(step for step in map(step_of, names) if step is not None)
+        return self._files.steps()
 
-    def path(self, step: int) -> Path:
-        return self._folder / group_name(step)
-
-    def hidden_bases(self, step: int) -> list[tuple[int, Path]]:
-        """Deleted snapshots that this one is a difference to, directly or not."""
-        found: dict[int, Path] = {}
-        waiting = [self.path(step)]
-        while waiting:
-            document = SnapshotDocument.from_bytes((waiting.pop() / "zarr.json").read_bytes(), str(self.run))
-            for base in document.bases - found.keys():
-                path = self._hidden / group_name(base)
-                if path.is_dir():
-                    found[base] = path
-                    waiting.append(path)
-        return sorted(found.items())
+    @contextlib.contextmanager
+    def archive(self, step: int) -> Iterator[Path]:
+        """The file of a snapshot. One that an earlier version stored in a folder is made into a file first: there it
+        may be the difference to others."""
+        path = self._files.path(step)
+        if not path.is_dir():
+            yield path
+            return
+        with tempfile.TemporaryDirectory(dir=self._lock_folder) as folder:
+            path = Path(folder) / archive_name(step)
+            ArchiveWriter(rank=self.rank).write(path, self._files.read(step))
+            yield path
 
     def lock(self) -> RunLock:
         """One uploader per run."""
-        folder = self._hidden / UPLOAD_LOCK
-        folder.mkdir(exist_ok=True)
-        return RunLock(folder, patience_s=0.0)
+        self._lock_folder.mkdir(exist_ok=True)
+        return RunLock(self._lock_folder, patience_s=0.0)
 
 
 class Uploader:
@@ -113,16 +113,15 @@ class Uploader:
         return self.state.waiting(self.spool.steps())
 
     def upload_next(self) -> None:
-        """One snapshot, the oldest first: a difference never arrives before what it is a difference to."""
+        """One snapshot, the oldest first."""
         waiting = self.waiting()
         if not waiting:
             return
         step = waiting[0]
         self._tick()
         try:
-            self.state.uploaded[step] = self.repository.commit(
-                step, self.spool.path(step), self.spool.hidden_bases(step)
-            )
+            with self.spool.archive(step) as path:
+                self.state.uploaded[step] = self.repository.commit(step, path)
         except Exception as error:  # noqa: BLE001  whatever the network does, the snapshot waits and the reason is told
             self.failed(f"step {step}: {in_words(error)}")
         else:
@@ -205,7 +204,7 @@ class UploadProcess:
             case "steps":
                 return repository.steps()
             case "fetch":
-                return repository.fetch(request["step"], Path(request["folder"]))
+                return repository.fetch(request["step"], Path(request["path"]), is_base=request["is_base"])
             case "delete":
                 repository.delete(request["step"])
                 uploader.state.uploaded.pop(request["step"], None)

@@ -11,20 +11,32 @@ import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from sonde.errors import CorruptError, RunError
-from sonde.record.environment import git_state, package_versions
-from sonde.record.items import Barrier, Document, Facts, KeptRow, LateRecord, NewScalar, NewSite, Record
+from sonde.record.ending import announce_ending
+from sonde.record.environment import git_state, package_versions, working_directory
+from sonde.record.folder import absolute
+from sonde.record.items import (
+    Barrier,
+    Document,
+    Facts,
+    KeptRow,
+    LateRecord,
+    NewAttempt,
+    NewScalar,
+    NewSite,
+    Record,
+    StepBegan,
+)
 from sonde.record.lock import RunLock
 from sonde.record.observer import Observer
 from sonde.record.options import WriterOptions
 from sonde.record.queue import BoundedQueue
 from sonde.record.recorder import MAX_EVENTS, Goodbye, Recorder, Shared, be_nice
-from sonde.record.repeats import Repeats
 from sonde.record.storable import storable_name, storable_site
 from sonde.schema.layout import RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site
@@ -33,6 +45,12 @@ __all__ = ["Writer", "WriterOptions"]
 
 _MIB: Final = 1 << 20
 _ENVIRONMENT_PATIENCE_S: Final = 1.0
+_ANNOUNCING_PATIENCE_S: Final = 0.2
+_POLL_S: Final = 0.05
+_CLOSING_PATIENCE_S: Final = 60.0
+_closing: dict[Path, threading.Thread] = {}
+"""Writers of this process that still seal a run which has ended."""
+_STEP_BYTES: Final = 64
 _abandoned: list[Any] = []
 """What a forked child must not let die: a destructor would touch the parent's files."""
 
@@ -56,12 +74,14 @@ class Writer:
         options: WriterOptions,
         *,
         resume: bool = False,
+        is_same_attempt: bool = False,
         on_warning: Callable[[str], None] = _warn,
         observer: Observer | None = None,
         on_beat: Callable[[], None] | None = None,
     ) -> None:
-        self.run, self.options = Path(run), options
+        self.run, self.options = absolute(run), options
         self._on_beat = on_beat
+        wait_for_closing(self.run)
         self._lock = RunLock(self.run)
         self._queue = BoundedQueue(int(options.queue_mib * _MIB), int(options.flush_mib * _MIB))
         self._shared = Shared()
@@ -75,7 +95,10 @@ class Writer:
         self._recorder: Recorder | None = None
         answer: SimpleQueue[Recorder | BaseException] = SimpleQueue()
         self._thread = threading.Thread(
-            target=self._main, args=(answer, resume, on_warning, observer), name="sonde-writer", daemon=True
+            target=self._main,
+            args=(answer, resume, is_same_attempt, on_warning, observer),
+            name="sonde-writer",
+            daemon=True,
         )
         try:
             self._thread.start()
@@ -84,7 +107,7 @@ class Writer:
             self._lock.release()
             raise
         self._environment = threading.Thread(
-            target=_describe, args=(self._queue, Path.cwd()), name="sonde-environment", daemon=True
+            target=_describe, args=(self._queue, working_directory()), name="sonde-environment", daemon=True
         )
         self._environment.start()
 
@@ -129,14 +152,18 @@ class Writer:
         if not self._is_closed:
             self._queue.add(row)
 
-    def skip_repeats(self, scalars: Iterable[tuple[str, int]]) -> None:
-        """What an earlier process recorded is not written twice: the sketches of its steps, and these scalars."""
-        known = ((self._ids_by_scalar.get(name, -1), step) for name, step in scalars)
-        self._shared.repeats = Repeats(self.next_step, frozenset(known))
-
-    def set_step(self, step: int) -> None:
-        """Where training is, for the heartbeat."""
+    def begin_attempt(self, step: int, *, after: int) -> None:
+        """Training returns to this step: records put from now on belong to a new attempt. `after` is the step that
+        would have come next."""
+        if not self._is_closed:
+            self._queue.add(NewAttempt(step=step, after=after))
         self._shared.step = step
+
+    def set_step(self, step: int, *, is_first: bool = False) -> None:
+        """Everything of the steps below this one was put. `is_first`: no step has ended yet."""
+        self._shared.step = step
+        if not self._is_closed:
+            self._queue.offer(StepBegan(step, is_first), _STEP_BYTES)  # where there is no room, the next one says it
 
     def note(self, **facts: Any) -> None:
         """Facts for run.json; they are there after the next heartbeat."""
@@ -158,11 +185,19 @@ class Writer:
         """Why nothing can be written at the moment; empty when all is well."""
         return self._shared.degraded
 
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything put so far is acknowledged; False when that took too long."""
+    @property
+    def is_done(self) -> bool:
+        """Whether everything that was put, and how the run ended, is on disk, or cannot be."""
+        return self._shared.said.is_set() or not self._thread.is_alive()
+
+    def flush(self, timeout_s: float, *, is_asked: bool = False) -> bool:
+        """Wait until everything put so far is acknowledged; False when that took too long.
+
+        `is_asked`: the user wants to see the open step, even if the process is killed in the middle of it.
+        """
         if self._is_closed:
             return self._shared.is_complete
-        barrier = Barrier(SimpleQueue())
+        barrier = Barrier(SimpleQueue(), is_asked)
         self._queue.add(barrier)
         self._queue.wake()
         try:
@@ -177,9 +212,20 @@ class Writer:
         end = time.monotonic() + deadline_s
         self._environment.join(min(_ENVIRONMENT_PATIENCE_S, deadline_s))
         self._is_closed = True
+        announcing = threading.Thread(target=announce_ending, args=(self.run, status, reason), daemon=True)
+        announcing.start()
+        announcing.join(min(_ANNOUNCING_PATIENCE_S, deadline_s))
         self._shared.goodbye = Goodbye(status, reason, end)
         self._queue.wake()
-        self._thread.join(max(end - time.monotonic(), 0.0))
+        self._wait_for_the_end(end)
+
+    def _wait_for_the_end(self, end: float) -> None:
+        """Wait for the records and the status, and for the sealing unless the disk is slow: then it continues alone."""
+        while self._thread.is_alive() and time.monotonic() < end:
+            if self._shared.said.is_set() and self._shared.is_slow:
+                _closing[self.run] = self._thread
+                return
+            self._thread.join(_POLL_S)
 
     def abandon(self) -> None:
         """In a forked child: forget everything. The parent's files are not touched; our copies of them are closed."""
@@ -198,6 +244,7 @@ class Writer:
         self,
         answer: SimpleQueue[Recorder | BaseException],
         resume: bool,
+        is_same_attempt: bool,
         on_warning: Callable[[str], None],
         observer: Observer | None,
     ) -> None:
@@ -210,6 +257,7 @@ class Writer:
                 self._shared,
                 on_warning,
                 resume=resume,
+                is_same_attempt=is_same_attempt,
                 observer=observer,
                 on_beat=self._on_beat,
             )
@@ -232,7 +280,8 @@ class Writer:
             raise CorruptError(f"the catalog of {self.run} is damaged ({answer}). Start a new run.") from answer
         if isinstance(answer, OSError | sqlite3.Error):
             raise RunError(
-                f"cannot write to {self.run}: {answer}. Free some space or choose another folder."
+                f"cannot write to {self.run}: {answer}. Free some space, or choose another folder with dir= or "
+                "SONDE_DIR."
             ) from answer
         if isinstance(answer, BaseException):
             raise answer
@@ -262,6 +311,14 @@ class Writer:
         return id
 
 
-def _describe(queue: BoundedQueue, folder: Path) -> None:
+def wait_for_closing(run: Path) -> None:
+    """Where this process has just finished the run, its writer may still hold it."""
+    thread = _closing.pop(run, None)
+    if thread is not None:
+        thread.join(_CLOSING_PATIENCE_S)
+
+
+def _describe(queue: BoundedQueue, folder: Path | None) -> None:
     """git may be slow: neither training nor the writer waits for it."""
-    queue.add(Facts({"environment": {"packages": package_versions()}, "git": git_state(folder)}, is_top=True))
+    git = None if folder is None else git_state(folder)
+    queue.add(Facts({"environment": {"packages": package_versions()}, "git": git}, is_top=True))

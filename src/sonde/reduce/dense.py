@@ -45,6 +45,24 @@ class UnreadableError(Exception):
     """A kind of tensor no sketch can be taken of; the message says which."""
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, if that is all of it: neither split over ranks, nor without values."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise UnreadableError(
+            "inside vmap or grad a tensor stands for many values. Return it, and record what comes back"
+        )
+    if type(tensor).__name__ == "FakeTensor":
+        raise UnreadableError("a FakeTensor has no value")
+    distributed: Any = tensor
+    placements = getattr(distributed, "placements", None)
+    if placements is None:
+        return tensor
+    if not all(placement.is_replicate() for placement in placements):
+        raise UnreadableError("the DTensor is split over ranks. Record tensor.full_tensor()")
+    local: Tensor = distributed.to_local()
+    return local
+
+
 def work_dtype(tensor: Tensor) -> torch.dtype:
     """What the arithmetic is done in: float32 where it holds every value exactly, otherwise float64."""
     dtype = tensor.dtype

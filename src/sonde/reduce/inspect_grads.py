@@ -68,6 +68,8 @@ def _sample(grads: list[Tensor], size: int) -> Tensor:
     """
     small, runs = [], []
     for grad in grads:
+        if grad.is_complex():
+            grad = torch.view_as_real(grad.resolve_conj())  # as optimizers do; a cast would leave one half out
         if grad.numel() <= size:
             small.append(grad.reshape(-1))
         elif _is_dense(grad):

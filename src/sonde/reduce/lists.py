@@ -111,9 +111,11 @@ class TensorList:
             for table in one.sketch([values], turn=turn):
                 add_zeros(table.rows, unstored_zeros)
                 tables.append(table)
-        if self.empty:
-            tables.append(Table(self.keys[self.empty], empty_rows(len(self.empty))))
-        return tables
+        return tables + self.empty_tables(self.keys)
+
+    def empty_tables(self, keys: NDArray[np.int32]) -> list[Table]:
+        """Of the tensors without elements, under these keys."""
+        return [Table(keys[self.empty], empty_rows(len(self.empty)))] if self.empty else []
 
 
 class Part:

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 2
+#define ABI 3
 #define SEGMENT 32768 /* elements; small enough for the cache, large enough for a thread to be worth waking */
 #define LANES 16
 #define CHAIN 16 /* float additions in a row: 15 roundings of 2**-24 each stay below 1e-6 of the sum of magnitudes */
@@ -31,6 +31,7 @@ typedef struct {
     int64_t first_segment;
     /* To be paired with the update, source - kept; all of float, source and kept too. NULL: not. */
     const char *grad, *first_moment, *second_moment;
+    double floor; /* a second moment below it counts as that */
 } tensor;
 
 /* In the order of the first fields of a sketch's row. */
@@ -171,7 +172,8 @@ INLINE int fast(int dtype, int act, const char *restrict source, char *restrict 
 #define PAIR_LANES 32
 
 /* What is not finite makes its sum so. `subtracted`: the difference is in `kept` already. */
-INLINE void paired(int subtracted, int has_moments, const tensor *t, int64_t start, int64_t n, float floor, pairs *out) {
+INLINE void paired(int subtracted, int has_moments, const tensor *t, int64_t start, int64_t n, pairs *out) {
+    float floor = (float)t->floor;
     double update[PAIR_LANES] = {0}, moment[PAIR_LANES] = {0}, quotient[PAIR_LANES] = {0};
     const char *source = t->source + 4 * start, *kept = t->kept + 4 * start, *grad = t->grad + 4 * start;
     const char *first = has_moments ? t->first_moment + 4 * start : NULL;
@@ -201,12 +203,12 @@ INLINE void paired(int subtracted, int has_moments, const tensor *t, int64_t sta
     *out = all;
 }
 
-INLINE void any_pairs(const tensor *t, int64_t start, int64_t n, float floor, pairs *out) {
+INLINE void any_pairs(const tensor *t, int64_t start, int64_t n, pairs *out) {
     switch (2 * (t->act == SUBTRACT_INTO) + (t->first_moment != NULL)) {
-    case 0: paired(0, 0, t, start, n, floor, out); break;
-    case 1: paired(0, 1, t, start, n, floor, out); break;
-    case 2: paired(1, 0, t, start, n, floor, out); break;
-    case 3: paired(1, 1, t, start, n, floor, out); break;
+    case 0: paired(0, 0, t, start, n, out); break;
+    case 1: paired(0, 1, t, start, n, out); break;
+    case 2: paired(1, 0, t, start, n, out); break;
+    case 3: paired(1, 1, t, start, n, out); break;
     }
 }
 
@@ -234,7 +236,7 @@ INLINE void any_act(int dtype, int act, const char *source, char *kept, int64_t 
 /* The same code for each width of vectors; which one, the processor decides when it is first asked. */
 typedef struct {
     void (*segment)(int dtype, int act, const char *source, char *kept, int64_t n, sums *out);
-    void (*pairs)(const tensor *t, int64_t start, int64_t n, float floor, pairs *out);
+    void (*pairs)(const tensor *t, int64_t start, int64_t n, pairs *out);
 } code;
 #define FOR_PROCESSOR(NAME, TARGET)                                                                                    \
     TARGET static void NAME(int dtype, int act, const char *source, char *kept, int64_t n, sums *out) {                \
@@ -245,8 +247,8 @@ typedef struct {
         case FLOAT64: careful(FLOAT64, act, source, kept, n, out); break;                                              \
         }                                                                                                              \
     }                                                                                                                  \
-    TARGET static void NAME##_pairs(const tensor *t, int64_t start, int64_t n, float floor, pairs *out) {              \
-        any_pairs(t, start, n, floor, out);                                                                            \
+    TARGET static void NAME##_pairs(const tensor *t, int64_t start, int64_t n, pairs *out) {                           \
+        any_pairs(t, start, n, out);                                                                                   \
     }                                                                                                                  \
     static const code NAME##_code = {NAME, NAME##_pairs};
 FOR_PROCESSOR(segment_any, )
@@ -274,7 +276,6 @@ typedef struct {
     int64_t num_tensors, num_segments;
     sums *out; /* one for each segment */
     pairs *pairs; /* the same, or NULL */
-    float floor;
     const code *code;
     atomic_llong next;
 } job;
@@ -306,7 +307,7 @@ static void work(void *shared) {
         char *kept = t->kept ? t->kept + first * kept_bytes[t->dtype] : NULL;
         job->code->segment((int)t->dtype, (int)t->act, source, kept, n, job->out + number);
         if (t->grad) /* while the cache still holds the segment */
-            job->code->pairs(t, first, n, job->floor, job->pairs + number);
+            job->code->pairs(t, first, n, job->pairs + number);
     }
 }
 
@@ -339,9 +340,9 @@ EXPORTED const char sonde_native_stamp[] = SONDE_STAMP;
 EXPORTED int64_t sonde_native_abi(void) { return ABI; }
 
 /* The first nine fields of a row of `stride` doubles for each tensor, and for those with a gradient the paired sums: one,
-   or three with moments, where a second moment below `floor` counts as that. `run_parallel` is the GOMP_parallel of the
-   OpenMP runtime that is loaded already, or NULL. Fills in `first_segment`. 0, or -1 where there is no memory. */
-EXPORTED int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double *rows, int64_t stride, double floor,
+   or three with moments. `run_parallel` is the GOMP_parallel of the OpenMP runtime that is loaded already, or NULL. Fills
+   in `first_segment`. 0, or -1 where there is no memory. */
+EXPORTED int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double *rows, int64_t stride,
                                    parallel run_parallel, int64_t num_threads) {
     static _Atomic(const code *) chosen;
     const code *code = atomic_load(&chosen);
@@ -357,7 +358,7 @@ EXPORTED int64_t sonde_native_rows(tensor *tensors, int64_t num_tensors, double 
     pairs *paired_parts = has_pairs && num_segments ? malloc((size_t)num_segments * sizeof(pairs)) : NULL;
     int has_memory = parts && (paired_parts || !has_pairs || !num_segments);
     if (has_memory) {
-        job job = {tensors, num_tensors, num_segments, parts, paired_parts, (float)floor, code, 0};
+        job job = {tensors, num_tensors, num_segments, parts, paired_parts, code, 0};
         if (num_threads > 1 && run_parallel)
             run_parallel(work, &job, (unsigned)num_threads, 0);
         else

@@ -23,7 +23,7 @@ from sonde.reduce.dense import flat
 from sonde.reduce.numpy import sketch
 from sonde.schema.sketch import GRAD_SQ_OVER_V, GRAD_UPDATE, NUM_FIELDS, Array, empty_rows
 
-ABI: Final = 2
+ABI: Final = 3
 FILE: Final = Path(__file__).with_name("_native.so")
 VARIABLE: Final = "SONDE_NATIVE"
 CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
@@ -51,8 +51,9 @@ class Act(IntEnum):
 
 
 # Columns of the table that tells the kernel about tensors, one row each; _FIRST_SEGMENT is its own.
-_SOURCE, _KEPT, _NUMEL, _DTYPE, _ACT, _FIRST_SEGMENT, _GRAD, _FIRST_MOMENT, _SECOND_MOMENT = range(9)
-_NUM_COLUMNS: Final = 9
+# _FLOOR is a float64 in the place of an integer.
+_SOURCE, _KEPT, _NUMEL, _DTYPE, _ACT, _FIRST_SEGMENT, _GRAD, _FIRST_MOMENT, _SECOND_MOMENT, _FLOOR = range(10)
+_NUM_COLUMNS: Final = 10
 
 
 class Pairs(NamedTuple):
@@ -60,8 +61,8 @@ class Pairs(NamedTuple):
 
     grads: Sequence[Tensor]
     moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None
-    floor: float
-    """A second moment below it counts as that."""
+    floor: float | Array
+    """A second moment below it counts as that: one for each tensor, or one for all."""
 
 
 class Library:
@@ -76,14 +77,14 @@ class Library:
         self._rows: Any = library.sonde_native_rows
         self._rows.restype = ctypes.c_int64
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._rows.argtypes = [pointer, number, pointer, number, ctypes.c_double, pointer, number]
+        self._rows.argtypes = [pointer, number, pointer, number, pointer, number]
         self._parallel = _openmp()
         _try_out(self)
 
-    def fill(self, rows: Array, tensors: Any, num_elements: int, floor: float = 0.0) -> None:
+    def fill(self, rows: Array, tensors: Any, num_elements: int) -> None:
         """The first fields of these rows, from a table of addresses (the columns above)."""
         num_threads = torch.get_num_threads() if num_elements >= THREADED else 1
-        if self._rows(tensors, len(rows), rows.ctypes.data, NUM_FIELDS, floor, self._parallel, num_threads):
+        if self._rows(tensors, len(rows), rows.ctypes.data, NUM_FIELDS, self._parallel, num_threads):
             raise MemoryError(f"no memory for the sums of {num_elements} elements")
 
     def row(self, tensor: Tensor) -> Array:
@@ -142,9 +143,9 @@ class Addresses:
         if pairs is not None:
             for column, listed in enumerate([pairs.grads, *(pairs.moments or ())], _GRAD):
                 table[:, column] = [_address(t) for t in listed]
+            table[:, _FLOOR] = np.asarray(pairs.floor, np.float64).view(np.int64)
         rows = empty_rows(len(sources))
-        floor = 0.0 if pairs is None else pairs.floor
-        self._library.fill(rows, table.ctypes.data, self._num_elements, floor)
+        self._library.fill(rows, table.ctypes.data, self._num_elements)
         return rows
 
 
@@ -225,7 +226,7 @@ def _try_out(library: Library) -> None:
             sources = [_as_stored(values, code) for values in (plain, odd)]
             kept = [np.full(600, 3, np.float64 if code == CODES[torch.float64] else np.float32) for _ in sources]
             places = [(s.ctypes.data, k.ctypes.data) for s, k in zip(sources, kept, strict=True)]
-            table = np.array([[*place, 600, code, act, 0, 0, 0, 0] for place in places], np.int64)
+            table = np.array([[*place, 600, code, act, 0, 0, 0, 0, 0] for place in places], np.int64)
             rows = empty_rows(2)
             library.fill(rows, table.ctypes.data, 1200)
             wanted = [values if act <= Act.COPY else 3 - values for values in (plain, odd)]
@@ -246,9 +247,10 @@ def _try_out_pairs(library: Library) -> None:
     for act in (Act.SUBTRACT, Act.SUBTRACT_INTO):
         held = kept.copy()
         at = [a.ctypes.data for a in (source, held, grad, first, second)]
-        table = np.array([*at[:2], 600, CODES[torch.float32], act, 0, *at[2:]], np.int64)
+        table = np.array([*at[:2], 600, CODES[torch.float32], act, 0, *at[2:], 0], np.int64)
+        table[_FLOOR:] = np.array([4.0]).view(np.int64)
         rows = empty_rows(1)
-        library.fill(rows, table.ctypes.data, 600, 4.0)
+        library.fill(rows, table.ctypes.data, 600)
         expected = [grad @ (source - kept), grad @ first, (grad * grad / np.maximum(second, 4)).sum()]
         if rows[0, GRAD_UPDATE : GRAD_SQ_OVER_V + 1].tolist() != [float(number) for number in expected]:
             raise OSError(f"it gets paired sums of {act.name} wrong")

@@ -32,9 +32,27 @@ class Moments:
     exp_avg: Sequence[Tensor]
     exp_avg_sq: Sequence[Tensor]
     correction: Any
-    """1 - beta2**t, which undoes the start of the second moment at zero; a number or a tensor on the device."""
+    """1 - beta2**t, which undoes the start of the second moment at zero. One for each parameter, as an array or as a
+    tensor on the device; or a single number for all."""
     floor: Any
-    """eps**2 * correction: a second moment below it has no effect on the step. A number or a tensor, as above."""
+    """eps**2 * correction: a second moment below it has no effect on the step. One for each parameter, as above."""
+
+    def corrections(self, part: Part) -> Any:
+        """Of each row of a part."""
+        return _of_rows(self.correction, part)
+
+    def floors(self, part: Part) -> Any:
+        """Of each row of a part."""
+        return _of_rows(self.floor, part)
+
+
+def _of_rows(numbers: Any, part: Part) -> Any:
+    if getattr(numbers, "ndim", 0) == 0:
+        return numbers
+    places = [part.indices[i] for i in part.plan.order]
+    if isinstance(numbers, Tensor):
+        return numbers.index_select(0, torch.from_numpy(np.array(places)).to(numbers.device, non_blocking=True))
+    return numbers[places]
 
 
 class OptimizerPass:
@@ -92,22 +110,40 @@ class OptimizerPass:
         if moments is not None:
             moments = replace(moments, exp_avg=_real(moments.exp_avg), exp_avg_sq=_real(moments.exp_avg_sq))
         turn = self.reducer.turn if histogram else None
+        grads, unmatched = _matched(params, grads)
         for part in listed.parts:
-            table = self._fused(listed, part, keys, params, grads, moments, turn)
-            if table is not None:
-                self.reducer.hold(table)
-                continue
-            # before - after: minus the update
-            pairs = None if grads is None else _pairs(part, params, grads, moments)
-            is_read = turn is not None or (grads is not None and pairs is None)
-            rows = part.subtract([params[i] for i in part.indices], is_read=is_read, pairs=pairs)
-            table = listed.table(part, rows, None, turn, np.array(keys, np.int32))
-            negate_rows(table)
-            if pairs is not None and moments is not None:
-                table.rows[:, GRAD_SQ_OVER_V] *= float(moments.correction)
-            elif grads is not None and pairs is None:
-                self._pair_matching(part, table, params, grads, moments)
+            mine = None if unmatched.issuperset(part.indices) else grads
+            table = self._fused(listed, part, keys, params, mine, moments, turn)
+            if table is None:
+                table = self._subtracted(listed, part, keys, params, mine, moments, turn)
+            for row, place in enumerate(part.plan.order.tolist() if unmatched else ()):
+                if part.indices[place] in unmatched:
+                    table.rows[row, _PAIRED] = torch.nan
             self.reducer.hold(table)
+        for table in listed.empty_tables(np.array(keys, np.int32)):
+            self.reducer.hold(table)
+
+    def _subtracted(
+        self,
+        listed: TensorList,
+        part: Part,
+        keys: Sequence[int],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor] | None,
+        moments: Moments | None,
+        turn: int | None,
+    ) -> Table:
+        # before - after: minus the update
+        pairs = None if grads is None else _pairs(part, params, grads, moments)
+        is_read = turn is not None or (grads is not None and pairs is None)
+        rows = part.subtract([params[i] for i in part.indices], is_read=is_read, pairs=pairs)
+        table = listed.table(part, rows, None, turn, np.array(keys, np.int32))
+        negate_rows(table)
+        if pairs is not None and moments is not None:
+            table.rows[:, GRAD_SQ_OVER_V] *= moments.corrections(part)
+        elif grads is not None and pairs is None:
+            self._pair(part, table, grads, moments)
+        return table
 
     def _fused(
         self,
@@ -131,12 +167,10 @@ class OptimizerPass:
         states = None if moments is None or grads is None else (mine(moments.exp_avg), mine(moments.exp_avg_sq))
         if after is None or not _is_uniform(after, gradients, *(states or ())):
             return None
-        floor = moments.floor if moments is not None else 0.0
-        if not isinstance(floor, Tensor):
-            floor = torch.full((), floor, dtype=torch.float32, device=after[0].device)
-        rows = part.updates.rows(before, after, gradients, states, floor)  # type: ignore[arg-type]
+        floors = _on(after[0].device, 0.0 if moments is None else moments.floors(part), torch.float32, len(after))
+        rows = part.updates.rows(before, after, gradients, states, floors)  # type: ignore[arg-type]
         if states is not None and moments is not None:
-            rows[:, GRAD_SQ_OVER_V] *= moments.correction
+            rows[:, GRAD_SQ_OVER_V] *= _like(rows, moments.corrections(part))
         table = Table(np.array(keys, np.int32)[part.key_order], rows)
         if turn is not None:
             size = self.reducer.hist_samples
@@ -148,39 +182,18 @@ class OptimizerPass:
             table.sampled = np.array([s.numel() for s in samples])
         return table
 
-    def _pair_matching(
-        self,
-        part: Part,
-        table: Table,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        moments: Moments | None,
-    ) -> None:
-        """A gradient that cannot be multiplied with its parameter (a sparse one) leaves the others their sums."""
-        unmatched = {i for i in part.indices if not _matches(params[i], grads[i])}
-        if len(unmatched) == len(part.indices):
-            return
-        self._pair(
-            part,
-            table,
-            [p if i in unmatched else g for i, (p, g) in enumerate(zip(params, grads, strict=True))],
-            moments,
-        )
-        for row, place in enumerate(part.plan.order.tolist()):
-            if unmatched and part.indices[place] in unmatched:
-                table.rows[row, _PAIRED] = torch.nan
-
     def _pair(self, part: Part, table: Table, grads: Sequence[Tensor], moments: Moments | None) -> None:
         walks = [part.plan.blocks(part.held, None), self._walk(part, "grad", grads)]
         if moments is not None:
             walks += [self._walk(part, "exp_avg", moments.exp_avg), self._walk(part, "exp_avg_sq", moments.exp_avg_sq)]
-        sums = _PairSums(part)
+        sums = _PairSums(part, moments.floors(part) if moments is not None else 0.0)
         for blocks in zip(*walks, strict=True):
-            sums.add(blocks[0].first_row, [b.values for b in blocks], moments.floor if moments is not None else 0.0)
+            sums.add(blocks[0].first_row, [b.values for b in blocks])
         table.rows[:, GRAD_UPDATE] = -sums.total(0)
         if moments is not None:
             table.rows[:, GRAD_MOMENT] = sums.total(1)
-            table.rows[:, GRAD_SQ_OVER_V] = sums.total(2) * moments.correction
+            total = sums.total(2)
+            table.rows[:, GRAD_SQ_OVER_V] = total * _like(total, moments.corrections(part))
 
     def _walk(self, part: Part, purpose: str, tensors: Sequence[Tensor]) -> Any:
         mine = [tensors[i].detach() for i in part.indices]
@@ -203,19 +216,22 @@ def _pairs(part: Part, params: Sequence[Tensor], grads: Sequence[Tensor], moment
         return [tensors[part.indices[i]] for i in part.plan.order]
 
     states = None if moments is None else (mine(moments.exp_avg), mine(moments.exp_avg_sq))
-    pairs = Pairs(mine(grads), states, 0.0 if moments is None else float(moments.floor))
+    pairs = Pairs(mine(grads), states, 0.0 if moments is None else moments.floors(part))
     return pairs if part.can_pair([params[i] for i in part.indices], pairs) else None
 
 
 class _PairSums:
-    """Row sums of products: float32 within a row on the CPU, float64 on a device and across rows."""
+    """Row sums of products, each rounded to the parameters' type and added in float64."""
 
-    def __init__(self, part: Part) -> None:
-        self.plan = part.plan
-        dtype = torch.float64 if part.plan.device.type == "cuda" else part.plan.dtype
-        self.values = torch.zeros((3, part.plan.num_rows), dtype=dtype, device=part.plan.device)
+    def __init__(self, part: Part, floors: Any) -> None:
+        """`floors` of the second moments: one for each tensor in the plan's order, or one for all."""
+        plan = self.plan = part.plan
+        self.values = torch.zeros((3, plan.num_rows), dtype=torch.float64, device=plan.device)
+        owners = torch.from_numpy(np.repeat(np.arange(len(plan.starts)), np.diff([*plan.starts, plan.num_rows])))
+        each = _on(plan.device, floors, plan.dtype, len(plan.starts))
+        self.floors = each.index_select(0, owners.to(plan.device, non_blocking=True))[:, None]
 
-    def add(self, first: int, blocks: list[Tensor], floor: float) -> None:
+    def add(self, first: int, blocks: list[Tensor]) -> None:
         negated_update, grad = blocks[:2]
         rows = slice(first, first + grad.shape[0])
         product = self._buffer(grad)
@@ -224,7 +240,7 @@ class _PairSums:
             first_moment, second_moment = blocks[2:]
             torch.sum(torch.mul(grad, first_moment, out=product), 1, dtype=self.values.dtype, out=self.values[1, rows])
             # A gradient whose square is zero in float32 is far below the floor: its quotient is nothing too.
-            divisor = torch.clamp(second_moment, min=floor, out=self._buffer(grad, "divisor"))
+            divisor = torch.maximum(second_moment, self.floors[rows], out=self._buffer(grad, "divisor"))
             torch.div(torch.mul(grad, grad, out=product), divisor, out=product)
             torch.sum(product, 1, dtype=self.values.dtype, out=self.values[2, rows])
 
@@ -236,9 +252,33 @@ class _PairSums:
     def total(self, which: int) -> Any:
         """Per tensor, in the plan's order; the packed zeros add nothing."""
         if self.plan.device.type == "cpu":
-            return np.add.reduceat(self.values[which].numpy().astype(np.float64), self.plan.starts)
+            return np.add.reduceat(self.values[which].numpy(), self.plan.starts)
         offsets, _ = self.plan.on_device(self.values.dtype)
         return torch.segment_reduce(self.values[which].contiguous(), "sum", offsets=offsets)
+
+
+def _like(rows: Any, numbers: Any) -> Any:
+    """Where the rows are: numbers of the host are copied to a device, not waited for."""
+    if isinstance(rows, Tensor) and isinstance(numbers, np.ndarray):
+        return torch.from_numpy(numbers).to(rows.device, non_blocking=True)
+    return numbers
+
+
+def _on(device: torch.device, numbers: Any, dtype: torch.dtype, count: int) -> Tensor:
+    """So many numbers on a device, from as many there or on the host, or from one for all."""
+    held = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
+    return held.to(device, dtype, non_blocking=True).expand(count).contiguous()
+
+
+def _matched(params: Sequence[Tensor], grads: Sequence[Tensor] | None) -> tuple[Sequence[Tensor] | None, set[int]]:
+    """The gradients, and which of them cannot be multiplied with their parameter, as a sparse one: the parameter itself
+    stands in, so that the others have their sums as always."""
+    if grads is None:
+        return None, set()
+    unmatched = {i for i, (p, g) in enumerate(zip(params, grads, strict=True)) if not _matches(p, g)}
+    if not unmatched:
+        return grads, unmatched
+    return [p if i in unmatched else g for i, (p, g) in enumerate(zip(params, grads, strict=True))], unmatched
 
 
 def _matches(param: Tensor, grad: Tensor) -> bool:

@@ -7,7 +7,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sonde.reduce.dense import UnreadableError, dense, whole
 from sonde.reduce.handover import Parcel
+
+
+def one_element(tensor: Tensor) -> Tensor:
+    """A tensor's one element, as a plain tensor; UnreadableError says why there is none. Waits for nothing.
+
+    >>> float(one_element(torch.tensor([[2.5]], requires_grad=True)))
+    2.5
+    """
+    tensor = whole(tensor)
+    if tensor.is_nested or tensor.numel() != 1:
+        shape = "nested parts" if tensor.is_nested else f"shape {tuple(tensor.shape)}"
+        raise UnreadableError(
+            f"a tensor of {shape} is not one number. Log its mean, say, or record its statistics with "
+            "sonde.tap(name, tensor)"
+        )
+    if tensor.is_complex():
+        raise UnreadableError(f"{_name(tensor)} is not a real number. Log tensor.abs(), or its parts under two names")
+    if tensor.is_meta:
+        raise UnreadableError("a tensor on the meta device has no value")
+    values, num_zeros = dense(tensor.detach())
+    if num_zeros:
+        return torch.zeros((), device=values.device)
+    # The training loop may change its tensors in place right after. From a GPU they are copied when they are sent, and
+    # on the host they are read at once.
+    return values.reshape(()) if values.is_cuda or values.is_cpu else values.reshape(()).clone()
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class PendingScalars:

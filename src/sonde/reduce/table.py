@@ -146,7 +146,8 @@ def scale_rows(table: Table, factor: Any) -> None:
 
 
 def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
-    """The sum of squares before clipping, from what each gradient was multiplied by."""
+    """The sum of squares before clipping, from what each gradient was multiplied by; infinite where that is 0, which
+    leaves nothing to work it out from."""
     by_factor: dict[int, tuple[Any, list[int]]] = {}  # clipping by norm multiplies all gradients by one number
     for row, key in enumerate(table.keys.tolist()):
         if key in factors:
@@ -155,9 +156,15 @@ def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
         factor = _beside(table.rows, factor)
         # A list as an index would be copied to the device, and waited for: all rows at once, or one by one.
         places: list[Any] = [slice(None)] if len(rows) == len(table.keys) else rows
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # clipped to nothing: not known
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for place in places:
-                table.rows[place, SUMSQ_RAW] = table.rows[place, SUMSQ] / (factor * factor)
+                table.rows[place, SUMSQ_RAW] = _divided(table.rows[place, SUMSQ], factor * factor)
+
+
+def _divided(values: Any, by: Any) -> Any:
+    if isinstance(by, Tensor):
+        return torch.where(by > 0, values / by, torch.inf)
+    return values / by if by > 0 else np.inf
 
 
 def _beside(rows: Array | Tensor, factor: Any) -> Any:

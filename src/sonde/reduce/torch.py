@@ -162,11 +162,16 @@ class Reducer:
 
     def take(self) -> list[Table]:
         """The tables of the step, and start anew."""
+        tables = self.cut()
+        self.turn += 1
+        return tables
+
+    def cut(self) -> list[Table]:
+        """What there is of the step so far; more of it may follow."""
         self._combine_singles()
         self._combine_banks()
         tables, self._tables = self._tables, []
         send(tables)
-        self.turn += 1
         return tables
 
     def forget(self) -> None:

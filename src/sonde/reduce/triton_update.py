@@ -37,7 +37,7 @@ def _update_partials(  # type: ignore[no-untyped-def]
     magnitudes = tl.zeros([BLOCK], tl.float32)
     lowest = tl.full([BLOCK], float("inf"), tl.float32)
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    lowest_v = tl.load(floor).to(tl.float32)
+    lowest_v = tl.load(floor + tensor)
     zeros = tl.zeros([BLOCK], tl.int32)
     nans = tl.zeros([BLOCK], tl.int32)
     infs = tl.zeros([BLOCK], tl.int32)
@@ -100,7 +100,8 @@ class UpdateChunks:
         moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None,
         floor: Tensor,
     ) -> Tensor:
-        """(T, NUM_FIELDS) of the update. All tensors are contiguous, of one dtype per list."""
+        """(T, NUM_FIELDS) of the update. All tensors are contiguous, of one dtype per list; `floor` is float32, one for
+        each of them."""
         chunks = self.chunks
         rows = torch.full((chunks.num_tensors, NUM_FIELDS), torch.nan, dtype=torch.float64, device=chunks.device)
         old, new = self._address("before", before), self._address("after", after)

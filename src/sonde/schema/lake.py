@@ -1,30 +1,85 @@
-"""The document of a snapshot, and how a tensor is put together from it: differences undone, checksums compared. No I/O.
+"""The document of a snapshot, and how a tensor is put together from it: checksums compared. No I/O.
 
-`tensors/step-000000500/zarr.json` is the document of a Zarr group; under "sonde" in its attributes is everything there
-is to know about the snapshot, and beside it the checksum of that.
+A snapshot is a Zarr group; under "sonde" in the attributes of its `zarr.json` is everything there is to know about the
+snapshot, and next to it the checksum of that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import threading
+import math
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from sonde.errors import CorruptError, FormatError, UnknownNameError, UsageError
-from sonde.schema.shards import ArrayReader, DamageError, Layout, ReadAt, checksum_of
-from sonde.schema.tensors import ATTRIBUTE, SNAPSHOT_FORMAT, AnyArray, TensorEntry, as_values, is_array_name
+from sonde.schema.arrays import MAX_BYTES, ArrayReader, DamageError, Layout, ReadAt, checksum_of
+from sonde.schema.format_one import MAX_CHAIN, ShardReader, undo_difference
+from sonde.schema.tensors import ATTRIBUTE, SNAPSHOT_FORMAT, STORAGE, AnyArray, as_values, is_inside, storage_dtype
 
 CHECKSUM_ATTRIBUTE: Final = "sonde_crc32"
-MAX_CHAIN: Final = 64
-"""No writer of ours makes a longer chain of differences; a longer one goes in circles."""
+MAX_DOCUMENT_BYTES: Final = 64 << 20
+"""A larger one is not read: a folder from elsewhere must not take all memory."""
 
 Index = int | slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Where one tensor of a snapshot is, and what it should sum up to."""
+
+    array: str
+    """The path of its Zarr array in the snapshot's group."""
+    layout: Layout
+    """Of that array."""
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it: "bfloat16"."""
+    crc32c: int
+    """Of the tensor's raw little-endian bytes."""
+    keep_mantissa_bits: int | None = None
+    """How many bits of the mantissa were kept, where rounding was asked for."""
+    offset: int = 0
+    """Its first element in an array of several tensors. Format 1 only."""
+    delta_of: int | None = None
+    """The step that the array holds the difference to. Format 1 only."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * storage_dtype(self.dtype).itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        rounded = {} if self.keep_mantissa_bits is None else {"keep_mantissa_bits": self.keep_mantissa_bits}
+        tensor = {"array": self.array, "shape": list(self.shape), "dtype": self.dtype, "crc32c": self.crc32c}
+        return {**tensor, **self.layout.to_json(), **rounded}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], arrays: Mapping[str, Any] | None) -> TensorEntry:
+        """`arrays` are those of format 1. Raises KeyError, TypeError or ValueError on what no writer of ours wrote."""
+        shape = tuple(int(length) for length in content["shape"])
+        delta_of, kept = content.get("delta_of"), content.get("keep_mantissa_bits")
+        entry = cls(
+            array=str(content["array"]),
+            layout=Layout.from_json(content if arrays is None else arrays[content["array"]]),
+            shape=shape,
+            dtype=str(content["dtype"]),
+            crc32c=int(content["crc32c"]),
+            keep_mantissa_bits=None if kept is None else int(kept),
+            offset=int(content.get("offset") or 0),
+            delta_of=None if delta_of is None else int(delta_of),
+        )
+        is_tensor = entry.dtype in STORAGE and min(shape, default=0) >= 0 and entry.nbytes <= MAX_BYTES
+        if not is_tensor or not is_inside(entry.array):
+            raise ValueError(f"not a tensor of a snapshot: {content}")
+        return entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +90,14 @@ class SnapshotDocument:
     time: float
     reason: str
     tensors: Mapping[str, TensorEntry]
-    arrays: Mapping[str, Layout]
     rank: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str = ""
+    """Of the bytes it was read from."""
 
     @property
     def bases(self) -> set[int]:
-        """The steps this one is a difference to."""
+        """The steps this one is a difference to. Format 1 only."""
         return {entry.delta_of for entry in self.tensors.values() if entry.delta_of is not None}
 
     @property
@@ -56,7 +112,6 @@ class SnapshotDocument:
             "reason": self.reason,
             "rank": self.rank,
             "details": dict(self.details),
-            "arrays": {name: layout.to_json() for name, layout in self.arrays.items()},
             "tensors": {name: entry.to_json() for name, entry in self.tensors.items()},
         }
         return {ATTRIBUTE: content, CHECKSUM_ATTRIBUTE: f"{_sum(content):08x}"}
@@ -69,8 +124,13 @@ class SnapshotDocument:
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> SnapshotDocument:
         """Read a group's document; damage is a CorruptError that says where."""
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise CorruptError(
+                f"the document of {where} is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; it is not read."
+            )
         try:
-            return cls.from_attributes(json.loads(data)["attributes"], where)
+            document = cls.from_attributes(json.loads(data)["attributes"], where)
+            return replace(document, sha256=hashlib.sha256(data).hexdigest())
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptError(f"the document of {where} is damaged ({error!r}). Its tensors are not shown.") from error
 
@@ -84,61 +144,25 @@ class SnapshotDocument:
                 f"{where} has format {content['format']}; this sonde reads {SNAPSHOT_FORMAT}. "
                 "Run:  pip install -U sonde"
             )
-        if not all(map(is_array_name, content["arrays"])):
-            raise CorruptError(f"{where} names arrays outside itself. Its tensors are not shown.")
+        arrays = content["arrays"] if content["format"] == 1 else None
         return cls(
             step=int(content["step"]),
             time=float(content["time"]),
             reason=str(content["reason"]),
             rank=int(content["rank"]),
             details=dict(content["details"]),
-            arrays={name: Layout.from_json(array) for name, array in content["arrays"].items()},
-            tensors={name: TensorEntry.from_json(entry) for name, entry in content["tensors"].items()},
+            tensors={name: TensorEntry.from_json(entry, arrays) for name, entry in content["tensors"].items()},
         )
 
 
-class RecentRuns:
-    """What was read last, for reading a tensor step after step: each step is a difference to the one before.
-
-    Wanted is a cache of a few megabytes, so that the whole chain is not read again for each of its steps.
-    """
-
-    def __init__(self, limit: int = 64 << 20) -> None:
-        self._limit, self._num_bytes = limit, 0
-        self._runs: OrderedDict[tuple[int, str, int, int], AnyArray] = OrderedDict()
-        self._lock = threading.Lock()  # Dask reads by several threads
-
-    def get(self, key: tuple[int, str, int, int]) -> AnyArray | None:
-        with self._lock:
-            return self._runs.get(key)
-
-    def keep(self, key: tuple[int, str, int, int], run: AnyArray) -> None:
-        if run.nbytes > self._limit:
-            return
-        run.flags.writeable = False
-        with self._lock:
-            known = self._runs.pop(key, None)
-            self._num_bytes += run.nbytes - (known.nbytes if known is not None else 0)
-            self._runs[key] = run
-            while self._num_bytes > self._limit:
-                self._num_bytes -= self._runs.popitem(last=False)[1].nbytes
-
-
 class SnapshotReader:
-    """Tensors of one snapshot. `read_at` reads files of its group; `base` opens the snapshots it is a difference to."""
+    """Tensors of one snapshot. `read_at` reads files of its group; `base` opens one that it is a difference to."""
 
     def __init__(
-        self,
-        document: SnapshotDocument,
-        read_at: ReadAt,
-        base: Callable[[int], SnapshotReader],
-        where: str,
-        recent: RecentRuns | None = None,
+        self, document: SnapshotDocument, read_at: ReadAt, base: Callable[[int], SnapshotReader], where: str
     ) -> None:
         self.document, self.where = document, where
         self._read_at, self._base = read_at, base
-        self._recent = recent if recent is not None else RecentRuns(0)
-        self._arrays: dict[str, ArrayReader] = {}
 
     def entry(self, name: str) -> TensorEntry:
         try:
@@ -149,9 +173,7 @@ class SnapshotReader:
     def bits(self, name: str) -> AnyArray:
         """All bits of a tensor, flat, compared with its checksum."""
         entry = self.entry(name)
-        bits = self._run(name, entry, 0, entry.size, 0)
-        if not bits.flags.writeable:
-            bits = bits.copy()
+        bits = self._run(name, entry, 0, entry.size)
         if checksum_of(bits) != entry.crc32c:
             raise self._corrupt(name, "its checksum does not match")
         return bits
@@ -173,70 +195,35 @@ class SnapshotReader:
             return np.asarray(self.values(name)[given])
         start, stop = _bounds(given[0], entry.shape[0], name)
         row = entry.size // entry.shape[0]
-        bits = self._run(name, entry, start * row, stop * row, 0).reshape(stop - start, *entry.shape[1:])
-        if not bits.flags.writeable:
-            bits = bits.copy()
+        bits = self._run(name, entry, start * row, stop * row).reshape(stop - start, *entry.shape[1:])
         first = given[0] % entry.shape[0] - start if isinstance(given[0], int) else _shifted(given[0], entry.shape[0])
         return np.asarray(as_values(bits, entry.dtype)[(first, *given[1:])])
 
-    def _run(self, name: str, entry: TensorEntry, start: int, stop: int, depth: int) -> AnyArray:
-        """A run of a tensor's elements, with the difference to earlier snapshots undone. Not to be changed: it is kept
-        for the snapshot that comes next."""
-        key = (self.document.step, name, start, stop)
-        known = self._recent.get(key)
-        if known is not None:
-            return known
-        run = self._read_run(name, entry, start, stop, depth)
-        if entry.delta_of is not None or depth:
-            self._recent.keep(key, run)
-        return run
+    def _run(self, name: str, entry: TensorEntry, start: int, stop: int, depth: int = 0) -> AnyArray:
+        """A run of a tensor's elements."""
+        try:
+            stored = self._array(entry).elements(entry.offset + start, entry.offset + stop)
+        except DamageError as error:
+            raise self._corrupt(name, str(error)) from error
+        return stored if entry.delta_of is None else self._undone(name, entry, stored, start, depth)
 
-    def _read_run(self, name: str, entry: TensorEntry, start: int, stop: int, depth: int) -> AnyArray:
+    def _undone(self, name: str, entry: TensorEntry, stored: AnyArray, start: int, depth: int) -> AnyArray:
+        """The run that a run of differences stands for. Format 1 only."""
         if depth > MAX_CHAIN:
             raise self._corrupt(name, "its differences go in circles")
-        try:
-            offset = entry.offset or 0
-            stored = self._array(entry.array).elements(offset + start, offset + stop)
-        except (DamageError, KeyError) as error:
-            raise self._corrupt(name, str(error)) from error
-        if entry.delta_of is None:
-            return stored
+        assert entry.delta_of is not None
         base = self._base(entry.delta_of)
         before = base.document.tensors.get(name)
         if before is None or before.shape != entry.shape or before.dtype != entry.dtype:
             raise self._corrupt(name, f"step {entry.delta_of}, which it is a difference to, has no such tensor")
-        return undo_difference(stored, base._run(name, before, start, stop, depth + 1))
+        return undo_difference(stored, base._run(name, before, start, start + stored.size, depth + 1))
 
-    def _array(self, array: str) -> ArrayReader:
-        if array not in self._arrays:
-            self._arrays[array] = ArrayReader(
-                self.document.arrays[array], lambda key, offset, size: self._read_at(f"{array}/{key}", offset, size)
-            )
-        return self._arrays[array]
+    def _array(self, entry: TensorEntry) -> ArrayReader:
+        reader = ArrayReader if entry.layout.shard_length is None else ShardReader
+        return reader(entry.layout, lambda key, offset, size: self._read_at(f"{entry.array}/{key}", offset, size))
 
     def _corrupt(self, name: str, why: str) -> CorruptError:
         return CorruptError(f'tensor "{name}" at step {self.document.step} of {self.where} is damaged: {why}.')
-
-
-def difference(bits: AnyArray, before: AnyArray) -> AnyArray:
-    """The bits less those of an earlier snapshot, as integers; small differences of either sign become small numbers.
-
-    >>> difference(np.array([7, 5], np.uint8), np.array([5, 7], np.uint8))
-    array([4, 3], dtype=uint8)
-    """
-    width = bits.dtype.itemsize
-    signed = (bits.view(f"u{width}") - before.view(f"u{width}")).view(f"i{width}")
-    folded: AnyArray = (signed << 1) ^ (signed >> (8 * width - 1))
-    return folded.view(f"u{width}")
-
-
-def undo_difference(stored: AnyArray, before: AnyArray) -> AnyArray:
-    """The bits again, in the type of `before`."""
-    width = stored.dtype.itemsize
-    one = stored.dtype.type(1)
-    signed = (stored >> one) ^ (np.zeros((), stored.dtype) - (stored & one))
-    total: AnyArray = signed + before.view(f"u{width}")
-    return total.view(before.dtype)
 
 
 def _sum(content: Any) -> int:

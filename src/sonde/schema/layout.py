@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""2 since a run has attempts: a reader of format 1 would show the rows of an abandoned one among the others."""
 
 RUN_FILE: Final = "run.json"
 MODEL_FILE: Final = "model.json"
@@ -15,6 +16,10 @@ LIVE_LOG: Final = "live.log"
 LATEST_LINK: Final = "latest"
 RANKS_FOLDER: Final = "ranks"
 TRASH_FOLDER: Final = ".trash"
+ENDING_FILE: Final = "ending.json"
+"""How the run ended, written before anything is waited for; gone again as soon as run.json says it."""
+EXIT_CODE_FILE: Final = "exit_code"
+"""One byte: what the process that wrote the run ended with, where its end was not known before."""
 REQUESTS_FOLDER: Final = "requests"
 """Where another process asks a run that is being recorded for something, one small file for each question."""
 
@@ -61,21 +66,31 @@ create table if not exists segments (
     num_rows integer not null, first_sequence integer not null, last_sequence integer not null,
     first_step integer not null, last_step integer not null, sha256 text not null,
     tiles text not null, crc integer not null);
+create table if not exists attempts (
+    id integer primary key, rank integer not null, first_step integer not null, time real not null,
+    reason text not null, stats_sequence integer not null, scalars_sequence integer not null,
+    complete_step integer not null, visible_step integer not null, crc integer not null);
 create table if not exists events (
     id integer primary key, time real not null, step integer not null, type text not null, severity text not null,
-    message text not null, details text not null);
+    message text not null, details text not null, attempt integer not null default 0);
 create table if not exists findings (
     id integer primary key, time real not null, rule text not null, severity text not null, confidence real not null,
     step integer not null, last_step integer not null, sites text not null, message text not null,
-    evidence text not null, remedy text not null);
+    evidence text not null, remedy text not null, attempt integer not null default 0);
 create table if not exists system_metrics (
-    time real not null, step integer not null, name text not null, value real not null);
+    time real not null, step integer not null, name text not null, value real not null,
+    attempt integer not null default 0);
 create table if not exists checkpoints (
-    id integer primary key, step integer not null, time real not null, path text not null, metrics text not null);
+    id integer primary key, step integer not null, time real not null, path text not null, metrics text not null,
+    attempt integer not null default 0);
 create table if not exists snapshots (
     id integer primary key, step integer not null, time real not null, store text not null, details text not null,
     crc integer not null);
 """
+
+
+ATTEMPT_TABLES: Final = ("events", "findings", "system_metrics", "checkpoints")
+"""Tables whose rows say in their last column which attempt they belong to; those of format 1 have no such column."""
 
 
 def row_text(*columns: object) -> bytes:

@@ -69,8 +69,7 @@ def inspected_series(name: str) -> Series | None:
     Series(kind='unit', site='layers.3.act', stat='dead')
     >>> inspected_series("val/loss")
     """
-    parts = name.split("/")
-    return Series(*parts) if len(parts) == 3 and parts[0] in INSPECTED else None
+    return Series(*name.split("/")) if is_inspection(name) else None
 
 
 def check_kind(kind: str) -> Kind:
@@ -78,6 +77,15 @@ def check_kind(kind: str) -> Kind:
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
     return kind
+
+
+def is_setting(name: str) -> bool:
+    """Whether a scalar is a hyperparameter that is set once and rarely changes, such as weight decay.
+
+    >>> is_setting("optim/group1/weight_decay"), is_setting("optim/lr"), is_setting("loss")
+    (True, False, False)
+    """
+    return name.startswith("optim/") and name.rpartition("/")[2] not in ("lr", "grad_norm", "max_norm", "loss_scale")
 
 
 def strip_wrappers(name: str) -> str:

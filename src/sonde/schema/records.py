@@ -14,14 +14,15 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import FormatError
+from sonde.schema.attempts import Mark
 from sonde.schema.layout import FORMAT_VERSION
 from sonde.schema.sketch import NUM_BINS, NUM_FIELDS, Array
 
@@ -31,6 +32,7 @@ _LOG_HEADER: Final = struct.Struct("<8sII")
 _FRAME_HEADER: Final = struct.Struct("<4sII")
 _BODY_HEADER: Final = struct.Struct("<QB")
 _STATS_HEADER: Final = struct.Struct("<qdII")
+_MARKED_HEADER: Final = struct.Struct("<qqIB")
 LOG_HEADER_SIZE: Final = _LOG_HEADER.size
 MAX_FRAME_BYTES: Final = 1 << 30
 _MAX_DEPTH: Final = 32
@@ -38,6 +40,8 @@ _SIGNATURE: Final = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\s*\Z')
 
 STATS_FRAME: Final = 1
 SCALARS_FRAME: Final = 2
+"""Of format 1, without a mark."""
+MARKED_SCALARS_FRAME: Final = 3
 
 Severity = Literal["info", "warning", "critical"]
 
@@ -81,6 +85,23 @@ class ScalarsRecord:
     steps: NDArray[np.int64]
     times: Array
     values: Array
+    counted: NDArray[np.int64] | None = None
+    """The step that was being made, where the user logs by a count of their own that is ahead of it; None where no row
+    is ahead."""
+
+    @property
+    def made_at(self) -> NDArray[np.int64]:
+        """By which step a row is kept or abandoned."""
+        return self.steps if self.counted is None else np.minimum(self.steps, self.counted)
+
+    def where(self, keep: NDArray[np.bool_]) -> ScalarsRecord:
+        """Some of the rows."""
+        counted = None if self.counted is None else self.counted[keep]
+        return ScalarsRecord(self.name_ids[keep], self.steps[keep], self.times[keep], self.values[keep], counted)
+
+    @staticmethod
+    def empty() -> ScalarsRecord:
+        return ScalarsRecord(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +114,22 @@ class Event:
     time: float
     severity: Severity = "info"
     details: dict[str, Any] = field(default_factory=dict)
+
+
+LOSSES: Final = (
+    "warning",
+    "damaged",
+    "lost",
+    "record_failed",
+    "measurement_failed",
+    "switched_off",
+    "observer_failed",
+    "gap",
+    "snapshot_skipped",
+    "snapshot_lost",
+    "snapshot_failed",
+)
+"""Types of events that say what was not recorded, or not as it was asked for: `Run.warnings` lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +160,12 @@ def check_log_header(data: bytes) -> bool:
     return True
 
 
-def encode_frame(sequence: int, record: StatsRecord | ScalarsRecord) -> bytes:
-    """One record as one frame."""
+def encode_frame(sequence: int, record: StatsRecord | ScalarsRecord, mark: Mark = Mark()) -> bytes:  # noqa: B008 - frozen
+    """One record as one frame. The mark belongs to a frame of scalars."""
     kind, payload = (
         (STATS_FRAME, _encode_stats(record))
         if isinstance(record, StatsRecord)
-        else (SCALARS_FRAME, _encode_scalars(record))
+        else (MARKED_SCALARS_FRAME, _encode_scalars(record, mark))
     )
     body = _BODY_HEADER.pack(sequence, kind) + payload
     return _FRAME_HEADER.pack(FRAME_MAGIC, len(body), zlib.crc32(body)) + body
@@ -141,6 +178,7 @@ class Frame:
     sequence: int
     record: StatsRecord | ScalarsRecord
     end: int
+    mark: Mark | None = None
 
 
 def decode_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame]:
@@ -157,21 +195,23 @@ def decode_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame]:
             return
         sequence, kind = _BODY_HEADER.unpack_from(body)
         try:
-            record = _decode(kind, body[_BODY_HEADER.size :])
+            record, mark = _decode(kind, body[_BODY_HEADER.size :])
         except (ValueError, struct.error):  # a right checksum over a wrong body: somebody made it so
             return
         if record is not None:
-            yield Frame(sequence, record, end)
+            yield Frame(sequence, record, end, mark)
         position = end
 
 
-def _decode(kind: int, payload: memoryview) -> StatsRecord | ScalarsRecord | None:
-    """A record, or None for a type of frame that a later sonde added."""
+def _decode(kind: int, payload: memoryview) -> tuple[StatsRecord | ScalarsRecord | None, Mark | None]:
+    """A record and its mark; no record for a type of frame that a later sonde added."""
     if kind == STATS_FRAME:
-        return _decode_stats(payload)
+        return _decode_stats(payload), None
+    if kind == MARKED_SCALARS_FRAME:
+        return _decode_marked(payload)
     if kind == SCALARS_FRAME:
-        return _decode_scalars(payload)
-    return None
+        return _decode_scalars(payload), None
+    return None, None
 
 
 def _encode_stats(record: StatsRecord) -> bytes:
@@ -202,22 +242,34 @@ def _decode_stats(payload: memoryview) -> StatsRecord:
     return record
 
 
-def _encode_scalars(record: ScalarsRecord) -> bytes:
+def _encode_scalars(record: ScalarsRecord, mark: Mark) -> bytes:
+    counted = record.counted
     return b"".join(
         (
-            struct.pack("<I", len(record.name_ids)),
+            _MARKED_HEADER.pack(mark.complete, mark.visible, len(record.name_ids), counted is not None),
             record.name_ids.astype("<i4", copy=False).tobytes(),
             record.steps.astype("<i8", copy=False).tobytes(),
             record.times.astype("<f8", copy=False).tobytes(),
             record.values.astype("<f8", copy=False).tobytes(),
+            b"" if counted is None else counted.astype("<i8", copy=False).tobytes(),
         )
     )
 
 
+def _decode_marked(payload: memoryview) -> tuple[ScalarsRecord, Mark]:
+    complete, visible, count, has_counted = _MARKED_HEADER.unpack_from(payload)
+    take = _Columns(payload, _MARKED_HEADER.size)
+    return _take_scalars(take, count, has_counted=bool(has_counted)), Mark(complete, visible)
+
+
 def _decode_scalars(payload: memoryview) -> ScalarsRecord:
     (count,) = struct.unpack_from("<I", payload)
-    take = _Columns(payload, 4)
-    return ScalarsRecord(take("<i4", count), take("<i8", count), take("<f8", count), take("<f8", count))
+    return _take_scalars(_Columns(payload, 4), count, has_counted=False)
+
+
+def _take_scalars(take: _Columns, count: int, *, has_counted: bool) -> ScalarsRecord:
+    columns = take("<i4", count), take("<i8", count), take("<f8", count), take("<f8", count)
+    return ScalarsRecord(*columns, take("<i8", count) if has_counted else None)
 
 
 class _Columns:
@@ -263,10 +315,31 @@ def _jsonable(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if id(value) in inside or len(inside) > _MAX_DEPTH:  # a config that contains itself
         return "…"
     inner = (*inside, id(value))
-    if isinstance(value, dict):
-        return {_jsonable(str(key)): _jsonable(item, inner) for key, item in value.items()}
+    found = fields_of(value)
+    if found is not None:
+        return {_jsonable(text_of(key)): _jsonable(item, inner) for key, item in found.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_jsonable(item, inner) for item in value]
     if isinstance(value, np.generic):
         return _jsonable(value.item(), inner)
-    return _jsonable(str(value))
+    return _jsonable(text_of(value))
+
+
+def fields_of(value: Any) -> Mapping[Any, Any] | None:
+    """What a mapping, a dataclass or a namespace holds, by name; None for anything else."""
+    if isinstance(value, Mapping):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in fields(value)}
+    # By name: importing argparse takes time, and only who has it can have made one.
+    return (
+        vars(value) if type(value).__name__ in ("Namespace", "SimpleNamespace") and hasattr(value, "__dict__") else None
+    )
+
+
+def text_of(value: Any) -> str:
+    """Its text, also of an object that fails at it."""
+    try:
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    except Exception as error:  # noqa: BLE001  it is the user's object, and may do anything
+        return f"<{type(value).__name__}: {type(error).__name__} in str()>"

@@ -207,14 +207,15 @@ def kurtosis_proxy(rows: Array, hist: Array) -> Array:
 
 @stat("norm_raw")
 def norm_raw(rows: Array, hist: Array) -> Array:
-    """Norm before gradient clipping; equal to norm when nothing was clipped."""
+    """Norm before gradient clipping; equal to norm when nothing was clipped, NaN when it cannot be known."""
     raw = rows[..., SUMSQ_RAW]
-    return _where_finite(rows, np.sqrt(np.where(np.isnan(raw), rows[..., SUMSQ], raw)))
+    before = np.sqrt(np.where(np.isnan(raw), rows[..., SUMSQ], raw))
+    return _where_finite(rows, np.where(np.isinf(raw), np.nan, before))
 
 
 @stat("clip_factor")
 def clip_factor(rows: Array, hist: Array) -> Array:
-    """What clipping multiplied the norm by; 1 when nothing was clipped."""
+    """What clipping multiplied the norm by; 1 when nothing was clipped, NaN when it cannot be known."""
     factor = np.where(np.isnan(rows[..., SUMSQ_RAW]), 1.0, norm(rows, hist) / norm_raw(rows, hist))
     return _where_finite(rows, factor)
 

@@ -1,4 +1,4 @@
-"""What a snapshot of whole tensors is: its names, its element types, its entries and where it lies. No I/O.
+"""What a snapshot of whole tensors is: its names, its element types and where it is stored. No I/O.
 
 A tensor is kept as bits: the bytes a framework had in memory, in a numpy type of the same width. `as_values` gives the
 bits their meaning; bfloat16 and the 8-bit floats have none in numpy itself, so it asks ml_dtypes for them.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +22,19 @@ from sonde.errors import MissingPackageError, UnknownNameError, UsageError
 
 AnyArray = npt.NDArray[Any]
 
-SNAPSHOT_FORMAT: Final = 1
+SNAPSHOT_FORMAT: Final = 2
 ATTRIBUTE: Final = "sonde"
 """The key of a group's attributes under which sonde keeps what it knows of a snapshot."""
 
+DTYPE_ATTRIBUTE: Final = "torch_dtype"
+"""The key of an array's attributes that names its type: bfloat16 and 8-bit floats are stored as integers."""
+GROUP_FILE: Final = "zarr.json"
+
 TENSORS_FOLDER: Final = "tensors"
 HIDDEN_FOLDER: Final = ".tensors"
-"""Beside `tensors/`, so that every Zarr reader sees finished, wanted snapshots only: halves of snapshots (`tmp-*`),
-and deleted ones that later snapshots are still a difference to (`step-*`)."""
+"""Next to `tensors/`, which has finished snapshots only: halves of snapshots (`tmp-*`), how far the upload is, and, in
+runs of earlier versions, deleted snapshots that later ones are a difference to (`step-*`)."""
+ARCHIVE_SUFFIX: Final = ".zarr.zip"
 
 SNAPSHOT_KINDS: Final = ("param", "grad", "act", "optim", "probe", "batch")
 """What a run's snapshots may hold."""
@@ -59,12 +65,9 @@ STORAGE: Final[Mapping[str, str]] = {
 }
 """The numpy type whose bits hold a type, by its name in torch."""
 
-DELTA_SUFFIX: Final = ".delta"
-"""An array of differences says so in its name: read by itself it means nothing."""
-
-_UNSAFE: Final = re.compile(r"[^\w.+=-]")
-_MAX_NAME_BYTES: Final = 120
-_STEP: Final = re.compile(r"step-(\d{9,})")
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")
+_MAX_NAME_BYTES: Final = 200
+_STEP: Final = re.compile(r"step-(\d{9,})(?:\.zarr\.zip)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,60 +130,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """Where one tensor of a snapshot lies, and what it should sum up to."""
-
-    array: str
-    """The Zarr array in the snapshot's group."""
-    offset: int | None
-    """The first element in a packed array; none: the array is the tensor."""
-    shape: tuple[int, ...]
-    dtype: str
-    crc32c: int
-    """Of the tensor's raw little-endian bytes, differences undone."""
-    delta_of: int | None = None
-    """The step this one is a difference to."""
-    keep_mantissa_bits: int | None = None
-    """How many bits of the mantissa were kept, where rounding was asked for."""
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * storage_dtype(self.dtype).itemsize
-
-    def to_json(self) -> dict[str, Any]:
-        optional = {"delta_of": self.delta_of, "keep_mantissa_bits": self.keep_mantissa_bits}
-        return {
-            "array": self.array,
-            "offset": self.offset,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "crc32c": self.crc32c,
-            **{name: value for name, value in optional.items() if value is not None},
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> TensorEntry:
-        """Raises KeyError, TypeError or ValueError on what no writer of ours wrote."""
-        offset, delta_of, kept = content["offset"], content.get("delta_of"), content.get("keep_mantissa_bits")
-        shape = tuple(int(length) for length in content["shape"])
-        if min(shape, default=0) < 0 or content["dtype"] not in STORAGE:
-            raise ValueError(f"no tensor is {content['dtype']} {list(shape)}")
-        return cls(
-            array=str(content["array"]),
-            offset=None if offset is None else int(offset),
-            shape=shape,
-            dtype=str(content["dtype"]),
-            crc32c=int(content["crc32c"]),
-            delta_of=None if delta_of is None else int(delta_of),
-            keep_mantissa_bits=None if kept is None else int(kept),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """What a store says when a snapshot is durable and visible."""
 
@@ -239,7 +188,7 @@ def kind_of(name: str) -> str:
 
 
 def group_name(step: int, rank: int = 0) -> str:
-    """The group of a snapshot, inside `tensors/`. Every rank has groups of its own: no two writers share an array.
+    """The group of a snapshot in a repository. Every rank has its own groups: no two writers share an array.
 
     >>> group_name(500), group_name(500, rank=1)
     ('step-000000500', 'rank-0001/step-000000500')
@@ -249,41 +198,66 @@ def group_name(step: int, rank: int = 0) -> str:
     return f"rank-{rank:04d}/step-{step:09d}" if rank else f"step-{step:09d}"
 
 
-def step_of(group: str) -> int | None:
-    """The step of a snapshot's group; none for another name.
+def older_group(group: str) -> str:
+    """Where earlier versions put the group of a deleted snapshot in a repository, if others were a difference to it."""
+    return f"deleted/{group}"
 
-    >>> step_of("step-000000500"), step_of("tmp")
-    (500, None)
+
+def archive_name(step: int) -> str:
+    """The file of a snapshot, inside `tensors/` (or `tensors/rank-0001/`): a Zarr group in a ZIP archive.
+
+    >>> archive_name(500)
+    'step-000000500.zarr.zip'
     """
-    match = _STEP.fullmatch(group)
+    return f"{group_name(step)}{ARCHIVE_SUFFIX}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a snapshot's file or group; none for another name.
+
+    >>> step_of("step-000000500.zarr.zip"), step_of("step-000000500"), step_of("tmp")
+    (500, 500, None)
+    """
+    match = _STEP.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
-def packed_array_name(kind: str, dtype: str, *, is_delta: bool) -> str:
-    """The array that holds the small tensors of one kind and type.
+def array_paths(names: Iterable[str]) -> dict[str, str]:
+    """The Zarr array of each tensor of a snapshot: its own name. A name that Zarr or a file system cannot hold, or that
+    differs from another only in case, is changed and ends in a hash.
 
-    >>> packed_array_name("param", "bfloat16", is_delta=False)
-    'param.bfloat16'
+    >>> array_paths(["param/layers.3.mlp.weight", "custom/.."])
+    {'param/layers.3.mlp.weight': 'param/layers.3.mlp.weight', 'custom/..': 'custom/_-58c40f53'}
     """
-    return f"{kind}.{dtype}{DELTA_SUFFIX if is_delta else ''}"
+    paths: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        path = name if _is_plain(name) and _folded(name) not in taken else _hashed(name)
+        taken.add(_folded(path))
+        paths[name] = path
+    return paths
 
 
-def own_array_name(name: str, *, is_delta: bool) -> str:
-    """The array of one large tensor. A name that had to be changed ends in a hash, so that no two share an array.
-
-    >>> own_array_name("param/layers.3.mlp.weight", is_delta=False)
-    'param-layers.3.mlp.weight'
-    """
-    plain = name.replace("/", "-", 1)
-    safe = _UNSAFE.sub("_", plain).lstrip("._-").encode()[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
-    if safe != plain or "/" not in name:
-        safe = f"{safe}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
-    return f"{safe}{DELTA_SUFFIX if is_delta else ''}"
+def _is_plain(name: str) -> bool:
+    kind, slash, site = name.partition("/")
+    is_node = not _UNSAFE.search(site) and site.strip(".") and not site.startswith("__") and site != "zarr.json"
+    return bool(slash) and kind in KINDS and bool(is_node) and len(site.encode()) <= _MAX_NAME_BYTES
 
 
-def is_array_name(name: str) -> bool:
-    """Whether a name in a document is one that no folder but the snapshot's own can be reached with."""
-    return bool(name) and not _UNSAFE.search(name) and not name.startswith(".")
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def _hashed(name: str) -> str:
+    kind = kind_of(name)
+    site = _UNSAFE.sub("_", name.removeprefix(f"{kind}/")).strip("._") or "_"
+    short = site.encode()[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return f"{kind}/{short}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path in a document stays in the snapshot's own folder."""
+    return all(part.strip(".") and "\\" not in part and "\0" not in part for part in path.split("/"))
 
 
 def tensors_folder(run: Path) -> Path:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from sonde.session.current import active_session, batch, begin, finish, init, log, snapshot, step, tap, watch
+from sonde.session.current import active_session, batch, begin, finish, init, log, rewind, snapshot, step, tap, watch
 from sonde.session.decorator import record
 from sonde.session.null import NullSession
 from sonde.session.script import run_script
@@ -25,6 +25,7 @@ __all__ = [
     "init",
     "log",
     "record",
+    "rewind",
     "run_script",
     "snapshot",
     "step",

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Final
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -53,6 +56,10 @@ class ByGrad:
 
 _WITH: Final = "with"
 _WITHOUT: Final = "without"
+_LEAST: Final = 1e-37
+"""The smallest floor: without an epsilon, too, an element that never had a gradient adds nothing."""
+_COUNTERS: Final = frozenset({"step", "eta", "mu", "mu_product"})
+"""What torch's optimizers keep one number of for each parameter, whatever its shape."""
 
 
 def by_grad(step: OptimizerStep, *, is_made: bool) -> list[ByGrad]:
@@ -71,6 +78,11 @@ def by_grad(step: OptimizerStep, *, is_made: bool) -> list[ByGrad]:
     return [part for part in parts if part.params]
 
 
+def is_state(name: str, value: Tensor, parameter: Tensor) -> bool:
+    """Whether this is a state of the parameter's elements, and not a count of steps: both may have one element."""
+    return value.numel() > 1 or (value.shape == parameter.shape and name not in _COUNTERS)
+
+
 def adam_moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
     """Adam's state, if this optimizer keeps any."""
     states = [optimizer.state.get(p, {}) for p in params]
@@ -80,19 +92,35 @@ def adam_moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
         s["exp_avg"].shape != p.shape or s["exp_avg_sq"].shape != p.shape for s, p in zip(states, params, strict=True)
     ):
         return None  # factored states, as Adafactor's
-    group = optimizer.param_groups[0]
-    beta2, taken = group.get("betas", (0.9, 0.999))[1], states[0].get("step", 1)
-    correction = _correction(beta2, taken)
+    groups = optimizer.param_groups
+    beta2 = {id(p): group.get("betas", (0.9, 0.999))[1] for group in groups for p in group["params"]}
+    eps = {id(p): float(group.get("eps") or 0.0) for group in groups for p in group["params"]}
+    correction = _corrections([beta2[id(p)] for p in params], [s.get("step", 1) for s in states])
+    if correction is None:
+        return None
     return Moments(
         [s["exp_avg"] for s in states],
         [s["exp_avg_sq"] for s in states],
         correction=correction,
-        floor=float(group.get("eps", 1e-8)) ** 2 * correction,
+        floor=_floors(np.array([eps[id(p)] for p in params]), correction),
     )
 
 
-def _correction(beta2: Any, taken: Any) -> Any:
-    """1 - beta2**t. A step count that lives on the device stays there."""
-    if isinstance(taken, Tensor) and taken.device.type == "cpu":
-        taken = taken.item()
-    return 1.0 - beta2**taken
+def _floors(eps: NDArray[np.float64], correction: Any) -> Any:
+    """Of each parameter, where the corrections are: a step count that lives on the device stays there."""
+    if isinstance(correction, Tensor):
+        squares = torch.from_numpy(eps**2).to(correction.device, non_blocking=True)
+        return (squares * correction).clamp(min=_LEAST)
+    return np.maximum(eps**2 * correction, _LEAST)
+
+
+def _corrections(beta2: list[Any], taken: list[Any]) -> Any:
+    """1 - beta2**t of each parameter: groups have betas of their own, and some join later. Step counts that live on the
+    device stay there; None where only some of them do."""
+    on_device = [t for t in (*beta2, *taken) if isinstance(t, Tensor) and t.device.type != "cpu"]
+    if not on_device:
+        return 1.0 - np.array([float(beta) for beta in beta2]) ** np.array([float(count) for count in taken])
+    if len(on_device) != len(taken) or any(isinstance(beta, Tensor) for beta in beta2):
+        return None
+    counts = torch.stack([count.reshape(()) for count in taken]).double()
+    return 1.0 - torch.tensor(beta2, dtype=torch.float64).to(counts.device, non_blocking=True) ** counts

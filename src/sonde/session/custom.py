@@ -9,15 +9,37 @@ import numpy as np
 
 from sonde.schema.names import site_name
 from sonde.schema.records import Site, StatsRecord
+from sonde.session.numbers import NotANumberError, numeric_array
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
 
 
+def readable(session: Session, name: str, value: Any) -> Any:
+    """A tensor or an array of numbers that can be read; None, and one warning, for anything else."""
+    try:
+        return _whole(value) if hasattr(value, "detach") else numeric_array(value)
+    except Exception as error:  # noqa: BLE001 - whatever the value does when it is read, it is the user's
+        why = str(error) if isinstance(error, NotANumberError) else f"{type(error).__name__}: {error}"
+        session.warn_once(f"tap {name}", f'"{name}" is not recorded: {why[:300]}.')
+        return None
+
+
+def _whole(tensor: Any) -> Any:
+    from sonde.reduce.dense import UnreadableError, dense, whole
+
+    try:
+        found = whole(tensor).detach()
+        return dense(found)[0] if found.is_nested or found.is_meta else found
+    except UnreadableError as why:
+        raise NotANumberError(str(why)) from None
+
+
 def put_sketches(session: Session, named: list[tuple[str, Any]]) -> None:
-    """Sketch each tensor or array now and hand it to the writer."""
-    arrays = [(name, value) for name, value in named if not hasattr(value, "detach")]
-    tensors = [(name, value) for name, value in named if hasattr(value, "detach")]
+    """Sketch each tensor or array that can be read now, and hand it to the writer."""
+    values = [(name, readable(session, name, value)) for name, value in named]
+    arrays = [(name, value) for name, value in values if isinstance(value, np.ndarray)]
+    tensors = [(name, value) for name, value in values if value is not None and not isinstance(value, np.ndarray)]
     if tensors:
         _put_tensors(session, tensors)
     for name, value in arrays:
@@ -36,7 +58,7 @@ def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
     names: dict[int, str] = {}
 
     def tell(key: int, why: str) -> None:
-        session.warn_once(f"tap {names[key]}", f'"{names[key]}" is not recorded: no sketch can be taken of {why}.')
+        session.warn_once(f"tap {names[key]}", f'"{names[key]}" is not recorded: unsupported tensor ({why}).')
 
     reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=tell)
     with quiet():
@@ -47,16 +69,12 @@ def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
             reducer.add(key, tensor, histogram=True)
         tables = reducer.take()
     step = session.step_number
-    put_tables(session.writer, tables, step)
+    put_tables(session.step_writer, tables, step)
 
 
-def _put_array(session: Session, name: str, value: Any) -> None:
+def _put_array(session: Session, name: str, array: np.ndarray[Any, Any]) -> None:
     from sonde.reduce.numpy import sketch
 
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufc":
-        session.warn_once(f"tap {name}", f'"{name}" is not recorded: it holds {array.dtype}, not numbers.')
-        return
     found = sketch(array)
     key = _site_id(session, name, array.shape, str(array.dtype))
     record = StatsRecord(
@@ -67,4 +85,4 @@ def _put_array(session: Session, name: str, value: Any) -> None:
         np.zeros(1, np.int32),
         found.hist[None].astype(np.float32),
     )
-    session.writer.put(record, 1024, step=session.step_number)
+    session.step_writer.put(record, 1024, step=session.step_number)

@@ -45,8 +45,7 @@ def record(target: Any = None, /, **options: Any) -> Any:
 def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        named = {"project": function.__name__.replace("<lambda>", "lambda"), **options}
-        with current.init(**named) as session:
+        with current.init_by_default(function.__name__.replace("<lambda>", "lambda"), **options) as session:
             if isinstance(session, Session):
                 _find_models(session)
             return function(*args, **kwargs)
@@ -58,7 +57,8 @@ def _find_models(session: Session) -> None:
     if util.find_spec("torch") is not None:  # a program that trains by another framework may be without
         from sonde.session.automatic import Automatic
 
-        Automatic(session)
+        if session.automatic is None:
+            Automatic(session)
     if "keras" in sys.modules:
         _keras_adapter().record_fits(session)
 

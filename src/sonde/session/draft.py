@@ -19,7 +19,7 @@ from sonde.record.snapshots import Pending
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.session.copying import Copier, Copies
 from sonde.session.gather import Gather, Named, unreadable
-from sonde.session.staging import Arena, Staging
+from sonde.session.staging import Arena, NoRoomError, Staging
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer import OptimizerStep
@@ -50,6 +50,7 @@ class Draft:
         copier: Copier,
         streams: Streams,
         *,
+        wait_s: float = 0.0,
         tickets: Sequence[str] = (),
         kinds: frozenset[str] = frozenset(),
         is_as_planned: bool = True,
@@ -59,12 +60,15 @@ class Draft:
         self.tickets, self.is_asked = tuple(tickets), is_asked
         self.kinds, self.is_as_planned = kinds, is_as_planned
         self._copier, self._streams = copier, streams
-        self._arena = Arena(staging)
+        self._arena, self._wait_s = Arena(staging, wait_s), wait_s
         self._all: list[Copies] = []
         self._begun: dict[int, list[Copies]] = {}
         """By model; what is on its way and not settled."""
         self._settled: set[int] = set()
         self._names: set[str] = set()
+        self._outputs: dict[str, Copies] = {}
+        self._again: dict[str, Copies] = {}
+        """Outputs that are copied once more."""
 
     def has_begun(self, model: int) -> bool:
         return model in self._begun or model in self._settled
@@ -80,11 +84,26 @@ class Draft:
     def nbytes(self) -> int:
         return self._arena.nbytes
 
+    @property
+    def waited_s(self) -> float:
+        """How long training has waited for memory."""
+        return self._wait_s - self._arena.wait_s
+
+    @property
+    def has_waited_in_vain(self) -> bool:
+        return self._wait_s > 0 and not self._arena.wait_s
+
     # ------------------------------------------------------------------------------------------------ what goes in
 
     def begin(self, model: int, gather: Gather, kinds: frozenset[str]) -> None:
-        """What no one writes to until the optimizer steps is copied from now on."""
-        self._begun[model] = self._copies(self._lasting(gather, kinds))
+        """What no one writes to until the optimizer steps is copied from now on. Without room it is copied there: until
+        then an earlier snapshot may have been written."""
+        try:
+            self._begun[model] = self._copies(self._lasting(gather, kinds), may_wait=False)
+        except NoRoomError:
+            if not self._all:
+                self._arena.release()
+            return
         for copies in self._begun[model]:
             copies.start(self._copier, self._streams.of(copies.device))
 
@@ -99,12 +118,11 @@ class Draft:
             gather.on_unreadable(name, "a name that two watched models have. Give one of them a prefix=")
         return named
 
-    def settle(self, model: int, gather: Gather, kinds: frozenset[str], wait_s: float) -> None:
+    def settle(self, model: int, gather: Gather, kinds: frozenset[str]) -> None:
         """The optimizer is about to step."""
         self._settled.add(model)
-        waited = time.monotonic()
         for copies in self._begun.pop(model, []):
-            copies.settle(max(wait_s - (time.monotonic() - waited), 0.0))
+            copies.settle()
         if "param" in kinds:
             self.add(gather.buffers(large=False))
 
@@ -125,9 +143,24 @@ class Draft:
                 copies.copy()
 
     def add_output(self, name: str, tensor: Tensor) -> None:
-        """The first of each name: micro-batches and repeated calls come later."""
+        """The first of each name: repeated calls come later."""
         if name not in self._names and not unreadable(tensor):
             self.add([(name, tensor)])
+
+    def add_outputs(self, named: list[Named]) -> None:
+        """What a module returned, or the model was given: the first of each name, since the last `restart`."""
+        for name, tensor in named:
+            known = self._again.pop(name, None)
+            if known is not None:
+                self._all.remove(known)
+                self._names.discard(name)
+            if name not in self._names and not unreadable(tensor):
+                (self._outputs[name],) = self._copies([(name, tensor)])
+                self._outputs[name].copy()
+
+    def restart(self) -> None:
+        """Outputs so far may be those of a pass that is no part of the step: the next ones take their places."""
+        self._again = dict(self._outputs)
 
     def add_gradients(self, gather: Gather, step: OptimizerStep, *, at_once: bool) -> None:
         named = gather.gradients(step)
@@ -138,15 +171,16 @@ class Draft:
         else:
             self.hold(named)
 
-    def _copies(self, named: list[Named]) -> list[Copies]:
-        by_device: dict[torch.device, tuple[list[str], list[Tensor]]] = defaultdict(lambda: ([], []))
+    def _copies(self, named: list[Named], *, may_wait: bool = True) -> list[Copies]:
+        by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in named:
             if name not in self._names:
-                self._names.add(name)
-                names, tensors = by_device[tensor.device]
-                names.append(name)
-                tensors.append(tensor)
-        made = [Copies(names, tensors, self._arena) for names, tensors in by_device.values()]
+                by_device[tensor.device].setdefault(name, tensor)
+        made = []
+        for tensors in by_device.values():
+            room = self._arena.room(list(tensors.values()), may_wait=may_wait)
+            made.append(Copies(list(tensors), list(tensors.values()), room))
+        self._names.update(name for copies in made for name in copies.names)
         self._all += made
         return made
 

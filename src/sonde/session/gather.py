@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sonde.probe.model import child_of
 from sonde.probe.outputs import is_plain_tensor, items_of
-from sonde.probe.select import chooser
+from sonde.probe.select import chooser, is_chosen
 from sonde.schema.names import site_name, strip_wrappers
 from sonde.schema.tensors import STORAGE
 from sonde.session.staging import dtype_name
 
 if TYPE_CHECKING:
+    from sonde.probe.model import NamedParameter, Place
     from sonde.probe.optimizer import OptimizerStep
     from sonde.session.watching import Watching
 
@@ -32,7 +34,7 @@ class Gather:
 
     def __init__(self, watching: Watching, sites: Any, on_unreadable: Callable[[str, str], None]) -> None:
         self.watching, self.on_unreadable = watching, on_unreadable
-        self._choose = chooser(sites)
+        self._choose, self._watched = chooser(sites), chooser(watching.plan.sites)
         self._known: dict[str, bool] = {}
         self._read_from: object = None
         self._parameters: list[tuple[str, Any]] = []
@@ -40,11 +42,23 @@ class Gather:
         self._names: dict[int, tuple[str, Any]] = {}
         self._state_names: dict[tuple[str, str], str] = {}
 
-    def is_wanted(self, name: str, module: Any = None, aliases: tuple[str, ...] = ()) -> bool:
+    def wants_output(self, place: Place) -> bool:
+        """Whether what a module returns is wanted."""
+        return place.is_selected and self._is_wanted(place.name, place.aliases, [place.ref()])
+
+    def _is_wanted(self, name: str, aliases: Iterable[str], modules: Iterable[Any]) -> bool:
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = any(self._choose(name, alias, module) for alias in (name, *aliases))
+            known = self._known[name] = is_chosen(self._choose, name, aliases, modules)
         return known
+
+    def _wants_parameter(self, named: NamedParameter) -> bool:
+        return named.is_selected and self._is_wanted(named.name, named.aliases, [owner() for owner in named.owners])
+
+    def _wants_buffer(self, site: str, module: nn.Module) -> bool:
+        place = self.watching.names.place(module)
+        is_watched = place is None or place.is_selected or self._watched(site, site, module)
+        return is_watched and self._is_wanted(site, (), [module])
 
     def parameters(self) -> list[Named]:
         self._read_names()
@@ -98,7 +112,7 @@ class Gather:
         known = self.watching.names.parameters
         if known is self._read_from:
             return
-        wanted = [n for n in known.values() if n.is_selected and self.is_wanted(n.name, aliases=n.aliases)]
+        wanted = [named for named in known.values() if self._wants_parameter(named)]
         readable = {name for name, _ in self._readable((named.name, named.ref()) for named in wanted)}
         self._parameters = [(named.name, named.ref) for named in wanted if named.name in readable]
         self._names = {id(ref()): (name, ref) for name, ref in self._parameters}
@@ -124,8 +138,7 @@ class Gather:
                 if buffer is None or name in module._non_persistent_buffers_set:
                     continue
                 site = prefix + site_name(strip_wrappers(f"{path}.{name}" if path else name))
-                place = self.watching.names.place(module)
-                if (place is None or place.is_selected) and self.is_wanted(site, module):
+                if self._wants_buffer(site, module):
                     yield site, buffer
 
     def _readable(self, named: Any) -> list[Named]:
@@ -153,9 +166,9 @@ def unreadable(tensor: Any) -> str:
 def root_of(model: nn.Module) -> nn.Module:
     """What a wrapper for several processes, or a compiler, has wrapped."""
     while True:
-        inner = model._modules.get("_orig_mod")
+        inner = child_of(model, "_orig_mod")
         if inner is None and type(model).__name__ == "DistributedDataParallel":
-            inner = model._modules.get("module")
+            inner = child_of(model, "module")
         if inner is None:
             return model
         model = inner

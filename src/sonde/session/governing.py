@@ -116,7 +116,12 @@ class Governing:
 
     def _look_at_memory(self) -> None:
         settings = self.session.settings
-        share = max(memory_shares(self.meter.device), default=0.0)
+        try:
+            share = max(memory_shares(self.meter.device), default=0.0)
+        except OSError as error:  # no file can be opened
+            why = f"how full the memory is cannot be read ({error}): recording is not thinned where it is short."
+            self.session.warn_once("memory", why)
+            return
         ease = _EASE if self.governor.pressure > 1 else 0.0
         if share >= settings.memory_critical - (ease if math.isinf(self.governor.pressure) else 0.0):
             pressure = math.inf

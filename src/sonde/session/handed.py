@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import SupportsFloat
 
 import numpy as np
 
+from sonde.probe.hyperparameters import Hyperparameters
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS, Array
+from sonde.session.logged import put_numbers
 from sonde.session.session import Session
 
 
@@ -35,11 +38,23 @@ def put_rows(
 def put_scalars(session: Session, values: Mapping[str, SupportsFloat], *, step: int | None = None) -> None:
     """Record numbers that may still be on a device; `float(value)` is called on the writer thread."""
     at = session.step_number if step is None else step
-    ids = np.array([session.writer.scalar_id(name) for name in values], np.int32)
-    times = np.full(len(ids), time.time())
-    given = list(values.values())
+    put_numbers(session, {name: partial(float, value) for name, value in values.items()}, at)
 
-    def resolve() -> ScalarsRecord:
-        return ScalarsRecord(ids, np.full(len(ids), at, np.int64), times, np.array([float(v) for v in given]))
 
-    session.writer.put(resolve, 64 * len(ids), step=at, stream="scalars")
+def put_settings(session: Session, known: Hyperparameters, names: Sequence[str], values: Callable[[], Array]) -> None:
+    """Record hyperparameters that are still on a device: learning rates, and of the others those that have changed.
+
+    `values` is called on the writer thread, in the order of steps, and so is `known`.
+    """
+    at, now = session.step_number, time.time()
+    ids = {name: session.writer.scalar_id(f"optim/{name}") for name in names}
+
+    def resolve() -> ScalarsRecord | None:
+        numbers = zip(names, values().tolist(), strict=True)
+        rows = [(ids[name], step, value) for step, found in known.at(numbers, at) for name, value in found.items()]
+        if not rows:
+            return None
+        which, steps, found = (np.array(column) for column in zip(*rows, strict=True))
+        return ScalarsRecord(which.astype(np.int32), steps.astype(np.int64), np.full(len(rows), now), found)
+
+    session.writer.put(resolve, 64 * len(names), step=at, stream="scalars")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,8 +20,8 @@ from sonde.session.inspect_units import Values
 class WholeModelInspection:
     """Fills `values`; keeps a sample of the last gradient, and tokens by weak reference."""
 
-    def __init__(self, names: ModelNames) -> None:
-        self.names = names
+    def __init__(self, names: ModelNames, warn_once: Callable[[str, str], None]) -> None:
+        self.names, self._warn_once = names, warn_once
         self.site = names.prefix.rstrip(".") or "model"
         self._tokens = GraphTokens()
         self._directions: dict[int, tuple[int, GradientDirection]] = {}
@@ -41,7 +42,10 @@ class WholeModelInspection:
         alive, num = self._tokens.count(step)
         if num:
             values[f"model/{self.site}/alive"], values[f"model/{self.site}/alive_of"] = alive, num
-        values[f"model/{self.site}/rss_mb"] = resident_mb()
+        try:
+            values[f"model/{self.site}/rss_mb"] = resident_mb()
+        except OSError as error:  # no file can be opened, or /proc is not there
+            self._warn_once("resident memory", f"the memory of this process cannot be read: {error}.")
         model = self.names.model()
         parameter = next(model.parameters(), None) if model is not None else None
         on_gpu = gpu_mb(parameter.device) if parameter is not None else None

@@ -1,6 +1,7 @@
 """Inspections of one watched model: hands what the taps see to those who measure it, and their numbers to the session.
 
-At an inspected step the first forward pass is looked at. Numbers stay on their device until the writer fetches them.
+At an inspected step one forward pass is looked at: the first, or of several before the first backward pass the last.
+Numbers stay on their device until the writer fetches them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Inspection:
         self._units = UnitInspection(names)
         self._attention = AttentionInspection()
         self._recurrence = RecurrenceInspection(on_error)
-        self._model = WholeModelInspection(names)
+        self._model = WholeModelInspection(names, session.warn_once)
         self.paths = PathInspection()
         self._attentions = Turns(_MAX_ATTENTIONS)
         self._values: Values = {}
@@ -57,11 +58,15 @@ class Inspection:
         return self._num_inspections % RARELY == 0
 
     def begin_step(self, *, is_wanted: bool) -> None:
+        self._is_wanted, self._may_replace = is_wanted, None
+        self._num_inspections += is_wanted
+        self.restart()
+
+    def restart(self) -> None:
+        """Look at the pass that begins now; what was seen so far of this step was no part of it."""
         self._functions.close()
-        self._is_wanted, self._is_forward_over, self._is_finished = is_wanted, False, False
-        self._may_replace = None
-        if is_wanted:
-            self._num_inspections += 1
+        self._is_forward_over = self._is_finished = False
+        if self._is_wanted:
             self._values = {}
             self._num_calls.clear()
             self._num_functions.clear()

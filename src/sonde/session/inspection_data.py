@@ -6,6 +6,7 @@ user's longer than a step, and token sequences only.
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 import weakref
@@ -13,9 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sonde.probe.guards import protected, quiet
+from sonde.probe.guards import is_observable, protected, quiet
 from sonde.probe.inputs import INPUT_NAMES, all_tensors, main_input, main_of, main_output
 from sonde.probe.loss import LossCall, LossTap
 from sonde.probe.schedule import NEVER
@@ -24,8 +25,11 @@ from sonde.reduce.identity import batch_hash
 from sonde.reduce.inspect_data import Values, inspect_input, inspect_target, is_integer, shift
 from sonde.reduce.inspect_output import inspect_output
 from sonde.reduce.loss_call import inspect_loss
+from sonde.session.seen_loss import SeenLoss
+from sonde.session.seen_validation import SeenValidation
 
 if TYPE_CHECKING:
+    from sonde.probe.optimizer import OptimizerStep
     from sonde.session.session import Session
     from sonde.session.watching import Watching
 
@@ -38,6 +42,8 @@ class DataInspection:
         self.own_s = 0.0
         self.loss_name: str | None = None
         self.baseline = Baseline()
+        self._baseline_before = copy.copy(self.baseline)
+        """As the step before has left it."""
         self._values: dict[str, Values] = {}
         self._tokens: Tensor | None = None
         self._labels: tuple[Tensor, int] | None = None
@@ -49,14 +55,23 @@ class DataInspection:
         self._hashed_step = -1
         self._is_purity_known = False
         self.tap = LossTap(self, session.breaker)
+        self.training = SeenLoss(session)
+        self.validation = SeenValidation(session, self.training)
+        self._output: int | None = None
+        """Where the newest output of the model is."""
 
     def follow(self, watching: Watching) -> None:
         """See what this model is called with."""
-        seen = functools.partial(self._root_called, weakref.ref(watching))
-        watching.on_root = protected(seen, self.session.breaker, "data inspection")
+        ref, on_error = weakref.ref(watching), self.session.breaker
+        watching.on_begin = protected(functools.partial(self._root_begins, ref), on_error, "evaluation")
+        watching.on_evaluated = protected(functools.partial(self._root_evaluated, ref), on_error, "evaluation")
+        watching.on_number = protected(functools.partial(self._number_given, ref), on_error, "evaluation")
+        watching.on_root = protected(functools.partial(self._root_called, ref), on_error, "data inspection")
 
     def detach(self) -> None:
         self.tap.detach()
+        self.training.detach()
+        self.validation.detach()
         self._forget()
 
     # ------------------------------------------------------------------------------------------------ what is wanted
@@ -73,17 +88,51 @@ class DataInspection:
 
     @property
     def wants_loss(self) -> bool:
-        """A loss computed after the optimizer's step belongs to no step."""
-        return self.is_inspecting and not self.session.is_step_over
+        watching = self.watching
+        return watching is not None and watching.is_allowed and self._is_asked(watching)
+
+    def _is_asked(self, watching: Watching | None) -> bool:
+        """Whether this model is the one, and this call of it the user's."""
+        if watching is None or watching is not self.watching:
+            return False
+        return watching.plan.inspect is not NEVER and not watching.forward.is_instead
+
+    def restart(self, watching: Watching) -> None:
+        """What was seen since the step began was of a pass that may be none of its own."""
+        if watching is self.watching:
+            self._forget()
+            self._hashed_step, self.baseline = -1, copy.copy(self._baseline_before)
 
     # -------------------------------------------------------------------------------------------------- what is seen
 
+    def _root_begins(self, ref: weakref.ref[Watching]) -> None:
+        watching = ref()
+        model = None if watching is None or not self._is_asked(watching) else watching.names.model()
+        if model is not None and is_observable(in_inference=True):
+            self.validation.model_begins(is_evaluating=not (model.training and torch.is_grad_enabled()))
+
+    def _root_evaluated(self, ref: weakref.ref[Watching], args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        if self._is_asked(ref()) and is_observable(in_inference=True):
+            with quiet():
+                self._root_gave(args, kwargs, output)
+
+    def _root_gave(self, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        self.validation.model_gave(args, kwargs, output)
+        if self.validation.is_evaluating:
+            found = main_output(output)
+            self._output = None if found is None else _address(found)
+
+    def _number_given(self, ref: weakref.ref[Watching], module: nn.Module, args: Any, value: Tensor) -> None:
+        if self._is_asked(ref()):
+            self.validation.module_gave(module, args, value)
+
     def _root_called(self, ref: weakref.ref[Watching], args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         watching = ref()
-        if watching is None or watching is not self.watching or watching.plan.inspect is NEVER:
+        if watching is None or not self._is_asked(watching):
             return
         start = time.perf_counter()
         with quiet():
+            self._root_gave(args, kwargs, output)
             if watching.is_allowed and self._hashed_step != self.session.step_number:
                 self._identify(all_tensors(args, kwargs))
             if self.is_inspecting and "root" not in self._values:
@@ -103,6 +152,16 @@ class DataInspection:
 
     def loss_called(self, call: LossCall) -> None:
         start = time.perf_counter()
+        is_trained = torch.is_grad_enabled() and is_observable()
+        with quiet():
+            is_of_output = self._output is not None and _address(call.input) == self._output
+            self.validation.function_called(call, is_of_output=is_of_output)
+        # A loss computed after the optimizer's step belongs to no step.
+        if is_trained and self.is_inspecting and not self.session.is_step_over:
+            self._loss_trained(call)
+        self.own_s += time.perf_counter() - start
+
+    def _loss_trained(self, call: LossCall) -> None:
         is_of_root = self._root_output is not None and _address(call.input) == self._root_output
         # Several losses: the one of the model's own output speaks, or else the first.
         if "loss" not in self._values or (is_of_root and not self._is_loss_of_root):
@@ -110,7 +169,6 @@ class DataInspection:
             self._name_loss(call.name)
             with quiet():
                 self._inspect_loss(call)
-        self.own_s += time.perf_counter() - start
 
     def _inspect_loss(self, call: LossCall) -> None:
         output, target = call.input.detach(), call.target.detach()
@@ -151,14 +209,14 @@ class DataInspection:
     def _set_purity(self) -> None:
         target = self._values.get("target", {})
         if target.get("is_class") == 1.0 and not self._is_purity_known:
-            self._values["batch"] = {"label_purity": target["top_share"]}
+            self._values["batch"] = {**self._values.get("batch", {}), "label_purity": target["top_share"]}
 
     def _identify(self, tensors: list[Tensor]) -> None:
         """One number for the batch of this step, unless `sonde.batch` has told it."""
         self._hashed_step = self.session.step_number
         found = batch_hash(tensors)
         if found is not None:
-            self.session.log({"data/batch/hash": found})
+            self._values["batch"] = {**self._values.get("batch", {}), "hash": found}
 
     # -------------------------------------------------------------------------------------------------- the step ends
 
@@ -173,8 +231,17 @@ class DataInspection:
             }
             if found:
                 self.session.log(found, step)
+        self.training.emit(step)
+        self.validation.emit(step)
         self._forget()
+        self._baseline_before = copy.copy(self.baseline)
         self.own_s += time.perf_counter() - start
+
+    def before_update(self, watching: Watching, step: OptimizerStep) -> None:
+        self.training.before_update(watching, step)
+
+    def after_update(self, watching: Watching, step: OptimizerStep) -> None:
+        self.training.after_update(watching, step)
 
     def _name_loss(self, name: str) -> None:
         if name != self.loss_name:

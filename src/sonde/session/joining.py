@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sonde.errors import RunError
+from sonde.record.folder import absolute
 from sonde.session.current import active_session, begin, init
 from sonde.session.ending import status_of
 from sonde.session.null import NullSession
@@ -41,10 +42,15 @@ class Joining:
         self.session, self._is_own, self._has_failed = init(**options), True, False
         return self.session
 
-    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> None:
-        """The trainer begins at this step: it has loaded a checkpoint."""
-        if self.session is not None:
-            self.session.continue_at(step, scalars)
+    def return_to(self, step: int, run: Path | None = None) -> None:
+        """The trainer has loaded a checkpoint; this step of that run comes after it. A checkpoint from elsewhere says
+        where the steps of a new run begin; a session that has made steps of its own keeps counting them."""
+        session = self.session
+        if session is None:
+            return
+        is_its_run = run is not None and session.path in (None, absolute(run))  # other ranks do not know theirs
+        if session.is_fresh or is_its_run:
+            session.rewind(step)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Numbers at this step. A run of ours that has finished takes them as well: many evaluate after training."""
@@ -58,7 +64,7 @@ class Joining:
     def _log_afterwards(self, ended: Session, values: Mapping[str, Any], step: int) -> None:
         quietly = ended.settings.model_copy(update={"verbose": False, "diagnose": False})
         try:
-            with begin(quietly, resume=str(ended.path)) as session:
+            with begin(quietly, resume=str(ended.path), is_same_attempt=True) as session:
                 session.log(values, step)
         except RunError as error:  # moved, deleted, or open elsewhere
             ended.warn_once("log afterwards", f"what was logged after the training is not in its run: {error}")

@@ -23,11 +23,12 @@ from sonde.probe.keras_backend import (
     index,
     is_compiled,
     no_grad,
+    optimizers,
     place,
     scale_of,
 )
 from sonde.probe.keras_names import KerasNames
-from sonde.probe.keras_structure import rectified_axis
+from sonde.probe.keras_structure import constants_of, rectified_axis
 from sonde.schema.records import Site
 from sonde.session.keras_collected import Collected, Collector
 from sonde.session.session import Session
@@ -59,6 +60,9 @@ class InsideStep:
         self.names = KerasNames(model)
         self.collector = Collector(session, is_compiled=is_compiled(model))
         self.is_recording = False
+        self.settings: dict[str, float] = {}
+        """The other numbers of the optimizers, by the names they are recorded under."""
+        self._optimizers = optimizers(model)
         self.calls: dict[str, tuple[int, int]] = {}
         """Of each layer that was seen: its place among the calls of a step, and how many there were."""
         self._acts_arrived = acts_arrived
@@ -109,7 +113,7 @@ class InsideStep:
         grads = list(grads)
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         before = self._guarded(self._before, step, optimizer, variables, grads, scale_of(optimizer))
-        self._guarded(self._rate, step, optimizer)
+        self._guarded(self._settings, step, optimizer)
         result = original(grads, variables)
         if before is not None:
             slots = list(zip(optimizer.variables, optimizer.variables, strict=True))
@@ -126,15 +130,19 @@ class InsideStep:
             scale = slots[index(optimizer.variables, scale)]
         before = self._guarded(self._before, step, optimizer, variables, grads, scale, values)
         with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
-            self._guarded(self._rate, step, optimizer)
+            self._guarded(self._settings, step, optimizer)
         new_values, new_slots = original(slots, grads, values)
         if before is not None:
             named = list(zip(optimizer.variables, new_slots, strict=True))
             self._guarded(self._after, step, variables, before, new_values, named)
         return new_values, new_slots
 
-    def _rate(self, step: _Step, optimizer: Any) -> None:
-        step.numbers.setdefault("optim/lr", ops.convert_to_tensor(optimizer.learning_rate))
+    def _settings(self, step: _Step, optimizer: Any) -> None:
+        """The learning rate leaves with the step; what is a number of Python's is a part of the compiled step."""
+        number = index(self._optimizers, optimizer)
+        place = f"optim/{number}" if number else "optim"
+        step.numbers.setdefault(f"{place}/lr", ops.convert_to_tensor(optimizer.learning_rate))
+        self.settings.update((f"{place}/{name}", value) for name, value in constants_of(optimizer))
 
     def _before(
         self, step: _Step, optimizer: Any, variables: Any, grads: Any, scale: Any, values: Any = None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sonde.record.items import Document, Facts, FindingRow, NewScalar, NewSite
+from sonde.record.items import Document, Facts, FindingRow, NewAttempt, NewScalar, NewSite
 from sonde.record.observer import Said, Shown
 from sonde.schema.layout import MODEL_FILE, RunStatus
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, SystemSample
@@ -84,9 +84,20 @@ class LiveRules:
                 self._structure = item.content
         elif isinstance(item, Facts):
             self._facts.update({} if item.is_top else item.facts)
+        elif isinstance(item, NewAttempt):
+            self._forget(item.step)
         elif len(self._events) < MAX_EVENTS:
             self._is_urgent |= item.type == "nonfinite" and self._num_urgent < MAX_URGENT
             self._events.append({name: getattr(item, name) for name in Event.__dataclass_fields__})
+
+    def _forget(self, step: int) -> None:
+        """Training returned to this step: what came after it is no ground for a finding any more."""
+        if self._waiting:
+            self._measured(self._take_in)
+        if self._rolling is not None:
+            self._rolling.forget(step)
+            self._said_rules -= self._tracker.forget(step)
+        self._events = [event for event in self._events if event["step"] < step]
 
     def _keep(self, record: StatsRecord | ScalarsRecord | SystemSample) -> None:
         if isinstance(record, StatsRecord):

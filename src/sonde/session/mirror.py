@@ -1,47 +1,36 @@
-"""Chosen numbers and findings, forwarded to another tracker while training goes on. Slow ones delay nobody.
+"""Chosen values and findings, forwarded to another tracker while training continues.
 
 A mirror is an observer of the writer: it is shown every record, picks what was asked for, and hands it to a thread of
-its own, in a queue that is bounded: what a dead server cannot take is dropped and counted, and is in the run anyhow.
+its own. A tracker that is slow, fails or does not start delays nothing; what it did not take is counted and reported.
 """
 
 from __future__ import annotations
 
 import queue
-import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Any, Final
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.record.items import FindingRow, NewScalar, NewSite
+from sonde.record.items import Facts, FindingRow, NewAttempt, NewScalar, NewSite
 from sonde.record.observer import Observer, Said, Shown
+from sonde.schema.joined import JOINED
 from sonde.schema.layout import RunStatus
-from sonde.schema.names import is_inspection, matches
-from sonde.schema.records import ScalarsRecord, Site, StatsRecord
-from sonde.schema.sketch import NUM_BINS
+from sonde.schema.names import KINDS, Series, matches
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.stats import STATS
+from sonde.session.mirror_delivery import Delivery, Sink, Unopened
+from sonde.session.mirror_values import MirrorValues
 
 GROUP: Final = "sonde.mirrors"
 """The entry points by which sinks are found."""
 DEFAULT_STATS: Final = ("grad/*/norm", "param/*/norm", "update/*/norm")
-MAX_WAITING: Final = 1024
 CLOSE_S: Final = 10.0
-
-
-class Sink(Protocol):
-    """Another tracker. Called on one thread of its own, which it may keep waiting."""
-
-    def begin(self, run: Mapping[str, Any]) -> None:
-        """The content of run.json: name, project, config, tags."""
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def finding(self, found: FindingRow) -> None: ...
-
-    def close(self, status: RunStatus) -> None: ...
+"""How long the end of a run waits for its mirrors, where it has no deadline of its own."""
+_SHARE: Final = 0.8
+"""Of a deadline: the rest is for the run's own files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +41,25 @@ class Mirror:
     stats: Sequence[str] = DEFAULT_STATS
     """Patterns of series."""
     scalars: str = "*"
-    """A pattern of logged numbers."""
+    """A pattern of scalars. `"*"` leaves out those that sonde measures for its rules."""
     every: int = 10
-    """Stats of every n-th step; logged numbers and findings are all forwarded."""
+    """Forward the stats of every n-th step. Scalars and findings are all forwarded."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UsageError(f"every= is at least 1; got {self.every}.")
         for pattern in self.stats:
-            stat = pattern.rpartition("/")[2]
-            if pattern.count("/") < 2 or not any(matches(stat, known) for known in STATS):
-                raise UsageError(f'"{pattern}" names no stat to forward. Write kind/site/stat, such as "grad/*/norm".')
+            kind, _, stat = _split(pattern)
+            if not any(matches(kind, known) for known in KINDS):
+                raise UnknownNameError("kind", kind, KINDS)
+            if not any(matches(stat, known) for known in (*STATS, *JOINED)):
+                raise UnknownNameError("stat", stat, (*STATS, *JOINED))
+
+
+def _split(pattern: str) -> Series:
+    if pattern.count("/") != 2:
+        raise UsageError(f'"{pattern}" names no stat to forward. Write kind/site/stat, such as "grad/*/norm".')
+    return Series(*pattern.split("/"))
 
 
 class Experiment:
@@ -92,35 +89,47 @@ def name_of(run: Mapping[str, Any]) -> str:
 
 
 def open_sink(to: Any) -> Sink:
-    """The sink of that name; an error where there is none, or where its package is not installed."""
-    if hasattr(to, "log_metrics"):
-        return Experiment(to)
+    """The sink of that name; an error where there is none, or where it cannot be opened."""
     if not isinstance(to, str):
-        if all(hasattr(to, name) for name in ("begin", "numbers", "finding", "close")):
-            return to  # type: ignore[no-any-return]
-        known = ", ".join(_names())
-        raise UsageError(f"mirror= takes {known}, or an object with log_metrics(); got {type(to).__name__}.")
+        return to if hasattr(to, "numbers") else Experiment(to)
     # Adapters stand above this room, and are plugged in.
-    for entry in entry_points(group=GROUP, name=to):
-        made: Callable[[], Sink] = entry.load()
-        return made()
-    raise UnknownNameError("mirror", to, _names())
+    (entry,) = entry_points(group=GROUP, name=to)
+    made: Callable[[], Sink] = entry.load()
+    return made()
 
 
-def _names() -> list[str]:
-    return sorted(entry.name for entry in entry_points(group=GROUP))
+def _check(to: Any) -> None:
+    """Refuse what is not a tracker, before anything is opened."""
+    known = sorted({entry.name for entry in entry_points(group=GROUP)})
+    if isinstance(to, str):
+        if to not in known:
+            raise UnknownNameError("mirror", to, known)
+    elif not (hasattr(to, "log_metrics") or all(hasattr(to, n) for n in ("begin", "numbers", "finding", "close"))):
+        names = ", ".join(known)
+        raise UsageError(f"mirror= takes {names}, or an object with log_metrics(); got {type(to).__name__}.")
 
 
 def mirrorings(mirror: Any, warn: Callable[[str], None]) -> list[Mirroring]:
-    """Observers for `mirror=`: one of what `mirroring` takes, or several."""
-    return [mirroring(one, warn) for one in (mirror if isinstance(mirror, list | tuple) else [mirror])]
+    """Observers for `mirror=`: "wandb", a `Mirror`, an object with `log_metrics`, or several of these.
+
+    An unknown name is an error. A tracker that cannot be opened is a warning, and training continues without it.
+    """
+    given = mirror if isinstance(mirror, list | tuple) else [mirror]
+    wanted = [one if isinstance(one, Mirror) else Mirror(to=one) for one in given]
+    for one in wanted:
+        _check(one.to)
+    return [Mirroring(one, _name(one.to), _opened(one.to), warn) for one in wanted]
 
 
-def mirroring(mirror: Any, warn: Callable[[str], None]) -> Mirroring:
-    """An observer for `mirror="wandb"`, a `Mirror`, or an object with `log_metrics`. Refuses what cannot be."""
-    wanted = mirror if isinstance(mirror, Mirror) else Mirror(to=mirror)
-    name = wanted.to if isinstance(wanted.to, str) else type(wanted.to).__name__
-    return Mirroring(wanted, open_sink(wanted.to), lambda why: warn(f"the mirror {name}: {why}"))
+def _name(to: Any) -> str:
+    return to if isinstance(to, str) else type(to).__name__
+
+
+def _opened(to: Any) -> Sink:
+    try:
+        return open_sink(to)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - their tracker failed, and the run does not need it
+        return Unopened(error)
 
 
 @dataclass(slots=True)
@@ -128,107 +137,86 @@ class Mirroring:
     """An `Observer` for one sink."""
 
     mirror: Mirror
+    name: str
     sink: Sink
-    on_failure: Callable[[str], None]
-    num_dropped: int = 0
-    _sites: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    """Of a site: (name, stat) of what is forwarded."""
-    _scalars: dict[int, str] = field(default_factory=dict)
-    _waiting: queue.Queue[Callable[[], None] | None] = field(default_factory=lambda: queue.Queue(MAX_WAITING))
-    _thread: threading.Thread | None = None
+    warn: Callable[[str], None]
+    _values: MirrorValues = field(init=False)
+    _delivery: Delivery | None = None
+    _findings: dict[int, str] = field(default_factory=dict)
+    _has_warned: bool = False
+    _step: int = 0
+
+    def __post_init__(self) -> None:
+        self._values = MirrorValues([_split(pattern) for pattern in self.mirror.stats], self.mirror.scalars)
 
     def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
         for id, site in sites.items():
-            self._add_site(id, site)
+            self._values.add_site(id, site)
         for id, name in scalars.items():
-            self._add_scalar(id, name)
-        run = {key: content.get(key) for key in ("id", "name", "project", "config", "tags", "notes")}
-        self._thread = threading.Thread(target=self._work, args=(run,), name="sonde-mirror", daemon=True)
-        self._thread.start()
+            self._values.add_scalar(id, name)
+        keys = ("id", "name", "project", "config", "tags", "notes")
+        self._delivery = Delivery(self.sink, {key: content.get(key) for key in keys})
 
     def saw(self, item: Shown) -> None:
+        assert self._delivery is not None, "begin comes first"
         if isinstance(item, NewSite):
-            self._add_site(item.id, item.site)
+            self._values.add_site(item.id, item.site)
         elif isinstance(item, NewScalar):
-            self._add_scalar(item.id, item.name)
-        elif isinstance(item, StatsRecord) and item.step % self.mirror.every == 0:
-            self._put_numbers(item.step, self._stats(item))
+            self._values.add_scalar(item.id, item.name)
+        elif isinstance(item, StatsRecord):
+            self._step = item.step
+            if item.step % self.mirror.every == 0:
+                self._delivery.numbers(item.step, self._values.of_stats(item))
         elif isinstance(item, ScalarsRecord):
-            for step, values in self._logged(item).items():
-                self._put_numbers(step, values)
+            for step, values in self._values.of_scalars(item).items():
+                self._delivery.numbers(step, values)
+        elif isinstance(item, NewAttempt):
+            self._delivery.rewound(item.step)
 
     def heard(self, items: Iterable[Said]) -> None:
-        """What the rules have said."""
+        """What the rules have found: each finding once, and again when its severity changes."""
         for item in items:
-            if isinstance(item, FindingRow):
-                self._put(lambda found=item: self.sink.finding(found))  # type: ignore[misc]
+            if isinstance(item, FindingRow) and self._delivery is not None:
+                if self._findings.get(item.number) != item.severity:
+                    self._delivery.finding(item)
+                self._findings[item.number] = item.severity
 
-    def look(self, now: float) -> Iterable[Said]:
-        return ()
+    def look(self, now: float) -> list[Said]:
+        """The tracker's first failure, as soon as it is known."""
+        if self._delivery is None or self._has_warned or not self._delivery.problem:
+            return []
+        if not self._delivery.has_begun:
+            return [self._warned(f"it did not start: {self._delivery.problem}")]
+        return [self._warned(f"{self._count()} so far; {self._delivery.problem}")]
 
-    def last_look(self, status: RunStatus) -> Iterable[Said]:
-        if self._thread is not None:
-            self._put(lambda: self.sink.close(status))
-            self._put(None)
-            self._thread.join(CLOSE_S)
-            if self._thread.is_alive():
-                self.on_failure(f"it did not take the last numbers within {CLOSE_S:.0f} s")
-            elif self.num_dropped:
-                self.on_failure(f"it was too slow for {self.num_dropped} of the numbers; all of them are in the run")
-        return ()
+    def close(self, status: RunStatus) -> None:
+        if self._delivery is not None:
+            self._delivery.close(status)
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    def last_look(self, end: float) -> list[Said]:
+        """Wait until `end` for what is on its way, and say what did not arrive."""
+        why = self._delivery.wait(end) if self._delivery is not None else ""
+        return [self._warned(f"{self._count()}; {why}")] if why else []
 
-    def _add_site(self, id: int, site: Site) -> None:
-        found = []
-        for pattern in self.mirror.stats:
-            place, _, wanted = pattern.rpartition("/")
-            if matches(place, f"{site.kind}/{site.name}"):
-                found += [(f"{site.kind}/{site.name}/{stat}", stat) for stat in STATS if matches(wanted, stat)]
-        self._sites[id] = found
+    def facts(self) -> dict[str, Any]:
+        """For run.json."""
+        delivery = self._delivery
+        return {"to": self.name, "delivered": delivery.num_delivered, "of": delivery.num_given} if delivery else {}
 
-    def _add_scalar(self, id: int, name: str) -> None:
-        if matches(self.mirror.scalars, name) and not is_inspection(name):
-            self._scalars[id] = name
+    def fail(self, error: Exception) -> None:
+        """A failure of ours: it is shown nothing more."""
+        self._warned(f"{self._count()}; {type(error).__name__}: {error}")
 
-    def _stats(self, record: StatsRecord) -> dict[str, float]:
-        values = {}
-        hist_of = dict(zip(record.hist_index.tolist(), record.hist, strict=True))
-        for place, id in enumerate(record.site_ids.tolist()):
-            for name, stat in self._sites.get(id, ()):
-                value = float(STATS[stat].of(record.rows[place], hist_of.get(place, np.zeros(NUM_BINS))))
-                if not STATS[stat].needs_hist or place in hist_of:
-                    values[name] = value
-        return values
+    def _count(self) -> str:
+        num, total = (self._delivery.num_delivered, self._delivery.num_given) if self._delivery else (0, 0)
+        return f"{num:,} of {total:,} values delivered"
 
-    def _logged(self, record: ScalarsRecord) -> dict[int, dict[str, float]]:
-        found: dict[int, dict[str, float]] = {}
-        for id, step, value in zip(
-            record.name_ids.tolist(), record.steps.tolist(), record.values.tolist(), strict=True
-        ):
-            if id in self._scalars:
-                found.setdefault(step, {})[self._scalars[id]] = value
-        return found
-
-    def _put_numbers(self, step: int, values: dict[str, float]) -> None:
-        if values:
-            self._put(lambda: self.sink.numbers(step, values))
-
-    def _put(self, work: Callable[[], None] | None) -> None:
-        try:
-            self._waiting.put_nowait(work)
-        except queue.Full:
-            self.num_dropped += 1
-
-    def _work(self, run: Mapping[str, Any]) -> None:
-        try:
-            self.sink.begin(run)
-            while (work := self._waiting.get()) is not None:
-                work()
-        except Exception as error:  # noqa: BLE001 - their tracker failed; the run is complete without it
-            self.on_failure(f"{type(error).__name__}: {error}")
-            while self._waiting.get() is not None:
-                pass  # nobody is kept waiting for a thread that is gone
+    def _warned(self, what: str) -> Event:
+        message = f'the mirror "{self.name}": {what}. All values are in the run.'
+        if not self._has_warned:
+            self.warn(message)
+        self._has_warned = True
+        return Event(type="mirror", message=message, step=self._step, time=time.time(), severity="warning")
 
 
 class Observers:
@@ -243,6 +231,8 @@ class Observers:
         self._scalars: dict[int, str] = {}
         self._content: Mapping[str, Any] = {}
         self._asked: list[Mirror] = []
+        self.end: float | None = None
+        """When the run must be over, by the monotonic clock, once it ends."""
 
     def add(self, *mirrorings: Mirroring) -> None:
         """From any thread; they begin on the writer's. One that is there already would be told everything twice."""
@@ -270,14 +260,27 @@ class Observers:
 
     def look(self, now: float) -> list[Said]:
         self._begin_new()
-        return self._tell([] if self._rules is None else list(self._rules.look(now)))
+        said = self._tell([] if self._rules is None else list(self._rules.look(now)))
+        for mirroring in self._mirrors:
+            self._try(mirroring, lambda found: said.extend(found.look(now)))
+        return said
 
     def last_look(self, status: RunStatus) -> list[Said]:
         self._begin_new()
         said = self._tell([] if self._rules is None else list(self._rules.last_look(status)))
+        return said + self._deliver(status)
+
+    def _deliver(self, status: RunStatus) -> list[Said]:
+        """All of them at the same time, and within what is left of the deadline."""
+        now = time.monotonic()
+        end = now + CLOSE_S if self.end is None else now + _SHARE * (self.end - now)
+        said: list[Said] = []
         for mirroring in self._mirrors:
-            self._try(mirroring, lambda found: found.last_look(status))
-        return said
+            self._try(mirroring, lambda found: found.close(status))
+        for mirroring in self._mirrors:
+            self._try(mirroring, lambda found: said.extend(found.last_look(end)))
+        facts = [mirroring.facts() for mirroring in self._mirrors]
+        return [*said, Facts({"mirrors": facts})] if facts else said
 
     def _tell(self, said: list[Said]) -> list[Said]:
         for mirroring in self._mirrors if said else ():
@@ -294,5 +297,5 @@ class Observers:
         try:
             work(mirroring)
         except Exception as error:  # noqa: BLE001 - a mirror that fails leaves the rules and the other mirrors
-            mirroring.on_failure(f"{type(error).__name__}: {error}")
+            mirroring.fail(error)
             self._mirrors = [other for other in self._mirrors if other is not mirroring]

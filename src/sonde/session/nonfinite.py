@@ -15,6 +15,7 @@ from torch import Tensor
 from sonde.probe.model import Place
 from sonde.probe.outputs import floating_tensors
 from sonde.reduce.finite import FiniteFlags, is_sampled
+from sonde.reduce.scalars import PendingScalars
 from sonde.schema.records import Event
 
 MAX_EVENTS: Final = 50
@@ -38,6 +39,14 @@ class Look(NamedTuple):
     is_sampled: bool
 
 
+class Looks(NamedTuple):
+    """Some looks, and their numbers on the way to the host; micro-batches are counted from 0."""
+
+    looks: list[Look]
+    pending: PendingScalars
+    num_micro_batches: int
+
+
 class Later(Protocol):
     """Whatever calls a function off the training thread, and keeps the event it gives."""
 
@@ -52,7 +61,8 @@ class NonFiniteWatch:
         self._flags = FiniteFlags()
         self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         """Tensors already looked at in this forward pass, and their version: an output is the next one's input."""
-        self._micro_batch = 0
+        self._micro_batch = self._num_dropped = 0
+        self._kept: list[Looks] = []
         self._num_events = 0
 
     def called(self, place: Place, is_leaf: bool, args: Any, output: Any, step: int) -> None:
@@ -79,30 +89,58 @@ class NonFiniteWatch:
         look = Look(place.name, role, self._micro_batch, is_leaf, is_root, in_part)
         self._flags.add(look, tensor, step, in_part=in_part)
 
+    def cut(self) -> Looks | None:
+        """What was looked at since the last cut, taken out of the step."""
+        num_micro_batches, self._micro_batch = self._micro_batch, 0
+        self._seen.clear()
+        taken = self._flags.take()
+        return None if taken is None else Looks(*taken, num_micro_batches)
+
+    def keep(self, looks: Looks) -> None:
+        """It is of the step after all."""
+        self._kept.append(looks)
+
+    def drop(self, looks: Looks, step: int) -> None:
+        """It is of no step; a value that was not finite is told of all the same."""
+        self._put([looks], step, first=self._num_dropped)
+        self._num_dropped += looks.num_micro_batches
+
     def emit(self, step: int) -> None:
         """The step is over."""
-        self._micro_batch = 0
-        self._seen.clear()
         self._hand_over(step)
+        self._micro_batch = self._num_dropped = 0
+        self._seen.clear()
 
     def _hand_over(self, step: int) -> None:
         """Give the numbers to the writer, which waits for them and says what it finds."""
+        kept, self._kept = self._kept, []
         taken = self._flags.take()
-        if taken is None or self._num_events >= MAX_EVENTS:
-            return
-        looks, pending = taken
-        resolve = self._later(looks, pending.resolve, step)
-        self.writer.put(resolve, 16 * len(looks), step=step)
+        self._put(kept if taken is None else [*kept, Looks(*taken, 0)], step)
+        self._micro_batch += sum(part.num_micro_batches for part in kept)
 
-    def _later(self, looks: list[Look], resolve: Callable[[], list[float]], step: int) -> Callable[[], Event | None]:
-        now = time.time()
+    def _put(self, parts: list[Looks], step: int, *, first: int = 0) -> None:
+        if parts and self._num_events < MAX_EVENTS:
+            looks = _numbered(parts, first)
+            self.writer.put(self._later(looks, parts, step), 16 * len(looks), step=step)
+
+    def _later(self, looks: list[Look], parts: list[Looks], step: int) -> Callable[[], Event | None]:
+        now, pending = time.time(), [part.pending for part in parts]
 
         def say() -> Event | None:
-            found = nonfinite_event(looks, resolve(), step, now)
+            found = nonfinite_event(looks, [total for one in pending for total in one.resolve()], step, now)
             self._num_events += found is not None
             return found if self._num_events <= MAX_EVENTS else None
 
         return say
+
+
+def _numbered(parts: list[Looks], first: int) -> list[Look]:
+    """All looks, with the micro-batches counted through."""
+    found: list[Look] = []
+    for part in parts:
+        found += [look._replace(micro_batch=look.micro_batch + first) for look in part.looks] if first else part.looks
+        first += part.num_micro_batches
+    return found
 
 
 def nonfinite_event(looks: list[Look], totals: list[float], step: int, now: float) -> Event | None:

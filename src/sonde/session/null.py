@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ class NullSession:
     """A session that does nothing: sonde is disabled, or this is not the process that records."""
 
     path: Path | None = None
-    is_finished = False
+    is_finished = is_fresh = False
     step_number = 0
 
     def watch(self, model: Any, optimizer: Any = None, **options: Any) -> NullSession:
@@ -36,7 +36,7 @@ class NullSession:
     def next_step(self) -> int:
         return self.step_number
 
-    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> bool:
+    def rewind(self, step: int) -> bool:
         return False
 
     def event(self, type: str, message: str, **details: Any) -> None: ...

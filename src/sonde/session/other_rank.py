@@ -9,26 +9,31 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor, nn
 
 from sonde.config import Settings
-from sonde.probe.clip import ClipTap
+from sonde.probe.attempt import attempt
+from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModelNames, Place
 from sonde.probe.optimizer import OptimizerStep, OptimizerTap
-from sonde.record.ranks import RankLog, find_announced, rank
+from sonde.probe.optimizer_hooks import OptimizerHooks
+from sonde.probe.scaler import ScalerTap
+from sonde.record.ranks import RankLog, Start, find_announced, rank
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event
 from sonde.session.breaker import Breaker
 from sonde.session.given import check_model, check_optimizers
-from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.nonfinite import Looks, NonFiniteWatch
 from sonde.session.null import NullSession
+from sonde.session.position import Position
 from sonde.session.same_weights import is_due, later_event, model_fingerprint
+from sonde.session.steps import Steps
 
 MAX_PENDING: Final = 256
 """Steps whose numbers are still on their way; beyond that the newest are let go."""
@@ -43,9 +48,10 @@ class RankSession(NullSession):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.step_number = 0
+        self.steps = Steps(0, self)
+        self.position = Position()
         self.breaker = Breaker(settings.max_errors, lambda _: None, lambda _: self._detach())
-        self.writer = _Later(Path(settings.dir), rank())
+        self.writer = _Later(settings.dir, rank())
         self._taps: list[Any] = []
 
     def watch(self, model: Any, optimizer: Any = None, **options: Any) -> RankSession:
@@ -59,19 +65,21 @@ class RankSession(NullSession):
         names = self._names = ModelNames(model, prefix=prefix)
         root = names.place(model)
         self._watch = NonFiniteWatch(self.writer, root.name if root is not None else "")
-        clips = ClipTap(self.breaker)
+        steps = self.steps
+        hooks = OptimizerHooks(self.breaker, on_begin=steps.optimizer_begins, on_end=steps.optimizer_ended)
         self._taps = [
+            EntryTap(names, lambda: steps.model_entered(self), self.breaker),
             ForwardTap(names, self, self.breaker),
             OptimizerTap(
                 names,
                 optimizers,
                 is_wanted=lambda: False,
                 on_before=_nothing,
-                on_after=self._stepped,
+                on_after=_nothing,
                 on_error=self.breaker,
-                take_clips=clips.take,
+                hooks=hooks,
             ),
-            clips,
+            ScalerTap(hooks.skip, self.breaker),
         ]
 
     # ------------------------------------------------------------------------------------ what the forward tap wants
@@ -80,7 +88,11 @@ class RankSession(NullSession):
     wants_activation_grads = False
     is_idle = False
 
-    def forward_seen(self) -> None: ...
+    def forward_seen(self, place: Place, output: Any) -> None:
+        if place.ref() is self._names.model():
+            self.steps.model_called(self, output)
+        else:
+            self.steps.part_called(self, place, output)
 
     def activation(self, place: Place, suffix: str, tensor: Tensor) -> None: ...
 
@@ -89,27 +101,70 @@ class RankSession(NullSession):
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         self._watch.called(place, not module._modules, args, output, self.step_number)
 
-    def _stepped(self, step: OptimizerStep) -> None:
-        if step.number == 0:
-            self._watch.emit(self.step_number)
-            self._compare()
-            self.step_number += 1
+    # ----------------------------------------------------------------- the steps, counted as the first rank counts them
+
+    @property
+    def step_number(self) -> int:  # type: ignore[override]
+        return self.steps.number
+
+    @property
+    def next_step(self) -> int:
+        return self.steps.number + self.steps.is_over
 
     def skip_step(self) -> None:
-        """The first rank counts it too."""
-        self.step_number += 1
+        self.steps.skip()
 
-    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> bool:
-        self.step_number = step
+    @property
+    def is_fresh(self) -> bool:  # type: ignore[override]
+        return not self.is_finished and self.position.is_new
+
+    def rewind(self, step: int) -> bool:
+        """As the first rank does it."""
+        if self.is_finished or not self.position.may_return_to(step, self.next_step):
+            return False
+        self.position.returned(self.next_step)
+        self.steps.restart(step)
+        self.writer.start_at = Start(time.time(), step)
         return True
 
-    def _compare(self) -> None:
+    def optimizers(self) -> set[int]:
+        return {id(one) for tap in self._taps if isinstance(tap, OptimizerTap) for one in tap.watched}
+
+    def optimizers_stepped(self, step: int) -> None:
+        with attempt(self.breaker, "handing over"):
+            self._watch.emit(step)
+            self._compare(step)
+
+    def step_begins(self, step: int) -> None: ...
+
+    def step_ended(self, step: int) -> None:
+        self.position.step_made()
+        with attempt(self.breaker, "handing over"):
+            self._watch.emit(step)
+
+    def cut(self) -> Looks | None:
+        with quiet():
+            return self._watch.cut()
+
+    def keep(self, measured: Looks | None) -> None:
+        if measured is not None:
+            self._watch.keep(measured)
+
+    def retire(self, measured: Looks | None) -> None:
+        if measured is not None:
+            self._watch.drop(measured, self.step_number)
+
+    drop = retire
+
+    def restart(self) -> None: ...
+
+    def _compare(self, step: int) -> None:
         model = self._names.model()
-        if model is not None and is_due(self.step_number):
+        if model is not None and is_due(step + self.writer.offset):
             with quiet():
                 value = model_fingerprint(model)
                 if value is not None:
-                    self.writer.put(later_event(value, self.step_number), 16, step=self.step_number)
+                    self.writer.put(later_event(value, step), 16, step=step)
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
         if not self.is_finished:
@@ -136,13 +191,27 @@ class _Later:
     def __init__(self, dir: Path, number: int) -> None:
         self.dir, self.number = dir, number
         self._since = time.time()
-        self._items: queue.SimpleQueue[Callable[[], Event | None] | None] = queue.SimpleQueue()
+        self.start_at = Start(self._since, None)
+        self.first_step = 0
+        """The step that the first rank has begun with, once it is known."""
+        self._items: queue.SimpleQueue[tuple[Callable[[], Event | None], Start] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_over = False
+        self._num_dropped = 0
+        self._has_failed = False
+
+    @property
+    def offset(self) -> int:
+        """What to add to this rank's steps, as far as it is known."""
+        return self.first_step if self.start_at.first_step is None else 0
 
     def put(self, item: Callable[[], Event | None], num_bytes: int, *, step: int) -> None:
-        if not self._is_over and self._items.qsize() < MAX_PENDING:
-            self._items.put(item)
+        if self._is_over:
+            return
+        if self._items.qsize() < MAX_PENDING:
+            self._items.put((item, self.start_at))
+        else:
+            self._num_dropped += 1
 
     def start(self) -> None:
         if self._thread is None:
@@ -158,21 +227,37 @@ class _Later:
         try:
             # At once, not at the first event: the first rank may have finished by then, and its note be gone.
             log = self._find()
-            while log is not None and (resolve := self._items.get()) is not None:
-                event = resolve()
+            while log is not None and (item := self._items.get()) is not None:
+                resolve, start = item
+                event = self._resolved(resolve)
                 if event is not None:
-                    log.write(event)
+                    log.write(event, start)
+            if log is not None and self._num_dropped:
+                lost = f"{self._num_dropped} steps were not checked for NaN: the device was slow to answer"
+                log.write(_loss(lost), self.start_at)
         except OSError:  # a full or read-only disk; training goes on
             return
         finally:
             self._is_over = True  # also when there is nobody to tell: the first rank records elsewhere, or not at all
 
+    def _resolved(self, resolve: Callable[[], Event | None]) -> Event | None:
+        try:
+            return resolve()
+        except Exception as error:  # noqa: BLE001 - a device that has failed, say; training goes on, and the next is tried
+            is_known, self._has_failed = self._has_failed, True
+            return None if is_known else _loss(f"a check for NaN failed: {type(error).__name__}: {error}"[:500])
+
     def _find(self) -> RankLog | None:
         deadline, pause_s = time.monotonic() + PATIENCE_S, POLL_S[0]
         while time.monotonic() < deadline:
-            run = find_announced(self.dir, since=self._since)
-            if run is not None:
-                return RankLog(run, self.number)
+            found = find_announced(self.dir, since=self._since)
+            if found is not None:
+                self.first_step = found.step
+                return RankLog(found.run, self.number, found.step)
             time.sleep(pause_s)
             pause_s = min(1.1 * pause_s, POLL_S[1])
         return None
+
+
+def _loss(message: str) -> Event:
+    return Event(type="warning", message=message, step=-1, time=time.time(), severity="warning")

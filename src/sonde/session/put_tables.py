@@ -12,9 +12,10 @@ from sonde.schema.records import StatsRecord
 
 if TYPE_CHECKING:
     from sonde.record.writer import Writer
+    from sonde.session.step_writer import StepWriter
 
 
-def put_tables(writer: Writer, tables: list[Table], step: int) -> None:
+def put_tables(writer: Writer | StepWriter, tables: list[Table], step: int) -> None:
     now = time.time()
 
     def resolve() -> StatsRecord:

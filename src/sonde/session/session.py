@@ -5,11 +5,7 @@ Nothing here raises once training runs, except what the user did not ask us to s
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,21 +13,32 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sonde.config import Settings
 from sonde.errors import SessionError, UsageError
+from sonde.probe.attempt import attempt
 from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
+from sonde.record.ending import leave_exit_code
+from sonde.record.folder import absolute, remove_run
 from sonde.record.writer import Writer, WriterOptions
+from sonde.schema.endings import ENDED_AT_EXIT
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, Severity
+from sonde.session import forks
 from sonde.session.breaker import Breaker
-from sonde.session.ending import farewell, keep_exit_by_signal, status_of
+from sonde.session.ending import farewell, keep_exit_by_signal, last_error, print_line, shown, status_of
+from sonde.session.exits import exits
 from sonde.session.governing import Governing
 from sonde.session.live import LiveRules
 from sonde.session.logged import put_logged
 from sonde.session.mirror import Observers, mirrorings
 from sonde.session.null import NullSession
+from sonde.session.position import Position, rewind
 from sonde.session.snapshots import Snapshotting
+from sonde.session.step_writer import StepWriter
+from sonde.session.training_thread import TrainingThread
 
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
+    from sonde.probe.optimizer_hooks import Call, OptimizerHooks
+    from sonde.session.automatic import Automatic
     from sonde.session.inspection_data import DataInspection
     from sonde.session.watching import Watching
 
@@ -52,32 +59,40 @@ class Session:
         train()
     """
 
-    def __init__(self, run: Path, settings: Settings, *, resume: bool = False) -> None:
-        self.path, self.settings = run, settings
+    def __init__(self, run: Path, settings: Settings, *, resume: bool = False, is_same_attempt: bool = False) -> None:
+        self.path, self.settings = absolute(run), settings
         options = WriterOptions(
             **{**settings.writer.model_dump(), **({} if settings.system else {"system_interval_s": 0.0})}
         )
         self._num_faults = 0
         self.observers = Observers(LiveRules(self._say_finding) if settings.diagnose else None)
-        self.breaker = Breaker(settings.max_errors, self.warn, self._switch_off)
+        self.breaker = Breaker(settings.max_errors, self._measurement_failed, self._switch_off)
         self.snapshots = Snapshotting(self)
         self.writer = Writer(
-            run, options, resume=resume, on_warning=self.warn, observer=self.observers, on_beat=self.snapshots.asks.poll
+            self.path,
+            options,
+            resume=resume,
+            is_same_attempt=is_same_attempt,
+            on_warning=self.warn,
+            observer=self.observers,
+            on_beat=self.snapshots.asks.poll,
         )
-        self.step_number = self.writer.next_step
+        self.position = Position()
         self.governing = Governing(self)
         self.is_finished = False
         self._watchings: list[Watching] = []
+        self.training = TrainingThread(self, self.writer.next_step)
+        self.step_writer = StepWriter(self)
+        self.optimizer_hooks: OptimizerHooks | None = None
         self.data: DataInspection | None = None
+        self.automatic: Automatic | None = None
+        """What finds models by itself, until the program names one."""
         self._at_finish: list[Any] = []
-        self._is_step_over = False
-        self._is_optimizer_seen = False
         self.is_logged_ahead = False
-        self._step_began_s = time.perf_counter()
         self._told: set[str] = set()
-        _alive.add(self)
-        atexit.register(self._at_exit)
-        self._say(f"recording to {run}   (sonde show {run.name})")
+        forks.alive.add(self)
+        exits.follow(self._at_exit)
+        self._say(f"recording to {shown(self.path)}   (sonde show {self.path.name})")
 
     # ---------------------------------------------------------------------------------------------------- start-up
 
@@ -102,6 +117,8 @@ class Session:
         **others: Any,
     ) -> Session:
         """Record a model's insides. With no optimizer named, any that steps this model's parameters is followed."""
+        if self.automatic is not None:
+            self.automatic.give_way()
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
         from sonde.session.given import check_model, check_optimizers, watched_before
@@ -132,17 +149,36 @@ class Session:
             in_graph=activations == IN_GRAPH,
         )
         if budget is not ...:
-            self.governing.governor.budget = Settings.load(budget=budget).budget
+            self.governing.governor.budget = self.settings.changed(budget=budget).budget
         checked, optimizers = check_model(model), check_optimizers(optimizer)
-        self._unwatch(watched_before(checked, prefix, self._watchings))
+        self.unwatch(watched_before(checked, prefix, self._watchings))
+        self._hook_optimizers()
         self._watchings.append(Watching(self, checked, optimizers, plan))
         self._keep_snapshots(self._watchings[-1], snapshots)
         if mirror is not None:
             self.observers.add(*mirrorings(mirror, self.warn))
         self._inspect_data(self._watchings[-1])
+        if self.position.is_fresh:
+            self.writer.set_step(self.step_number, is_first=True)
         schedules = {name: repr(getattr(plan, name)) for name in SCHEDULED}
         self.writer.note(watching={"schedules": schedules, "activation_rows": self.settings.activation_rows})
         return self
+
+    def _hook_optimizers(self) -> None:
+        """One pair of hooks for all models. Not before there is one: a session that logs numbers needs no torch."""
+        if self.optimizer_hooks is None:
+            from sonde.probe.optimizer_hooks import OptimizerHooks
+            from sonde.probe.scaler import ScalerTap
+
+            hooks = OptimizerHooks(self.breaker, on_begin=self._optimizer_begins, on_end=self._optimizer_ended)
+            self.optimizer_hooks = hooks
+            self._at_finish.append(ScalerTap(hooks.skip, self.breaker).detach)
+
+    def _optimizer_begins(self, call: Call) -> None:
+        self.training.steps.optimizer_begins(call)
+
+    def _optimizer_ended(self, call: Call) -> None:
+        self.training.steps.optimizer_ended(call)
 
     def _inspect_data(self, watching: Watching) -> None:
         from sonde.session.inspection_data import DataInspection
@@ -160,7 +196,7 @@ class Session:
             raise
         self.snapshots.begin_step(self.step_number)
 
-    def _unwatch(self, replaced: Iterable[Watching]) -> None:
+    def unwatch(self, replaced: Iterable[Watching]) -> None:
         """Watching a model again replaces what was asked for before."""
         for watching in replaced:
             watching.detach()
@@ -186,18 +222,12 @@ class Session:
         if self.is_finished:
             self.warn_once("step after finish", "step() after finish() records nothing.")
             return
-        try:
-            if self._is_optimizer_seen:
-                self.end_step()
-            else:
-                for watching in self._watchings:
-                    watching.sweep()
-                self.snapshots.step_over()
-                self._describe_models()
-                self._is_step_over = True
-                self.end_step()
-        except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.breaker("step", error)
+        with attempt(self.breaker, "step"):
+            if not self.training.steps.has_seen_optimizer:
+                self.training.steps.finish()
+                self.training.sweep()
+        with attempt(self.breaker, "step"):
+            self.training.steps.close()
 
     def snapshot(self, kinds: Any = None) -> int | None:
         """Keep whole tensors of the step that comes next, or is being made: its number. None: there will be none.
@@ -219,7 +249,7 @@ class Session:
         """Record the sketch of any tensor, under `custom/<name>`."""
         from sonde.session.custom import put_sketches
 
-        self._custom(put_sketches, [(str(name), tensor)])
+        self._custom(put_sketches, [(f"{name}", tensor)])
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
         """Tell which batch comes next: gives it an identity, and sketches of its tensors as `custom/batch.<n>`."""
@@ -236,134 +266,76 @@ class Session:
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("tap", error)
 
-    # --------------------------------------------------------------------------------------- what the taps tell us
+    # ---------------------------------------------------------------------------------------------------- the steps
 
-    def forward_seen(self) -> None:
-        """A training forward after an optimizer step belongs to the next step; so does what is logged from now on."""
-        if self._is_step_over:
-            self.end_step()
-
-    def optimizer_seen(self) -> None:
-        self._is_optimizer_seen = True
-        if self._is_step_over:
-            self.end_step()
-
-    def have_all_stepped(self) -> bool:
-        """Several watched models, such as those of a GAN, make one step together."""
-        return all(watching.has_stepped for watching in self._watchings)
-
-    def optimizer_stepped(self) -> None:
-        """All watched optimizers have stepped. The step stays open for `log` until the next one shows itself."""
-        self._emit()
-        self.snapshots.step_over()
-        self._describe_models()
-        self._is_step_over = True
-
-    def _describe_models(self) -> None:
-        """model.json, if what it says has changed."""
-        if self._watchings:
-            from sonde.session.structure import write_structure
-
-            write_structure(self, self._watchings)
+    @property
+    def step_number(self) -> int:
+        """The step that is being made, or that was made last."""
+        return self.training.steps.number
 
     @property
     def is_step_over(self) -> bool:
         """Whether the optimizers have stepped and the next forward pass has not begun."""
-        return self._is_step_over
+        return self.training.steps.is_over
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that has not begun yet."""
+        return self.step_number + self.is_step_over
 
     @property
     def watchings(self) -> list[Watching]:
         return self._watchings
 
-    def _emit(self) -> None:
-        for watching in self._watchings:
-            watching.emit(self.step_number)
-        if self.data is not None:
-            self.data.emit(self.step_number)
-
-    def end_step(self) -> None:
-        """Count the step and decide what the next one records."""
-        if not self._is_step_over and self._is_optimizer_seen:
-            return
-        now = time.perf_counter()
-        self._emit()
-        if self.data is not None:
-            # Batches are told apart in every step, which nothing thins out.
-            self.governing.meter.add("inspect" if self.data.is_inspecting else "", self.data.own_s)
-            self.data.own_s = 0.0
-        self.governing.end_step(self.step_number, now - self._step_began_s)
-        self._step_began_s, self._is_step_over = now, False
-        self.step_number += 1
-        self.writer.set_step(self.step_number)
-        for watching in self._watchings:
-            watching.begin_step(self.step_number)
-        self.snapshots.begin_step(self.step_number)
-        if self.step_number % 100 == 1:
-            self._note_facts()
-
     def skip_step(self) -> None:
         """The step counts, though the optimizer was kept from it: a scaler found gradients that are not finite."""
-        if not self.is_finished and not self._is_step_over:
-            self._is_step_over = True
-            self.end_step()
-
-    @property
-    def next_step(self) -> int:
-        """The number of the step that has not begun yet."""
-        return self.step_number + self._is_step_over
+        if not self.is_finished:
+            with attempt(self.breaker, "skipped step"):
+                self.training.steps.skip()
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this process has not made a step yet."""
-        return not self.is_finished and not self._is_step_over and self.step_number == self.writer.next_step
+        """Whether no step was made yet, and `rewind` has not said which one comes first."""
+        return not self.is_finished and not self.is_step_over and self.position.is_new
 
-    def continue_at(self, step: int, scalars: Iterable[tuple[str, int]] = ()) -> bool:
-        """A checkpoint was restored, whose next step is this one. False where this process has made steps already: then
-        the numbers go on. What an earlier process recorded behind the checkpoint, these scalars among it, is not
-        recorded twice."""
-        if not self.is_fresh:
-            return False
-        self.writer.skip_repeats(scalars)
-        self.step_number = step
-        self.writer.set_step(step)
-        for watching in self._watchings:
-            watching.begin_step(step)
-        self.snapshots.begin_step(step)
-        return True
+    def rewind(self, step: int) -> bool:
+        """Return to an earlier step after restoring its checkpoint: the next step recorded is this one. Steps recorded
+        from there on are abandoned, but stay readable as an earlier attempt. False, with a warning, for other steps."""
+        return rewind(self, step)
 
     # ------------------------------------------------------------------------------------------------- how it ends
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything recorded so far is on disk; False when that took too long."""
         end = time.monotonic() + timeout_s
-        return self.snapshots.flush(timeout_s) and self.writer.flush(max(end - time.monotonic(), 0.0))
+        self.training.steps.flush()
+        return self.snapshots.flush(timeout_s) and self.writer.flush(max(end - time.monotonic(), 0.0), is_asked=True)
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
         """Write everything, remove every hook. Safe to call twice."""
         if self.is_finished:
             return
-        try:
-            if self._is_step_over:
-                self.end_step()
-            self._emit()
-            self._note_facts()
-        except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.breaker("finish", error)
+        self.training.finish()
+        with attempt(self.breaker, "finish"):
+            self.note_facts()
         self.is_finished = True
         patience_s = self.settings.exit_deadline_s if self.writer.degraded else self.settings.finish_deadline_s
-        end = time.monotonic() + (deadline_s or patience_s)
-        self._finish_snapshots(status, end)
-        self._detach()
-        atexit.unregister(self._at_exit)
-        self.writer.close(status, reason=reason, deadline_s=max(end - time.monotonic(), _LAST_WORDS_S))
+        self.observers.end = end = time.monotonic() + (deadline_s or patience_s)
+        try:
+            is_patient = deadline_s is None and not self.writer.degraded
+            self.snapshots.finish((deadline_s or patience_s) - _LAST_WORDS_S, status, is_patient=is_patient)
+        finally:
+            self._detach()
+            if deadline_s is None:  # snapshots have taken the time that they needed
+                self.observers.end = end = time.monotonic() + patience_s
+            self.writer.close(status, reason=reason, deadline_s=max(end - time.monotonic(), _LAST_WORDS_S))
         self._say(farewell(self, status, has_faults=self._num_faults > 0))
 
-    def _finish_snapshots(self, status: RunStatus, end: float) -> None:
-        try:
-            left_s = max(end - time.monotonic() - _LAST_WORDS_S, 0.0)
-            self.snapshots.finish(left_s, is_crash=status == "crashed")
-        except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.breaker("snapshots", error)
+    def discard(self) -> None:
+        """End the session and remove its run, in which nothing was recorded."""
+        self.settings = self.settings.model_copy(update={"verbose": False})
+        self.finish("interrupted")
+        remove_run(self.path)
 
     def _detach(self) -> None:
         for watching in self._watchings:
@@ -374,7 +346,8 @@ class Session:
         for restore in self._at_finish:
             restore()
         self._at_finish.clear()
-        _alive.discard(self)
+        forks.alive.discard(self)
+        exits.leave(self._at_exit)
 
     def on_finish(self, restore: Any) -> None:
         """Call this when the session ends, however it ends."""
@@ -390,12 +363,18 @@ class Session:
 
     def _at_exit(self) -> None:
         """The program ends without `finish`: by its last line, by an exception, or by Ctrl-C."""
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if hasattr(sys, "ps1"):
-            error = None  # in an interactive session an old error says nothing about the end
+        if self.is_finished:
+            return
+        error = last_error()
+        self.writer.note(**{ENDED_AT_EXIT: True})
         self.finish(*status_of(error), deadline_s=self.settings.exit_deadline_s if error is not None else None)
+        leave_exit_code(self.path)
         if isinstance(error, KeyboardInterrupt):
             keep_exit_by_signal()
+
+    def _measurement_failed(self, message: str) -> None:
+        self.warn(message)
+        self.event("measurement_failed", message, severity="warning")
 
     def _switch_off(self, what: str) -> None:
         self.warn(
@@ -407,7 +386,6 @@ class Session:
     def forked(self) -> None:
         """In a forked child: the run is the parent's."""
         self.is_finished = True
-        atexit.unregister(self._at_exit)
         self.snapshots.forked()
         self.writer.abandon()
         self._detach()
@@ -418,30 +396,34 @@ class Session:
         self, type: str, message: str, *, severity: Severity = "info", details: dict[str, Any] | None = None
     ) -> None:
         """Record something that happened once."""
-        self.writer.event(
-            Event(
-                type=type,
-                message=message,
-                step=self.step_number,
-                time=time.time(),
-                severity=severity,
-                details=details or {},
-            )
-        )
+        self.writer.event(self._event(type, message, severity, details))
+
+    def _event(self, type: str, message: str, severity: Severity, details: dict[str, Any] | None = None) -> Event:
+        at, now = self.step_number, time.time()
+        return Event(type=type, message=message, step=at, time=now, severity=severity, details=details or {})
 
     def warn(self, message: str) -> None:
         """One line on stderr. Not the warnings module: a user's filter may turn warnings into exceptions."""
-        _print(f"sonde: warning: {message}")
+        print_line(f"sonde: warning: {message}")
 
     def warn_once(self, key: str, message: str) -> None:
-        if key not in self._told and len(self._told) < _MAX_TOLD:  # names may be made anew in every step
-            self._told.add(key)
-            self.warn(message)
-            self.event("warning", message, severity="warning")
+        event = self.warned(key, message)
+        if event is not None:
+            self.writer.event(event)
+
+    def warned(self, key: str, message: str) -> Event | None:
+        """Warn about something once; the event is for the caller to record. None: it is known."""
+        if key in self._told or len(self._told) > _MAX_TOLD:
+            return None
+        self._told.add(key)
+        if len(self._told) > _MAX_TOLD:  # names may be made anew in every step
+            message = f"more than {_MAX_TOLD} different warnings; further ones are not shown."
+        self.warn(message)
+        return self._event("warning", message, severity="warning")
 
     def _say(self, message: str) -> None:
         if self.settings.verbose:
-            _print(f"sonde: {message}")
+            print_line(f"sonde: {message}")
 
     def _say_finding(self, finding: Finding) -> None:
         """Called on the writer thread, once for each kind of fault."""
@@ -450,10 +432,13 @@ class Session:
         self.snapshots.asks.found(finding)
         self._say(f"{finding.severity} since step {finding.step}: {message}   [{finding.rule}]")
 
-    def _note_facts(self) -> None:
+    def note_facts(self) -> None:
+        """What a viewer should know of how this was recorded."""
         facts: dict[str, Any] = {"overhead": self.governing.facts()}
         if self._watchings:
-            facts["coverage"] = _together([watching.coverage() for watching in self._watchings])
+            from sonde.session.coverage import coverage_of
+
+            facts["coverage"] = coverage_of(self._watchings)
         if self.breaker.num_errors:
             facts["errors"] = self.breaker.num_errors
         self.writer.note(**facts)
@@ -465,31 +450,3 @@ class Session:
     def __repr__(self) -> str:
         state = "finished" if self.is_finished else f"step {self.step_number}"
         return f"<sonde.Session {self.path} ({state})>"
-
-
-def _together(coverages: list[dict[str, Any]]) -> dict[str, Any]:
-    """What several watched models add up to: counts, lists and mappings alike."""
-    total = coverages[0]
-    for coverage in coverages[1:]:
-        for key, value in coverage.items():
-            total[key] = {**total[key], **value} if isinstance(value, dict) else total[key] + value
-    return total
-
-
-def _print(line: str) -> None:
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        return  # a closed stderr is no reason to stop, and there is nobody to tell
-
-
-_alive: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    for session in list(_alive):
-        session.forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)

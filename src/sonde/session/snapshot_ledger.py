@@ -48,10 +48,10 @@ class Ledger:
         self.note()
         self._answer(outcome)
 
-    def lose(self, num: int, deadline_s: float) -> None:
+    def lose(self, num: int, why: str) -> None:
         """Time ran out."""
         self.counts["failed"] += num
-        message = f"{num} snapshot{'s were' if num > 1 else ' was'} lost: not written within {deadline_s:.1f} s"
+        message = f"{num} snapshot{'s were' if num > 1 else ' was'} lost: {why}"
         self._session.event("snapshot_lost", message, severity="critical")
         self._session.warn(f"{message}. Allow more with finish_deadline_s.")
 

@@ -25,7 +25,7 @@ class Snapshots:
     kinds: tuple[str, ...] = ("param",)
     """Of `param` (with the buffers that are saved), `grad`, `act`, `optim`, `probe` and `batch`; or "all"."""
     sites: Any = "*"
-    """Globs, module types or a function, as for `watch`; of what is watched."""
+    """A glob, a regular expression, a module type, a list of these, or a function; of what is watched."""
     store: str = "zarr"
     """"zarr", "icechunk", "memory", or the address of a bucket."""
     options: Mapping[str, Any] = field(default_factory=dict)

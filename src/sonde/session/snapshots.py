@@ -1,13 +1,14 @@
 """Whole tensors while training runs: who asked for a snapshot, whether there is room, and what became of it.
 
-A snapshot is taken whole or not at all. One that comes while several others are on their way, or that does not fit into
-the memory set aside, is skipped, counted, and an event of the run. Nothing here raises into training.
+A snapshot is taken whole or not at all. While the memory set aside is full of earlier ones, training waits, for a
+bounded time; one that finds no room is skipped, counted, and an event of the run. Nothing here raises into training.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ from sonde.session.snapshot_plan import ON_DEMAND, Snapshots, as_plan, check_kin
 if TYPE_CHECKING:
     from sonde.probe.model import Place
     from sonde.probe.optimizer import OptimizerStep
+    from sonde.schema.layout import RunStatus
     from sonde.session.copying import Copier
     from sonde.session.draft import Draft, Streams
     from sonde.session.gather import Gather
@@ -31,12 +33,8 @@ if TYPE_CHECKING:
     from sonde.session.staging import Staging
     from sonde.session.watching import Watching
 
-MAX_OPEN: Final = 4
-"""Scheduled snapshots on their way at one time, once they take more than FREE_BYTES together. Those that somebody asks
-for are bounded by memory alone."""
-FREE_BYTES: Final = 256 << 20
 _PATIENCE_S: Final = 1.0
-"""After this long `finish` says what it waits for."""
+"""After this long `finish` says what it waits for, and training is said to have waited."""
 
 
 class Followed:
@@ -67,6 +65,8 @@ class Snapshotting:
         self._opened: Any = None
         self._trainer = threading.get_ident()
         """The thread that trains."""
+        self._gave_up_at = -1
+        """How many snapshots were done when training last waited for memory in vain."""
 
     # ---------------------------------------------------------------------------------------------------- start-up
 
@@ -89,19 +89,28 @@ class Snapshotting:
                 "snapshots= needs whole parameters, and this model is sharded over several processes. "
                 "Save it with torch.distributed.checkpoint; statistics are recorded without snapshots=."
             )
-        staging = self._memory()
-        nbytes = sum(tensor.nbytes for _, tensor in gather.parameters()) if "param" in plan.kinds else 0
-        if nbytes > staging.limit_bytes:
-            have, need = staging.limit_bytes >> 20, (nbytes >> 20) + 1
-            raise UsageError(
-                f"a snapshot of this model takes {need:,} MiB, and {have:,} MiB of host memory are set aside for "
-                f"snapshots. Allow more:  sonde.init(snapshot_mib={2 * need})  or choose fewer sites."
-            )
+        self._check_size(plan, gather)
         if self._opened is None:
             self._opened = open_store(plan.store, self.session.path, plan.options)
             self._store = plan
         elif (plan.store, dict(plan.options)) != (self._store.store, dict(self._store.options)):
             raise UsageError(f'snapshots of this run go to "{self._store.store}" already; a run has one store.')
+
+    def _check_size(self, plan: Snapshots, gather: Gather) -> None:
+        """One snapshot holds all watched models."""
+        from sonde.session.snapshot_size import expected_bytes
+        from sonde.session.staging import mib
+
+        sizes = Counter(expected_bytes(gather, plan.kinds))
+        for followed in self._followed.values():
+            sizes.update(expected_bytes(followed.gather, followed.plan.kinds))
+        limit, total = self._memory().limit_bytes, sum(sizes.values())
+        if total > limit:
+            parts = ", ".join(f"{kind} {mib(nbytes)}" for kind, nbytes in sizes.items())
+            raise UsageError(
+                f"a snapshot takes {mib(total)} ({parts}), and {mib(limit)} of host memory are set aside for them. "
+                f"Allow more:  sonde.init(snapshot_mib={2 * ((total >> 20) + 1)})  or choose fewer kinds or sites."
+            )
 
     def _refusal(self) -> str:
         """Why nobody can have a snapshot; asked on the writer thread."""
@@ -173,9 +182,6 @@ class Snapshotting:
 
         tickets = tuple(ticket for ask in asks for ticket in ask.tickets)
         is_asked = any(ask.reason != SCHEDULED for ask in asks)
-        if not is_asked and self._is_behind():
-            self.ledger.skip(step, f"{MAX_OPEN} earlier ones are still being written", tickets)
-            return
         self._streams = self._streams or Streams()
         self.draft = Draft(
             step,
@@ -183,16 +189,17 @@ class Snapshotting:
             self._memory(),
             self._copying(),
             self._streams,
+            wait_s=self._wait_s(),
             tickets=tickets,
             kinds=frozenset(kind for ask in asks for kind in ask.kinds or ()),
             is_as_planned=any(ask.kinds is None for ask in asks),
             is_asked=is_asked,
         )
 
-    def _is_behind(self) -> bool:
-        if self._writer is None or self._writer.num_open < MAX_OPEN:
-            return False
-        return self._memory().used_bytes > FREE_BYTES
+    def _wait_s(self) -> float:
+        """How long training may wait for memory. Once in vain: not again before the disk has taken another one."""
+        is_stuck = self._writer is not None and self._writer.num_done == self._gave_up_at
+        return 0.0 if is_stuck else self.session.settings.snapshot_wait_s
 
     def forward_begins(self, watching: Watching) -> None:
         """The first forward pass of a step: copying begins."""
@@ -211,16 +218,22 @@ class Snapshotting:
         draft, followed = self.draft, self._followed.get(id(watching))
         if draft is None or followed is None or "act" not in self._kinds(draft, followed):
             return
-        if draft.step != self.session.step_number or not place.is_selected or not followed.gather.is_wanted(place.name):
+        if draft.step != self.session.step_number or not followed.gather.wants_output(place):
             return
         for suffix, tensor in floating_tensors(output):
-            self._do(partial(draft.add_output, f"act/{place.name}{suffix}", tensor))
+            self._do(partial(draft.add_outputs, [(f"act/{place.name}{suffix}", tensor)]))
+
+    def restart(self, watching: Watching) -> None:
+        """The pass that begins now may be the one that is shown: what modules return is copied again."""
+        draft, followed = self.draft, self._followed.get(id(watching))
+        if draft is not None and followed is not None:
+            draft.restart()
 
     def called(self, watching: Watching, args: Any, kwargs: Any) -> None:
         """What the model was given."""
         draft, followed = self.draft, self._followed.get(id(watching))
         if draft is not None and followed is not None and "batch" in self._kinds(draft, followed):
-            self._do(lambda: draft.add(followed.gather.inputs(args, kwargs)))
+            self._do(lambda: draft.add_outputs(followed.gather.inputs(args, kwargs)))
 
     def before_update(self, watching: Watching, step: OptimizerStep) -> None:
         """An optimizer is about to step, or `sonde.step` was called: this is the moment that the snapshot shows."""
@@ -249,7 +262,7 @@ class Snapshotting:
             return
         if not draft.has_begun(model):
             draft.take(followed.gather, kinds)
-        draft.settle(model, followed.gather, kinds, self.session.settings.snapshot_wait_s)
+        draft.settle(model, followed.gather, kinds)
         if followed.probe is not None and "probe" in kinds:
             self._run_probe(draft, followed, watching)
 
@@ -258,7 +271,8 @@ class Snapshotting:
 
         def seen(place: Place, suffix: str, tensor: Any) -> None:
             try:
-                draft.add_output(f"probe/{place.name}{suffix}", tensor)
+                if followed.gather.wants_output(place):
+                    draft.add_output(f"probe/{place.name}{suffix}", tensor)
             except Exception as error:  # noqa: BLE001 - raised again below, outside of the model
                 failed.append(error)
 
@@ -289,7 +303,9 @@ class Snapshotting:
         try:
             with self.session.governing.meter.span("snapshots"):
                 work()
-        except (NoRoomError, TooSlowError, ChangedError) as error:
+        except NoRoomError as error:
+            self._drop_for_room(str(error))
+        except (TooSlowError, ChangedError) as error:
             self._drop(str(error))
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self._drop(f"{type(error).__name__}: {error}")
@@ -304,6 +320,22 @@ class Snapshotting:
         pending, writer = draft.pending(), self._writing()
         self.draft = None
         writer.put(pending)
+        if draft.waited_s > _PATIENCE_S:
+            self._tell_waited(draft)
+
+    def _tell_waited(self, draft: Draft) -> None:
+        message = f"training waited {draft.waited_s:.1f} s until there was memory for the snapshot of step {draft.step}"
+        self.session.event("snapshot_waited", message, details={"step": draft.step, "waited_s": draft.waited_s})
+        self.session.warn_once(
+            "snapshots come too fast",
+            f"{message}: earlier ones are still being written. Take fewer, or allow more memory with snapshot_mib.",
+        )
+
+    def _drop_for_room(self, why: str) -> None:
+        if self.draft is not None and self.draft.has_waited_in_vain:
+            self._gave_up_at = -1 if self._writer is None else self._writer.num_done
+            why += f"; training waited {self.draft.waited_s:.1f} s for them"
+        self._drop(why)
 
     def _nothing(self, draft: Draft) -> str:
         """Which kinds were wanted, and the likeliest reason that there is none of them."""
@@ -329,12 +361,18 @@ class Snapshotting:
     def flush(self, timeout_s: float) -> bool:
         return self._writer is None or self._writer.flush(timeout_s)
 
-    def finish(self, deadline_s: float, *, is_crash: bool) -> None:
-        """Write what is on its way, as long as there is time; say what is lost."""
+    def finish(self, deadline_s: float, status: RunStatus, *, is_patient: bool = False) -> None:
+        """Write what is on its way within the deadline; patient: as long as something is written. Say what is lost."""
+        try:
+            self._finish(max(deadline_s, 0.0), is_crash=status == "crashed", is_patient=is_patient)
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.session.breaker("snapshots", error)
+
+    def _finish(self, deadline_s: float, *, is_crash: bool, is_patient: bool) -> None:
         if self.draft is not None:
             self._last_draft(is_crash=is_crash)
         if self._writer is not None:
-            self._close(self._writer, deadline_s)
+            self._close(self._writer, deadline_s, is_patient=is_patient)
         for ask in self.asks.take():
             self.asks.answer(ask.tickets, state="lost", why="the run ended before its next step")
         if self._copier is not None:
@@ -354,13 +392,26 @@ class Snapshotting:
                 self._do(partial(self._settle, draft, followed, watching))
         self._do(lambda: self._hand_over(draft))
 
-    def _close(self, writer: SnapshotWriter, deadline_s: float) -> None:
+    def _close(self, writer: SnapshotWriter, deadline_s: float, *, is_patient: bool) -> None:
         end = time.monotonic() + deadline_s
-        if not writer.flush(min(_PATIENCE_S, deadline_s)):
-            num = writer.num_open
-            self.session._say(f"writing {num} more snapshot{'s' if num > 1 else ''} …")
-        if not writer.close(end - time.monotonic()):
-            self.ledger.lose(writer.num_open, deadline_s)
+
+        def tell() -> None:
+            num, mib = writer.num_open, writer.written_bytes >> 20
+            self.session._say(f"writing {num} more snapshot{'s' if num > 1 else ''} ({mib:,} MiB written) …")
+
+        try:
+            if not writer.flush(min(_PATIENCE_S, deadline_s)):
+                tell()
+                if is_patient:
+                    writer.drain(deadline_s, tell)
+        finally:  # also when the user does not want to wait, and presses Ctrl-C
+            if not writer.close(max(end - time.monotonic(), 0.0), is_patient=is_patient):
+                why = (
+                    f"nothing was written for {deadline_s:.1f} s"
+                    if is_patient
+                    else f"not written in {deadline_s:.1f} s"
+                )
+                self.ledger.lose(writer.num_open, why)
         self.ledger.uploaded(writer.upload)
         self.ledger.ended()
         self.ledger.note()

@@ -7,6 +7,7 @@ next one; taking it anew each time would cost a page fault per 4 KiB, which is a
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ _FREE_SHARE: Final = 4
 
 
 class NoRoomError(Exception):
-    """A snapshot would need more memory than the limit leaves. It is skipped, whole."""
+    """A snapshot needs more memory than the limit leaves. It is skipped, whole."""
 
 
 def default_limit() -> int:
@@ -97,7 +98,9 @@ class Staging:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._lock = threading.RLock()  # a signal handler of the user's may ask for a snapshot in the middle of one
+        # Reentrant: a signal handler of the user's may ask for a snapshot in the middle of one.
+        self._lock = threading.RLock()
+        self._freed = threading.Condition(self._lock)
         self._free: list[Block] = []
         self._used_bytes = 0
 
@@ -114,18 +117,17 @@ class Staging:
     def held_bytes(self) -> int:
         return self._used_bytes + sum(block.nbytes for block in self._free)
 
-    def take(self, nbytes: int, *, is_pinned: bool) -> Block:
-        """A block of at least that size."""
+    def take(self, nbytes: int, *, is_pinned: bool, own_bytes: int = 0, wait_s: float = 0.0) -> Block:
+        """A block of at least that size. Waits for others to give theirs back; `own_bytes` are the caller's."""
         nbytes = max(nbytes, _MIN_BLOCK)
         with self._lock:
-            fitting = [b for b in self._free if b.is_pinned == is_pinned and nbytes <= b.nbytes <= 2 * nbytes]
+            self._wait_for(nbytes, own_bytes, wait_s)
+            left = self.left_bytes
+            fitting = [
+                b for b in self._free if b.is_pinned == is_pinned and nbytes <= b.nbytes <= min(2 * nbytes, left)
+            ]
             block = min(fitting, key=lambda b: b.nbytes, default=None)
             taken = nbytes if block is None else block.nbytes
-            if self._used_bytes + taken > self.limit_bytes:
-                raise NoRoomError(
-                    f"it needs {mib(nbytes)} more, and {mib(self._used_bytes)} of the {mib(self.limit_bytes)} that "
-                    "snapshot_mib allows are in use"
-                )
             if block is not None:
                 self._free.remove(block)
             self._used_bytes += taken
@@ -140,10 +142,24 @@ class Staging:
                 self._used_bytes -= nbytes
             raise
 
+    def _wait_for(self, nbytes: int, own_bytes: int, wait_s: float) -> None:
+        if own_bytes + nbytes > self.limit_bytes:
+            need, allowed = own_bytes + nbytes, self.limit_bytes
+            raise NoRoomError(
+                f"it takes more than {mib(need)}, and snapshot_mib allows {mib(allowed)}. Allow more:  "
+                f"sonde.init(snapshot_mib={2 * ((need >> 20) + 1)})  or choose fewer kinds or sites"
+            )
+        if not self._freed.wait_for(lambda: nbytes <= self.left_bytes, wait_s):
+            raise NoRoomError(
+                f"it needs {mib(nbytes)} more, and earlier snapshots that are still being written hold "
+                f"{mib(self._used_bytes - own_bytes)} of the {mib(self.limit_bytes)} that snapshot_mib allows"
+            )
+
     def give_back(self, blocks: list[Block]) -> None:
         with self._lock:
             self._used_bytes -= sum(block.nbytes for block in blocks)
             self._free.extend(blocks)
+            self._freed.notify_all()
 
     def clear(self) -> None:
         with self._lock:
@@ -153,34 +169,45 @@ class Staging:
 class Arena:
     """The memory of one snapshot; grows block by block, and is given back as a whole."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, wait_s: float = 0.0) -> None:
         self._staging = staging
+        self.wait_s = wait_s
+        """What is left of the time that training may wait for memory."""
         self._blocks: list[Block] = []
         self._rest: dict[bool, tuple[Block, int]] = {}
         """What is left of the newest block, by whether it is page-locked."""
         self.nbytes = 0
 
-    def room(self, tensors: list[Tensor]) -> Room:
+    def room(self, tensors: list[Tensor], *, may_wait: bool = True) -> Room:
         """For these tensors, all on one device."""
         sizes = [tensor.nbytes for tensor in tensors]
         nbytes = sum(map(_aligned, sizes))
-        block, start = self._room(nbytes, is_pinned=bool(tensors) and tensors[0].is_cuda)
+        block, start = self._room(nbytes, is_pinned=bool(tensors) and tensors[0].is_cuda, may_wait=may_wait)
         self.nbytes += sum(sizes)
         return Room(block, start, nbytes)
 
-    def _room(self, nbytes: int, *, is_pinned: bool) -> tuple[Block, int]:
+    def _room(self, nbytes: int, *, is_pinned: bool, may_wait: bool) -> tuple[Block, int]:
         block, used = self._rest.get(is_pinned, (None, 0))
         if block is None or used + nbytes > block.nbytes:
             # Activations come one by one: they share blocks, so that there are not thousands.
             chunk = min(max(self.nbytes // 8, _CHUNKS[0]), _CHUNKS[1], self._staging.left_bytes)
-            block, used = self._staging.take(max(nbytes, chunk), is_pinned=is_pinned), 0
+            block, used = self._take(max(nbytes, chunk), is_pinned=is_pinned, may_wait=may_wait), 0
             self._blocks.append(block)
         self._rest[is_pinned] = block, used + nbytes
         return block, used
 
+    def _take(self, nbytes: int, *, is_pinned: bool, may_wait: bool) -> Block:
+        own_bytes, began = sum(block.nbytes for block in self._blocks), time.monotonic()
+        wait_s = self.wait_s if may_wait else 0.0
+        try:
+            return self._staging.take(nbytes, is_pinned=is_pinned, own_bytes=own_bytes, wait_s=wait_s)
+        finally:
+            self.wait_s = max(self.wait_s - (time.monotonic() - began), 0.0)
+
     def release(self) -> None:
         blocks, self._blocks = self._blocks, []
         self._rest.clear()
+        self.nbytes = 0
         self._staging.give_back(blocks)
 
 

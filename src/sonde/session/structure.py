@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch.optim import Optimizer
 
 from sonde.probe.structure import describe
 from sonde.schema.layout import MODEL_FILE
@@ -18,6 +22,8 @@ class StructureDocument:
     def __init__(self) -> None:
         self.content: dict[str, Any] = {}
         self._signature: object = None
+        self._first: WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
+        """The groups of each optimizer as they began: a schedule changes them."""
 
     def refresh(self, watching: Watching) -> bool:
         """Describe the model anew if something changed; whether it did."""
@@ -27,10 +33,18 @@ class StructureDocument:
         self._signature = signature
         watching.names.refresh()
         inspection = watching.inspection
+        optimizers = watching.optimizer_scalars.optimizers
         self.content = describe(
-            watching.names, watching.optimizers.watched, inspection.calls, watching.loss_name, inspection.paths.fed_by
+            watching.names, optimizers, inspection.calls, watching.loss_name, inspection.paths.fed_by
         )
+        for optimizer, described in zip(optimizers.values(), self.content["optimizers"], strict=True):
+            described["groups"] = self._as_begun(optimizer, described["groups"])
         return True
+
+    def _as_begun(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        known = self._first.setdefault(optimizer, [])
+        known += groups[len(known) :]
+        return [{**first, "num_params": now["num_params"]} for first, now in zip(known, groups, strict=False)]
 
 
 def _signature(watching: Watching) -> object:
@@ -54,4 +68,4 @@ def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:
     for document in documents[1:]:
         for key, value in document.items():
             total[key] = (total[key] or value) if isinstance(value, str) else total[key] + value
-    return total
+    return {**total, "optimizers": sorted(total["optimizers"], key=itemgetter("number"))}

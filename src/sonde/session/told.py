@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sonde.reduce.identity import batch_hash, ids_hash, label_purity
-from sonde.session.custom import put_sketches
+from sonde.session.custom import put_sketches, readable
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
@@ -16,18 +16,32 @@ if TYPE_CHECKING:
 
 def put_batch(session: Session, inputs: Any, targets: Any, ids: Any) -> None:
     """Begin the step if the one before is over; log the batch's identity; sketch its tensors."""
-    session.forward_seen()
-    values = [*_arrays(inputs), *_arrays(targets)]
-    labels = _arrays(targets)
-    purity = label_purity(labels[0]) if len(labels) == 1 else None
-    found = {"hash": batch_hash(values), "ids_hash": ids_hash(ids), "label_purity": purity}
+    session.training.steps.begin_next()
+    parts, labels = _parts(inputs), _parts(targets)
+    named = {f"batch.{number}": value for number, value in enumerate([*parts, *labels])}
+    read = {name: readable(session, name, value) for name, value in named.items()}
+    values = {name: value for name, value in read.items() if value is not None}
+    label = values.get(f"batch.{len(parts)}") if len(labels) == 1 else None
+    purity = None if label is None else label_purity(label)
+    found = {"hash": batch_hash(list(values.values())), "ids_hash": _ids_hash(session, ids), "label_purity": purity}
     session.log({f"data/batch/{stat}": value for stat, value in found.items() if value is not None})
-    put_sketches(session, [(f"batch.{number}", value) for number, value in enumerate(values)])
+    put_sketches(session, list(values.items()))
     if session.data is not None:
         session.data.given(inputs, targets, is_purity_known=purity is not None)
 
 
-def _arrays(value: Any) -> list[Any]:
+def _ids_hash(session: Session, ids: Any) -> Any:
+    why = "an iterator can be read only once, and that is for your loop. Give a list"
+    try:
+        if not isinstance(ids, Iterator):
+            return ids_hash(ids if not hasattr(ids, "detach") else readable(session, "batch ids", ids))
+    except Exception as error:  # noqa: BLE001 - what is in the ids is the user's
+        why = f"{type(error).__name__}: {error}"
+    session.warn_once("batch ids", f"the ids of sonde.batch() are not recorded: {why[:300]}.")
+    return None
+
+
+def _parts(value: Any) -> list[Any]:
     """The tensors or arrays in it; a plain number or a list of numbers is one."""
     if value is None:
         return []
@@ -35,5 +49,5 @@ def _arrays(value: Any) -> list[Any]:
         return [value]
     items = list(value.values()) if isinstance(value, Mapping) else value
     if isinstance(items, list | tuple) and any(hasattr(item, "shape") for item in items):
-        return [array for item in items for array in _arrays(item)]
-    return [np.asarray(items)]
+        return [part for item in items for part in _parts(item)]
+    return [items]

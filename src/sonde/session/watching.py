@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sonde.probe.attempt import attempt
 from sonde.probe.clip import ClipTap
 from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
@@ -17,19 +17,17 @@ from sonde.probe.in_graph import InGraphTaps
 from sonde.probe.model import ModelNames, NamedParameter, Place
 from sonde.probe.optimizer import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
-from sonde.probe.scaler import ScalerTap
 from sonde.probe.schedule import ALWAYS, Schedule
-from sonde.probe.select import chooser
+from sonde.probe.select import chooser, is_chosen
 from sonde.record.ranks import world_size
 from sonde.reduce.optimizer_pass import OptimizerPass
-from sonde.reduce.scalars import PendingScalars
-from sonde.reduce.torch import Reducer, scale_rows, set_raw
+from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
 from sonde.schema.names import Kind
-from sonde.schema.records import Event
-from sonde.session.by_grad import ByGrad, adam_moments, by_grad
+from sonde.session.by_grad import ByGrad, adam_moments, by_grad, is_state
 from sonde.session.foresight import Foresight
 from sonde.session.inspection import Inspection
-from sonde.session.nonfinite import NonFiniteWatch
+from sonde.session.nonfinite import Looks, NonFiniteWatch
+from sonde.session.optimizer_scalars import OptimizerScalars
 from sonde.session.plan import Plan
 from sonde.session.put_tables import put_tables
 from sonde.session.same_weights import is_due, model_fingerprint
@@ -46,15 +44,26 @@ MAX_SAMPLED: Final = 1 << 14
 """Of these, with histograms: a sample takes as much memory as twenty sketches."""
 
 
+class Measured(NamedTuple):
+    """What was measured in some forward passes."""
+
+    tables: list[Table]
+    looks: Looks | None
+    num_ones: int
+
+
 class Watching:
     """Records one model until `detach`. Holds no reference that would keep the model or its tensors alive."""
 
     def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
         self.session, self.plan = session, plan
-        self.names = ModelNames(model, prefix=plan.prefix)
+        self.training = session.training
+        self.names: ModelNames = ModelNames(model, prefix=plan.prefix)
         self._select()
         asked, tell = session.settings, self._note_unreadable
-        self.reducer = Reducer(hist_samples=asked.hist_samples, max_rows=asked.activation_rows, on_unreadable=tell)
+        self.reducer: Reducer = Reducer(
+            hist_samples=asked.hist_samples, max_rows=asked.activation_rows, on_unreadable=tell
+        )
         self.optimizer_pass = OptimizerPass(self.reducer)
         self.foresight = Foresight(self)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
@@ -65,17 +74,23 @@ class Watching:
         self._kind = ""
         """What most of this step's cost is for."""
         self.sites = SiteIds(session.writer)
-        self._without_grad: set[str] = set()
-        self._with_grad: set[str] = set()
-        self._in_optimizer: set[str] = set()
-        self._unreadable: dict[str, str] = {}
-        self._stepped: set[int] = set()
-        self._num_ones = 0
+        self.without_grad: set[str] = set()
+        """Parameters, by name, that were seen without a gradient, with one, and in an optimizer."""
+        self.with_grad: set[str] = set()
+        self.in_optimizer: set[str] = set()
+        self.unreadable: dict[str, str] = {}
+        self._kept: list[Table] = []
+        """Of this step, taken out of the reducer before a forward pass that may be of the next."""
+        self._num_ones = self._num_cut = 0
         self.is_allowed = True
         self.on_root: Callable[[Any, Any, Any], None] | None = None
         """Who else wants to know what the model was called with."""
+        self.on_begin: Callable[[], None] | None = None
+        """The model is about to be called, in training or not."""
+        self.on_evaluated: Callable[[Any, Any, Any], None] | None = None
+        self.on_number: Callable[[nn.Module, Any, Tensor], None] | None = None
         self._has_other_ranks = world_size() > 1
-        root = self.names.place(model)
+        self._root = root = self.names.place(model)
         self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
         self.inspection = Inspection(session, self.names, on_error)
@@ -83,8 +98,15 @@ class Watching:
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
         self.clips = ClipTap(on_error)
-        self.entry = EntryTap(self.names, self._entered, on_error)
-        self.forward = ForwardTap(self.names, self, on_error, on_root=self._root_called)
+        self.entry = EntryTap(self.names, self._entered, on_error, on_call=self._begins)
+        self.forward = ForwardTap(
+            self.names,
+            self,
+            on_error,
+            on_root=self._root_called,
+            on_evaluated=self._evaluated,
+            on_number=self._number_given,
+        )
         self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
         self.optimizers = OptimizerTap(
             self.names,
@@ -96,9 +118,11 @@ class Watching:
             take_clips=self.clips.take,
             on_failed=self._void,
             on_unnamed=self._tell_unnamed,
+            hooks=session.optimizer_hooks,
         )
-        self.scaler = ScalerTap(self.optimizers.skip, on_error)
+        self.optimizer_scalars: OptimizerScalars = OptimizerScalars(self, self.optimizers)
         self.begin_step(session.step_number)
+        self._tell_scripted()
 
     def detach(self) -> None:
         """Leave no trace."""
@@ -106,7 +130,6 @@ class Watching:
         self.forward.detach()
         if self.in_graph is not None:
             self.in_graph.detach()
-        self.scaler.detach()
         self.optimizers.detach()
         self.clips.detach()
         self.inspection.detach()
@@ -135,8 +158,7 @@ class Watching:
         self._kind = self._main_kind()
         self.inspection.begin_step(is_wanted=self.wants_inspection)
         self.histogram = step % self.session.settings.hist_every == 0
-        self._stepped.clear()
-        self._num_ones = 0
+        self._num_ones = self._num_cut = 0
 
     def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
         return self.is_allowed and self.session.governing.allows(step, kind, scheduled=schedule(step))
@@ -149,14 +171,9 @@ class Watching:
         return "activations" if self.wants_activations or self.wants_activation_grads else ""
 
     @property
-    def has_stepped(self) -> bool:
-        """Whether all optimizers of this model have stepped; one without any is not waited for."""
-        return len(self._stepped) >= self.optimizers.num_watched
-
-    @property
     def has_seen_gradients(self) -> bool:
         """Whether this model was trained, since it is watched."""
-        return bool(self._in_optimizer or self._with_grad)
+        return bool(self.in_optimizer or self.with_grad)
 
     @property
     def is_recording(self) -> bool:
@@ -164,18 +181,35 @@ class Watching:
 
     @property
     def is_idle(self) -> bool:
-        session = self.session
-        return not (self._wants_forward or session.is_step_over or session.snapshots.draft is not None)
+        return not (
+            self._wants_forward or self.session.snapshots.draft is not None or self.training.steps.wants_part(self)
+        )
 
-    def forward_seen(self) -> None:
-        self.session.forward_seen()
+    def forward_seen(self, place: Place, output: Any) -> None:
+        if place is self._root:
+            self.training.steps.model_called(self, output)
+        else:
+            self.training.steps.part_called(self, place, output)
         self.session.snapshots.forward_begins(self)
 
     def _entered(self) -> None:
-        self.session.forward_seen()
+        self.forward.is_running = True
+        self.training.steps.model_entered(self)
         self.session.snapshots.forward_begins(self)
         if self.wants_inspection:
             self.inspection.forward_begins()
+
+    def _begins(self) -> None:
+        if self.on_begin is not None:
+            self.on_begin()
+
+    def _evaluated(self, args: Any, kwargs: Any, output: Any) -> None:
+        if self.on_evaluated is not None:
+            self.on_evaluated(args, kwargs, output)
+
+    def _number_given(self, module: nn.Module, args: Any, value: Tensor) -> None:
+        if self.on_number is not None:
+            self.on_number(module, args, value)
 
     def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
         if self.nonfinite is not None and self.wants_finite and place.is_selected:
@@ -210,38 +244,82 @@ class Watching:
         with self.meter.span("activations"):
             self.reducer.add(self.sites.of_place(kind, place, suffix, tensor), tensor, histogram=histogram)
 
+    # ------------------------------------------------------------ passes of which it is not known what they are for
+
+    def cut(self) -> Measured:
+        """What was measured since the last cut; for another step, or for none."""
+        with quiet(), self.meter.span("activations"):
+            tables = self.reducer.cut()
+        num_ones, self._num_cut = self._num_ones - self._num_cut, self._num_ones
+        return Measured(tables, self.nonfinite.cut() if self.nonfinite is not None else None, num_ones)
+
+    def keep(self, measured: Measured) -> None:
+        self._kept += measured.tables
+        if self.nonfinite is not None and measured.looks is not None:
+            self.nonfinite.keep(measured.looks)
+
+    def retire(self, measured: Measured) -> Measured:
+        """A value that is not finite is told of at once: the batch may have been left out because of it."""
+        if self.nonfinite is not None and measured.looks is not None:
+            self.nonfinite.drop(measured.looks, self.session.step_number)
+        return measured._replace(looks=None)
+
+    def drop(self, measured: Measured) -> None:
+        self._num_ones -= measured.num_ones
+        self._num_cut -= measured.num_ones
+        self.retire(measured)
+
+    def restart(self) -> None:
+        """The pass before may have been none of the step's: what is looked at once in a step is looked at again."""
+        self.inspection.restart()
+        self.session.snapshots.restart(self)
+        if self.session.data is not None:
+            self.session.data.restart(self)
+
     # ------------------------------------------------------------------------------------------- the optimizer step
 
     def _before_update(self, step: OptimizerStep) -> None:
-        if step.number in self._stepped:
-            self.session.optimizer_stepped()  # this one steps a second time: the others sat this step out
-        self.session.optimizer_seen()
+        """Each part by itself: one that fails costs its own numbers only."""
         self.session.snapshots.before_update(self, step)
-        self._in_optimizer.update(named.name for named in step.names)
-        self._in_optimizer.update(named.name for named, _ in step.unreadable)
+        if self.session.data is not None:
+            with attempt(self.session.breaker, "loss of the step"):
+                self.session.data.before_update(self, step)
+        self.in_optimizer.update(named.name for named in step.names)
+        self.in_optimizer.update(named.name for named, _ in step.unreadable)
+        num_before, failed = self.reducer.num_tables, self.session.breaker
+        with quiet():
+            with attempt(failed, "gradients and parameters"):
+                self._read_before(step)
+            with attempt(failed, "inspection"), self.meter.span(self._kind):
+                self.inspection.before_update()
+            with attempt(failed, "scalars of the optimizer"), self.meter.span(self._kind):
+                self.optimizer_scalars.log(step)
+            if not step.has_closure:
+                with attempt(failed, "scalars of the gradients"), self.meter.span(self._kind):
+                    self._gradient_scalars(step)
+        step.tables = self.reducer.held_since(num_before)
+
+    def _read_before(self, step: OptimizerStep) -> None:
         if step.params:
             self.meter.see(step.params[0])
-        num_before = self.reducer.num_tables
-        with quiet():
-            with self.meter.span(self._kind):
-                for named, what in step.unreadable:
-                    self._note_unreadable_site(f"param/{named.name}", what)
-                step.parts = by_grad(step, is_made=not step.has_closure)
-                for part in step.parts:
-                    self._foresee(step, part)
-            if self.wants["grad"] and not step.has_closure:
-                is_read = all(part.is_foreseen for part in step.parts)
-                with self.meter.span(self._kind if is_read else "grads"):
-                    self._grads(step, step.parts)
-            with self.meter.span(self._kind):
-                self._keep(step)
-                self.inspection.before_update()
-                self._scalars(step)
-        step.tables = self.reducer.held_since(num_before)
+        with self.meter.span(self._kind):
+            for named, what in step.unreadable:
+                self._note_unreadable_site(f"param/{named.name}", what)
+            step.parts = by_grad(step, is_made=not step.has_closure)
+            for part in step.parts:
+                self._foresee(step, part)
+        if self.wants["grad"] and not step.has_closure:
+            is_read = all(part.is_foreseen for part in step.parts)
+            with self.meter.span(self._kind if is_read else "grads"):
+                self._grads(step, step.parts)
+        with self.meter.span(self._kind):
+            self._keep(step)
 
     def _void(self, step: OptimizerStep) -> None:
         """The step failed. What was measured before it would be merged with the next one's, as if it had been twice."""
         self.reducer.drop(step.tables)
+        void = {id(table) for table in step.tables}
+        self._kept = [table for table in self._kept if id(table) not in void]
 
     def _keep(self, step: OptimizerStep) -> None:
         """Sketch and copy the parameters, where the step is not known before it is made."""
@@ -258,18 +336,26 @@ class Watching:
                 )
 
     def _after_update(self, step: OptimizerStep) -> None:
+        failed = self.session.breaker
         with quiet(), self.meter.span(self._kind):
-            if self.wants["grad"] and step.has_closure:
-                self._grads(step, by_grad(step, is_made=True))
+            if step.has_closure:
+                with attempt(failed, "scalars of the gradients"):
+                    self._gradient_scalars(step)
+                if self.wants["grad"]:
+                    with attempt(failed, "gradients"):
+                        self._grads(step, by_grad(step, is_made=True))
             if self.wants["update"]:
-                self._updates(step)
+                with attempt(failed, "updates"):
+                    self._updates(step)
             if self.wants["optim"]:
-                self._states(step)
-            self._note_weights(step)
+                with attempt(failed, "optimizer states"):
+                    self._states(step)
+            with attempt(failed, "fingerprint"):
+                self._note_weights(step)
         self.session.snapshots.after_update(self, step)
-        self._stepped.add(step.number)
-        if self.has_stepped and self.session.have_all_stepped():
-            self.session.optimizer_stepped()
+        if self.session.data is not None:
+            with attempt(self.session.breaker, "loss of the step"):
+                self.session.data.after_update(self, step)
 
     def _note_weights(self, step: OptimizerStep) -> None:
         """What the other ranks compare theirs with."""
@@ -290,7 +376,7 @@ class Watching:
 
     def _grads(self, step: OptimizerStep, parts: list[ByGrad]) -> None:
         for part in parts:
-            (self._with_grad if part.has_grads else self._without_grad).update(named.name for named in part.names)
+            (self.with_grad if part.has_grads else self.without_grad).update(named.name for named in part.names)
             if part.is_foreseen or not part.has_grads:
                 continue
             readable, grads = part.with_plain_grads()
@@ -305,10 +391,11 @@ class Watching:
 
     def _clipped(self, step: OptimizerStep, part: ByGrad) -> dict[int, Any]:
         """By what the gradients of these sites were multiplied."""
-        if not step.clips:
+        factors = step.clips.factors
+        if not factors:
             return {}
         pairs = zip(self.sites.of_part("grad", part), part.params, strict=True)
-        return {key: step.clips[id(p)] for key, p in pairs if id(p) in step.clips}
+        return {key: factors[id(p)] for key, p in pairs if id(p) in factors}
 
     def _updates(self, step: OptimizerStep) -> None:
         for part in step.parts:
@@ -330,33 +417,18 @@ class Watching:
         left = [pair for part in step.parts if not part.is_foreseen for pair in part]
         for named, parameter in left:
             for state, value in step.optimizer.state.get(parameter, {}).items():
-                if is_plain_tensor(value) and value.numel() > 1:
+                if is_plain_tensor(value) and is_state(str(state), value, parameter):
                     keys.append(self.sites.of_parameter("optim", named, value, f".{state}"))
                     tensors.append(value)
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
-    def _scalars(self, step: OptimizerStep) -> None:
-        """What the optimizer is told, and what clipping saw."""
-        place = f"optim/{step.number}" if step.number else "optim"
-        values = {f"{place}/lr": step.lr, f"{place}/loss_scale": step.loss_scale}
-        norm = self.clips.take_norm()
-        if norm is not None:
-            values["optim/grad_norm"], values["optim/max_norm"] = norm
-        if self._is_inspecting and not step.has_closure:
+    def _gradient_scalars(self, step: OptimizerStep) -> None:
+        """What clipping saw, and how the gradients lie: once they are made, which a closure does inside the step."""
+        values = self.optimizer_scalars.clipped(step)
+        if self._is_inspecting:
             values.update(self.inspection.gradients(step))
-        self.session.log({name: value for name, value in values.items() if value is not None})
-        if step.found_inf is not None:
-            self._watch_for_skip(step.found_inf)
-
-    def _watch_for_skip(self, found_inf: Tensor) -> None:
-        pending, step, now = PendingScalars([found_inf]), self.session.step_number, time.time()
-
-        def resolve() -> Event | None:
-            message = "the optimizer skipped this step: a gradient was not finite after unscaling"
-            skipped = pending.resolve()[0] > 0
-            return Event(type="skipped_step", message=message, step=step, time=now) if skipped else None
-
-        self.session.writer.put(resolve, 8, step=step)
+        if values:
+            self.session.log(values)
 
     # --------------------------------------------------------------------------------- without an optimizer, and end
 
@@ -366,7 +438,8 @@ class Watching:
         if model is None:
             return
         self.names.refresh()
-        step = OptimizerStep(None, 0, [], [], clips=self.clips.take())  # type: ignore[arg-type]
+        clips = self.clips.take(list(model.parameters()))
+        step = OptimizerStep(None, 0, [], [], clips=clips)  # type: ignore[arg-type]
         for parameter in model.parameters():
             named = self.names.parameter(parameter)
             if named is not None and named.is_selected and is_plain_tensor(parameter):
@@ -376,6 +449,7 @@ class Watching:
             self.meter.see(step.params[0])
         self.session.snapshots.before_update(self, step)
         with quiet(), self.meter.span(self._kind):
+            self.session.log(self.optimizer_scalars.clipped(step))
             if self.wants["grad"]:
                 self._grads(step, by_grad(step, is_made=True))
             self.inspection.before_update()
@@ -385,50 +459,45 @@ class Watching:
 
     def emit(self, step: int) -> None:
         """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
-        self.foresight.tell()
-        with quiet(), self.meter.span(self._kind):
-            tables = self.reducer.take()
+        failed = self.session.breaker
+        with attempt(failed, "handing over"), quiet(), self.meter.span(self._kind):
+            kept, self._kept = self._kept, []
+            tables = [*kept, *self.reducer.take()]
+            if tables:
+                put_tables(self.session.writer, tables, step)
+        with attempt(failed, "handing over an inspection"), quiet(), self.meter.span(self._kind):
             self.inspection.emit(step)
-        if tables:
-            put_tables(self.session.writer, tables, step)
         if self.nonfinite is not None:
-            with quiet(), self.meter.span("finite" if self.wants_finite else ""):
+            with attempt(failed, "non-finite values"), quiet(), self.meter.span("finite" if self.wants_finite else ""):
                 self.nonfinite.emit(step)
-
-    def coverage(self) -> dict[str, Any]:
-        """What was asked for and never seen."""
-        is_acting = repr(self.plan.activations) != "never"
-        silent = [p.name for p in self.names.places.values() if p.is_selected and not p.has_fired] if is_acting else []
-        selected = {named.name for named in self.names.parameters.values() if named.is_selected}
-        return {
-            "modules": len(self.names.places),
-            "parameters": len(self.names.parameters),
-            "modules_never_seen": sorted(silent),
-            "parameters_without_gradient": sorted(self._without_grad - self._with_grad),
-            "parameters_not_in_optimizer": sorted(selected - self._in_optimizer) if self._in_optimizer else [],
-            "unreadable": self._unreadable,
-            "captured_steps": self.optimizers.num_captured,
-        }
+        self.foresight.tell()
 
     # ------------------------------------------------------------------------------------------------------- inside
 
     def _select(self) -> None:
         """By what was asked for; what the model gains later is chosen in the same way."""
         choose, names = chooser(self.plan.sites), self.names
-        owners: dict[str, Any] = {}
 
         def choose_place(place: Place) -> bool:
-            owners[place.name] = place.ref
-            return any(choose(place.name, alias, place.ref()) for alias in (place.name, *place.aliases))
+            return is_chosen(choose, place.name, place.aliases, [place.ref()])
 
         def choose_parameter(named: NamedParameter) -> bool:
-            owner = owners[named.owner]() if named.owner in owners else None
-            return any(choose(named.name, alias, owner) for alias in (named.name, *named.aliases))
+            return is_chosen(choose, named.name, named.aliases, [owner() for owner in named.owners])
 
         for place in names.places.values():
             place.is_selected = choose_place(place)
         names.choose_place, names.choose = choose_place, choose_parameter
         names.refresh()
+
+    def _tell_scripted(self) -> None:
+        inside = self.names.scripted_inside() if repr(self.plan.activations) != "never" else []
+        if inside:
+            self.session.warn_once(
+                "scripted",
+                f"torch.jit runs {len(inside)} modules of this model without Python (the first is {inside[0]}): their "
+                "activations are not recorded. Parameters, gradients and updates are, and what a scripted module as a "
+                "whole returns.",
+            )
 
     def _tell_no_end(self) -> None:
         self.session.warn_once(
@@ -448,6 +517,6 @@ class Watching:
         self._note_unreadable_site(self.sites.name_of(key), why)
 
     def _note_unreadable_site(self, site: str, why: str) -> None:
-        if site not in self._unreadable:
-            self._unreadable[site] = why
+        if site not in self.unreadable:
+            self.unreadable[site] = why
             self.session.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
 from sonde.run import Run
-from sonde.schema.names import is_inspection
+from sonde.schema.losses import shown_scalars, training_loss
+from sonde.schema.names import is_setting
 from sonde.show.diagnosis import stored_diagnosis
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
-
-LOSS_NAMES: Final = ("loss", "train_loss", "train/loss", "training_loss", "loss/train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +68,48 @@ class SeriesSummary:
 
 
 def scalar_series(run: Run, pattern: str = "*", steps: Any = None) -> list[SeriesSummary]:
-    """The scalars that a user logged and a glob names, none of them empty.
+    """The scalars that views list and a glob names, none of them empty.
 
     What is damaged is left out, and in `run.warnings`.
     """
     try:
-        return [s for s in _split(run.scalars(pattern, steps=steps), "name") if not is_inspection(s.name)]
+        shown = set(shown_scalars(run.scalar_names))
+        found = [series for series in _split(run.scalars(pattern, steps=steps), "name") if series.name in shown]
+        # One that never changed is in `run.structure()`, and would push what was logged out of sight.
+        return [series for series in found if len(series.values) > 1 or not is_setting(series.name)]
     except CorruptError:
         return []
 
 
 def _split(table: Any, column: str) -> Iterator[SeriesSummary]:
-    """A table in order of (column, step), cut into its series."""
+    """A table in order of (column, step), cut into its series. Of values at the same step the last counts."""
     names = table[column].combine_chunks().dictionary_decode().to_pylist() if table.num_rows else []
     steps, values = table["step"].to_numpy(), table["value"].to_numpy()
     start = 0
     for end in range(1, len(names) + 1):
         if end == len(names) or names[end] != names[start]:
-            yield SeriesSummary(names[start], steps[start:end], values[start:end])
+            own = steps[start:end]
+            is_last = np.append(own[1:] != own[:-1], True)
+            yield SeriesSummary(names[start], own[is_last], values[start:end][is_last])
             start = end
 
 
 def loss_series(run: Run) -> SeriesSummary | None:
-    """The scalar most likely to be the loss: by its name, else the first that the user logged."""
-    found = {series.name: series for series in scalar_series(run, "*loss*")}
-    for name in (*LOSS_NAMES, *sorted(found, key=lambda name: (len(name), name))):
-        if name in found:
-            return found[name]
-    return next((series for series in scalar_series(run) if not series.name.startswith("optim/")), None)
+    """The training loss; None where there is none.
+
+    What is damaged is left out, and in `run.warnings`.
+    """
+    try:
+        names = set(run.scalar_names)
+        while (name := training_loss(names)) is not None:
+            # A glob may name more than it was made from: "a[0]" also matches "a0".
+            for series in _split(run.scalars(name), "name"):
+                if series.name == name:
+                    return series
+            names.remove(name)
+    except CorruptError:
+        pass
+    return None
 
 
 def largest_gradients(run: Run, *, at: int | None = None, num_sites: int = 10) -> list[SeriesSummary]:

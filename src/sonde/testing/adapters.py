@@ -35,7 +35,15 @@ from sonde.run import Run, runs
 from sonde.schema.stats import STATS
 from sonde.session import active_session, finish, init
 from sonde.testing.awkward import digest
-from sonde.testing.by_hand import FAILS_AT, Gradients, Net, Recipe, hooks_on, train_by_hand
+from sonde.testing.by_hand import (
+    FAILS_AT,
+    Gradients,
+    Net,
+    Recipe,
+    hooks_on,
+    norms_before_clipping,
+    train_by_hand,
+)
 
 COMPARED = ("norm", "mean", "std", "abs_mean", "max_abs", "zero_fraction")
 """Stats of a gradient that must be those of the loop by hand."""
@@ -82,6 +90,10 @@ class TruthTests:
     def by_hand(self) -> tuple[list[float], list[Gradients]]:
         """The loss and the gradients of every step, without sonde."""
         return train_by_hand(self.recipe)
+
+    def raw_norms(self) -> list[dict[str, float]]:
+        """The norm of every gradient before clipping, step by step; [] where the loop by hand does not know it."""
+        return norms_before_clipping(self.recipe)
 
     # ----------------------------------------------------------------------------------------------------- trained once
 
@@ -140,6 +152,20 @@ class TruthTests:
             # A mean is a small difference of large numbers: what it may be off by goes by how large they are.
             slack = self.rtol * max(float(np.abs(step[site]).max(initial=0.0)) for step in gradients)
             np.testing.assert_allclose(rows.value, wanted, rtol=self.rtol, atol=slack, err_msg=f"{site} {stat}")
+
+    def test_norms_before_clipping_are_those_of_a_loop_by_hand(self, recorded: Outcome) -> None:
+        wanted = self.raw_norms()
+        if not wanted:
+            pytest.skip("the loop by hand has no norms before clipping")
+        assert recorded.run is not None
+        for name in wanted[0]:
+            rows = recorded.run.stats(f"grad/{self.prefix}{name}/norm_raw").to_pandas().sort_values("step")
+            assert rows.step.tolist() == list(range(len(wanted))), f"{name}: steps are counted wrongly"
+            np.testing.assert_allclose(rows.value, [step[name] for step in wanted], rtol=self.rtol, err_msg=name)
+        totals = recorded.run.scalars("optim/grad_norm").to_pandas()
+        assert totals.step.tolist() == list(range(len(wanted)))
+        total = [np.linalg.norm(list(step.values())) for step in wanted]
+        np.testing.assert_allclose(totals.value, total, rtol=self.rtol)
 
     def test_no_bit_of_the_training_changes(self, plain: Outcome, recorded: Outcome) -> None:
         assert recorded.losses == plain.losses

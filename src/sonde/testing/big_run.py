@@ -243,6 +243,7 @@ class _Sealer:
             number=number,
             first_sequence=first,
             last_sequence=first + num_frames - 1,
+            attempt=0,
         )
 
 
@@ -271,8 +272,8 @@ def _remarks(plan: Plan, sites: Sequence[Site]) -> list[Row]:
         SystemSample(time=_START + 0.1 * step, step=step, values={"cpu_percent": 50.0, "rss_mb": 900.0 + step / 1000})
         for step in np.linspace(0, max(last, 0), 200).astype(int).tolist()
     ]
-    rows = [event_row(Event(type="cadence", message="one step in two", step=last // 2, time=_START))]
-    rows += [row for sample in samples for row in system_rows(sample)]
+    rows = [event_row(Event(type="cadence", message="one step in two", step=last // 2, time=_START), 0)]
+    rows += [row for sample in samples for row in system_rows(sample, 0)]
     if sites:
         evidence = [{"series": f"{sites[0].kind}/{sites[0].name}/rms", "value": 1.0, "healthy": "", "step": last // 3}]
         found = FindingRow(
@@ -288,7 +289,7 @@ def _remarks(plan: Plan, sites: Sequence[Site]) -> list[Row]:
             evidence=evidence,
             remedy="Raise the learning rate.",
         )
-        rows.append(finding_row(1, found))
+        rows.append(finding_row(1, found, 0))
     return rows
 
 

@@ -92,6 +92,17 @@ class Recipe:
 
 def train_by_hand(recipe: Recipe) -> tuple[list[float], list[Gradients]]:
     """The loss of every step, and the gradients as the optimizer used them, by the name of their parameter."""
+    losses, steps = _train(recipe)
+    return losses, [used for _, used in steps]
+
+
+def norms_before_clipping(recipe: Recipe) -> list[dict[str, float]]:
+    """The norm of every gradient before clipping, step by step, by the name of its parameter."""
+    return [{name: float(np.linalg.norm(grad)) for name, grad in raw.items()} for raw, _ in _train(recipe)[1]]
+
+
+def _train(recipe: Recipe) -> tuple[list[float], list[tuple[Gradients, Gradients]]]:
+    """The losses, and the gradients before and after clipping."""
     net = Net()
     optimizer = recipe.optimizer(net)
     batches = iter(recipe.rows().loader())
@@ -102,8 +113,9 @@ def train_by_hand(recipe: Recipe) -> tuple[list[float], list[Gradients]]:
             with recipe.autocast():
                 loss, _ = net(**next(batches))
             (loss / recipe.accumulate).backward()
+        raw = gradients_of(net)
         nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
-        gradients.append(gradients_of(net))
+        gradients.append((raw, gradients_of(net)))
         optimizer.step()
     return recipe.losses(net.losses), gradients
 

@@ -52,7 +52,7 @@ class CheckpointAnalyzer:
     """
 
     def __init__(self, checkpoint_dir: str | os.PathLike[str]) -> None:
-        self.folder = Path(checkpoint_dir)
+        self.folder = Path(checkpoint_dir).absolute()
         run = linked_run(self.folder)
         self.run: Run | None = None if run is None else open_run(run)
         self.checkpoints: list[Checkpoint] = list_checkpoints(checkpoints_folder(self.folder))
@@ -63,12 +63,13 @@ class CheckpointAnalyzer:
     def generate_standard_report(self, save_to: str | os.PathLike[str] | None = None) -> StandardReport:
         """Convergence, gradient flow, weight evolution, overfitting; with `save_to`, also as a file."""
         run = self.run
+        window = None if run is None else run.window(())
         report = StandardReport(
             name=f"{run.project}/{run.name}" if run is not None else self.folder.name,
-            convergence=convergence_section(run),
+            convergence=convergence_section(window),
             gradient_flow=gradient_section(run),
             weight_evolution=weight_section(self._weights()),
-            overfitting=overfitting_section(run, self.checkpoints),
+            overfitting=overfitting_section(window, self.checkpoints),
             findings=[] if run is None else [finding.as_dict() for finding in run.findings()],
             adapters=None if run is None else adapter_section(run),
         )

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde.errors import RunError, RunNotFoundError, UsageError
-from sonde.read.checkpoints import Checkpoint
-from sonde.read.scalars import logged_since
+from sonde.read.checkpoints import Checkpoint, abandoned_checkpoints
+from sonde.read.state import open_state
 from sonde.record.items import KeptRow
 from sonde.record.ranks import rank
-from sonde.schema.checkpoints import CHECKPOINTS_FOLDER
+from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, RUN_STEP
 from sonde.session import NullSession, Session, active_session
 from sonde.tune.capture import Capture, as_mapping, require_state
 from sonde.tune.details import describe
@@ -134,6 +134,7 @@ class CheckpointManager:
         payload.documents.update({name: make() for name, make in self.documents.items()})
         payload.state["step"] = self.num_steps
         payload.state["session_step"] = None if self.session is None else self.session.next_step
+        payload.state["session_run"] = None if self.session is None else str(self.session.path)
         if not self.background:
             return self._store(payload, metadata)
         self.wait()
@@ -164,19 +165,21 @@ class CheckpointManager:
     def _store(self, payload: Payload, metadata: Mapping[str, Any]) -> Checkpoint:
         assert self.storage is not None
         saved = self.storage.save_checkpoint(payload, metadata)
-        self._tell_catalog(saved)
+        self._tell_catalog(saved, payload.state["session_step"])
         for surplus in self.retention.surplus(self.storage.list_checkpoints()):
             if surplus.id != saved.id:
                 self.storage.delete_checkpoint(surplus.id)
         return saved
 
-    def _tell_catalog(self, saved: Checkpoint) -> None:
+    def _tell_catalog(self, saved: Checkpoint, step: int | None) -> None:
         session = self.session
         if not isinstance(session, Session) or session.is_finished:
             return
         inside = saved.path.is_relative_to(session.path)
         where = saved.path.relative_to(session.path) if inside else saved.path.absolute()
         details = {**saved.metrics, "num_bytes": saved.num_bytes}
+        if step is not None and step != saved.step:
+            details[RUN_STEP] = step  # the checkpoint counts otherwise than the run
         session.writer.kept(
             KeptRow(table="checkpoints", step=saved.step, time=saved.time, where=str(where), details=details)
         )
@@ -198,8 +201,14 @@ class CheckpointManager:
         return [] if self.storage is None else self.storage.list_checkpoints()
 
     def latest(self) -> Checkpoint | None:
-        """The newest that looks whole; `verify` and `restore` read every byte."""
-        return next((c for c in reversed(self.list()) if not c.problem), None)
+        """The newest that looks whole, and that training has not returned from; `restore` reads every byte."""
+        abandoned = self._abandoned()
+        return next((c for c in reversed(self.list()) if not c.problem and c.path not in abandoned), None)
+
+    def _abandoned(self) -> set[Path]:
+        if not isinstance(self.session, Session):
+            return set()
+        return abandoned_checkpoints(open_state(self.session.path))
 
     def best(self) -> Checkpoint | None:
         """The best by `metric` and `mode`."""
@@ -227,22 +236,23 @@ class CheckpointManager:
         payload = self._storage().load_checkpoint(found.id)
         self._capture.put(payload, rng=rng)
         self.num_steps = int(payload.state.get("step", found.step))
-        self._continue_session(payload.state.get("session_step"), found)
+        self._continue_session(payload.state, found)
         return self.num_steps
 
     def restore_latest(self, *, rng: bool = True) -> int:
         """`restore()`, or 0 where there is nothing yet: the first line of a loop that may be started again."""
         return self.restore(rng=rng) if self.latest() is not None else 0
 
-    def _continue_session(self, step: Any, found: Checkpoint) -> None:
+    def _continue_session(self, state: Mapping[str, Any], found: Checkpoint) -> None:
         if not isinstance(self.session, Session) or self.session.is_finished:
             return
+        step, run = state.get("session_step"), state.get("session_run")
         at = self.num_steps if step is None else int(step)
-        known = logged_since(self.session.path, at) if self.session.is_fresh else []
-        is_continued = self.session.continue_at(at, known)
+        is_of_this_run = found.path.is_relative_to(self.session.path) or run == str(self.session.path)
+        is_rewound = (self.session.position.is_fresh or is_of_this_run) and self.session.rewind(at)
         self.session.event(
             "restored",
-            f"continued from {found.id}" + ("" if is_continued else "; the numbers of steps go on"),
+            f"continued from {found.id}" + ("" if is_rewound else "; the numbers of steps go on"),
             details={"step": found.step, "path": str(found.path)},
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sonde.errors import RunNotFoundError
 from sonde.read.link import linked_run
+from sonde.record.folder import absolute
 
 
 class LiveAnalyzer:
@@ -19,7 +20,7 @@ class LiveAnalyzer:
     """
 
     def __init__(self, checkpoint_dir: str | os.PathLike[str]) -> None:
-        self.folder = Path(checkpoint_dir)
+        self.folder = absolute(checkpoint_dir)
 
     def start_monitoring(self, *, wait_s: float = 60.0, block: bool = True) -> subprocess.Popen[bytes]:
         """`sonde monitor` in this terminal until it is left; without a terminal, one frame. Waits for a run to begin.

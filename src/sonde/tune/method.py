@@ -29,7 +29,9 @@ class FineTuningMethod(ABC):
 
     @abstractmethod
     def train_step(self, batch: Mapping[str, Any]) -> Tensor:
-        """Forward and backward of one batch; gives the loss. The optimizer steps elsewhere."""
+        """The loss of one micro-batch. Where this calls `loss.backward()` itself, the loss may be detached; where it
+        does not, the trainer does. Either way gradients are averaged over the micro-batches of a step, the forward pass
+        runs in the precision of the training, and the optimizer steps elsewhere."""
 
     @abstractmethod
     def save_checkpoint(self, path: str | Path) -> None:

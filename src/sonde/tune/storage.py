@@ -17,6 +17,7 @@ from sonde.errors import CorruptError, MissingPackageError, UsageError
 from sonde.read.checkpoints import Checkpoint, list_checkpoints, read_checkpoint_manifest, verify_checkpoint
 from sonde.read.folder import open_inside
 from sonde.record.checkpoints import FileWriter, delete_checkpoint, locked, write_checkpoint
+from sonde.record.folder import absolute
 from sonde.schema.checkpoints import STATE_FILE, Manifest
 
 _MAX_STATE_BYTES: Final = 1 << 30
@@ -63,7 +64,7 @@ class LocalStorage(StorageBackend):
     """A folder: safetensors and JSON, hashed, atomic; one process at a time changes it."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = absolute(folder)
         _safetensors()
 
     def save_checkpoint(self, checkpoint: Payload, metadata: Mapping[str, Any]) -> Checkpoint:

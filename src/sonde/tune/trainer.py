@@ -16,6 +16,7 @@ from sonde.tune.checkpoints import CheckpointManager
 from sonde.tune.config import KeepConfig
 from sonde.tune.console import Console, introduction, is_terminal
 from sonde.tune.method import FineTuningMethod
+from sonde.tune.own_step import own_step
 from sonde.tune.rng import put_rng
 from sonde.tune.tree import decode
 
@@ -104,8 +105,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         if self.method.uses_trainer_step:
             loss: torch.Tensor = super().training_step(model, inputs, *rest, **given)
             return loss
-        model.train()
-        return self.method.train_step(self._prepare_inputs(inputs))
+        return own_step(self, model, inputs)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         """Also on what the model could do before it was tuned."""

@@ -11,6 +11,7 @@ from typing import Any
 from sonde.errors import MissingPackageError, RunError, UsageError
 from sonde.read.checkpoints import Checkpoint, list_checkpoints
 from sonde.read.link import linked_run
+from sonde.record.folder import absolute
 from sonde.record.link import write_link
 from sonde.session import NullSession, Session
 from sonde.session.joining import Joining
@@ -97,7 +98,7 @@ class TrainingWrapper:
         """Train, record and save. `retained_dataset` is what the model can do already: whether it forgets that is then
         watched. `resume` goes on from the newest checkpoint in `output_dir`, if there is one; `overwrite` deletes those
         that are there. Whatever is wrong with what was given is said before the run begins."""
-        folder = Path(output_dir)
+        folder = absolute(output_dir)
         changes = {"num_epochs": num_epochs, "max_steps": max_steps}
         asked = {name: value for name, value in changes.items() if value is not None}
         training: TrainingConfig = checked(TrainingConfig, {**self.training.model_dump(), **asked}, "training")

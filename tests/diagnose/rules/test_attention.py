@@ -60,6 +60,15 @@ def test_a_mask_or_targets_that_are_not_the_next_tokens_are_fine(future: float, 
     assert not list(attention_mask_leak(leaking(future, shift)))
 
 
+@pytest.mark.parametrize(("keys", "is_named"), [(17.0, False), (8.0, True)])
+def test_an_encoder_of_another_length_next_to_masked_layers_reads_no_targets(keys: float, is_named: bool) -> None:
+    series: dict[str, object] = {"data/target/shift": 1.0}
+    series |= {"attn/text.0/future": 0.0, "attn/text.0/keys": 8.0}
+    series |= {"attn/other.0/future": 0.47, "attn/other.0/keys": keys}
+    found = list(attention_mask_leak(window(stack(), falling(40), series)))
+    assert [finding.sites for finding in found] == ([("other.0",)] if is_named else [])
+
+
 def test_empty_windows_say_nothing() -> None:
     for rule in (attention_entropy_collapse, attention_logit_growth, attention_mask_leak):
         assert not list(rule(Window()))

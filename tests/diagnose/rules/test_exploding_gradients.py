@@ -52,6 +52,19 @@ def test_a_first_layer_far_steeper_than_the_last_is_named() -> None:
     assert finding.sites == ("0.weight",)
 
 
+def test_rates_of_decay_are_not_the_last_layer() -> None:
+    """A matrix that belongs to no layer and is multiplied with nothing, such as the decay rates of a state space."""
+    decay = {"name": "mixer.A_log", "shape": [8, 4], "owner": "mixer", "module_type": "Mixer"}
+    model = {
+        **MODEL,
+        "modules": [*MODEL["modules"], {"name": "mixer", "type": "Mixer", "kind": "container", "order": 9}],
+        "parameters": [*MODEL["parameters"], decay],
+    }
+    series = {f"grad/{site}/norm_raw": 1.0 for site in SITES} | {"grad/mixer.A_log/norm_raw": 1e-6}
+    norms = {f"param/{site}/norm": 3.0 for site in (*SITES, "mixer.A_log")}
+    assert not list(exploding_gradients(window(model, stuck(50), series | norms)))
+
+
 def forward(*largest: float) -> Window:
     loss = np.concatenate([[2.0], np.full(20, np.nan)])
     series = {f"act/{place}/max_abs": size for place, size in enumerate(largest)}

@@ -25,6 +25,7 @@ def test_convolutions_in_a_row_are_named() -> None:
     [
         ("Linear 64 8", "Linear 8 64"),  # low rank
         ("Conv2d 16 16 3 3", "Conv2d 16 32 1 1"),  # depthwise, then pointwise
+        ("Linear 16 32", "Conv1d 1 32 4"),  # pointwise over tokens, then depthwise
         ("Conv2d 16 16 1 3", "Conv2d 16 16 3 1"),  # a square kernel in two parts
     ],
 )

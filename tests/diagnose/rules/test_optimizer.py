@@ -88,6 +88,19 @@ def test_weights_that_shrink_without_any_decay_are_where_they_should_be() -> Non
     assert not list(over_regularisation(shrinking(stuck(STEPS), 0.97, decay=0.0)))
 
 
+def test_the_decay_is_that_of_the_group_which_the_weights_are_in() -> None:
+    made = shrinking(stuck(STEPS), 0.97, decay=0.0)
+    (first,) = adam(weight_decay=0.0)["optimizers"]
+    first["groups"].append({"lr": 0.1, "weight_decay": 0.3})
+    parameters = [{**parameter, "optimizer": 0, "group": 1} for parameter in NET["parameters"]]
+    document = {**NET, "parameters": parameters, "optimizers": [first]}
+    rates = {**made.scalars, "optim/group1/lr": (np.arange(STEPS), np.full(STEPS, 0.1))}
+    (finding,) = over_regularisation(Window(made.series, rates, {"model": document}))
+    assert "# now 0.3" in finding.remedy
+    frozen = {**rates, "optim/group1/lr": (np.arange(STEPS), np.zeros(STEPS))}
+    assert not list(over_regularisation(Window(made.series, frozen, {"model": document})))
+
+
 def clipped(loss: Array, factor: float, update: float) -> Window:
     names = {
         "grad/0.weight/clip_factor": factor,
@@ -126,6 +139,10 @@ def test_tiny_gradients_with_a_tinier_eps_are_fine() -> None:
     assert not list(adam_epsilon_dominates(second_moments(1e-12, 1e-7, stuck(STEPS))))
 
 
+def test_the_two_eps_of_adafactor_are_not_those_of_adam() -> None:
+    assert not list(adam_epsilon_dominates(second_moments([1e-30, 1e-3], 1e-3, stuck(STEPS))))  # type: ignore[arg-type]
+
+
 def test_decay_of_norms_is_a_remark() -> None:
     norm = {"name": "1.weight", "shape": [16], "module_type": "LayerNorm", "group": 0, "owner": "1"}
     document = adam(weight_decay=0.1)
@@ -133,6 +150,16 @@ def test_decay_of_norms_is_a_remark() -> None:
     (finding,) = decay_on_norms(window(document, falling(STEPS), {}))
     assert finding.severity == "info"
     assert not list(decay_on_norms(window({**document, **adam(weight_decay=0.0)}, falling(STEPS), {})))
+
+
+def test_norms_of_a_second_optimizer_have_its_decay() -> None:
+    norm = {"name": "1.weight", "shape": [16], "module_type": "LayerNorm", "optimizer": 1, "group": 0, "owner": "1"}
+    muon = {"number": 0, "type": "Muon", "groups": [{"lr": 0.02, "weight_decay": 0.1}]}
+    adamw = {"number": 1, "type": "AdamW", "groups": [{"lr": 1e-3, "weight_decay": 0.0}]}
+    document = {**NET, "parameters": [*NET["parameters"], norm], "optimizers": [muon, adamw]}
+    assert not list(decay_on_norms(window(document, falling(STEPS), {})))
+    adamw["groups"][0]["weight_decay"] = 0.1
+    assert list(decay_on_norms(window(document, falling(STEPS), {})))
 
 
 def noisy(noise_share: float, batch: float = 64.0) -> Window:
@@ -148,6 +175,11 @@ def test_the_noise_scale_is_noise_over_signal_times_the_batch() -> None:
     assert not list(gradient_noise(noisy(0.75)))
     (finding,) = gradient_noise(noisy(0.99))
     assert "far above" in finding.message
+
+
+def test_without_momentum_the_noise_scale_is_not_known() -> None:
+    seen = {"grad/0.weight/sumsq": 1.0, "optim/0.weight.exp_avg/sumsq": 1.0, "data/input/size": 64.0}
+    assert noise_scale(window(adam(betas=[0.0, 0.9]), falling(STEPS), seen), 64.0) is None
 
 
 def test_empty_windows_say_nothing() -> None:

@@ -72,5 +72,12 @@ def test_projections_without_a_name_are_found_by_their_place() -> None:
     assert layer.query == "attn.a.weight"
 
 
+def test_layers_of_several_shapes_are_not_taken_for_queries_keys_and_values() -> None:
+    """One for keys and values together, for instance, or one for positions."""
+    fused = model(("q", "kv", "sr"))
+    fused["parameters"][1]["shape"] = [16, 8]
+    assert not projections(window(fused, falling(3), {"attn/attn/entropy": 0.9}))
+
+
 def test_an_empty_window_says_nothing() -> None:
     assert not list(qkv_imbalance(Window()))

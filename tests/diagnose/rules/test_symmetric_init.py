@@ -29,6 +29,13 @@ def test_two_layers_in_a_row_that_start_the_same_are_named_even_if_noise_parts_t
     assert finding.sites == ("0.weight", "2.weight")
 
 
+def test_two_layers_that_start_the_same_and_part_at_once_are_fine() -> None:
+    """Side by side, as the offsets and the weights of deformable attention, which begin at zero."""
+    spread = np.where(np.arange(60) == 0, 0.0, 2.0)
+    spreads = {"unit/0.weight/row_spread": spread, "unit/2.weight/row_spread": spread}
+    assert not list(symmetric_init(window(MODEL, stuck(60), spreads)))
+
+
 def test_a_head_of_zeros_is_fine() -> None:
     assert not list(symmetric_init(window(MODEL, stuck(60), {"unit/4.weight/row_spread": 0.0})))
 

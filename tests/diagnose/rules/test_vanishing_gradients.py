@@ -35,6 +35,15 @@ def test_a_net_that_learns_has_no_fault() -> None:
     assert not list(vanishing_gradients(profile(1e-6, 1e-4, 1e-2, 1.0, loss=falling(100))))
 
 
+def test_a_weak_side_branch_is_not_a_gradient_that_vanishes() -> None:
+    """Queries and keys begin with little gradient; what passes by them reaches the layers at the input all the same."""
+    model = stack(*["Linear 8 8"] * 12)
+    pulls = [1e-6, 1e-6, 1.0, 1.0, 1.0, 1.0, 1e-6, 1e-6, 1.0, 1.0, 1.0, 1.0]
+    series: dict[str, object] = {f"grad/{place}.weight/norm_raw": pull for place, pull in enumerate(pulls)}
+    seen = window(model, stuck(100), series | {f"param/{place}.weight/norm": 3.0 for place in range(12)})
+    assert not list(vanishing_gradients(seen))
+
+
 def test_exact_zeros_come_from_something_else() -> None:
     assert not list(vanishing_gradients(profile(0.0, 0.0, 0.0, 1.0, loss=stuck(100))))
 

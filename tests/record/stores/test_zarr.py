@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import pytest
 
 from sonde.errors import MissingPackageError, RunError, UnknownNameError, UsageError
 from sonde.read.lake import FolderLake
-from sonde.record import packing
+from sonde.record import archive_file, arrays
 from sonde.record.store import Store, open_store
-from sonde.schema.lake import SnapshotDocument
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.tensors import HostTensor, Snapshot, as_values
 from sonde.testing.stores import StoreTests, awkward_tensors, drifting
 
 
@@ -38,114 +38,105 @@ class TestOtherRank(StoreTests):
 
 
 def group_of(run: Path, step: int) -> Any:
+    """As zarr-python opens it, and nothing of sonde."""
     import zarr
 
-    root: Any = zarr.open_group(run / "tensors", mode="r")
-    return root[f"step-{step:09d}"]
+    return zarr.open_group(zarr.storage.ZipStore(archive_of(run, step), mode="r"), mode="r")
 
 
-def document_of(run: Path, step: int) -> SnapshotDocument:
-    return SnapshotDocument.from_bytes((run / f"tensors/step-{step:09d}/zarr.json").read_bytes(), "here")
+def archive_of(run: Path, step: int) -> Path:
+    return run / f"tensors/step-{step:09d}.zarr.zip"
 
 
-@pytest.fixture
-def small_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a few KiB count as large, and a shard is full soon: what takes gigabytes otherwise."""
-    monkeypatch.setattr(packing, "LARGE_BYTES", 1 << 12)
-    monkeypatch.setattr(packing, "_LARGE_CHUNK_BYTES", 1 << 10)
-    monkeypatch.setattr(packing, "_MIN_CHUNK_BYTES", 1 << 9)
+def entries_of(run: Path, step: int) -> Any:
+    with zipfile.ZipFile(archive_of(run, step)) as archive:
+        return json.loads(archive.read("zarr.json"))["attributes"]["sonde"]["tensors"]
 
 
 @pytest.mark.parametrize("compression", ["auto", "none", "zstd", "lz4"])
-def test_zarr_python_reads_every_tensor(tmp_path: Path, compression: str) -> None:
-    tensors = awkward_tensors()
+def test_zarr_python_reads_every_tensor_of_every_snapshot(tmp_path: Path, compression: str) -> None:
     store = open_store("zarr", tmp_path, {"compression": compression})
-    store.write(Snapshot(9, 0.0, "", tensors))
+    for step in range(3):
+        store.write(Snapshot(step, 0.0, "", awkward_tensors(step)))
     store.close()
-    group, document = group_of(tmp_path, 9), document_of(tmp_path, 9)
-    for name, tensor in tensors.items():
-        entry = document.tensors[name]
-        assert entry.offset is not None
-        found = group[entry.array][entry.offset : entry.offset + entry.size]
-        assert found.tobytes() == tensor.flat().tobytes(), name
+    for step in range(3):
+        group, entries = group_of(tmp_path, step), entries_of(tmp_path, step)
+        for name, tensor in awkward_tensors(step).items():
+            found = group[entries[name]["array"]]
+            assert (found.dtype, found.shape) == (tensor.bits.dtype, tensor.shape)
+            assert found.attrs["torch_dtype"] == tensor.dtype
+            assert found[...].tobytes() == tensor.flat().tobytes(), name
+
+
+def test_an_array_has_the_name_of_its_tensor(tmp_path: Path) -> None:
+    """But for names that Zarr or a file system cannot hold, and those that differ only in case."""
+    names = ["param/layers.0.weight", "act/block:0 #1", "optim/0.weight.exp_avg", "param/naïve", "param/W", "param/w"]
+    odd = ["custom/..", "no kind", "param/__dunder", "param/zarr.json", "grad/back\\slash", "batch/" + "n" * 300]
+    store = open_store("zarr", tmp_path)
+    store.write(Snapshot(0, 0.0, "", {name: HostTensor.of(np.arange(3)) for name in names + odd}))
+    store.close()
+    group, entries = group_of(tmp_path, 0), entries_of(tmp_path, 0)
+    assert [entries[name]["array"] for name in names[:-1]] == names[:-1]
+    changed = [entries[name]["array"] for name in [names[-1], *odd]]
+    assert not {*names, *odd} & set(changed)
+    assert len(set(changed)) == len(changed)
+    for name in names + odd:
+        assert group[entries[name]["array"]][:].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     "shape", [(4097,), (100, 50), (3, 5000), (2, 3, 1100), (2, 3, 7, 99), (5000, 1), (1, 1, 6001), (7, 11, 13, 5)]
 )
-@pytest.mark.parametrize("shard_bytes", [2000, 9000, 1 << 30])
-@pytest.mark.usefixtures("small_large")
-def test_a_large_tensor_keeps_its_shape(tmp_path: Path, shape: tuple[int, ...], shard_bytes: int) -> None:
-    from sonde.record.local_lake import LocalLake
-
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_a_large_tensor_in_many_chunks_keeps_its_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], num_threads: int
+) -> None:
+    monkeypatch.setattr(archive_file, "CHUNK_BYTES", 1 << 10)  # what takes gigabytes otherwise
+    monkeypatch.setattr(arrays, "NUM_THREADS", num_threads)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    store = LocalLake(tmp_path, shard_bytes=shard_bytes)
+    store = open_store("zarr", tmp_path)
     store.write(Snapshot(1, 0.0, "", {"param/layers.0.weight": HostTensor.of(values)}))
-    assert np.array_equal(group_of(tmp_path, 1)["param-layers.0.weight"][...], values)
+    assert np.array_equal(group_of(tmp_path, 1)["param/layers.0.weight"][...], values)
     assert np.array_equal(store.read(1).tensors["param/layers.0.weight"].values(), values)
     middle = tuple(slice(length // 3, None) for length in shape)
     assert np.array_equal(FolderLake(tmp_path).read_part(1, "param/layers.0.weight", middle), values[middle])
     store.close()
 
 
-def test_zarr_python_sees_snapshots_and_nothing_else(tmp_path: Path) -> None:
+def test_xarray_opens_the_tensors_of_a_kind(tmp_path: Path) -> None:
+    import xarray
     import zarr
 
+    tensors = drifting(0)
     store = open_store("zarr", tmp_path)
-    for step in (1, 2, 3):
-        store.write(Snapshot(step, 0.0, "", drifting(step)))
-    store.delete(1)  # 2 is a difference to it: it is hidden, not gone
-    root: Any = zarr.open_group(tmp_path / "tensors", mode="r")
-    assert sorted(name for name, _ in root.members()) == ["step-000000002", "step-000000003"]
-    assert root["step-000000002"].attrs["sonde"]["step"] == 2
+    store.write(Snapshot(0, 0.0, "", {**tensors, "param/scale": HostTensor.of(np.float32(2.5).reshape(()))}))
     store.close()
+    archive = zarr.storage.ZipStore(archive_of(tmp_path, 0), mode="r")
+    found = xarray.open_zarr(archive, group="param", consolidated=False)
+    assert found["weight"].dims == ("weight.d0",)
+    assert found["weight"].values.tobytes() == tensors["param/weight"].flat().tobytes()
+    assert found["scale"].item() == 2.5
 
 
-def test_many_small_tensors_are_few_files(tmp_path: Path) -> None:
+def test_what_is_missing_is_not_a_number_for_other_readers(tmp_path: Path) -> None:
+    """Zarr gives the fill value where a chunk is missing: never something that looks like a weight."""
+    tensors = awkward_tensors()
+    floats = {name: t for name, t in tensors.items() if t.dtype.startswith(("float", "bfloat", "complex")) and t.nbytes}
+    store = open_store("zarr", tmp_path)
+    store.write(Snapshot(0, 0.0, "", floats))
+    store.close()
+    group, entries = group_of(tmp_path, 0), entries_of(tmp_path, 0)
+    for name, tensor in floats.items():
+        fill = np.asarray(group[entries[name]["array"]].fill_value, tensor.bits.dtype).reshape(1)
+        assert np.isnan(as_values(fill, tensor.dtype).astype(complex)).all(), name
+
+
+def test_a_snapshot_is_one_file(tmp_path: Path) -> None:
     store = open_store("zarr", tmp_path)
     tensors = {f"param/{n}": HostTensor.of(np.full(10, n, np.float32)) for n in range(500)}
     store.write(Snapshot(0, 0.0, "", tensors))
     store.close()
-    assert len([path for path in (tmp_path / "tensors/step-000000000").rglob("*") if path.is_file()]) == 3
-
-
-def test_differences_are_taken_where_they_win_and_chains_are_short(tmp_path: Path) -> None:
-    store = open_store("zarr", tmp_path)
-    for step in range(20):
-        store.write(Snapshot(step, 0.0, "", drifting(step)))
-    store.close()
-    deltas = [document_of(tmp_path, step).tensors["param/weight"].delta_of for step in range(20)]
-    assert deltas == [None if step % 8 == 0 else step - 1 for step in range(20)]
-    assert {document_of(tmp_path, step).tensors["grad/weight"].delta_of for step in range(20)} == {None}
-
-
-def test_an_array_of_differences_says_so_in_its_name(tmp_path: Path) -> None:
-    store = open_store("zarr", tmp_path)
-    for step in range(2):
-        store.write(Snapshot(step, 0.0, "", drifting(step)))
-    store.close()
-    entry = document_of(tmp_path, 1).tensors["param/weight"]
-    assert (entry.array, entry.delta_of) == ("param.float32.delta", 0)
-    assert group_of(tmp_path, 1)["param.float32.delta"].dtype == np.uint32
-
-
-def test_differences_are_smaller(tmp_path: Path) -> None:
-    def stored(delta_mib: float) -> int:
-        store = open_store("zarr", tmp_path / str(delta_mib), {"delta_mib": delta_mib})
-        total = sum(store.write(Snapshot(step, 0.0, "", drifting(step, size=50_000))).stored_bytes for step in range(8))
-        store.close()
-        return total
-
-    assert stored(64) < 0.9 * stored(0)
-
-
-def test_memory_for_differences_is_bounded(tmp_path: Path) -> None:
-    store = open_store("zarr", tmp_path, {"delta_mib": 0.02})  # one weight of 16 kB fits, the other of 8 kB does not
-    for step in range(3):
-        store.write(Snapshot(step, 0.0, "", drifting(step)))
-    store.close()
-    taken = {name for name, entry in document_of(tmp_path, 2).tensors.items() if entry.delta_of is not None}
-    assert taken == {"param/weight"}
+    assert [path.name for path in (tmp_path / "tensors").iterdir()] == ["step-000000000.zarr.zip"]
 
 
 def test_rounding_is_done_when_asked_and_stated(tmp_path: Path) -> None:
@@ -159,7 +150,7 @@ def test_rounding_is_done_when_asked_and_stated(tmp_path: Path) -> None:
     assert np.isnan(found[2])
     assert found[3] == np.inf
     assert np.isfinite(found[4])
-    entries = json.loads((tmp_path / "tensors/step-000000000/zarr.json").read_bytes())["attributes"]["sonde"]["tensors"]
+    entries = entries_of(tmp_path, 0)
     assert entries["param/w"]["keep_mantissa_bits"] == 8
     assert "keep_mantissa_bits" not in entries["batch/x"]
 
@@ -173,10 +164,8 @@ def test_wrong_options_are_refused_at_once(tmp_path: Path) -> None:
         open_store("zarr", tmp_path, {"chunks": 3})
     with pytest.raises(UsageError, match=r'no such option: "compresion"\. Did you mean "compression"'):
         open_store("zarr", tmp_path, {"compresion": "zstd"})
-    with pytest.raises(UsageError, match="Known: branch, close_s, compression, delta_mib, keep_local,"):
+    with pytest.raises(UsageError, match="Known: branch, close_s, compression, keep_local,"):
         open_store("icechunk", tmp_path, {"keep": True})
-    with pytest.raises(UsageError, match="delta_mib"):
-        open_store("zarr", tmp_path, {"delta_mib": -1})
     with pytest.raises(UnknownNameError, match=r"Known: az://…, gs://…, icechunk, memory, s3://…, zarr\."):
         open_store("cloud", tmp_path)
     with pytest.raises(UnknownNameError, match='Did you mean "zarr"'):
@@ -223,6 +212,7 @@ def test_writing_imports_no_zarr(tmp_path: Path) -> None:
     """Where training runs, the encoders and nothing else."""
     code = f"""
 import sys
+import zipfile
 from pathlib import Path
 import numpy as np
 from sonde.record.store import open_store
@@ -234,20 +224,6 @@ print(sorted({{"icechunk", "zarr", "obstore", "ml_dtypes", "torch", "xarray"}} &
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def test_differences_of_a_large_tensor_are_made_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sonde.record import local_lake
-
-    monkeypatch.setattr(local_lake, "_PIECE", 700)
-    store = open_store("zarr", tmp_path)
-    for step in range(3):
-        store.write(Snapshot(step, 0.0, "", drifting(step)))
-    assert document_of(tmp_path, 2).tensors["param/weight"].delta_of == 1
-    for step in range(3):
-        found = store.read(step).tensors["param/weight"]
-        assert found.flat().tobytes() == drifting(step)["param/weight"].flat().tobytes()
-    store.close()
 
 
 class Breaking:

@@ -33,7 +33,7 @@ CURVES = {
     "converged": (converged(), "good", "has converged"),
     "still falling": ((3.0 - 0.008 * STEPS) * NOISE, "watch", "still falling"),
     "flat": (2.0 * NOISE, "bad", "did not fall"),
-    "rising": (2.0 * NOISE + 0.01 * STEPS, "bad", "did not fall"),
+    "rising": (2.0 * NOISE + 0.01 * STEPS, "bad", "diverged: it rose from 2 to"),
     "turned": ((1.0 + ((STEPS - 150) / 100) ** 2) * NOISE, "watch", "has risen"),
     "broken": (np.where(STEPS < 200, converged(), np.nan), "bad", "at step 200"),
     "huge": (np.where(STEPS % 2, 1.7e308, -1.7e308), "bad", "did not fall"),

@@ -29,6 +29,8 @@ export interface Brief {
   last_step: number;
   /** A coarse loss curve: at most 64 points, lowest and highest kept. */
   loss: { name: string; last: Num; steps: number[]; values: Num[] } | null;
+  /** Where the loss is going, in the words of `sonde report`; null without a loss. */
+  convergence: { tone: "good" | "watch" | "bad" | "unknown"; verdict: string } | null;
   /** 0 to 100 of the run as a whole; null when nothing was measured. */
   health: number | null;
   /** Open findings (neither acknowledged nor muted). */
@@ -413,6 +415,8 @@ export interface Compare {
   /** Settings that differ; null where a run does not have it. */
   config: { key: string; values: (string | null)[] }[];
   metrics: CompareRow[];
+  /** Which of the metrics is the training loss; null where none is. */
+  loss: string | null;
   divergences: Divergence[];
   /** Kinds and stats that all of them have, for the heat map of the ratio. */
   kinds: string[];

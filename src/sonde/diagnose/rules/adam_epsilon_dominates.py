@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.known import nanmax, nanmedian
 from sonde.diagnose.learned import learned
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter, structure
+from sonde.diagnose.structure import Parameter, Structure, structure
 from sonde.schema.window import Window
 
 SMALL: Final = 1.0
@@ -34,9 +34,7 @@ def adam_epsilon_dominates(window: Window) -> Iterator[Finding]:
     known = structure(window)
     loss = learned(window)
     ratios = {
-        p.name: ratio
-        for p in known.parameters
-        if p.trainable and (ratio := _ratio(window, known.optimizers, p)) is not None
+        p.name: ratio for p in known.parameters if p.trainable and (ratio := _ratio(window, known, p)) is not None
     }
     if loss is None or not ratios:
         return
@@ -44,7 +42,7 @@ def adam_epsilon_dominates(window: Window) -> Iterator[Finding]:
     if len(small) < MOST * len(ratios):
         return
     typical = float(np.median(list(ratios.values())))
-    eps = known.group_value("eps", 0.0)
+    eps = next(known.group_of(p)["eps"] for p in known.parameters if p.name == small[0])
     is_harmful = loss.left > UNLEARNED
     yield found(
         window,
@@ -63,19 +61,14 @@ def adam_epsilon_dominates(window: Window) -> Iterator[Finding]:
     )
 
 
-def _ratio(window: Window, optimizers: tuple[Any, ...], parameter: Parameter) -> float | None:
+def _ratio(window: Window, known: Structure, parameter: Parameter) -> float | None:
     """Median over the first half of the run of sqrt(mean(v) / (1 - beta2**t)) / eps."""
     steps, mean = window.get(f"optim/{parameter.name}.exp_avg_sq/abs_mean")
-    group = _group(optimizers, parameter.group)
+    group = known.group_of(parameter)
     eps, betas = group.get("eps"), group.get("betas") or (0.9, 0.999)
-    if len(mean) < 10 or not eps or not nanmax(mean) > 0:
-        return None
+    if len(mean) < 10 or not isinstance(eps, float) or not eps > 0 or not nanmax(mean) > 0:
+        return None  # Adafactor has two of them, which are added elsewhere
     # Late in a run gradients may be small because all is learned.
     half = slice(0, max(5, len(mean) // 2))
     corrected = mean[half] / (1.0 - float(betas[1]) ** (steps[half] - steps[0] + 1.0))
     return float(nanmedian(np.sqrt(corrected)) / eps)
-
-
-def _group(optimizers: tuple[Any, ...], number: int) -> dict[str, Any]:
-    groups = optimizers[0].get("groups", ()) if optimizers else ()
-    return dict(groups[number]) if 0 <= number < len(groups) else dict(groups[0]) if groups else {}

@@ -23,15 +23,23 @@ MIN_SEEN: Final = 2
     references=("Vaswani et al. 2017", "DEForm, mask operators"),
 )
 def attention_mask_leak(window: Window) -> Iterator[Finding]:
-    """The model reads its own answer: no causal mask, though targets are the next tokens."""
+    """The model reads its own answer: no causal mask, though targets are the next tokens.
+
+    If other layers are masked, a layer that attends to a sequence of another length does not see the targets: it
+    encodes a picture or a prompt.
+    """
     if not is_language_model(window):
         return
-    leaks = {}
+    leaks, masked = {}, set()
     for site, steps, values in window.by_site("attn/*/future"):
         is_leak = np.isfinite(values) & (values > LEAK)
         # A mask leaves exactly nothing: a few looks are enough, and it may be lost halfway.
         if is_leak.sum() >= MIN_SEEN:
             leaks[site] = float(np.median(values[is_leak])), int(steps[is_leak][0])
+        else:
+            masked.add(site)
+    lengths = {_length(window, site) for site in masked}
+    leaks = {site: leak for site, leak in leaks.items() if not masked or _length(window, site) in lengths}
     if not leaks:
         return
     site, (share, step) = max(leaks.items(), key=lambda item: item[1][0])
@@ -52,3 +60,9 @@ def attention_mask_leak(window: Window) -> Iterator[Finding]:
         "scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -inf); nn.TransformerEncoder: "
         "mask=nn.Transformer.generate_square_subsequent_mask(T)",
     )
+
+
+def _length(window: Window, site: str) -> float:
+    """Keys that a layer attends to, at first; 0: not known."""
+    keys = window.get(f"attn/{site}/keys")[1]
+    return float(keys[0]) if len(keys) else 0.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter, structure
+from sonde.diagnose.structure import Parameter, Structure, structure
 from sonde.schema.window import Window
 
 NOTABLE: Final = 0.05
@@ -24,13 +24,10 @@ NOTABLE: Final = 0.05
 def decay_on_norms(window: Window) -> Iterator[Finding]:
     """Weight decay pulls the gains of norms and the biases towards zero too."""
     known = structure(window)
-    if not known.optimizers:
-        return
-    groups = known.optimizers[0].get("groups", ())
-    hit = [p for p in known.parameters if p.trainable and _is_gain_or_bias(p) and _decay(groups, p) >= NOTABLE]
+    hit = [p for p in known.parameters if p.trainable and _is_gain_or_bias(p) and _decay(known, p) >= NOTABLE]
     if not hit or not any(p.is_norm for p in hit):
         return
-    decay = _decay(groups, hit[0])
+    decay = _decay(known, hit[0])
     yield found(
         window,
         "decay_on_norms",
@@ -49,7 +46,5 @@ def _is_gain_or_bias(parameter: Parameter) -> bool:
     return parameter.is_norm or len(parameter.shape) < 2
 
 
-def _decay(groups: Any, parameter: Parameter) -> float:
-    if not 0 <= parameter.group < len(groups) or not parameter.in_optimizer:
-        return 0.0
-    return float(groups[parameter.group].get("weight_decay") or 0.0)
+def _decay(known: Structure, parameter: Parameter) -> float:
+    return float(known.group_of(parameter).get("weight_decay") or 0.0)

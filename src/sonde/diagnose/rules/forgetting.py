@@ -9,9 +9,10 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.learned import learned
-from sonde.diagnose.progress import RETAINED, onset
+from sonde.diagnose.progress import onset
 from sonde.diagnose.rule import found, rule
-from sonde.schema.window import Column, Window
+from sonde.schema.losses import retained_losses
+from sonde.schema.window import Window
 
 RISE: Final = 1.1
 """Of the loss before training: noise of an evaluation is a few percent, forgetting is tens."""
@@ -27,7 +28,8 @@ MIN_POINTS: Final = 3
 def forgetting(window: Window) -> Iterator[Finding]:
     """The loss on what the model knew before rises while the training loss falls."""
     state = learned(window)
-    for name, (steps, values) in _retained(window):
+    for name in retained_losses(window.scalars):
+        steps, values = window.scalars[name]
         finite = np.isfinite(values)
         steps, values = steps[finite], values[finite]
         if len(values) < MIN_POINTS or state is None or state.has_diverged or not values[0] > 0:
@@ -47,12 +49,3 @@ def forgetting(window: Window) -> Iterator[Finding]:
             ],
             remedy="a lower learning rate, fewer steps, or adapters of a smaller rank; mix in 5 to 10 % of old data.",
         )
-
-
-def _retained(window: Window) -> list[tuple[str, Column]]:
-    found = []
-    for name, column in window.scalars.items():
-        words = set(name.lower().replace("/", "_").split("_"))
-        if words & RETAINED and "loss" in words:
-            found.append((name, column))
-    return found

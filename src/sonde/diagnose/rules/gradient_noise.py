@@ -60,6 +60,8 @@ def noise_scale(window: Window, batch: float) -> float | None:
     if len(grads.steps) < MIN_STEPS or not len(moments) or len(moments.steps) != len(grads.steps):
         return None
     betas = structure(window).group_value("betas") or (0.9, 0.999)
+    if not betas[0] > 0:
+        return None  # then m is g: one equation
     late = slice(len(grads.steps) // 3, None)
     g = float(nanmedian(np.nansum(grads.values[:, late], axis=0)))
     m = float(nanmedian(np.nansum(moments.values[:, late], axis=0)))

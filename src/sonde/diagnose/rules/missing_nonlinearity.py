@@ -53,7 +53,8 @@ def _pairs(model: Structure) -> list[tuple[Parameter, Parameter]]:
 
 
 def _is_pointless(first: Parameter, second: Parameter) -> bool:
-    """Pairs that save parameters are made on purpose: low rank, depthwise and pointwise, 1xn and nx1, adapters."""
+    """Pairs that save parameters are made on purpose: low rank, depthwise and pointwise, 1xn and nx1, adapters. Next to
+    a convolution over tokens, a linear layer is the pointwise part."""
     if first.is_lora or second.is_lora or not (first.trainable and second.trainable):
         return False
     middle = first.shape[0]
@@ -62,8 +63,8 @@ def _is_pointless(first: Parameter, second: Parameter) -> bool:
     kernels = [weight.shape[2:] for weight in (first, second)]
     if any(len(set(kernel)) > 1 for kernel in kernels):
         return False
-    is_pointwise = [bool(kernel) and set(kernel) == {1} for kernel in kernels]
-    return not (any(is_pointwise) and all(kernels))
+    is_pointwise = [set(kernel) <= {1} for kernel in kernels]
+    return not (any(is_pointwise) and any(kernels))
 
 
 def _inputs(weight: Parameter) -> int:

@@ -44,15 +44,15 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
     if loss is None or not shrink:
         return
     left = float(np.median([share for share, _ in shrink.values()]))
-    decay = structure(window).group_value("weight_decay", 0.0) or 0.0
-    is_strong = decay_shrinks(window, decay, OVERWHELMING)
+    worst = sorted(shrink, key=lambda site: shrink[site][0])[:3]
+    decay, total = _decay(window, worst[0])
+    is_strong = total > OVERWHELMING
     if not left < SHRUNK or not loss.left > (HALF_LEARNED if is_strong else UNLEARNED) or loss.has_diverged:
         return
     if not is_strong and sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
         return
-    if not (decay_shrinks(window, decay) or _has_penalty(window, loss)):
+    if not (total > EXPLAINED or _has_penalty(window, loss)):
         return  # the best weights may be small ones
-    worst = sorted(shrink, key=lambda site: shrink[site][0])[:3]
     yield found(
         window,
         "over_regularisation",
@@ -73,10 +73,14 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
     )
 
 
-def decay_shrinks(window: Window, decay: float, enough: float = EXPLAINED) -> bool:
-    """Whether the optimizer's decay alone would have halved the weights, or more."""
-    rates = rate(window)[1]
-    return bool(len(rates)) and float(np.nansum(rates)) * decay > enough
+def _decay(window: Window, site: str) -> tuple[float, float]:
+    """The weight decay of a parameter's group, and its sum over all steps times the learning rate."""
+    known = structure(window)
+    parameter = known.parameter(site)
+    decay = known.group_value("weight_decay") if parameter is None else known.group_of(parameter).get("weight_decay")
+    rates, num_steps = rate(window, parameter)[1], len(rate(window)[1])
+    total = float(np.nanmean(rates)) * num_steps * float(decay or 0.0) if np.isfinite(rates).any() else 0.0
+    return float(decay or 0.0), total
 
 
 def _has_penalty(window: Window, loss: Learned) -> bool:

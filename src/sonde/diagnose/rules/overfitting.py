@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.held_out import held_out
-from sonde.diagnose.progress import validation
+from sonde.diagnose.progress import validation_name
 from sonde.diagnose.rule import found, rule
 from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
@@ -39,7 +39,7 @@ def overfitting(window: Window) -> Iterator[Finding]:
         return
     if (state.steps > state.best_step).sum() < MIN_LATER:
         return
-    name = next(name for name, column in window.scalars.items() if column is validation(window))
+    name = validation_name(window) or ""
     yield found(
         window,
         "overfitting",

@@ -20,6 +20,9 @@ PARTED_BY: Final = 10
 """Steps after which rows that start the same on purpose (a head, a residual branch of zeros) have parted."""
 
 
+PARTED: Final = 1.0
+"""Deviation above which rows have parted."""
+
 PARTED_TOO_LATE: Final = 0.3
 """Share of the loss that is left."""
 
@@ -68,18 +71,19 @@ def _stays_same(window: Window, weight: Parameter) -> bool:
 
 
 def _start_same(window: Window, weights: list[Parameter]) -> list[Parameter]:
-    """Two layers in a row that start the same: noise, such as dropout, may part them, but that is slow."""
+    """Two layers in a row that start the same: noise, such as dropout, may part them, but that is slow. Layers that
+    read the same input, and do not feed one another, part within a few steps."""
     loss = learned(window)
     if loss is None or not loss.left > PARTED_TOO_LATE:
         return []
-    starts = [weight.shape[0] > 1 and _first_spread(window, weight) < SAME for weight in weights]
+    starts = [weight.shape[0] > 1 and _starts_same(window, weight) for weight in weights]
     pairs = [place for place in range(len(weights) - 1) if starts[place] and starts[place + 1]]
     return [weight for place, weight in enumerate(weights) if place in pairs or place - 1 in pairs]
 
 
-def _first_spread(window: Window, weight: Parameter) -> float:
-    spread = window.get(f"unit/{weight.name}/row_spread")[1]
-    return float(spread[0]) if len(spread) else float("nan")
+def _starts_same(window: Window, weight: Parameter) -> bool:
+    steps, spread = window.get(f"unit/{weight.name}/row_spread")
+    return bool(len(steps)) and spread[0] < SAME and not (spread[steps <= steps[0] + PARTED_BY] > PARTED).any()
 
 
 def _is_zero(window: Window, weight: Parameter) -> bool:

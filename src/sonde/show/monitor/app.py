@@ -11,6 +11,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
+from sonde.schema.losses import is_loss
 from sonde.show.monitor.frame import Frame
 from sonde.show.monitor.panels import ROOM_FOR_NAMES, Findings, Heat, Plot, Runs, Worst
 from sonde.show.monitor.screens import finding_screen, keys_note
@@ -161,7 +162,7 @@ class Monitor(App[None]):
 
     def _draw_plots(self, frame: Frame) -> None:
         rate = [frame.rate] if frame.rate is not None else []
-        losses = [one for one in frame.losses if "loss" in one.name] or list(frame.losses[:1])
+        losses = [one for one in frame.losses if is_loss(one.name)] or list(frame.losses[:1])
         choices = [("loss", losses), ("steps per second", rate)]
         choices += [(one.name, [one]) for one in frame.losses if one not in losses]
         name, curves = choices[self.plot_number % len(choices)]

@@ -75,6 +75,8 @@ class Frame:
     reason: str = ""
     losses: tuple[Curve, ...] = ()
     """The training loss first, then others that were logged."""
+    loss: str | None = None
+    """Which of them is the training loss."""
     rate: Curve | None = None
     """Steps per second."""
     stat: str = "grad/*/rms"
@@ -98,6 +100,7 @@ class Frame:
         return {
             "run": None if run is None else _line(run),
             "reason": self.reason,
+            "loss": self.loss,
             "scalars": {curve.name: curve.last for curve in self.losses},
             "steps_per_s": None if self.rate is None else self.rate.last,
             "health": self.health,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -13,13 +14,14 @@ from sonde.errors import SondeError
 from sonde.read.downsample import min_max
 from sonde.read.series import by_series
 from sonde.run import Run
-from sonde.schema.names import is_inspection
+from sonde.schema.losses import is_loss, shown_scalars, training_loss, validation_loss
+from sonde.schema.names import matches_any
 from sonde.show.diagnosis import health_of, stored_diagnosis
 from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
 from sonde.show.monitor.live_pool import COLUMNS, LivePool
-from sonde.show.summary import LOSS_NAMES
 
-SCALARS: Final = ("*loss*", "*lr*", "*learning_rate*", "*acc*")
+OTHER_SCALARS: Final = ("*lr*", "*learning_rate*", "*acc*")
+"""Drawn in addition to the losses."""
 LATE_STEPS: Final = 16
 """Rows of a step may reach the disk a little after those of the next: the newest steps are read once more."""
 MAX_POINTS: Final = 4000
@@ -36,7 +38,9 @@ class Reading:
         self.pool = LivePool("rms")
         self.scalars: dict[str, dict[int, tuple[float, float]]] = {}
         self._thin: dict[str, Curve] = {}
+        self._names: tuple[str, ...] = ()
         self._seen_stats = self._seen_scalars = -1
+        self._num_attempts = 1
         self._judged: dict[str, Any] | None = None
         self.problem = ""
 
@@ -45,6 +49,7 @@ class Reading:
     def look(self) -> None:
         """Read what was written since the last look. What cannot be read is said, and tried again."""
         try:
+            self._forget_abandoned()
             last = self.run.last_step
             self._look_at_scalars(last)
             self._look_at_stats(last)
@@ -53,6 +58,14 @@ class Reading:
             self.problem = str(error)
         except OSError as error:  # the folder was moved or deleted under us
             self.problem = f"{self.run.path} can no longer be read: {error.strerror}."
+
+    def _forget_abandoned(self) -> None:
+        """Training returned to an earlier step: what was read of later ones is not shown any more."""
+        num_attempts = self.run.num_attempts
+        if num_attempts != self._num_attempts:
+            self._num_attempts, self.pool, self.scalars, self._thin = num_attempts, LivePool(self.pattern[1]), {}, {}
+            self._seen_stats = self._seen_scalars = -1
+            self._judged = None
 
     def show(self, kind: str, stat: str) -> None:
         """Look at another quantity from now on."""
@@ -80,7 +93,8 @@ class Reading:
     def _look_at_scalars(self, last: int) -> None:
         first = max(self._seen_scalars - LATE_STEPS, 0) if self._seen_scalars >= 0 else None
         steps = None if first is None else slice(first, None)
-        table: pa.Table = self.run.scalars(SCALARS, steps=steps)
+        self._names = self.run.scalar_names
+        table: pa.Table = self.run.scalars(_wanted(self._names), steps=steps)
         if first is None and not table.num_rows:
             table = self.run.scalars("*", steps=steps)
         for name, (own, values), times in _with_times(table):
@@ -119,6 +133,7 @@ class Reading:
             run=run_line(self.run),
             reason=self.run.reason,
             losses=tuple(self._curves()),
+            loss=training_loss(self._names),
             rate=self._rate(),
             stat=f"{self.pattern[0]}/*/{self.pattern[1]}",
             heat=heat if heat.values.size else None,
@@ -132,10 +147,14 @@ class Reading:
         )
 
     def _curves(self) -> list[Curve]:
-        """The training loss first, other losses, then the rest; what rules recorded for themselves comes last."""
-        names = sorted(self._thin, key=_place)
-        shown = [name for name in names if not is_inspection(name)] or names
-        return [self._thin[name] for name in shown]
+        """The training loss first, the validation loss, other losses, then the rest."""
+        losses = [training_loss(self._names), validation_loss(self._names)]
+
+        def place(name: str) -> tuple[int, bool, int, str]:
+            return losses.index(name) if name in losses else len(losses), not is_loss(name), len(name), name
+
+        shown = [name for name in shown_scalars(self._names) if name in self._thin] or list(self._thin)
+        return [self._thin[name] for name in sorted(shown, key=place)]
 
     def _rate(self) -> Curve | None:
         """Steps per second, from the times at which the densest scalar was logged."""
@@ -188,10 +207,8 @@ def _with_times(table: pa.Table) -> list[tuple[str, Any, Any]]:
     return [(name, column, moments[name][1]) for name, column in by_series(table, ("name",)).items()]
 
 
-def _place(name: str) -> tuple[int, int, str]:
-    if name in LOSS_NAMES:
-        return LOSS_NAMES.index(name), 0, name
-    return len(LOSS_NAMES) + (0 if "loss" in name else 1) + 2 * is_inspection(name), len(name), name
+def _wanted(names: Collection[str]) -> list[str]:
+    return [name for name in names if is_loss(name) or matches_any(OTHER_SCALARS, name.lower())]
 
 
 def _live_findings(run: Run) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def title(frame: Frame) -> Text:
     parts.append(Text(f"step {run.last_step:,}" if run.last_step >= 0 else "no step yet"))
     if frame.rate is not None and run.status == "running":
         parts.append(Text(f"{frame.rate.last:.3g} steps/s"))
-    if frame.losses:
+    if frame.loss is not None and frame.losses:
         loss = frame.losses[0]
         parts.append(Text(f"{plain(loss.name, 20)} {number(loss.last)}"))
     if frame.health is not None:

@@ -1,4 +1,7 @@
-"""Training convergence: whether the loss fell, how far, since when it no longer does, and how noisy it is."""
+"""Training convergence: whether the loss fell, how far, since when it no longer does, and how noisy it is.
+
+The one place that judges it: `sonde report` and `sonde analyze` say what this file says.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,20 @@ MIN_POINTS: Final = 10
 MANY_POINTS: Final = 2_000
 """A longer loss is smoothed by blocks."""
 STILL: Final = 0.05
-"""Share of the whole fall that the last third must bring for a run to count as still improving ..."""
+"""Fraction of the whole fall that the last third must bring for a run to count as still improving ..."""
 DONE: Final = 0.01
 """... and below which it counts as converged."""
 RISEN: Final = 0.1
-"""Share of the whole fall by which a loss may stand above its best."""
+"""Fraction of the whole fall by which a loss may end above its best."""
+RUNAWAY: Final = 1.5
+"""A loss that ends above this many times its first value has diverged."""
+SURE: Final = 2.0
+"""Standard errors beyond which a change in the last third is one: the loss of a batch goes up and down by itself."""
 SPIKE: Final = 6.0
 """A spike is this many typical deviations above the level around it."""
+
+_MEDIAN_ERROR: Final = 1.2533
+"""Standard error of the median of n values, times the square root of n, over their standard deviation."""
 
 TITLE: Final = "Training convergence"
 
@@ -38,8 +48,8 @@ def convergence(window: Window) -> Analysis:
         verdict = f"{name} has {int(finite.sum())} finite values; at least {MIN_POINTS} are needed to judge it."
         tone: Tone = "bad" if not finite.all() else "unknown"
         return Analysis(key="convergence", title=TITLE, tone=tone, verdict=verdict, charts=_charts(window, name, None))
-    level = _level(values[finite])
     with np.errstate(all="ignore"):  # a loss near the largest float overflows in differences; comparisons still hold
+        level = _level(values[finite])
         fall = _Fall(steps[finite], values[finite], level)
     tone, verdict = _judge(name, steps, finite, fall)
     return Analysis(
@@ -57,67 +67,87 @@ class _Fall:
 
     def __init__(self, steps: Steps, values: Floats, level: Floats) -> None:
         self.steps, self.values, self.level = steps, values, level
-        self.first, self.last = float(level[0]), float(level[-1])
+        tenth = max(5, len(values) // 10)
+        self.first, self.last = float(values[0]), float(np.median(values[-tenth:]))
         best = int(np.argmin(level))
         self.best, self.best_step = float(level[best]), int(steps[best])
         self.total = self.first - self.best
-        third = level[-max(len(level) // 3, 1)]
-        self.recent = float(third - level[-1]) / self.total if self.total > 0 else 0.0
-        self.risen = (self.last - self.best) / self.total if self.total > 0 else 0.0
-        around = _level(np.abs(values - level))  # a loss that falls by decades scatters less and less
-        self.deviation = max(float(around[-1]), float(np.median(np.abs(values - level))))
         self.noise = float(np.median(np.abs(values - level) / np.abs(level)))
+        self.scatter = _scatter(values)
+        error = _MEDIAN_ERROR * self.scatter * float(np.sqrt(2 / tenth))
+        has_level_fallen = float(np.median(values[:tenth])) - self.best > 3 * error
+        self.is_one = has_level_fallen or self.total > 4 * self.scatter
+        self.drift, self.drift_error = _drift(values[-max(len(values) // 3, 4) :])
+        self.recent = self.drift / self.total if self.total > 0 else 0.0
+        around = _level(np.abs(values - level))  # a loss that falls by decades scatters less and less
         # On a steep slope values lie above the level without being spikes: a spike also rises from the value before.
         around = np.maximum(around, 0.01 * np.abs(level))
         is_high = values - level > SPIKE * 1.5 * around
         self.num_spikes = int((is_high & (np.diff(values, prepend=values[0]) > SPIKE * around)).sum())
-        reached = np.flatnonzero(level <= self.first - 0.9 * self.total)
+        reached = np.flatnonzero(_level(values, 5) <= self.first - 0.9 * self.total)
         self.step_90 = int(steps[reached[0]]) if self.total > 0 and len(reached) else None
 
 
-def _level(values: Floats) -> Floats:
-    """Running median, as long as the values: single spikes do not move it."""
+def _level(values: Floats, width: int = 0) -> Floats:
+    """Running median over a tenth of the values, or over `width` of them: single spikes do not move it."""
     block = len(values) // MANY_POINTS
     if block > 1:  # a window of thousands of values at each of 100,000 takes a minute: medians of blocks say the same
         middles = np.arange(len(values) // block) * block + block // 2
         coarse = np.median(values[: len(middles) * block].reshape(-1, block), axis=1)
-        return np.interp(np.arange(len(values)), middles, _level(coarse))
-    width = max(3, len(values) // 20) | 1
-    padded = np.pad(values, width // 2, mode="edge")
-    level: Floats = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=-1)
+        return np.interp(np.arange(len(values)), middles, _level(coarse, width))
+    half = (width or max(5, len(values) // 10)) // 2
+    padded = np.pad(values, half, constant_values=np.nan)  # at either end the window is shorter
+    level: Floats = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=-1)
     return level
+
+
+def _scatter(values: Floats) -> float:
+    """Standard deviation of the noise, from differences between neighbours: what lasts longer is no noise."""
+    return 1.4826 * float(np.median(np.abs(np.diff(values)))) / float(np.sqrt(2))
+
+
+def _drift(values: Floats) -> tuple[float, float]:
+    """By how much the values fall from their beginning to their end, and the standard error of that."""
+    half = len(values) // 2
+    fall = 2 * float(np.median(values[:half]) - np.median(values[-half:]))
+    return fall, 2 * _MEDIAN_ERROR * _scatter(values) * float(np.sqrt(2 / half))
 
 
 def _judge(name: str, steps: Steps, finite: np.ndarray, fall: _Fall) -> tuple[Tone, str]:
     if not finite[-1]:
         first_bad = int(steps[np.flatnonzero(~finite)[0]])
-        return "bad", f"{name} is not finite at the end; the first value that was not stands at step {first_bad:,}."
+        return "bad", f"{name} diverged: it ends as NaN or Inf, first at step {first_bad:,}."
     change = f"from {fall.first:.4g} to {fall.last:.4g}"
-    if fall.total <= 4 * fall.deviation:
-        return "bad", f"{name} did not fall: it went {change}, less than it scatters from step to step."
-    if fall.risen > RISEN and fall.last - fall.best > 2 * fall.deviation:
+    if fall.last > RUNAWAY * fall.first > 0 and fall.last - fall.first > SURE * fall.scatter:
+        return "bad", f"{name} diverged: it rose {change}."
+    if not fall.is_one:
+        return "bad", f"{name} did not fall: it went {change}, no further than it varies from step to step."
+    if fall.last - fall.best > max(RISEN * fall.total, SURE * fall.scatter):
         return (
             "watch",
             f"{name} was best at step {fall.best_step:,} ({fall.best:.4g}) and has risen to {fall.last:.4g} since.",
         )
     fell = f"{name} fell {change}"
-    if fall.recent > STILL:
+    is_moving = fall.drift > SURE * fall.drift_error
+    if is_moving and fall.recent > STILL:
         share = f"its last third brought {fall.recent:.0%} of the fall"
         return "watch", f"{fell} and was still falling when the run ended: {share}. Training longer should help."
     reached = "" if fall.step_90 is None else f"; nine tenths of that by step {fall.step_90:,}"
+    if is_moving and fall.recent > DONE:
+        return "good", f"{fell}{reached}. It is levelling off: the last third brought {fall.recent:.1%} of the fall."
     if fall.recent > DONE:
-        return "good", f"{fell}{reached}. It is flattening: the last third brought {fall.recent:.1%} of the fall."
+        return "good", f"{fell}{reached}. It has converged: in its last third it changed no more than it varies."
     return "good", f"{fell}{reached}. It has converged: the last third brought {max(fall.recent, 0.0):.1%} of the fall."
 
 
 def _quantities(fall: _Fall, num_odd: int) -> tuple[Quantity, ...]:
     return (
-        Quantity("first level", fall.first, "running median at the start"),
-        Quantity("last level", fall.last, "running median at the end"),
+        Quantity("first value", fall.first, "the loss before the first update"),
+        Quantity("last level", fall.last, "median of the last tenth"),
         Quantity("best level", fall.best, "lowest running median"),
         Quantity("best step", fall.best_step, "where that was", is_step=True),
         Quantity("90 % step", fall.step_90, "where nine tenths of the fall were reached", is_step=True),
-        Quantity("recent share", fall.recent, "share of the fall that the last third of the steps brought"),
+        Quantity("recent share", fall.recent, "fraction of the fall that the last third of the steps brought"),
         Quantity("noise", fall.noise, "typical deviation from the level, relative to it"),
         Quantity("spikes", fall.num_spikes, "values far above the level around them"),
         Quantity("not finite", num_odd, "values that are NaN or infinite"),

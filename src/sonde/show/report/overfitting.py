@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.held_out import MIN_POINTS, HeldOut, held_out
-from sonde.diagnose.progress import loss_name, validation
+from sonde.diagnose.progress import loss_name, validation_name
 from sonde.schema.window import Window
 from sonde.show.plot.axes import spans_decades
 from sonde.show.report.analysis import Analysis, Chart, Quantity, Tone, line
@@ -22,15 +22,15 @@ GAP: Final = 1.5
 
 def overfitting(window: Window) -> Analysis:
     """Training against validation loss."""
-    _, values = validation(window)
-    if not len(values):
+    name = validation_name(window)
+    if name is None:
         verdict = (
             "No validation loss was logged, so overfitting cannot be seen. Log one now and then:  "
             'sonde.log({"val/loss": value}).'
         )
         return Analysis(key="overfitting", title=TITLE, tone="unknown", verdict=verdict)
+    _, values = window.get(name)
     state = held_out(_thinned(window))
-    name = next(name for name, column in window.scalars.items() if column is validation(window))
     if state is None:
         verdict = _why_not(name, int(np.isfinite(values).sum()))
         return Analysis(

@@ -208,7 +208,14 @@ class Answers:
 def _version(run: Run) -> tuple[object, ...]:
     """Changes with everything that a run may be asked for."""
     state = state_of(run)
-    return state.last_step(), state.status().status, len(state.catalog.segments), len(state.catalog.sites)
+    catalog = state.catalog
+    return (
+        state.last_step(),
+        state.status().status,
+        len(catalog.segments),
+        len(catalog.sites),
+        len(catalog.attempts),
+    )
 
 
 def answers_for(places: Sequence[Path]) -> Answers:

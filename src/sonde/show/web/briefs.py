@@ -13,8 +13,10 @@ import numpy as np
 from sonde.errors import SondeError
 from sonde.read.downsample import min_max
 from sonde.run import Run
+from sonde.schema.window import Window
 from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis
+from sonde.show.report.convergence import convergence
 from sonde.show.summary import SeriesSummary, loss_series
 from sonde.show.web.diagnoses import judge, num_rows
 from sonde.show.web.errands import Errands
@@ -107,13 +109,23 @@ def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
         counts = {word: sum(f.severity == word for f in judged.findings) for word in ("critical", "warning", "info")}
         score = judged.health.last
     known = {"critical": 0, "warning": 0, "info": 0, **(counts or {})}
+    loss = loss_series(run) if state.catalog.error is None else None
     return {
         "last_step": state.last_step(),
-        "loss": _curve(loss_series(run)) if state.catalog.error is None else None,
+        "loss": _curve(loss),
+        "convergence": _convergence(loss),
         "health": None if score is None or not np.isfinite(score) else round(float(score), 1),
         "findings": known,
         "overhead": overhead_share(run.manifest.facts.get("overhead")),
     }
+
+
+def _convergence(loss: SeriesSummary | None) -> dict[str, str] | None:
+    """What `sonde report` says of the loss."""
+    if loss is None:
+        return None
+    found = convergence(Window(scalars={loss.name: (loss.steps, loss.values)}))
+    return {"tone": found.tone, "verdict": found.verdict}
 
 
 def _curve(loss: SeriesSummary | None) -> dict[str, Any] | None:

@@ -61,7 +61,7 @@ class Diagnoses:
     def of(self, entry: Entry, run: Run) -> Judged:
         state = state_of(run)
         status = state.status().status
-        version = state.last_step(), status, len(state.catalog.segments)
+        version = state.last_step(), status, len(state.catalog.segments), state.history.last
         return self._kept.get(entry.id, version, lambda: judge(entry, run), is_moving=status == "running")
 
 

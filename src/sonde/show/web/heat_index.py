@@ -122,7 +122,8 @@ class HeatIndex:
         self.cache.put(self._key(segment, bucket), cells, cells.nbytes)
 
     def _key(self, segment: Segment, bucket: int) -> tuple[object, ...]:
-        return self.entry.id, self.asked.stat, self.asked.rows, segment.name, segment.sha256, bucket
+        shown = segment.since, segment.until
+        return self.entry.id, self.asked.stat, self.asked.rows, segment.name, segment.sha256, shown, bucket
 
     def _num_rows(self, state: RunState, segments: Sequence[Segment]) -> float:
         share = len(self.asked.question.ids) / max(len(state.catalog.sites), 1)

@@ -9,6 +9,7 @@ from typing import Final
 from sonde.read.heatmap import Cells, HeatQuestion, join, live_cells, no_cells, record_cells
 from sonde.read.segments import EVERYTHING
 from sonde.read.state import RunState
+from sonde.schema.attempts import History
 from sonde.schema.joined import JOINED
 from sonde.schema.records import StatsRecord
 
@@ -24,6 +25,8 @@ class LiveCells:
     """Sequence of the last frame that was looked at."""
     _parts: list[tuple[int, Cells]] = field(default_factory=list)
     """Cells, each with the sequence of its last frame."""
+    _history: History | None = None
+    """Of which attempts the parts are."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, state: RunState) -> Cells:
@@ -33,7 +36,9 @@ class LiveCells:
             return live_cells(state, self.asked, EVERYTHING)
         sealed = state.last_sealed("stats", logs[0].rank)
         with self._lock:
-            frames = logs[0].frames(max(self._seen, sealed))
+            if state.history != self._history:
+                self._history, self._seen, self._parts = state.history, -1, []
+            frames = state.shown_frames(logs[0], after=max(self._seen, sealed))
             records = [frame.record for frame in frames if isinstance(frame.record, StatsRecord)]
             self._parts = [(last, cells) for last, cells in self._parts if last > sealed]
             if records:

@@ -17,7 +17,7 @@ from sonde.read.manifest import Manifest
 from sonde.read.state import RunState
 from sonde.read.status import true_status
 from sonde.run import Run
-from sonde.schema.layout import RUN_FILE
+from sonde.schema.layout import EXIT_CODE_FILE, RUN_FILE
 from sonde.show.trash import Trashed, list_trash
 from sonde.show.web.query import BadRequestError, NotFoundError
 
@@ -33,6 +33,8 @@ class Head:
     status: str
     """A RunStatus, or "broken"."""
     reason: str
+    is_lost: bool = False
+    """Whether the process was gone before anything could say how the run ended."""
 
     @property
     def step(self) -> int:
@@ -76,7 +78,7 @@ class Entry:
 
     def head(self) -> Head:
         """Read again only when run.json changed, except for whether somebody still writes."""
-        signature = signature_of(self.path / RUN_FILE)
+        signature = signature_of(self.path / RUN_FILE), signature_of(self.path / EXIT_CODE_FILE)
         known = self._head
         if known is not None and known[0] == signature and known[1].status != "running":
             return known[1]
@@ -91,7 +93,7 @@ def _read_head(path: Path) -> Head:
         found = true_status(path, manifest, manifest.heartbeat.step)
     except (SondeError, OSError) as error:
         return Head(None, "broken", str(error))
-    return Head(manifest, found.status, found.reason)
+    return Head(manifest, found.status, found.reason, found.is_lost)
 
 
 def signature_of(path: Path) -> object:

@@ -12,7 +12,7 @@ from sonde.read.compare import flatten
 from sonde.read.scalars import read_named
 from sonde.read.steps import ALL_STEPS
 from sonde.run import Run, compare
-from sonde.schema.names import is_inspection
+from sonde.schema.losses import shown_scalars, training_loss
 from sonde.show.divergence import divergence_sentences, what_agreed
 from sonde.show.web.answers.lines import by_name
 from sonde.show.web.answers.overview import MAX_TEXT, run_row
@@ -32,11 +32,13 @@ MAX_METRICS: Final = 500
 def comparison(entries: Sequence[Entry], runs: Sequence[Run], briefs: Briefs) -> Reply:
     kinds = [structure_of(state_of(run)).kinds() for run in runs]
     heads = [entry.head() for entry in entries]
+    metrics = _metrics(runs)
     return json_reply(
         {
             "runs": [run_row(e, head, briefs.of(e, head)) for e, head in zip(entries, heads, strict=True)],
             "config": _config(runs),
-            "metrics": _metrics(runs),
+            "metrics": metrics,
+            "loss": training_loss([row["name"] for row in metrics]),
             "divergences": [_divergence(entries[0], runs[0], e, r) for e, r in zip(entries[1:], runs[1:], strict=True)],
             "kinds": [kind for kind in kinds[0] if all(kind in other for other in kinds[1:])],
         }
@@ -58,8 +60,8 @@ def _metrics(runs: Sequence[Run]) -> list[dict[str, Any]]:
     columns, ids = [], []
     for run in runs:
         state = state_of(run)
-        logged = {i: name for i, name in state.catalog.require().scalar_names.items() if not is_inspection(name)}
-        kept = dict(list(logged.items())[:MAX_METRICS])
+        ids_of = {name: i for i, name in state.catalog.require().scalar_names.items()}
+        kept = {ids_of[name]: name for name in shown_scalars(ids_of)[:MAX_METRICS]}
         ids.append({name: i for i, name in kept.items()})
         columns.append(by_name(read_named(state, kept, ALL_STEPS)))
     rows = []

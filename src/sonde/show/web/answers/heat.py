@@ -132,7 +132,7 @@ class Heats:
         last = max(state.last_step(), 0)
         # Looked at again when the run has grown by a fifth, or has ended; the range is rounded besides.
         growth = int(4.0 * np.log2(last + 1.0))
-        key = entry.id, stat, tuple(rows), growth, state.status().status
+        key = entry.id, stat, tuple(rows), growth, state.status().status, state.history.last
         known = self.ranges.get(key)
         if known is not None:
             return known

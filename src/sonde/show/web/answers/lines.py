@@ -20,6 +20,7 @@ from sonde.read.state import RunState
 from sonde.read.stats import Question
 from sonde.read.steps import ALL_STEPS, StepFilter
 from sonde.run import Run
+from sonde.schema.losses import training_loss
 from sonde.schema.records import Site
 from sonde.schema.sketch import COUNTS
 from sonde.show.web.line_grid import Column, Line, lines_reply
@@ -136,7 +137,8 @@ def system(run: Run, query: Query) -> Reply:
 def _throughput(state: RunState) -> Column:
     """Steps per second, over stretches of about a two-hundredth of the run, from when numbers were logged."""
     names = state.catalog.require().scalar_names
-    busiest = next(iter(sorted(names.items(), key=lambda item: (item[1] != "loss", item[0]))), None)
+    loss = training_loss(names.values())
+    busiest = next(iter(sorted(names.items(), key=lambda item: (item[1] != loss, item[0]))), None)
     if busiest is None:
         return _NOTHING
     try:

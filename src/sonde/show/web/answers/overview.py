@@ -12,9 +12,9 @@ from sonde.read.compare import flatten
 from sonde.read.state import RunState
 from sonde.read.status import lost
 from sonde.run import Run
+from sonde.schema.losses import training_loss, validation_loss, words
 from sonde.schema.names import is_inspection
 from sonde.show.coverage import coverage_sentences, overhead_sentence, overhead_share
-from sonde.show.summary import LOSS_NAMES
 from sonde.show.web.briefs import Briefs
 from sonde.show.web.query import Query
 from sonde.show.web.runs import Entry, Head, RunTable, state_of
@@ -24,7 +24,6 @@ MAX_CONFIG: Final = 200
 MAX_TEXT: Final = 2_000
 MAX_EVENTS: Final = 2_000
 _YEAR_9999: Final = 253_370_764_800.0
-_OTHER_SETS: Final = frozenset({"val", "valid", "validation", "eval", "test", "dev"})
 
 
 def runs(table: RunTable, briefs: Briefs, query: Query, *, can_delete: bool) -> Reply:
@@ -68,7 +67,7 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
         }
     last_step = max(manifest.heartbeat.step, -1 if brief is None else brief["last_step"])
     # The heartbeat is a few seconds behind; where the process is gone, what it recorded says how far it came.
-    reason = lost(last_step) if head.status == "crashed" and manifest.status == "running" else head.reason
+    reason = lost(last_step) if head.is_lost else head.reason
     began, ended = _time(manifest.created_time), _time(manifest.ended_time or 0.0)
     end = ended or _time(manifest.heartbeat.time)
     return {
@@ -157,21 +156,18 @@ def _num_snapshots(state: RunState) -> int:
 
 def headline(names: Mapping[int, str]) -> dict[str, int | None]:
     """The scalars to draw first, by their names."""
-    logged = {name: i for i, name in names.items() if not is_inspection(name)}
-    losses = {name: i for name, i in logged.items() if "loss" in name.lower()}
-    held_out = [i for name, i in losses.items() if _words(name) & _OTHER_SETS]
-    trained = [i for name, i in losses.items() if not _words(name) & _OTHER_SETS]
-    rates = [i for name, i in logged.items() if _words(name) & {"lr"} or "learning_rate" in name.lower()]
-    first = next((logged[name] for name in LOSS_NAMES if name in logged), None)
+    ids = {name: i for i, name in names.items()}
+    rates = [i for i, name in names.items() if not is_inspection(name) and _is_rate(name)]
+    loss, held_out = training_loss(ids), validation_loss(ids)
     return {
-        "loss": first if first is not None else next(iter(trained), None),
-        "val_loss": next(iter(held_out), None),
+        "loss": None if loss is None else ids[loss],
+        "val_loss": None if held_out is None else ids[held_out],
         "lr": next(iter(rates), None),
     }
 
 
-def _words(name: str) -> set[str]:
-    return set(name.lower().replace("/", "_").replace("-", "_").replace(".", "_").split("_"))
+def _is_rate(name: str) -> bool:
+    return "lr" in words(name) or "learning_rate" in name.lower()
 
 
 def events(run: Run, query: Query) -> Reply:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sonde.read.heatmap import scale_of
 from sonde.run import Run
-from sonde.schema.names import is_inspection
+from sonde.schema.losses import shown_scalars
 from sonde.show.web.query import Query
 from sonde.show.web.runs import state_of
 from sonde.show.web.structure import Structure, module_tree, stat_dict, stats_of, structure_of
@@ -22,13 +22,14 @@ def sites(run: Run, query: Query) -> Reply:
     kinds = structure.kinds()
     stats: dict[str, Any] = {kind: [stat_dict(name, scale_of(name)) for name in stats_of(kind)] for kind in kinds}
     names = state.catalog.scalar_names
+    shown = set(shown_scalars(names.values()))
     return json_reply(
         {
             "last_step": state.last_step(),
             **_columns(structure, kinds),
             "kinds": kinds,
             "stats": {**stats, "health": [HEALTH]},
-            "scalars": [{"i": i, "name": name, "is_inspection": is_inspection(name)} for i, name in names.items()],
+            "scalars": [{"i": i, "name": name, "is_inspection": name not in shown} for i, name in names.items()],
             "modules": module_tree(structure),
         }
     )

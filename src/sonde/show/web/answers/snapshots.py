@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from sonde.errors import CorruptError, MissingPackageError, RunError
+from sonde.errors import MissingPackageError, RunError
 from sonde.read.folder import inside
-from sonde.read.lake import FolderLake, read_file
+from sonde.read.lake import FolderLake
 from sonde.run import Run
-from sonde.schema.tensors import TensorEntry
+from sonde.schema.lake import TensorEntry
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query
 from sonde.show.web.runs import state_of
 from sonde.show.web.tensor_image import image_of
 from sonde.show.web.wire import Reply, binary_reply, json_reply, number
 
 MAX_SNAPSHOTS: Final = 2_000
-MAX_FILE_BYTES: Final = 64 << 20
-"""A document larger than this is not read."""
 MAX_ELEMENTS: Final = 1 << 30
 
 
 def _lake(run: Run) -> FolderLake:
-    root = run.path
-
-    def read_inside(path: Path, offset: int, size: int) -> bytes:
-        """Only below the run folder, however its links are laid."""
-        found = inside(root, str(path.relative_to(root)))
-        if size < 0 and offset >= 0 and os.path.getsize(found) > MAX_FILE_BYTES:  # noqa: PTH202
-            raise CorruptError(f"{path.name} is larger than {MAX_FILE_BYTES >> 20} MiB; it is not read.")
-        return read_file(found, offset, size)
-
-    inside(root, "tensors")
-    return FolderLake(root, read_file=read_inside)
+    inside(run.path, "tensors")
+    return FolderLake(run.path)
 
 
 def snapshots(run: Run, query: Query) -> Reply:

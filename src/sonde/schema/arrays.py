@@ -1,36 +1,33 @@
-"""How an array lies in Zarr v3 shards, and how its elements are found again. The layout is arithmetic; bytes come from
-a function that is given, so that a file, a bucket and a test read by the same code. Every byte read is checked.
+"""How an array is cut into chunks, and how its elements are found again. The layout is arithmetic; bytes come from a
+function that is given, so that a file, a bucket and a test read by the same code. Every byte read is checked.
 
 A chunk is always one contiguous run of the array's memory (chunks are cut along one axis only), so an array of any
 shape is written in order, and a run of its elements is read by reading the chunks it touches. Each chunk ends in its
-crc32c, as Zarr's codec of that name has it, and each shard in the index of its chunks and the index's crc32c.
+crc32c, as Zarr's codec of that name has it.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from sonde.errors import MissingPackageError
-from sonde.schema.tensors import AnyArray
+from sonde.schema.tensors import STORAGE, AnyArray
 
 ReadAt = Callable[[str, int, int], bytes]
-"""Bytes of a file of the array (`c/0/0`): from an offset, so many. An offset below zero counts from the end."""
+"""Bytes of a file of the array (`c/0/0`): from an offset, at most N. An offset below zero counts from the end."""
 
 CHECKSUM_BYTES: Final = 4
-SLOT_BYTES: Final = 16
-EMPTY: Final = (1 << 64) - 1
+MAX_BYTES: Final = 1 << 48
 _PIECE: Final = 1 << 16
-_MAX_BYTES: Final = 1 << 48
 
 
 class DamageError(Exception):
-    """A checksum or a length does not fit. The reader that knows the tensor's name says so to the user."""
+    """A checksum or a length does not fit. The reader that knows the tensor's name reports it to the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +40,9 @@ class Layout:
     axis: int
     length: int
     """Along `axis`, of a chunk."""
-    shard_length: int
-    """Along axis 0, of a shard: chunks if that is the axis that is cut, else indices."""
     is_compressed: bool
+    shard_length: int | None = None
+    """Only in snapshots of format 1, see format_one.py."""
 
     @property
     def itemsize(self) -> int:
@@ -56,6 +53,11 @@ class Layout:
         return math.prod(self.shape)
 
     @property
+    def extent(self) -> int:
+        """Of the axis that is cut."""
+        return self.shape[self.axis] if self.shape else 1
+
+    @property
     def row(self) -> int:
         """Elements per index of the axis that is cut."""
         return math.prod(self.shape[self.axis + 1 :])
@@ -63,48 +65,37 @@ class Layout:
     @property
     def blocks(self) -> int:
         """Chunks along the axis that is cut."""
-        return -(-self.shape[self.axis] // self.length)
+        return -(-self.extent // self.length)
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        return (*(1,) * self.axis, self.length, *self.shape[self.axis + 1 :])
-
-    @property
-    def shard_shape(self) -> tuple[int, ...]:
-        if self.axis == 0:
-            return (self.shard_length * self.length, *self.shape[1:])
-        return (self.shard_length, *self.shape[1 : self.axis], self.blocks * self.length, *self.shape[self.axis + 1 :])
+        cut = (*(1,) * self.axis, self.length, *self.shape[self.axis + 1 :]) if self.shape else ()
+        return tuple(max(length, 1) for length in cut)
 
     @property
     def chunk_size(self) -> int:
         return self.length * self.row
 
     @property
+    def chunk_bytes(self) -> int:
+        return self.chunk_size * self.itemsize
+
+    @property
     def num_chunks(self) -> int:
         return math.prod(self.shape[: self.axis]) * self.blocks if self.size else 0
 
-    @property
-    def chunks_per_shard(self) -> int:
-        if self.axis == 0:
-            return self.shard_length
-        return self.shard_length * math.prod(self.shape[1 : self.axis]) * self.blocks
-
-    @property
-    def num_shards(self) -> int:
-        return -(-self.num_chunks // self.chunks_per_shard)
-
-    @property
-    def index_bytes(self) -> int:
-        return SLOT_BYTES * self.chunks_per_shard + CHECKSUM_BYTES
-
-    def shard_key(self, shard: int) -> str:
-        return "/".join(["c", str(shard), *["0"] * (len(self.shape) - 1)])
+    def chunk_key(self, chunk: int) -> str:
+        """As Zarr names it: `c/2/0`."""
+        lead, block = divmod(chunk, self.blocks)
+        before = np.unravel_index(lead, self.shape[: self.axis]) if self.axis else ()
+        indices = (*before, block, *(0,) * (len(self.shape) - self.axis - 1)) if self.shape else ()
+        return "/".join(["c", *map(str, indices)])
 
     def chunk_span(self, chunk: int) -> tuple[int, int]:
         """The run of elements that a chunk holds; its padding is not counted."""
         lead, block = divmod(chunk, self.blocks)
-        start = (lead * self.shape[self.axis] + block * self.length) * self.row
-        return start, start + min(self.length, self.shape[self.axis] - block * self.length) * self.row
+        start = (lead * self.extent + block * self.length) * self.row
+        return start, start + min(self.length, self.extent - block * self.length) * self.row
 
     def chunks_of(self, start: int, stop: int) -> range:
         """The chunks that hold a run of elements."""
@@ -113,110 +104,86 @@ class Layout:
         return range(self._chunk_at(start), self._chunk_at(stop - 1) + 1)
 
     def _chunk_at(self, element: int) -> int:
-        lead, rest = divmod(element, self.shape[self.axis] * self.row)
+        lead, rest = divmod(element, self.extent * self.row)
         return lead * self.blocks + rest // (self.length * self.row)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "axis": self.axis,
-            "length": self.length,
-            "shard_length": self.shard_length,
-            "is_compressed": self.is_compressed,
-        }
+        """What the shape and the type of the tensor do not say already."""
+        return {"axis": self.axis, "length": self.length, "is_compressed": self.is_compressed}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Layout:
+    def from_json(cls, content: Mapping[str, Any]) -> Layout:
         """Raises KeyError, TypeError or ValueError on what no writer of ours wrote."""
         shape = tuple(int(length) for length in content["shape"])
+        shard_length = content.get("shard_length")
         layout = cls(
             shape,
-            np.dtype(str(content["dtype"])).name,
+            STORAGE[content["dtype"]],
             int(content["axis"]),
             int(content["length"]),
-            int(content["shard_length"]),
             bool(content["is_compressed"]),
+            None if shard_length is None else int(shard_length),
         )
-        is_sound = shape and min(shape) >= 0 and 0 <= layout.axis < len(shape)
-        if not is_sound or layout.length < 1 or layout.shard_length < 1 or layout.size * layout.itemsize > _MAX_BYTES:
-            raise ValueError(f"no array lies so: {content}")
+        is_cut = 0 <= layout.axis < max(len(shape), 1) and (shard_length is None or int(shard_length) >= 1)
+        if min(shape, default=0) < 0 or not is_cut or not 1 <= layout.length <= max(layout.extent, 1):
+            raise ValueError(f"no array is cut like this: {content}")
+        if layout.size * layout.itemsize > MAX_BYTES:
+            raise ValueError(f"no array is this large: {content}")
         return layout
 
 
-def cut(shape: tuple[int, ...], dtype: str, *, chunk_bytes: int, shard_bytes: int, is_compressed: bool) -> Layout:
-    """Chunks of about `chunk_bytes`, evenly long so that little is padding, in shards of about `shard_bytes`.
+def cut(shape: tuple[int, ...], dtype: str, *, chunk_bytes: int, is_compressed: bool) -> Layout:
+    """Chunks of at most about `chunk_bytes`, evenly long so that little is padding.
 
-    >>> cut((1000, 300), "float32", chunk_bytes=1 << 18, shard_bytes=1 << 30, is_compressed=True).chunk_shape
+    >>> cut((1000, 300), "float32", chunk_bytes=1 << 18, is_compressed=True).chunk_shape
     (200, 300)
     """
     itemsize = np.dtype(dtype).itemsize
     axis = 0
     while axis < len(shape) - 1 and math.prod(shape[axis + 1 :]) * itemsize > chunk_bytes:
         axis += 1
+    extent = shape[axis] if shape else 1
     row_bytes = max(math.prod(shape[axis + 1 :]) * itemsize, 1)
-    blocks = max(-(-shape[axis] * row_bytes // chunk_bytes), 1)
-    length = max(-(-shape[axis] // blocks), 1)
-    if axis == 0:
-        num = max(-(-shape[0] // length), 1)
-        shard_length = min(num, max(shard_bytes // (length * row_bytes), 1))
-    else:
-        index_bytes = max(math.prod(shape[1:]) * itemsize, 1)
-        shard_length = min(max(shape[0], 1), max(shard_bytes // index_bytes, 1))
-    return Layout(shape, np.dtype(dtype).name, axis, length, shard_length, is_compressed)
+    blocks = max(-(-extent * row_bytes // chunk_bytes), 1)
+    return Layout(shape, np.dtype(dtype).name, axis, max(-(-extent // blocks), 1), is_compressed)
 
 
 class ArrayReader:
-    """Elements of one array; the index of a shard is read once."""
+    """Elements of one array."""
 
     def __init__(self, layout: Layout, read_at: ReadAt) -> None:
         self.layout, self._read_at = layout, read_at
-        self._indexes: dict[int, list[tuple[int, int]]] = {}
 
     def elements(self, start: int, stop: int) -> AnyArray:
         """A run of elements in memory order."""
         if not 0 <= start <= stop <= self.layout.size:
             raise DamageError(f"elements {start}:{stop} of an array that has {self.layout.size}")
         out = np.empty(stop - start, self.layout.dtype)
-        for chunk, data in self._chunks(self.layout.chunks_of(start, stop)):
+        for chunk in self.layout.chunks_of(start, stop):
+            data = self._decoded(checked(self._stored(chunk), f"chunk {chunk}"))
             first, last = self.layout.chunk_span(chunk)
             low, high = max(first, start), min(last, stop)
             out[low - start : high - start] = data[low - first : high - first]
         return out
 
-    def _chunks(self, chunks: range) -> Iterator[tuple[int, AnyArray]]:
-        for chunk in chunks:
-            shard, slot = divmod(chunk, self.layout.chunks_per_shard)
-            offset, size = self._index(shard)[slot]
-            if offset == EMPTY:
-                raise DamageError(f"chunk {chunk} is missing")
-            yield chunk, self._decode(checked(self._read(shard, offset, size), f"chunk {chunk}"))
+    def _stored(self, chunk: int) -> bytes:
+        """The bytes of a chunk and their checksum."""
+        data = self._read_at(self.layout.chunk_key(chunk), 0, self._most() + 1)
+        if not CHECKSUM_BYTES <= len(data) <= self._most():
+            raise DamageError(f"chunk {chunk} has an impossible size")
+        return data
 
-    def _decode(self, data: memoryview) -> AnyArray:
-        expected = self.layout.chunk_size * self.layout.itemsize
+    def _decoded(self, data: memoryview) -> AnyArray:
+        expected = self.layout.chunk_bytes
         if self.layout.is_compressed:
             data = decompressed(data, expected)
         if len(data) != expected:
             raise DamageError(f"a chunk of {len(data)} bytes; it should have {expected}")
         return np.frombuffer(data, self.layout.dtype)
 
-    def _index(self, shard: int) -> list[tuple[int, int]]:
-        if shard not in self._indexes:
-            data = checked(self._read(shard, -self.layout.index_bytes, self.layout.index_bytes), "the index of a shard")
-            self._indexes[shard] = list(struct.iter_unpack("<QQ", data))
-        return self._indexes[shard]
-
-    def _read(self, shard: int, offset: int, size: int) -> bytes:
-        if not CHECKSUM_BYTES <= size <= max(self._most(), self.layout.index_bytes) or offset >= _MAX_BYTES:
-            raise DamageError(f"{size} bytes at {offset} are no part of a shard")
-        data = self._read_at(self.layout.shard_key(shard), offset, size)
-        if len(data) != size:
-            raise DamageError(f"the shard ends early: {len(data)} bytes where {size} should be")
-        return data
-
     def _most(self) -> int:
         """No codec of ours makes a chunk longer than this; a larger number is damage, and is not allocated."""
-        return self.layout.chunk_size * self.layout.itemsize + 4096
+        return self.layout.chunk_bytes + 4096
 
 
 def checksum(data: bytes) -> int:

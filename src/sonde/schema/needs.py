@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from sonde.read.raw import ALL_FIELDS
 from sonde.schema.joined import JOINED
-from sonde.schema.sketch import INDEX, NUM_BINS, Array
+from sonde.schema.sketch import FIELDS, INDEX, NUM_BINS, Array
 from sonde.schema.stats import STATS
+
+ALL_FIELDS: Final = frozenset(range(len(FIELDS)))
 
 
 class _Witness:

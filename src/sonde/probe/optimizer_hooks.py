@@ -1,0 +1,188 @@
+"""Calls of `optimizer.step()`, through torch's global step hooks: nothing is attached to the optimizer.
+
+One pair of hooks serves all models of a session, so that a call is announced once, however many of them it trains.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from sonde.probe.guards import is_capturing, protected
+
+_TORCH_FILE: Final = register_optimizer_step_pre_hook.__code__.co_filename
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of `optimizer.step()`, as long as it lasts. Holds the user's optimizer, so nobody keeps it."""
+
+    optimizer: Optimizer
+    has_closure: bool = False
+    """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    is_skipped: bool = False
+    """A GradScaler keeps the optimizer from its step: a step that changes nothing."""
+    is_retry: bool = False
+    """The call before it of the same optimizer raised."""
+    is_counted: bool = False
+    """For those who count: whether they know that it has begun."""
+    num_inside: int = 0
+    """Steps of the classes it inherits from that have begun inside of it: torch calls hooks for them too."""
+    listeners: Sequence[Listener] = ()
+    """Whom it concerns; known once they were asked."""
+    steps: dict[Any, Any] = field(default_factory=dict)
+    """What each listener keeps until it is over."""
+
+
+class Listener(Protocol):
+    """Someone who wants to know about the calls of some optimizers. Must not raise."""
+
+    def is_concerned(self, optimizer: Optimizer) -> bool: ...
+
+    def captured(self) -> None:
+        """A step of one of them went into a CUDA graph."""
+
+    def before(self, call: Call) -> None: ...
+
+    def after(self, call: Call) -> None: ...
+
+    def failed(self, call: Call) -> None:
+        """It raised, and the user has caught that."""
+
+
+def _nothing(call: Call) -> None:
+    """Nobody counts."""
+
+
+class OptimizerHooks:
+    """Tells listeners about calls of `step`. `on_begin` comes before all of them and `on_end` after: these count."""
+
+    def __init__(
+        self,
+        on_error: Callable[[str, Exception], None],
+        *,
+        on_begin: Callable[[Call], None] = _nothing,
+        on_end: Callable[[Call], None] = _nothing,
+    ) -> None:
+        self.on_error, self.on_begin, self.on_end = on_error, on_begin, on_end
+        self._listeners: list[Listener] = []
+        self._open: dict[int, Call] = {}
+        self._handles: list[Any] = []
+
+    def add(self, listener: Listener) -> None:
+        if not self._listeners:
+            self._handles = [
+                register_optimizer_step_pre_hook(protected(self._pre, self.on_error, "optimizer pre hook")),
+                register_optimizer_step_post_hook(protected(self._post, self.on_error, "optimizer post hook")),
+            ]
+        self._listeners = [*self._listeners, listener]
+
+    def remove(self, listener: Listener) -> None:
+        self._listeners = [other for other in self._listeners if other is not listener]
+        if not self._listeners:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self._open.clear()
+
+    def skip(self, optimizer: Optimizer) -> None:
+        """A scaler kept it from its step, gradients being unscaled already."""
+        call = Call(optimizer, is_skipped=True)
+        if not is_capturing() and self._begin(call):
+            self._end(call)
+
+    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._open and self._is_inside(optimizer):
+            return
+        failed, call = self._open.get(id(optimizer)), Call(optimizer)
+        self._open[id(optimizer)] = call  # before anything can fail: what is not open is not counted at its end
+        call.is_retry = failed is not None
+        call.has_closure = _closure(optimizer, args, kwargs) is not None
+        if is_capturing():
+            del self._open[id(optimizer)]
+            for listener in self._concerned(optimizer):
+                listener.captured()
+            return
+        if failed is not None:
+            for listener in failed.listeners:
+                listener.failed(failed)
+        if not self._begin(call):
+            del self._open[id(optimizer)]
+
+    def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        call = self._open.get(id(optimizer))
+        if call is None:
+            return
+        if call.num_inside:
+            call.num_inside -= 1
+            return
+        del self._open[id(optimizer)]
+        # No one was found before the step if the search for them failed: it counts all the same.
+        if call.listeners or self._concerned(optimizer):
+            self._end(call)
+
+    def _begin(self, call: Call) -> bool:
+        """Whether it concerns anybody."""
+        call.listeners = self._concerned(call.optimizer)
+        if call.listeners:
+            self.on_begin(call)
+            for listener in call.listeners:
+                listener.before(call)
+        return bool(call.listeners)
+
+    def _end(self, call: Call) -> None:
+        try:
+            for listener in call.listeners:
+                listener.after(call)
+        finally:
+            self.on_end(call)
+
+    def _concerned(self, optimizer: Optimizer) -> list[Listener]:
+        return [listener for listener in self._listeners if listener.is_concerned(optimizer)]
+
+    def _is_inside(self, optimizer: Optimizer) -> bool:
+        """Whether this step is a part of one that is being made: of the class that an optimizer inherits from, or of an
+        optimizer that it wraps. The outer one is measured, and so is all that happens in it."""
+        running = _running()
+        if optimizer in running:
+            running.remove(optimizer)  # the step that begins now
+        for call in self._open.values():
+            if call.optimizer is optimizer and optimizer in running:
+                call.num_inside += 1
+                return True
+            if call.optimizer in running and not _are_apart(call.optimizer, optimizer):
+                return True
+        return False
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _running() -> list[Any]:
+    """The optimizers whose steps are being made now, innermost first: by the frames of what torch wraps steps in."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _TORCH_FILE:
+            found.append(frame.f_locals.get("self"))
+        frame = frame.f_back
+    return found
+
+
+def _are_apart(one: Optimizer, other: Optimizer) -> bool:
+    return {id(p) for p in parameters_of(one)}.isdisjoint(id(p) for p in parameters_of(other))
+
+
+def _closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """The closure given to `step`; torch passes the optimizer itself along as the first argument."""
+    given = [argument for argument in args if argument is not optimizer]
+    return given[0] if given else kwargs.get("closure")

@@ -1,0 +1,80 @@
+"""The loss of a step, from the numbers that its backward passes began with. Pure arithmetic, on the writer's thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_NEAR: Final = 1e-3
+"""How near to one the shares of the micro-batches add up to it: they are rounded, in low precision coarsely."""
+_SAME: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What gradients were asked of, and how it came about."""
+
+    value: float
+    factors: tuple[float, ...] = ()
+    """What the loss was multiplied by to become this, the last multiplication first."""
+    num_terms: float = math.nan
+    """Of a loss function that adds up its terms: how many there were."""
+
+
+class StepLoss:
+    """Knows how a program scales its losses, from the steps before."""
+
+    def __init__(self) -> None:
+        self._share: float | None = None
+        """What each micro-batch of a whole step is multiplied by, once that is known."""
+        self.factor = 1.0
+        """What remains of the multiplications: the loss is this times what the loss function gave. NaN: it varies."""
+        self.is_per_term = False
+        """Whether sums over terms are divided by the number of terms of the step."""
+        self._is_known = False
+
+    def of_step(self, parts: Sequence[MicroBatch], scale: float | None = None) -> float:
+        """The mean over micro-batches, each with the weight that it has in training.
+
+        >>> StepLoss().of_step([MicroBatch(0.5, (0.5,)), MicroBatch(1.0, (0.5,))])  # losses 1 and 2, each halved
+        1.5
+        >>> StepLoss().of_step([MicroBatch(1.0), MicroBatch(2.0)])  # the same, not divided
+        1.5
+        """
+        parts = [_unscaled(part, scale) for part in parts]
+        total, num = sum(part.value for part in parts), len(parts)
+        self.is_per_term = False
+        terms = [math.prod(part.factors) * part.num_terms for part in parts]
+        if all(abs(each - 1) < _NEAR for each in terms) or abs(sum(terms) - 1) < _NEAR:
+            self.is_per_term = True
+            self._keep(parts, None)
+            return total / num if abs(terms[0] - 1) < _NEAR else total
+        for depth in range(1, min(len(part.factors) for part in parts) + 1):
+            shares = [math.prod(part.factors[:depth]) for part in parts]
+            if num > 1 and abs(sum(shares) - 1) < _NEAR:
+                self._share = shares[0] if _are_same(shares) else self._share
+                self._keep(parts, depth)
+                return total
+            if self._share is not None and _are_same([*shares, self._share]):  # the last step of an epoch has fewer
+                self._keep(parts, depth)
+                return total / sum(shares)
+        self._keep(parts, 0)
+        return total / num
+
+    def _keep(self, parts: Sequence[MicroBatch], depth: int | None) -> None:
+        rest = [1.0 if depth is None else math.prod(part.factors[depth:]) for part in parts]
+        is_same = _are_same(rest) and (not self._is_known or _are_same([rest[0], self.factor]))
+        self.factor, self._is_known = rest[0] if is_same else math.nan, True
+
+
+def _unscaled(part: MicroBatch, scale: float | None) -> MicroBatch:
+    """Without what a GradScaler multiplied it by."""
+    if scale is None or not part.factors or part.factors[0] != scale:
+        return part
+    return MicroBatch(part.value / scale, part.factors[1:], part.num_terms)
+
+
+def _are_same(numbers: Sequence[float]) -> bool:
+    return all(abs(number - numbers[0]) <= _SAME * abs(numbers[0]) for number in numbers)

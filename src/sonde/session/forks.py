@@ -1,0 +1,25 @@
+"""In a forked child the runs are the parent's: its sessions forget them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Final, Protocol
+
+
+class Forked(Protocol):
+    def forked(self) -> None:
+        """Called in a child that this process forked."""
+
+
+alive: Final[weakref.WeakSet[Forked]] = weakref.WeakSet()
+"""Sessions that are not finished."""
+
+
+def _forget_in_child() -> None:
+    for session in list(alive):
+        session.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,43 @@
+"""The way to the writer for what is logged without a step: it may wait until it is known which step it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sonde.schema.layout import Stream
+from sonde.schema.records import Event, ScalarsRecord, StatsRecord
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+
+
+class StepWriter:
+    """Has `put` as the writer has."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def put(self, item: Any, num_bytes: int, *, step: int, stream: Stream = "stats") -> bool:
+        """Queue a record, or a function that makes one. Waiting is not dropping: then it is True."""
+        steps, writer = self._session.training.steps, self._session.writer
+
+        def put(at: int) -> bool:
+            return writer.put(item if at == step else at_step(item, at), num_bytes, step=at, stream=stream)
+
+        return steps.wait(put) or put(steps.last)
+
+
+def at_step(item: Any, step: int) -> Any:
+    """The same record, or function that makes one, at another step."""
+    if callable(item):
+        return lambda: at_step(item(), step)
+    if isinstance(item, list):
+        return [at_step(one, step) for one in item]
+    if isinstance(item, ScalarsRecord):
+        return replace(item, steps=np.full_like(item.steps, step))
+    if isinstance(item, StatsRecord | Event):
+        return replace(item, step=step)
+    return item

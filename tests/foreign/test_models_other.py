@@ -1,0 +1,13 @@
+"""Models of transformers for sound, pictures with words and time series, trained with and without sonde."""
+
+from __future__ import annotations
+
+import pytest
+
+import specimens_other
+from specimen import Specimen, parameters
+
+
+@pytest.mark.parametrize("specimen", parameters(specimens_other.ALL))
+def test_training_is_the_same_and_every_number_is_right(specimen: Specimen) -> None:
+    specimen.examine().check()

@@ -1,0 +1,218 @@
+"""`sonde run` of scripts that use sonde themselves: what they say holds, unless the command line says otherwise."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sonde
+from sonde.errors import RunError, SettingsError
+from sonde.session import run_script
+
+TRAIN = """
+import torch
+import sonde
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(steps=3, model=model, optimizer=optimizer):
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def run(body: str, **options: Any) -> list[Any]:
+    """The runs that `sonde run` of a script makes, oldest first."""
+    Path("train.py").write_text(TRAIN + textwrap.dedent(body))
+    assert run_script("train.py", [], **options) == 0
+    return list(reversed(sonde.runs()))
+
+
+INIT = 'sonde.init(project="p", name="n", config={"lr": 0.1}, tags=["a"], notes="why", hist_every=3)\n'
+
+
+def test_what_the_script_says_holds() -> None:
+    (found,) = run(INIT + "train()")
+    assert (found.project, found.name, found.config, found.tags, found.notes) == ("p", "n", {"lr": 0.1}, ("a",), "why")
+    assert found.path.parent.name == "p"
+    steps = found.stats("grad/weight/n").column("step").to_pylist()
+    assert steps == [0, 1, 2]
+    assert found.status == "finished"
+
+
+def test_the_command_line_wins_and_says_what_it_replaced() -> None:
+    (found,) = run(INIT + "train()", project="q", name="m", tags=("b",), notes="because", budget=0.5)
+    assert (found.project, found.name, found.config, found.notes) == ("q", "m", {"lr": 0.1}, "because")
+    assert found.tags == ("a", "b")
+    (said,) = [event["message"] for event in found.events().to_pylist() if event["type"] == "command_line"]
+    assert all(part in said for part in ("project='p'", "name='n'", "notes='why'"))
+
+
+def test_settings_of_the_script_hold() -> None:
+    run('sonde.init(dir="elsewhere", mode="on")\ntrain()')
+    (found,) = sonde.runs("elsewhere")
+    assert found.project == "train"  # neither said: the script's name
+    assert not Path("runs").exists()
+
+
+def test_a_script_that_disables_sonde_is_not_recorded() -> None:
+    assert run('sonde.init(mode="disabled")\ntrain()') == []
+
+
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_variables_and_files_come_before_the_name_of_the_script(source: str, monkeypatch: Any) -> None:
+    if source == "variable":
+        monkeypatch.setenv("SONDE_PROJECT", "set")
+    else:
+        Path("sonde.yaml").write_text("project: set\n")
+    assert [found.project for found in run("train()")] == ["set"]
+    assert [found.project for found in run("train()", project="q")][-1] == "q"
+
+
+def test_a_folder_is_that_of_the_command_whatever_the_script_does() -> None:
+    here = Path.cwd()
+    Path("deep").mkdir()
+    try:
+        run('import os; os.chdir("deep")\ntrain()')
+    finally:
+        os.chdir(here)
+    assert len(sonde.runs(here / "runs")) == 1
+
+
+def test_wrong_options_are_refused_before_the_script_runs() -> None:
+    with pytest.raises(SettingsError, match="budget"):
+        run('open("ran", "w")', budget=7.0)
+    assert not Path("ran").exists()
+
+
+def test_keywords_of_watch_hold() -> None:
+    (found,) = run("sonde.watch(model, optimizer, grads=False, updates=False)\ntrain()")
+    assert found.stats("param/weight/n").num_rows == 3
+    assert found.sites("grad").num_rows == 0
+    assert found.sites("param").num_rows == 2
+
+
+def test_a_script_that_watches_one_model_says_which() -> None:
+    (found,) = run(
+        """
+        other = torch.nn.Linear(2, 1)
+        second = torch.optim.SGD(other.parameters(), lr=0.01)
+        with sonde.init() as session:
+            session.watch(model, optimizer)
+            train()
+            train(2, other, second)
+        """
+    )
+    assert set(found.sites("param")["site"].to_pylist()) == {"weight", "bias"}
+    assert found.last_step == 2
+
+
+def test_a_call_before_init_leaves_no_run_behind() -> None:
+    (found,) = run("model(torch.ones(1, 2))  # shapes\n" + INIT + "train()")
+    assert (found.project, found.name, found.last_step) == ("p", "n", 2)
+    assert os.path.realpath("runs/latest") == str(found.path)
+
+
+def test_a_call_before_watch_does_not_clash() -> None:
+    (found,) = run(
+        """
+        shapes = torch.nn.Linear(2, 1)
+        shapes(torch.ones(1, 2))
+        sonde.watch(model, optimizer)
+        train()
+        """
+    )
+    assert found.stats("grad/weight/n").num_rows == 3
+
+
+def test_several_runs_of_one_script_are_several() -> None:
+    first, second = run(
+        """
+        for name in ("one", "two"):
+            with sonde.init(name=name):
+                train()
+        """
+    )
+    assert [(r.name, r.last_step, r.status) for r in (first, second)] == [
+        ("one", 2, "finished"),
+        ("two", 2, "finished"),
+    ]
+    assert second.stats("grad/weight/n").num_rows == 3
+
+
+def test_finish_ends_the_run_and_what_follows_is_not_recorded() -> None:
+    (found,) = run("train()\nsonde.finish()\ntrain(9)")
+    assert (found.last_step, found.status) == (2, "finished")
+
+
+def test_training_before_init_is_a_run_of_its_own() -> None:
+    first, second = run("train(4)\n" + INIT + "train(2)")
+    assert [(r.project, r.last_step) for r in (first, second)] == [("train", 3), ("p", 1)]
+
+
+def test_log_without_init_is_recorded() -> None:
+    (found,) = run('sonde.log({"loss": 1.0})\ntrain()')
+    assert found.scalars("loss")["value"].to_pylist() == [1.0]
+
+
+def test_options_of_a_trainers_callback_hold() -> None:
+    (found,) = run(
+        """
+        from sonde.session.joining import Joining
+        model(torch.ones(1, 2))
+        joining = Joining(None, {"project": "p", "name": "n"})
+        joining.begin({"lr": 0.1}).watch(model, optimizer)
+        train()
+        joining.end()
+        """,
+        name="m",
+    )
+    assert (found.project, found.name, found.config, found.last_step) == ("p", "m", {"lr": 0.1}, 2)
+
+
+def test_a_decorated_function_is_one_run_with_its_options() -> None:
+    (found,) = run(
+        """
+        @sonde.record(name="decorated", tags=["d"])
+        def fit():
+            train()
+        fit()
+        """,
+        tags=("b",),
+    )
+    assert (found.project, found.name, found.tags, found.last_step) == ("fit", "decorated", ("d", "b"), 2)
+
+
+def test_a_decorated_function_is_in_the_project_that_a_variable_names(monkeypatch: Any) -> None:
+    monkeypatch.setenv("SONDE_PROJECT", "set")
+
+    @sonde.record
+    def fit() -> None: ...
+
+    fit()
+    assert sonde.open("latest").project == "set"
+
+
+def test_a_script_without_a_model_ends_with_a_status() -> None:
+    (found,) = run("")
+    assert (found.status, found.last_step) == ("finished", -1)
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_the_script_runs() -> None:
+    Path("runs").write_text("a file")
+    with pytest.raises(RunError, match="A file is in the way"):
+        run('open("ran", "w")')
+    assert not Path("ran").exists()
+
+
+def test_a_run_that_cannot_begin_does_not_end_the_script(capfd: Any) -> None:
+    Path("train.py").write_text(TRAIN + "open('runs', 'w').close()\ntrain()\nprint('trained')")
+    assert run_script("train.py", []) == 0
+    told = capfd.readouterr()
+    assert told.out == "trained\n"
+    assert "the script is not recorded" in told.err
