@@ -80,3 +80,9 @@ def test_a_site_with_slashes_is_found_by_its_full_name() -> None:
 def test_a_scalar_that_bears_the_name_of_a_series_does_not_hide_it() -> None:
     own, logged = (STEPS, STEPS * 1.0), (STEPS[:1], STEPS[:1] * 0.0)
     assert Window({Series("grad", "0", "rms"): own}, {"grad/0/rms": logged}).get("grad/0/rms") == own
+
+
+def test_a_sample_of_the_machine_is_not_a_step() -> None:
+    window = Window({}, {"loss": (STEPS, STEPS * 1.0), "system/cpu_percent": (np.array([10]), np.array([50.0]))}, {})
+    assert window.last_step == 9
+    assert len(window.last(2).scalars["loss"][0]) == 2

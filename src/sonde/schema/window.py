@@ -92,8 +92,10 @@ class Window:
 
     @property
     def last_step(self) -> int:
-        """The newest step of all; -1 when there is none."""
-        columns = [*self.series.values(), *self.scalars.values()]
+        """The newest step of all; -1 when there is none. Samples of the machine do not count: one may be taken at the
+        step that comes next, which is perhaps never made."""
+        logged = [column for name, column in self.scalars.items() if not name.startswith("system/")]
+        columns = [*self.series.values(), *logged]
         return max((int(steps[-1]) for steps, _ in columns if len(steps)), default=-1)
 
     def last(self, num_steps: int) -> Window:
