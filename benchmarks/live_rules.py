@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import sonde
 from report import describe_machine
 from small_gpt import SmallGPT, load_text, next_batch
-from sonde.session import live
+from sonde.session.observers import rules as live
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT = 0.005

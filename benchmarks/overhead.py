@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from arms import Arm, Recording, all_arms
 from hooks import OwnHooks
 from report import as_markdown, describe_machine, folder_bytes, interval, stats_row_bytes
-from sonde.reduce import native
+from sonde.reduce.cpu import native
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from small_gpt import SmallGPT, load_text, next_batch

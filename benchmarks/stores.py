@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.record.store import open_store
 from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.write.tensors.store import open_store
 
 Tensors = dict[str, HostTensor]
 Arm = Callable[[int, Tensors], int]

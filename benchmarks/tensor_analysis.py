@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 
 from report import describe_machine
-from sonde.read.analysis.spectra import EXACT_UP_TO, spectrum
-from sonde.read.compare_weights import compare_weights
-from sonde.read.files import open_tensors
-from sonde.read.lake import FolderLake, read_file
-from sonde.read.tensors import tensor_over_steps
-from sonde.record.folder import create_run
-from sonde.record.store import open_store
-from sonde.record.writer import Writer, WriterOptions
+from sonde.read.compare.weights import compare_weights
+from sonde.read.tensors.analysis.spectra import EXACT_UP_TO, spectrum
+from sonde.read.tensors.files.formats import open_tensors
+from sonde.read.tensors.lake import FolderLake, read_file
+from sonde.read.tensors.tensors import tensor_over_steps
 from sonde.run import Run
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.show.export.tensors import plan_export, write_export
+from sonde.write.folder import create_run
+from sonde.write.tensors.store import open_store
+from sonde.write.writer import Writer, WriterOptions
 
 RESULTS = Path(__file__).parent / "results"
 SHAPE = (256, 256)

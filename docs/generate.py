@@ -67,19 +67,19 @@ def fields() -> str:
 
 
 def stats_columns() -> str:
-    from sonde.record.parquet import STATS_SCHEMA
+    from sonde.write.stats.parquet import STATS_SCHEMA
 
     return table(["column", "type"], [(f"`{field.name}`", f"`{field.type}`") for field in STATS_SCHEMA])
 
 
 def scalars_columns() -> str:
-    from sonde.record.parquet import SCALARS_SCHEMA
+    from sonde.write.stats.parquet import SCALARS_SCHEMA
 
     return table(["column", "type"], [(f"`{field.name}`", f"`{field.type}`") for field in SCALARS_SCHEMA])
 
 
 def views() -> str:
-    from sonde.read.views import STAT_COLUMNS, VIEWS
+    from sonde.read.series.views import STAT_COLUMNS, VIEWS
 
     rows = []
     for view in VIEWS.values():

@@ -11,7 +11,7 @@ import argparse
 
 from sonde.tune import CheckpointAnalyzer, TrainingWrapper
 from sonde.tune.config import ModelConfig
-from sonde.tune.data import generate
+from sonde.tune.train.data import generate
 
 
 def main() -> None:

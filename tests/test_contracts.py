@@ -25,10 +25,10 @@ CONTRACTS = {
 # contract -> files (relative to the package) with the line to add at their end. The first is the forbidden import.
 VIOLATIONS: dict[str, list[dict[str, str]]] = {
     "layers": [
-        {"schema/names.py": "import sonde.record.writer as _"},
+        {"schema/names.py": "import sonde.write.writer as _"},
         {"errors.py": "from sonde.schema import names as _"},
         {"config.py": "from sonde.read import __doc__ as _"},
-        {"record/writer.py": "import sonde.reduce as _"},
+        {"write/writer.py": "import sonde.reduce as _"},
         {"reduce/__init__.py": "import sonde.probe as _"},
         {"read/__init__.py": "import sonde.record as _"},
         {"probe/__init__.py": "import sonde.session as _"},
@@ -43,7 +43,7 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
     ],
     "stores": [
         {
-            "record/stores/a.py": "import sonde.record.stores.b as _",
+            "record/stores/a.py": "import sonde.write.tensors.stores.b as _",
             "record/stores/b.py": "",
             "record/stores/__init__.py": "",
         },

@@ -93,9 +93,9 @@ def test_version_is_that_of_the_package() -> None:
     [
         "import sonde; record = sonde.record",
         "from sonde import record",
-        "import sonde.record.writer, sonde; record = sonde.record",
+        "import sonde.write.writer, sonde; record = sonde.record",
         "import sonde.session, sonde; record = sonde.record",
-        "from sonde.record.writer import Writer; from sonde import record",
+        "from sonde.write.writer import Writer; from sonde import record",
     ],
 )
 def test_record_is_the_decorator_and_the_package(code: str) -> None:
@@ -104,9 +104,9 @@ import inspect
 @record
 def train(x): return x + 1
 assert inspect.isfunction(train) and train.__name__ == "train"
-import sonde.record.writer as writer
+import sonde.write.writer as writer
 import sonde
-assert writer.Writer is sonde.record.writer.Writer
+assert writer.Writer is sonde.write.writer.Writer
 print("ok")
 """
     assert python(f"{code}\n{check}").strip() == "ok"
@@ -137,8 +137,8 @@ WRITE = """
 import sys, time
 import numpy as np
 from pathlib import Path
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import N, SUMSQ, empty_rows
 

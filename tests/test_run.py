@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 import sonde
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 
 def write(

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 
-from sonde.reduce.baseline import Baseline
-from sonde.reduce.identity import batch_hash, ids_hash, label_purity
-from sonde.reduce.inspect_data import inspect_input, inspect_target, shift
-from sonde.reduce.loss_call import inspect_loss
+from sonde.reduce.inspect.baseline import Baseline
+from sonde.reduce.inspect.data import inspect_input, inspect_target, shift
+from sonde.reduce.inspect.identity import batch_hash, ids_hash, label_purity
+from sonde.reduce.inspect.loss_call import inspect_loss
 
 
 def numbers(found: Any) -> dict[str, float]:

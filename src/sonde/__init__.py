@@ -9,9 +9,7 @@ run = sonde.open("latest")
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,32 +75,10 @@ def __getattr__(name: str) -> Any:
         return import_module("sonde.flow")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'sonde' has no attribute {name!r}; it has {', '.join(__all__)}")
-    home = import_module(_HOME_OF[name])
-    if name == "record":  # importing the session has bound the package of that name here, and made it callable
-        return sys.modules["sonde.record"]
-    value = getattr(home, name)
+    value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-class _CallableRecord(ModuleType):
-    """`sonde.record` is two things of one name: the decorator, and the package that writes runs."""
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return import_module("sonde.session").record(*arguments, **keywords)
-
-
-class _Package(ModuleType):
-    """Importing `sonde.record.…` binds that package over the decorator; here it learns to be called."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "record" and isinstance(value, ModuleType):
-            value.__class__ = _CallableRecord
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -15,40 +15,40 @@ import pyarrow as pa
 from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError, UsageError
-from sonde.read.analysis.run_tensors import RunTensors
-from sonde.read.attempts import attempt_table, check_attempt
-from sonde.read.checkpoints import checkpoint_list_table, run_checkpoints
-from sonde.read.compare import (
+from sonde.read.compare.divergence import first_divergence
+from sonde.read.compare.forward_order import ForwardOrder
+from sonde.read.compare.frameworks import other_names, renamed
+from sonde.read.compare.rounding import Tolerance
+from sonde.read.compare.runs import (
     Comparison,
     compare_configs,
     compare_metrics,
     compare_series,
     flatten,
 )
-from sonde.read.compare_frameworks import other_names, renamed
-from sonde.read.compare_weights import WeightComparison, compare_weights
-from sonde.read.divergence import first_divergence
-from sonde.read.files import is_tensor_file, open_tensors
-from sonde.read.folder import default_dir, find_run, run_folders
-from sonde.read.follow import Update, follow
-from sonde.read.forward_order import ForwardOrder
-from sonde.read.lake import Lake, open_lake, upload_warnings
-from sonde.read.lazy import LazyTensors, of_kind
-from sonde.read.manifest import Manifest
-from sonde.read.pyramid import read_overview
-from sonde.read.rounding import Tolerance
-from sonde.read.scalars import read_scalars
-from sonde.read.series import by_series
-from sonde.read.snapshot_check import damaged_snapshots
-from sonde.read.sql import DEFAULT_LIMIT, run_query
-from sonde.read.state import RunState, open_state
-from sonde.read.stats import read_stats
-from sonde.read.steps import ALL_STEPS, Steps, parse_steps
-from sonde.read.structure import read_structure
-from sonde.read.summary import Summary, as_rich, summarize
-from sonde.read.tables import event_table, finding_table, health_table, site_table, system_table
-from sonde.read.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
-from sonde.read.window import read_window
+from sonde.read.compare.weights import WeightComparison, compare_weights
+from sonde.read.run.attempts import attempt_table, check_attempt
+from sonde.read.run.checkpoints import checkpoint_list_table, run_checkpoints
+from sonde.read.run.folder import default_dir, find_run, run_folders
+from sonde.read.run.manifest import Manifest
+from sonde.read.run.state import RunState, open_state
+from sonde.read.run.structure import read_structure
+from sonde.read.run.summary import Summary, as_rich, summarize
+from sonde.read.run.tables import event_table, finding_table, health_table, site_table, system_table
+from sonde.read.series.cut import by_series
+from sonde.read.series.follow import Update, follow
+from sonde.read.series.pyramid import read_overview
+from sonde.read.series.scalars import read_scalars
+from sonde.read.series.sql import DEFAULT_LIMIT, run_query
+from sonde.read.series.stats import read_stats
+from sonde.read.series.steps import ALL_STEPS, Steps, parse_steps
+from sonde.read.series.window import read_window
+from sonde.read.tensors.analysis.run_tensors import RunTensors
+from sonde.read.tensors.check import damaged_snapshots
+from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
+from sonde.read.tensors.lake import Lake, open_lake, upload_warnings
+from sonde.read.tensors.lazy import LazyTensors, of_kind
+from sonde.read.tensors.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.schema.layout import RunStatus
 from sonde.schema.losses import shown_scalars
 from sonde.schema.window import Window

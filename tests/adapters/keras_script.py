@@ -16,8 +16,8 @@ from keras import layers, ops
 
 import sonde
 from sonde.adapters.keras import SondeCallback
-from sonde.reduce import keras as reduce_keras
-from sonde.reduce.compiled_meter import CompiledMeter
+from sonde.adapters.keras import sketches as reduce_keras
+from sonde.budget.compiled_meter import CompiledMeter
 from sonde.reduce.numpy import sketch as specified
 from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 import sonde
-from sonde.session.mirror import Mirror
+from sonde.session.observers.mirror import Mirror
 
 STEPS = 12
 

@@ -17,8 +17,8 @@ optax = pytest.importorskip("optax")
 import jax.numpy as jnp  # noqa: E402
 
 import sonde.adapters.jax as sonde_jax  # noqa: E402
+from sonde.adapters.jax.sketches import sketch_arrays, to_rows  # noqa: E402
 from sonde.errors import UsageError  # noqa: E402
-from sonde.reduce.jax import sketch_arrays, to_rows  # noqa: E402
 from sonde.reduce.numpy import sketch  # noqa: E402
 from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N  # noqa: E402
 
@@ -335,7 +335,7 @@ SHARDED = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sonde.reduce.jax import sketch_arrays, to_rows
+from sonde.adapters.jax.sketches import sketch_arrays, to_rows
 from sonde.reduce.numpy import sketch
 assert jax.device_count() == 4
 x = np.random.default_rng(0).standard_normal((64, 33)).astype(np.float32)

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import sonde
-from sonde.session.mirror import Mirror
+from sonde.session.observers.mirror import Mirror
 from sonde.testing.adapters import check_hint
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the trackers' own

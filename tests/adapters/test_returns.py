@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.session import current
+from sonde.session.entry import current
 from sonde.testing.by_hand import BATCH, Net, Rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the trainers' own

@@ -20,10 +20,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ASSETS = {"app.js", "app.css", "index.html", "icon.svg", ".stamp"}
 STATIC = "sonde/show/web/static/"
-KERNEL = "sonde/reduce/_native.so"
+KERNEL = "sonde/reduce/cpu/_native.so"
 SKETCH_ONE = """
 import sonde, torch
-from sonde.reduce import native
+from sonde.reduce.cpu import native
 from sonde.reduce.torch import Reducer, resolve_all
 reducer = Reducer()
 reducer.add(1, torch.arange(1000.0))

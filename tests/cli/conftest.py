@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from sonde.cli.main import main
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import MAX, MIN, SUM, SUMABS, SUMSQ, N, empty_rows
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 MakeRun = Callable[..., Path]
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import sonde
 from sonde.cli.main import app
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 
 @pytest.fixture

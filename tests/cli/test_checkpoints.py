@@ -12,8 +12,8 @@ import pytest
 
 def write(folder: Path, *steps: int) -> None:
     """Checkpoints as they are on disk, without torch."""
-    from sonde.record.checkpoints import locked, write_checkpoint
     from sonde.schema.checkpoints import Manifest
+    from sonde.write.checkpoints import locked, write_checkpoint
 
     with locked(folder):
         for step in steps:
@@ -55,7 +55,7 @@ def test_delete_asks_and_names_what_is_there(sonde: Any, folder: Path, monkeypat
 
 
 def test_a_folder_that_is_being_written_is_left_alone(sonde: Any, folder: Path) -> None:
-    from sonde.record.checkpoints import locked
+    from sonde.write.checkpoints import locked
 
     with locked(folder):
         assert "is being saved" in sonde("checkpoints", folder, "--delete", "1", "-y", code=1).stderr

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from sonde.record.store import open_store
 from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.write.tensors.store import open_store
 
 
 def losses(change_at: int | None = None) -> list[float]:

@@ -17,7 +17,7 @@ import pytest
 
 from sonde.cli.export_place import explaining_a_full_disk
 from sonde.errors import RunError, UsageError
-from sonde.read.export_tables import open_export_tables
+from sonde.read.tensors.export_tables import open_export_tables
 from sonde.run import Run
 from sonde.run import open as open_run
 from sonde.show.export.atomic import replacing

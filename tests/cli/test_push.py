@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.read.lake import open_lake
-from sonde.record.local_lake import LocalLake
-from sonde.record.upload import Spool
+from sonde.read.tensors.lake import open_lake
 from sonde.schema.addresses import ICECHUNK_FOLDER
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.schema.uploads import UploadState
+from sonde.write.tensors.local import LocalLake
+from sonde.write.tensors.upload import Spool
 
 
 def leave_waiting(run: Path, url: str = ICECHUNK_FOLDER) -> None:

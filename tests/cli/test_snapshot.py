@@ -16,7 +16,7 @@ import sonde
 from sonde.cli import snapshot as verb
 from sonde.cli.main import main
 from sonde.run import open as open_run
-from sonde.session import current
+from sonde.session.entry import current
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.record.store import open_store
 from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.write.tensors.store import open_store
 
 
 @pytest.fixture

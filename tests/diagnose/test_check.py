@@ -137,7 +137,7 @@ def some_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
     known = {
         "cause": Rule("cause", Severity.WARNING, (), ("measured", "inferred"), (), nothing),
-        "measured": Rule("measured", Severity.WARNING, (), (), (), nothing, stands=True),
+        "measured": Rule("measured", Severity.WARNING, (), (), (), nothing, is_measured=True),
         "inferred": Rule("inferred", Severity.WARNING, (), (), (), nothing),
         "one": Rule("one", Severity.WARNING, (), ("another",), (), nothing),
         "another": Rule("another", Severity.WARNING, (), ("one",), (), nothing),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde.diagnose.motion import motion
+from sonde.diagnose.measures.motion import motion
 from sonde.schema.window import Window
 from sonde.testing.windows import falling, stack, window
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde.diagnose import progress
+from sonde.diagnose.measures import progress
 
 
 def test_of_a_long_run_the_level_is_nearly_that_of_every_window(monkeypatch):

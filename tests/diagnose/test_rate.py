@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sonde.diagnose.rate import is_at_full_rate, is_still_rising, warms_up, write_rate
+from sonde.diagnose.measures.rate import is_at_full_rate, is_still_rising, warms_up, write_rate
 from sonde.schema.window import Window
 from sonde.testing.windows import stack
 

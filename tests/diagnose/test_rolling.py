@@ -11,10 +11,10 @@ from torch import nn
 
 import sonde
 from sonde.diagnose.rolling import Rolling
-from sonde.record.items import NewScalar, NewSite
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord, SystemSample
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.write.items import NewScalar, NewSite
+from sonde.write.writer import Writer, WriterOptions
 
 PATTERNS = (
     *("grad/*/norm", "param/*/rms", "update/*/ratio", "update/*/second_moment_lag", "update/*/grad_cosine"),
@@ -98,7 +98,7 @@ def test_sites_that_come_and_go_keep_their_own_steps() -> None:
 
 
 def test_a_writer_without_an_observer_is_as_before(tmp_path: Path) -> None:
-    from sonde.record.folder import create_run
+    from sonde.write.folder import create_run
 
     run = create_run(tmp_path / "runs", project="p", name="n")
     Writer(run, WriterOptions(system_interval_s=0.0)).close("finished")

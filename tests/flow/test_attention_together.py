@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sonde.flow import AttentionAnalyzer, analyze, attention_calls
+from sonde.flow import AttentionAnalyzer, analyze
+from sonde.flow.analyzers import attention_calls
 from sonde.probe.model import ModelNames
-from sonde.reduce.inspect_units import carried, carry
+from sonde.reduce.inspect.units import carried, carry
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sonde.errors import NotAModelError, UsageError
 from sonde.flow import ModuleMonitor, RefinedCoordinateCheck, coordinate_check, refined_coordinate_check
-from sonde.flow.coordinate import split
+from sonde.flow.coordinate.check import split
 
 
 class Mixed(nn.Module):

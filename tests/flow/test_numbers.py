@@ -51,7 +51,7 @@ def test_an_attention_that_cannot_be_read_is_told_of_and_the_rest_analysed(
     def fails(*args: object, **kwargs: object) -> None:
         raise RuntimeError("of a kind unknown")
 
-    monkeypatch.setattr(f"sonde.flow.attention_calls.{part}", fails)
+    monkeypatch.setattr(f"sonde.flow.analyzers.attention_calls.{part}", fails)
     analyzer = AttentionAnalyzer()
     report = analyzer.analyze(OneHead(), torch.randn(2, 3, 4), None, lambda out: out.square().mean())
     assert "could not be read (RuntimeError: of a kind unknown)" in caplog.text

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sonde.probe.clip import ClipTap
 from sonde.probe.forward import ForwardTap
-from sonde.probe.model import ModelNames, Place
-from sonde.probe.optimizer import OptimizerStep, OptimizerTap
+from sonde.probe.model import ModelNames, ModuleRef
+from sonde.probe.optimizer.clip import ClipTap
+from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -37,14 +37,14 @@ class Sink:
     def forward_seen(self, place: Any, output: Any) -> None:
         self.num_forwards += 1
 
-    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
         assert not torch.is_grad_enabled()
 
-    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         assert not torch.is_grad_enabled()
         self.activations.append((place.name + suffix, tensor.detach().clone()))
 
-    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         assert not torch.is_grad_enabled()
         self.grads.append((place.name + suffix, tensor.detach().clone()))
 

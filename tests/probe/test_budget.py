@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.probe.budget import KINDS, MAX_STRIDE, Governor
+from sonde.budget.governor import KINDS, MAX_STRIDE, Governor
 
 times = st.floats(1e-6, 10.0)
 budgets = st.floats(0.001, 1.0)

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_ as imported_before  # the names a use
 from torch.nn.utils import clip_grad_value_ as value_imported_before
 from torch.nn.utils import clip_grads_with_norm_ as with_norm_imported_before
 
-from sonde.probe.clip import UNKNOWN, ClipTap
+from sonde.probe.optimizer.clip import UNKNOWN, ClipTap
 
 
 @pytest.fixture(autouse=True)

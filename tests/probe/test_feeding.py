@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sonde.probe.feeding import Feeding
+from sonde.probe.loss.feeding import Feeding
 
 F = nn.functional
 

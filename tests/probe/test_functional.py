@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sonde.probe.functional import TARGETS, CallTap
+from sonde.probe.loss.functional import TARGETS, CallTap
 from sonde.probe.model import ModelNames
 
 

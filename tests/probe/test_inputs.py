@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sonde.probe.inputs import all_tensors, main_input, main_output
+from sonde.probe.loss.inputs import all_tensors, main_input, main_output
 
 X, IDS, MASK, LABELS = torch.ones(2, 3), torch.ones(2, 5).long(), torch.ones(2, 5), torch.zeros(2).long()
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from sonde.probe.functions import FunctionTap
-from sonde.probe.loss import LOSSES, LossCall, LossTap
+from sonde.probe.loss.functions import FunctionTap
+from sonde.probe.loss.modules import LOSSES, LossCall, LossTap
 
 HELD = F.cross_entropy
 BEFORE = {name: (getattr(F, name), getattr(F, name).__code__, dict(getattr(F, name).__dict__)) for name in LOSSES}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from sonde.probe.scaler import ScalerTap, loss_scale
+from sonde.probe.optimizer.scaler import ScalerTap, loss_scale
 
 
 @pytest.fixture

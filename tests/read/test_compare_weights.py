@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sonde.read.analysis.difference import Difference, difference
-from sonde.read.compare_weights import WeightComparison, compare_weights
-from sonde.read.lazy import LazyTensors, TensorSpec
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
+from sonde.read.compare.weights import WeightComparison, compare_weights
+from sonde.read.tensors.analysis.difference import Difference, difference
+from sonde.read.tensors.lazy import LazyTensors, TensorSpec
 from sonde.reduce.numpy import sketch
 from sonde.run import Run, compare
 from sonde.schema.records import Site, StatsRecord
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 Keep = Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]
 
@@ -34,7 +34,7 @@ def row(found: WeightComparison, name: str) -> dict[str, Any]:
 
 
 def test_numbers_are_what_the_formulas_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonde.read.analysis.difference.ELEMENTS_AT_ONCE", 7)
+    monkeypatch.setattr("sonde.read.tensors.analysis.difference.ELEMENTS_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     a = rng.normal(size=(5, 6)).astype(np.float32)
     b = a.copy()

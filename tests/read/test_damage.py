@@ -16,7 +16,7 @@ import pytest
 
 import sonde
 from sonde.errors import CorruptError, FormatError, NotARunError, RunError
-from sonde.read import catalog
+from sonde.read.run import catalog
 from sonde.run import Run
 from sonde.schema.layout import row_text
 from sonde.schema.records import sign_document
@@ -81,8 +81,8 @@ def read_losses(run: Run) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def killed_once(tmp_path_factory, finished_once):
     """A run whose writer is gone, with rows both sealed and in the log: copied while it was being written."""
-    from sonde.record.folder import create_run
-    from sonde.record.writer import Writer, WriterOptions
+    from sonde.write.folder import create_run
+    from sonde.write.writer import Writer, WriterOptions
 
     recording_type = type(finished_once)
     path = create_run(tmp_path_factory.mktemp("killed"), project="gpt", name="killed")
@@ -163,12 +163,12 @@ def test_many_random_damages_of_a_finished_run_are_told(finished, tmp_path, endi
 
 @pytest.mark.fault
 def test_large_segments_that_are_not_hashed_are_checked_by_their_pages(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr("sonde.read.segments.ALWAYS_HASHED_BYTES", 0)
+    monkeypatch.setattr("sonde.read.run.segments.ALWAYS_HASHED_BYTES", 0)
     assert campaign(finished, ".parquet", 300, tmp_path)["told"] > 0
 
 
 def test_a_flipped_bit_in_a_page_is_found_without_the_hash(finished, monkeypatch):
-    monkeypatch.setattr("sonde.read.segments.ALWAYS_HASHED_BYTES", 0)
+    monkeypatch.setattr("sonde.read.run.segments.ALWAYS_HASHED_BYTES", 0)
     path = files_of(finished.path / "stats", ".parquet")[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from sonde.errors import CorruptError, MissingPackageError, SondeError, UsageError
-from sonde.read.files import is_tensor_file, open_tensors
-from sonde.read.lazy import NoSuchTensorError
+from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
+from sonde.read.tensors.lazy import NoSuchTensorError
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,

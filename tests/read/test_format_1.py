@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import sonde
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.write.writer import Writer, WriterOptions
 
 FIXTURE = Path(__file__).parent / "fixtures" / "format-1.tar.gz"
 NAMES = ("finished", "killed", "resumed")
@@ -124,7 +124,7 @@ def test_numbers_logged_by_a_count_of_the_users_own_are_not_abandoned(old):
 def test_a_reader_of_format_1_refuses_a_run_of_format_2(tmp_path):
     """It would show abandoned rows among the others; the error names the remedy. Here: format 3 and this reader."""
     from sonde.errors import FormatError
-    from sonde.record.folder import create_run
+    from sonde.write.folder import create_run
 
     path = create_run(tmp_path / "runs", project="p", name="n")
     document = json.loads((path / "run.json").read_text())

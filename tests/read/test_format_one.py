@@ -18,15 +18,15 @@ import pytest
 
 import sonde
 from sonde.errors import CorruptError, RunError
-from sonde.read.lake import open_lake
-from sonde.record.folder import create_run
-from sonde.record.push import push
-from sonde.record.store import open_store
-from sonde.record.writer import Writer, WriterOptions
+from sonde.read.tensors.lake import open_lake
 from sonde.schema.lake import SnapshotDocument, _sum
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.schema.uploads import UploadState, upload_file
 from sonde.testing.stores import awkward_tensors, drifting
+from sonde.write.folder import create_run
+from sonde.write.tensors.push import push
+from sonde.write.tensors.store import open_store
+from sonde.write.writer import Writer, WriterOptions
 
 DATA = Path(__file__).parent / "data" / "format-1.tar.xz"
 STEPS = [0, 2, 3, 4, 5, 6, 7, 8, 10]

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sonde.read.heatmap import HeatQuestion, live_cells, scale_of, sealed_cells, to_cells, to_places
-from sonde.read.raw import read_raw
-from sonde.read.segments import EVERYTHING
-from sonde.read.state import open_state
-from sonde.read.steps import ALL_STEPS
+from sonde.read.run.segments import EVERYTHING
+from sonde.read.run.state import open_state
+from sonde.read.series.heatmap import HeatQuestion, live_cells, scale_of, sealed_cells, to_cells, to_places
+from sonde.read.series.raw import read_raw
+from sonde.read.series.steps import ALL_STEPS
 from sonde.schema.sketch import INF, NAN
 
 ODD = np.array([0.0, 1.0, -10.0, 5e-324, 1e-40, 1e308, np.inf, -np.inf, np.nan, 1e-30, -0.0])
@@ -46,7 +46,7 @@ def test_cells_hold_what_was_recorded(finished: object, stat: str, drop: int) ->
     keep[3 : 3 + drop] = False
     part = type(raw)(raw.site[keep], raw.step[keep], raw.rows[keep], None if raw.hist is None else raw.hist[keep])
     cells = to_cells(asked, part)
-    from sonde.read.stats import stat_column
+    from sonde.read.series.stats import stat_column
 
     column = stat_column(question, part, stat)
     for site, step, value, row in zip(

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from sonde.errors import CorruptError, FormatError, RunError, UnknownNameError, UsageError
-from sonde.read.lake import FolderLake, open_lake
-from sonde.record.store import open_store
+from sonde.read.tensors.lake import FolderLake, open_lake
 from sonde.schema.lake import SnapshotDocument
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.testing.stores import awkward_tensors, drifting
+from sonde.write.tensors.store import open_store
 
 STEP = "tensors/step-000000001.zarr.zip"
 

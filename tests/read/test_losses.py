@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import sonde
-from sonde.record.folder import create_run
-from sonde.record.ranks import RankLog, Start
-from sonde.record.recorder import MAX_EVENTS
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import Event, ScalarsRecord, StatsRecord, sign_document
+from sonde.write.folder import create_run
+from sonde.write.ranks import RankLog, Start
+from sonde.write.recorder import MAX_EVENTS
+from sonde.write.writer import Writer, WriterOptions
 
 OPTIONS = WriterOptions(flush_interval_s=0.01, heartbeat_s=0.05, system_interval_s=0)
 

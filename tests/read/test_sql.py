@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sonde.errors import QueryError, SondeError, UsageError
-from sonde.read.sql import is_truncated, run_query
-from sonde.read.views import VIEWS
+from sonde.read.series.sql import is_truncated, run_query
+from sonde.read.series.views import VIEWS
 from sonde.run import Run
 
 FORBIDDEN = [

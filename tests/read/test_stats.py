@@ -6,14 +6,14 @@ import pyarrow.compute as pc
 import pytest
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.read.segments import SegmentReader
-from sonde.record.writer import WriterOptions
+from sonde.read.run.segments import SegmentReader
 from sonde.run import Run
 from sonde.schema.joined import JOINED
-from sonde.schema.needs import ALL_FIELDS, fields_of
 from sonde.schema.records import Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.schema.stat_fields import ALL_FIELDS, fields_of
 from sonde.schema.stats import STATS
+from sonde.write.writer import WriterOptions
 
 
 def expected_stats(x: np.ndarray, *, raw: float = 1.0) -> dict[str, float]:

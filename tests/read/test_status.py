@@ -10,17 +10,17 @@ import time
 import pytest
 
 from sonde.errors import RunLockedError
-from sonde.read.state import open_state
-from sonde.read.status import is_locked
-from sonde.record.lock import RunLock
+from sonde.read.run.state import open_state
+from sonde.read.run.status import is_locked
 from sonde.run import Run
+from sonde.write.lock import RunLock
 
 WRITE = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import empty_rows
 
@@ -136,7 +136,8 @@ def test_a_writer_can_begin_while_somebody_keeps_asking(record):
     """The shared lock of the question is held for a moment only; the writer is patient for longer."""
     path = record().steps(1).finish().path
     ask = (
-        f"from pathlib import Path; from sonde.read.status import is_locked\nwhile True: is_locked(Path({str(path)!r}))"
+        "from pathlib import Path; from sonde.read.run.status import is_locked\n"
+        f"while True: is_locked(Path({str(path)!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", ask])
     try:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
-from sonde.read.lake import FolderLake, read_file
-from sonde.read.tensors import tensor_over_steps
-from sonde.record.folder import create_run
-from sonde.record.store import open_store
-from sonde.record.writer import Writer, WriterOptions
+from sonde.read.tensors.lake import FolderLake, read_file
+from sonde.read.tensors.tensors import tensor_over_steps
 from sonde.run import Run
 from sonde.run import open as open_run
 from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.write.folder import create_run
+from sonde.write.tensors.store import open_store
+from sonde.write.writer import Writer, WriterOptions
 
 STEPS = (0, 10, 20, 30)
 Keep = Callable[[Mapping[int, Mapping[str, np.ndarray]]], Run]
@@ -175,16 +175,16 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr("sonde.read.lake.read_file", counting)
+    monkeypatch.setattr("sonde.read.tensors.lake.read_file", counting)
     return sizes
 
 
 def test_large_tensor_is_read_in_chunks_and_only_where_asked(
     keep_snapshots: Keep, monkeypatch: pytest.MonkeyPatch, num_read: list[int]
 ) -> None:
-    monkeypatch.setattr("sonde.record.archive_file.CHUNK_BYTES", 1 << 18)
-    monkeypatch.setattr("sonde.read.tensors.LARGE", 2 << 20)
-    monkeypatch.setattr("sonde.read.tensors.CHUNK", 1 << 20)
+    monkeypatch.setattr("sonde.write.tensors.archive_file.CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("sonde.read.tensors.tensors.LARGE", 2 << 20)
+    monkeypatch.setattr("sonde.read.tensors.tensors.CHUNK", 1 << 20)
     large = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)  # 2 MiB
     run = keep_snapshots({step: {"param/large": large + step, "param/other": large[:512]} for step in (0, 1)})
     found = tensor_over_steps(lambda: FolderLake(run.path), "param/large")
@@ -238,7 +238,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # an import of it fails
 import sonde
-from sonde.read.files import open_tensors
+from sonde.read.tensors.files.formats import open_tensors
 run = sonde.open(sys.argv[1])
 assert open_tensors(sys.argv[2])["w"].shape == (2, 3)
 assert sonde.compare(sys.argv[2], sys.argv[2]).is_same

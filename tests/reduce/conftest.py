@@ -12,7 +12,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-from sonde.reduce import native
+from sonde.reduce.cpu import native
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N, Sketch, empty_hist

@@ -1,7 +1,7 @@
 /* The native kernel on numbers that it makes up itself, always the same: one line for each tensor, with a hash of its row
    and of what was kept. Whatever compiles and runs this must print the same. */
 
-#include "../../src/sonde/reduce/native.c"
+#include "../../src/sonde/reduce/cpu/native.c"
 
 #include <stdio.h>
 

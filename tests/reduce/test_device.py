@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sonde.reduce.cpu.plan import Held, Plan
 from sonde.reduce.dense import work_dtype
-from sonde.reduce.device import device_rows
+from sonde.reduce.gpu.device import device_rows
 from sonde.reduce.numpy import sketch
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
-from sonde.reduce.plan import Held, Plan
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.torch import Reducer, resolve_all, scale_rows, set_raw
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, MAX, MIN, SUM, SUMSQ_RAW, ZERO, N

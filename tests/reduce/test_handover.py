@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import torch
 
-from sonde.reduce import handover
-from sonde.reduce.handover import Parcel
+from sonde.reduce.gpu import transfer as handover
+from sonde.reduce.gpu.transfer import HostTransfer
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.table import Check, Table, resolve_all
 from sonde.schema.sketch import NUM_FIELDS, empty_rows
@@ -16,26 +16,29 @@ from sonde.schema.sketch import NUM_FIELDS, empty_rows
 
 def test_pieces_arrive_as_they_were_when_sent():
     pieces = [torch.arange(6, dtype=torch.float32).view(2, 3), torch.tensor(7, dtype=torch.int64), torch.zeros(0)]
-    parcel = Parcel(pieces)
+    parcel = HostTransfer(pieces)
     pieces[0].fill_(-1)
     assert [piece.tolist() for piece in parcel.open()] == [[0, 1, 2, 3, 4, 5], [7], []]
 
 
 def test_opened_twice_it_holds_the_same():
-    parcel = Parcel([torch.ones(3)])
+    parcel = HostTransfer([torch.ones(3)])
     assert parcel.open() is parcel.open()
 
 
 def test_memory_goes_round():
     for number in range(50):
-        first, second = Parcel([torch.full((700,), float(number))]), Parcel([torch.full((900,), -float(number))])
+        first, second = (
+            HostTransfer([torch.full((700,), float(number))]),
+            HostTransfer([torch.full((900,), -float(number))]),
+        )
         assert second.open()[0].tolist() == [-number] * 900
         assert first.open()[0].tolist() == [number] * 700
     assert all(len(known) <= 8 for known in handover._free.values())
 
 
 def test_one_that_is_late_is_waited_for():
-    parcel = Parcel([torch.ones(2)])
+    parcel = HostTransfer([torch.ones(2)])
     parcel._host[-1] = 0.0  # as if the copy had not been made yet
     threading.Timer(0.05, lambda: parcel._host[-1:].fill_(1.0)).start()
     assert parcel.open()[0].tolist() == [1.0, 1.0]

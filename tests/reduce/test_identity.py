@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.reduce.bits import device_hash, device_purity, sampled_bits
-from sonde.reduce.identity import batch_hash, ids_hash, label_purity
+from sonde.reduce.inspect.bits import device_hash, device_purity, sampled_bits
+from sonde.reduce.inspect.identity import batch_hash, ids_hash, label_purity
 
 
 def test_the_same_batch_has_the_same_number_below_two_to_53():

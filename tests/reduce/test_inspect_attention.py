@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonde.reduce.inspect_attention import attention_numbers, sample_explicit, sample_fused
+from sonde.reduce.inspect.attention import attention_numbers, sample_explicit, sample_fused
 
 B, H, T, D = 2, 3, 9, 4
 

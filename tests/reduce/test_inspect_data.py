@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonde.reduce.inspect_data import duplicates, inspect_input, inspect_target, shift
+from sonde.reduce.inspect.data import duplicates, inspect_input, inspect_target, shift
 
 
 def numbers(values) -> dict[str, float]:

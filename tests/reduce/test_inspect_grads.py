@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sonde.reduce.inspect_grads import MAX_ELEMENTS, GradientDirection
+from sonde.reduce.inspect.grads import MAX_ELEMENTS, GradientDirection
 
 
 def parameters(*grads: torch.Tensor) -> list[torch.nn.Parameter]:

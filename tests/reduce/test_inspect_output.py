@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonde.reduce.baseline import Baseline
-from sonde.reduce.inspect_output import inspect_output, take_rows
-from sonde.reduce.loss_call import inspect_loss
+from sonde.reduce.inspect.baseline import Baseline
+from sonde.reduce.inspect.loss_call import inspect_loss
+from sonde.reduce.inspect.output import inspect_output, take_rows
 
 
 def random(*shape: int) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.reduce.inspect_rnn import MAX_LENGTH, reach
+from sonde.reduce.inspect.rnn import MAX_LENGTH, reach
 
 LENGTH = 12
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonde.reduce import inspect_units as units
-from sonde.reduce.inspect_weights import product_rank, product_ratio, stable_rank
+from sonde.reduce.inspect import units
+from sonde.reduce.inspect.weights import product_rank, product_ratio, stable_rank
 
 
 def random(*shape: int) -> Tensor:

@@ -32,7 +32,7 @@ def check_row(ways, row: torch.Tensor, tensor: torch.Tensor, note: object = "") 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64], ids=str)
 def test_single_tensors(ways, dtype):
-    from sonde.reduce.triton_single import Bank
+    from sonde.reduce.gpu.triton_single import Bank
 
     xs = make(dtype, 3.0)
     if dtype.is_floating_point:
@@ -52,8 +52,8 @@ def test_single_tensors(ways, dtype):
 
 
 def test_tensors_with_gaps(ways):
-    from sonde.reduce.triton import ChunkList
-    from sonde.reduce.triton_single import Bank
+    from sonde.reduce.gpu.triton import ChunkList
+    from sonde.reduce.gpu.triton_single import Bank
 
     x = torch.randn(200, 30)
     xs = [x.view(-1)[::2], x[..., 0], x[:, ::2], x[:, 3:], x.t(), x[0, :1].expand(50)]
@@ -66,7 +66,7 @@ def test_tensors_with_gaps(ways):
 
 
 def test_samples_of_a_list():
-    from sonde.reduce.triton import ChunkList
+    from sonde.reduce.gpu.triton import ChunkList
 
     xs = make()
     chunks = ChunkList([x.numel() for x in xs], torch.float32, CPU)
@@ -90,7 +90,7 @@ def odd_ones(num: int, size: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_what_is_done_again_may_lie_anywhere(ways, dtype):
-    from sonde.reduce.triton import ChunkList
+    from sonde.reduce.gpu.triton import ChunkList
 
     xs = [x.to(dtype) for x in odd_ones(21, 300)]
     if dtype == torch.bfloat16:  # the interpreter, unlike a GPU, gets the smallest of these wrong
@@ -101,8 +101,8 @@ def test_what_is_done_again_may_lie_anywhere(ways, dtype):
 
 
 def test_what_is_done_again_in_a_step_may_lie_anywhere(ways):
-    from sonde.reduce.triton_step import StepChunks
-    from sonde.session.formula import rule_of
+    from sonde.reduce.gpu.triton_step import StepChunks
+    from sonde.session.training.formula import rule_of
 
     params = [torch.nn.Parameter(x) for x in odd_ones(21, 300)[::-1]]
     for p, g in zip(params, odd_ones(21, 300), strict=True):
@@ -127,8 +127,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_is_known_before_the_step(ways, name):
-    from sonde.reduce.triton_step import StepChunks
-    from sonde.session.formula import rule_of
+    from sonde.reduce.gpu.triton_step import StepChunks
+    from sonde.session.training.formula import rule_of
 
     params = [torch.nn.Parameter(x) for x in make()]
     optimizer = OPTIMIZERS[name](params)
@@ -171,8 +171,8 @@ def test_update_is_known_before_the_step(ways, name):
 
 
 def test_step_with_nan_and_a_skipped_step(ways):
-    from sonde.reduce.triton_step import StepChunks
-    from sonde.session.formula import rule_of
+    from sonde.reduce.gpu.triton_step import StepChunks
+    from sonde.session.training.formula import rule_of
 
     params = [torch.nn.Parameter(x) for x in make()]
     optimizer = torch.optim.AdamW(params, lr=1e-2)
@@ -200,8 +200,8 @@ def test_step_with_nan_and_a_skipped_step(ways):
 
 
 def test_a_wrong_formula_is_found_out():
-    from sonde.reduce.triton_step import StepChunks
-    from sonde.session.formula import rule_of
+    from sonde.reduce.gpu.triton_step import StepChunks
+    from sonde.session.training.formula import rule_of
 
     params = [torch.nn.Parameter(x) for x in make()]
     optimizer = torch.optim.AdamW(params, lr=1e-2)

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from sonde.reduce.meter import Meter
+from sonde.budget.meter import Meter
 
 
 def spend(seconds: float) -> None:
@@ -61,7 +61,7 @@ class Clock:
 
 
 def test_gpu_time_of_what_is_rare_is_measured_whenever_it_is_recorded(monkeypatch):
-    monkeypatch.setattr("sonde.reduce.meter._is_capturing", lambda: False)
+    monkeypatch.setattr("sonde.budget.meter._is_capturing", lambda: False)
     meter = Meter()
     monkeypatch.setattr(meter, "_event", Clock)
     meter.device = torch.device("cuda", 0)

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sonde.reduce import native
+from sonde.reduce.cpu import native
+from sonde.reduce.cpu.native import CODES, NUM_SUMS, Act, Addresses, Library
 from sonde.reduce.lists import TensorList
-from sonde.reduce.native import CODES, NUM_SUMS, Act, Addresses, Library
 from sonde.reduce.numpy import sketch
 from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all

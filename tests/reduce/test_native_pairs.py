@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonde.reduce import native
-from sonde.reduce.native import Act, Addresses, Pairs
+from sonde.reduce.cpu import native
+from sonde.reduce.cpu.native import Act, Addresses, Pairs
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE
 
 SEGMENT = 32768

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sonde.reduce import optimizer_pass as optimizer_pass_module
-from sonde.reduce import plan as plan_module
+from sonde.reduce.cpu import plan as plan_module
 from sonde.reduce.numpy import sketch
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all

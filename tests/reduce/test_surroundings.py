@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.reduce import rows as rows_module
+from sonde.reduce.cpu import rows as rows_module
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all
 

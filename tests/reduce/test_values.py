@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.reduce import plan as plan_module
-from sonde.reduce.plan import LARGE
-from sonde.reduce.rows import CHUNK_ROWS, ROW
+from sonde.reduce.cpu import plan as plan_module
+from sonde.reduce.cpu.plan import LARGE
+from sonde.reduce.cpu.rows import CHUNK_ROWS, ROW
 from sonde.schema.sketch import SUM, SUMSQ
 
 pytestmark = pytest.mark.usefixtures("each_kernel")

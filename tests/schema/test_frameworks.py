@@ -226,7 +226,7 @@ def test_keras_model_and_its_twin_in_torch_give_the_same_answers(tmp_path: Any) 
     os.environ.setdefault("KERAS_BACKEND", "torch")
     import keras
 
-    from sonde.read.files import open_tensors
+    from sonde.read.tensors.files.formats import open_tensors
 
     layers = keras.layers
     inputs = keras.Input((6, 5, 3))

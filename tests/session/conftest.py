@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sonde
-from sonde.session import current
+from sonde.session.entry import current
 
 
 @pytest.fixture

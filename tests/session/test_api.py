@@ -76,7 +76,7 @@ def test_a_finished_session_refuses_to_watch_and_ignores_logs_with_one_warning(b
 
 
 def test_logging_without_a_session_says_what_to_do() -> None:
-    from sonde.session import current
+    from sonde.session.entry import current
 
     current.use(None)
     with pytest.raises(SessionError, match=r"sonde\.init"):

@@ -1,4 +1,4 @@
-"""Watching changes no bit of parameters, optimizer state, random state or losses."""
+"""WatchedModel changes no bit of parameters, optimizer state, random state or losses."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sonde.reduce.rule import (
+from sonde.reduce.gpu.update_formula import (
     ADD1,
     ADD2,
     DECAY,
@@ -19,9 +19,9 @@ from sonde.reduce.rule import (
     TAKEN,
     WITH_BUFFER,
     WITH_GRAD,
-    Rule,
+    UpdateFormula,
 )
-from sonde.session.formula import rule_of
+from sonde.session.training.formula import rule_of
 
 VARIANTS = {
     f"{kind.__name__} {way} {options}": (kind, {**way_options, **options})
@@ -45,8 +45,8 @@ VARIANTS = {
 }
 
 
-def foreseen(rule: Rule, place: int, param: torch.Tensor, grad: torch.Tensor) -> list[np.ndarray]:
-    """The formula as `reduce/rule.py` writes it, in plain float64: first moment, second moment, update."""
+def predicted(rule: UpdateFormula, place: int, param: torch.Tensor, grad: torch.Tensor) -> list[np.ndarray]:
+    """The formula of `reduce/gpu/update_formula.py` in plain float64: first moment, second moment, update."""
     row = rule.numbers[place]
     p, g = param.detach().double().numpy(), grad.double().numpy()
     m, v = (
@@ -84,7 +84,7 @@ def test_update_is_what_the_formula_says(variant):
         give_grads(params, step)
         rule = rule_of(optimizer, params)
         before = [p.detach().clone() for p in params]
-        wanted = [foreseen(rule, place, p, p.grad) for place, p in enumerate(params)]
+        wanted = [predicted(rule, place, p, p.grad) for place, p in enumerate(params)]
         optimizer.step()
         for (m, v, update), p, old in zip(wanted, params, before, strict=True):
             true = (p.detach().double() - old.double()).numpy()

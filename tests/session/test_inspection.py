@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
-from sonde.probe.functional import TARGETS
+from sonde.probe.loss.functional import TARGETS
 from sonde.testing.awkward import Awkward
 
 Train = Any

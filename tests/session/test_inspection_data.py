@@ -273,7 +273,7 @@ def test_the_documentation_names_every_series(begin, reopen):
     model, text = net(), Language()
     session = begin().watch(model)
     train(model, batches(2), tell=lambda x, y: sonde.batch(x, y, ids=[1]))
-    session.unwatch(session.watchings[:])
+    session.unwatch(session.watched_models[:])
     session.watch(text)
     ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(0))
     train_text(text, ids)

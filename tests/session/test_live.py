@@ -20,7 +20,7 @@ from sonde.diagnose.finding import Finding
 from sonde.diagnose.rule import RULES, Rule, Severity, found
 from sonde.schema.records import Event, ScalarsRecord
 from sonde.schema.window import Window
-from sonde.session import live
+from sonde.session.observers import rules as live
 
 Judge = Callable[[Window], bool]
 
@@ -263,7 +263,7 @@ def test_training_is_bit_identical_with_rules_and_without(monkeypatch: pytest.Mo
 
     def weights(diagnose: bool) -> list[torch.Tensor]:
         session, step = begin(verbose=False, diagnose=diagnose)
-        (watching,) = session._watchings
+        (watching,) = session._watched_models
         model = watching.names.model()
         for _ in range(30):
             step()

@@ -13,7 +13,7 @@ import sonde
 from sonde.errors import UnknownNameError, UsageError
 from sonde.schema.joined import JOINED
 from sonde.schema.stats import STATS
-from sonde.session.mirror import Mirror, name_of
+from sonde.session.observers.mirror import Mirror, name_of
 
 
 class Kept:
@@ -194,7 +194,7 @@ def test_a_sink_that_never_answers_does_not_keep_the_end_of_a_run_waiting(tmp_pa
 
 
 def test_a_sink_that_is_too_slow_loses_values_and_says_how_many(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("sonde.session.mirror_delivery.MAX_WAITING", 40)
+    monkeypatch.setattr("sonde.session.observers.delivery.MAX_WAITING", 40)
     over = threading.Event()
 
     class Slow(Kept):

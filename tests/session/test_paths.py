@@ -13,7 +13,7 @@ import torch
 
 import sonde
 from sonde.errors import RunError
-from sonde.session import current
+from sonde.session.entry import current
 
 
 @pytest.fixture(autouse=True)

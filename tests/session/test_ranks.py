@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import sonde
-from sonde.read.ranks import rank_events
-from sonde.record.ranks import Announced, RankLog, Start, announce, find_announced, job_name
+from sonde.read.run.ranks import rank_events
 from sonde.schema.attempts import Attempt
 from sonde.schema.records import Event
+from sonde.write.ranks import Announced, RankLog, Start, announce, find_announced, job_name
 
 SCRIPT = """
 import math, os, sys

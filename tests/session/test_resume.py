@@ -108,7 +108,7 @@ def test_a_run_is_resumed_by_whatever_names_it(how: str, begin: Any) -> None:
 def test_a_resumed_run_does_not_follow_latest_to_the_next(begin: Any, tmp_path: Path) -> None:
     first = record(begin, "first")
     session = begin(resume=tmp_path / "runs" / "latest")
-    from sonde.record.folder import create_run
+    from sonde.write.folder import create_run
 
     create_run(tmp_path / "runs", project="test", name="second")
     session.log({"loss": 7.0})
@@ -137,7 +137,7 @@ def test_a_folder_that_is_no_run_is_an_error(begin: Any, tmp_path: Path) -> None
 
 def test_a_session_of_this_process_is_named_as_such(begin: Any, tmp_path: Path) -> None:
     from sonde.config import Settings
-    from sonde.session import current
+    from sonde.session.entry import current
 
     session = begin(name="open")
     with pytest.raises(RunLockedError, match=r"a session of this process that is still open. Call its finish\(\)"):

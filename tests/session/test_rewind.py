@@ -16,8 +16,8 @@ import torch
 import sonde
 from sonde.diagnose.rule import RULES, Rule, Severity, found
 from sonde.errors import UsageError
-from sonde.session import live
 from sonde.session.null import NullSession
+from sonde.session.observers import rules as live
 
 QUICK = {"writer": {"seal_steps": 8, "flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system": False}
 Step = tuple[float, float]
@@ -237,11 +237,11 @@ def test_the_pyramid_and_the_heat_map_hold_one_history(begin, reopen):
 
 def check_merged(run: sonde.Run, history: dict[int, Step]) -> None:
     """Rows of merged steps are the root mean square of the steps in them, by hand."""
-    from sonde.read.heatmap import HeatQuestion, join, live_cells, merged_segments, sealed_cells
-    from sonde.read.pyramid import read_level
-    from sonde.read.segments import EVERYTHING
-    from sonde.read.stats import ask
-    from sonde.read.steps import ALL_STEPS
+    from sonde.read.run.segments import EVERYTHING
+    from sonde.read.series.heatmap import HeatQuestion, join, live_cells, merged_segments, sealed_cells
+    from sonde.read.series.pyramid import read_level
+    from sonde.read.series.stats import ask
+    from sonde.read.series.steps import ALL_STEPS
 
     state = run._now
     question = ask(state.catalog.sites, "grad/0.weight/norm")

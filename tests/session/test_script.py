@@ -163,9 +163,9 @@ def test_log_without_init_is_recorded() -> None:
 def test_options_of_a_trainers_callback_hold() -> None:
     (found,) = run(
         """
-        from sonde.session.joining import Joining
+        from sonde.session.entry.trainer import TrainerSession
         model(torch.ones(1, 2))
-        joining = Joining(None, {"project": "p", "name": "n"})
+        joining = TrainerSession(None, {"project": "p", "name": "n"})
         joining.begin({"lr": 0.1}).watch(model, optimizer)
         train()
         joining.end()

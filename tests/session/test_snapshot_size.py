@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 import sonde
-from sonde.session.snapshot_size import expected_bytes
+from sonde.session.snapshots.size import expected_bytes
 
 ALL = ("param", "grad", "act", "optim", "batch")
 OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [

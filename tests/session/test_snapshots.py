@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.errors import RunError, UnknownNameError, UsageError
-from sonde.record.store import open_store
-from sonde.record.stores.memory import MemoryStore
+from sonde.write.tensors.store import open_store
+from sonde.write.tensors.stores.memory import MemoryStore
 
 ALL = ("param", "grad", "act", "optim", "batch")
 
@@ -642,7 +642,7 @@ def test_a_model_that_cannot_fit_is_refused_before_training(begin: Any) -> None:
     model = nn.Linear(100, 100)
     with pytest.raises(UsageError, match=r"snapshot_mib="):
         session.watch(model, snapshots=plan())
-    assert session.watchings == []
+    assert session.watched_models == []
 
 
 ADAM_NET = {"param": 1, "grad": 1, "optim": 2}
@@ -661,7 +661,7 @@ def test_what_can_never_fit_is_refused_whatever_kind_it_is_and_what_fits_is_take
     if not fits:
         with pytest.raises(UsageError, match=rf"{kind} .* set aside for them\. Allow more: .*snapshot_mib="):
             session.watch(model, optimizer, snapshots=chosen)
-        assert session.watchings == []
+        assert session.watched_models == []
         return
     session.watch(model, optimizer, snapshots=chosen)
     for _ in range(3):

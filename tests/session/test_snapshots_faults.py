@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.session import copying, draft, gather, probing, snapshot_ledger, staging
+from sonde.session.snapshots import copies as copying
+from sonde.session.snapshots import draft, gather, staging
+from sonde.session.snapshots import ledger as snapshot_ledger
+from sonde.session.snapshots import probes as probing
 from sonde.testing.awkward import digest
 
 PLACES = [
@@ -21,7 +24,7 @@ PLACES = [
     (staging.Arena, "room"),
     (staging.Staging, "take"),
     (staging.Room, "places"),
-    (staging.Place, "tensor"),
+    (staging.TensorSlot, "tensor"),
     (copying.Copies, "_prepare"),
     (copying.Copies, "_changed"),
     (copying.Copies, "tensors"),

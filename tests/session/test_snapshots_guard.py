@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.session import copying
-from sonde.session.copying import Copier
+from sonde.session.snapshots import copies as copying
+from sonde.session.snapshots.copies import Copier
 
 SIZE = 70_000
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sonde.record.store import open_store
 from sonde.schema.layout import row_text
+from sonde.write.tensors.store import open_store
 
 CHILD = Path(__file__).parent / "child_snapshots.py"
 

@@ -15,8 +15,8 @@ import torch
 
 import sonde
 from sonde.errors import MissingPackageError, RunLockedError, UnknownNameError
-from sonde.read.lake import open_lake, upload_state
-from sonde.record.push import push
+from sonde.read.tensors.lake import open_lake, upload_state
+from sonde.write.tensors.push import push
 
 
 def train(
@@ -102,7 +102,7 @@ def test_an_unknown_store_is_an_error_before_training(tmp_path: Path) -> None:
 def test_a_store_that_is_not_installed_is_an_error_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sonde.record import spooled
+    from sonde.write.tensors import spooled
 
     monkeypatch.setattr(spooled.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):

@@ -14,7 +14,7 @@ from torch import nn
 import sonde
 from sonde.errors import UsageError
 from sonde.reduce.numpy import sketch
-from sonde.session import watching
+from sonde.session import watched_model as watching
 from sonde.testing.awkward import Awkward, Block, make_optimizer
 
 

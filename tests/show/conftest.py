@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.reduce.numpy import sketch
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 LAYERS = ("embed.weight", "layers.0.weight", "layers.1.weight", "layers.2.weight", "head.weight")
 OPTIONS = WriterOptions(heartbeat_s=0.1, flush_interval_s=0.02, system_interval_s=60.0)

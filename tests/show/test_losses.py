@@ -12,10 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sonde
-from sonde.diagnose.progress import loss_name, validation_name
+from sonde.diagnose.measures.progress import loss_name, validation_name
 from sonde.diagnose.rolling import Rolling
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.losses import SEEN
 from sonde.schema.records import ScalarsRecord
 from sonde.show.monitor.reading import Reading
@@ -24,6 +22,8 @@ from sonde.show.report.overfitting import overfitting
 from sonde.show.summary import describe, scalar_series
 from sonde.show.web.answers.overview import headline
 from sonde.tune.report_sections import convergence_section, overfitting_section
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 STEPS = 12
 NAMES = [

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.tune.adapters import AdapterRecorder
+from sonde.tune.lora import AdapterRecorder
 
 
 class Lora(nn.Module):

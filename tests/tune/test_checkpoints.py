@@ -17,10 +17,10 @@ from torch import nn
 
 import sonde
 from sonde.errors import CorruptError, RunNotFoundError, UsageError
-from sonde.read.checkpoints import Checkpoint, list_checkpoints, verify_checkpoint
+from sonde.read.run.checkpoints import Checkpoint, list_checkpoints, verify_checkpoint
 from sonde.schema.records import sign_document
 from sonde.tune import CheckpointManager, StorageBackend
-from sonde.tune.capture import model_state
+from sonde.tune.checkpoint.capture import model_state
 
 
 class Tied(nn.Module):

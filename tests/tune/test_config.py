@@ -10,11 +10,11 @@ import pytest
 
 from sonde.cli.train import EXAMPLE
 from sonde.errors import SettingsError, UsageError
-from sonde.tune.ahead import check_ahead
 from sonde.tune.config import MethodConfig, TuneConfig, checked, load_config
-from sonde.tune.data import generate, texts_of
-from sonde.tune.files import read_texts
-from sonde.tune.from_config import split_data
+from sonde.tune.train.ahead import check_ahead
+from sonde.tune.train.data import generate, texts_of
+from sonde.tune.train.files import read_texts
+from sonde.tune.train.from_config import split_data
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow  # transformers takes seconds to import
 def train(has_bar: bool, num_steps: int = 200, eval_every: int = 100) -> None:
     from transformers import TrainerControl, TrainerState
 
-    from sonde.tune.console import Console
+    from sonde.tune.train.console import Console
 
     console = Console(has_bar=has_bar)
     state, control = TrainerState(max_steps=num_steps), TrainerControl()
@@ -47,7 +47,7 @@ def test_a_terminal_gets_one_bar_and_a_line_for_each_evaluation(capsys):
 def test_bars_of_datasets_come_back(tmp_path):
     import datasets
 
-    from sonde.tune.console import calm
+    from sonde.tune.train.console import calm
 
     with calm(10):
         assert datasets.are_progress_bars_disabled()

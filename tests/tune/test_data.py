@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sonde.errors import UsageError
-from sonde.tune.data import as_dataset
+from sonde.tune.train.data import as_dataset
 
 pytestmark = pytest.mark.slow  # datasets takes a second to import
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import UsageError
-from sonde.tune.files import read_texts
+from sonde.tune.train.files import read_texts
 
 ROWS = [{"text": "one, two", "label": "1"}, {"text": "three", "label": "0"}]
 

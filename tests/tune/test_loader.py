@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
 
 from sonde.tune import CheckpointManager, ResumableLoader
-from sonde.tune.tree import Encoder, decode
+from sonde.tune.checkpoint.tree import Encoder, decode
 
 
 class Stream(IterableDataset):

@@ -9,9 +9,9 @@ from torch import nn
 
 import sonde
 from sonde.errors import UsageError
-from sonde.record.link import write_link
 from sonde.tune import CheckpointManager
-from sonde.tune.output import check_same, open_output
+from sonde.tune.train.output import check_same, open_output
+from sonde.write.link import write_link
 
 
 def filled(folder: str = "out") -> Path:

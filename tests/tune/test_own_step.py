@@ -13,8 +13,8 @@ import sonde
 from sonde.errors import UsageError
 from sonde.tune import FineTuningMethod, TrainingWrapper
 from sonde.tune.config import ModelConfig
-from sonde.tune.data import generate
 from sonde.tune.methods.full import Method as Full
+from sonde.tune.train.data import generate
 
 pytestmark = [pytest.mark.slow]
 

@@ -16,12 +16,12 @@ from torch import nn
 
 import sonde
 from sonde.errors import RunNotFoundError, UsageError
-from sonde.read.link import linked_run
-from sonde.record.link import write_link
+from sonde.read.run.link import linked_run
 from sonde.show.report.convergence import convergence
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
 from sonde.tune.charts import line_chart, thinned
 from sonde.tune.report_sections import convergence_section
+from sonde.write.link import write_link
 
 
 def record(dir: Path, losses: list[float], held_out: list[float] = []) -> Path:  # noqa: B006

@@ -12,7 +12,7 @@ import torch
 
 import sonde
 from sonde.errors import UsageError
-from sonde.read.tables import checkpoint_table
+from sonde.read.run.tables import checkpoint_table
 
 HERE = Path(__file__).parent
 

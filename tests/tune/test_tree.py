@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sonde.errors import CorruptError, UsageError
-from sonde.tune.tree import Encoder, decode
+from sonde.tune.checkpoint.tree import Encoder, decode
 
 
 def back(value: Any) -> Any:

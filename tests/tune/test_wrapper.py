@@ -15,10 +15,10 @@ import torch
 import sonde
 from sonde.cli.train import EXAMPLE
 from sonde.errors import SettingsError, UnknownNameError, UsageError
-from sonde.read.link import linked_run
+from sonde.read.run.link import linked_run
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, FineTuningMethod, TrainingWrapper
 from sonde.tune.config import ModelConfig
-from sonde.tune.data import generate
+from sonde.tune.train.data import generate
 
 pytestmark = [pytest.mark.slow]
 
@@ -100,7 +100,7 @@ def test_training_goes_on_where_it_was_interrupted_bit_by_bit(tmp_path, monkeypa
         return made.train(data, folder, 1, eval_dataset=held_out, **options)
 
     straight = train("straight")
-    from sonde.tune.callback import RecordingCallback
+    from sonde.tune.train.callback import RecordingCallback
 
     def interrupt(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step == 10:
@@ -147,8 +147,8 @@ def test_losses_are_those_of_the_trainer_alone(tmp_path):
     import trl
     from transformers import set_seed
 
-    from sonde.tune.arguments import trainer_arguments
-    from sonde.tune.data import as_dataset
+    from sonde.tune.train.arguments import trainer_arguments
+    from sonde.tune.train.data import as_dataset
 
     data = generate("counting", 40)
     made = wrapper(seed=3)

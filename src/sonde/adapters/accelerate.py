@@ -16,7 +16,7 @@ from typing import Any
 
 from sonde.errors import MissingPackageError
 from sonde.session import NullSession, Session
-from sonde.session.joining import Joining
+from sonde.session.entry.trainer import TrainerSession
 
 try:
     from accelerate.tracking import GeneralTracker
@@ -34,7 +34,7 @@ class SondeTracker(GeneralTracker):  # type: ignore[misc]
         # Every rank may have one: those that are not the first watch for values that are not finite.
         self.main_process_only = False
         super().__init__()
-        self._joining = Joining(session, init)
+        self._joining = TrainerSession(session, init)
         self._handled = id(None)
         """The exception that was being handled when the run began: it is not this training's."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from sonde.errors import MissingPackageError
 from sonde.schema.layout import RUN_FILE
 from sonde.session import NullSession, Session
-from sonde.session.joining import Hosted
+from sonde.session.entry.trainer import TrainerMixin
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,7 +25,7 @@ except ImportError:
         raise MissingPackageError("lightning", "lightning", "SondeCallback") from error
 
 
-class SondeCallback(Hosted, Callback):  # type: ignore[misc]
+class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
     """Records `Trainer.fit`. A session given, or begun before, is used and left open; else one is begun.
 
     `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError
-from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
 from sonde.session.numbers import flattened
+from sonde.write.items import FindingRow
 
 try:
     import mlflow

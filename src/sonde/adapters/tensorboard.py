@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sonde.errors import MissingPackageError
-from sonde.record.folder import absolute
-from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
-from sonde.session.mirror import name_of
+from sonde.session.observers.mirror import name_of
+from sonde.write.folder import absolute
+from sonde.write.items import FindingRow
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError
-from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
-from sonde.session.mirror import name_of
+from sonde.session.observers.mirror import name_of
+from sonde.write.items import FindingRow
 
 try:
     import trackio

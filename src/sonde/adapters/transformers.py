@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import MissingPackageError
-from sonde.read.link import linked_run, linked_step
-from sonde.record.items import KeptRow
-from sonde.record.link import write_link
+from sonde.read.run.link import linked_run, linked_step
 from sonde.session import NullSession, Session
-from sonde.session.joining import Hosted
+from sonde.session.entry.trainer import TrainerMixin
+from sonde.write.items import KeptRow
+from sonde.write.link import write_link
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -30,7 +30,7 @@ except ImportError as error:
     raise MissingPackageError("transformers", "transformers", "SondeCallback") from error
 
 
-class SondeCallback(Hosted, TrainerCallback):  # type: ignore[misc]
+class SondeCallback(TrainerMixin, TrainerCallback):  # type: ignore[misc]
     """Records a training by `Trainer`. A session given, or begun before, is used and left open; else one is begun.
 
     `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError
-from sonde.record.folder import absolute
-from sonde.record.items import FindingRow
 from sonde.schema.layout import RunStatus
+from sonde.write.folder import absolute
+from sonde.write.items import FindingRow
 
 try:
     import wandb

@@ -29,7 +29,7 @@ def delete(
       sonde delete gpt/broken gpt/test --yes
       sonde delete latest --permanently
     """
-    from sonde.show.trash import remove, throw_away
+    from sonde.show.trash import move_to_trash, remove
 
     folder = runs_dir(dir)
     found = list({run.path: run for run in (open_run(name, dir) for name in names)}.values())
@@ -39,7 +39,7 @@ def delete(
         _ask(found, permanently)
     moved = []
     for run in found:
-        target: Path | None = throw_away(run, folder)
+        target: Path | None = move_to_trash(run, folder)
         if permanently and target is not None:
             remove(target)
             target = None

@@ -68,7 +68,7 @@ def export(
     """Export a run's tables or whole tensors for other programs. A file is there whole or not at all.
 
     A long export that was interrupted goes on where it was when it is asked for again. Exported tensors open with
-    `sonde.read.exports.open_export`, every name and type as it was.
+    `sonde.read.tensors.exports.open_export`, every name and type as it was.
 
     \b
     Examples:
@@ -87,7 +87,7 @@ def export(
     known, default = (FORMATS, "safetensors") if what in KINDS else (ENDINGS, "parquet")
     chosen = choose_format(what, format, output, known, default)
     if chosen == "hdf5":
-        from sonde.read.files_hdf5 import require_h5py
+        from sonde.read.tensors.files.hdf5 import require_h5py
 
         require_h5py()
     found = open_run(run, dir)
@@ -237,7 +237,7 @@ def _writer(format: str) -> Callable[..., None]:
 @contextmanager
 def _watched(sources: list[Source], parts: Parts | None, *, quiet: bool) -> Iterator[list[Source]]:
     """The same sources; a bar on stderr moves as they are read, and what was read is kept in parts."""
-    from sonde.show.export.kept import kept
+    from sonde.show.export.partial import kept
     from sonde.show.export.source import Source
     from sonde.show.progress import progress
 

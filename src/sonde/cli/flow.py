@@ -67,7 +67,7 @@ def _save(report: Any, html: Path) -> None:
 
 
 def _print(report: Any, show_all: bool) -> None:
-    from sonde.flow.console import print_summary
+    from sonde.flow.report.console import print_summary
 
     print_summary(report, limit=None if show_all else 5, more="--all")
     if show_all:

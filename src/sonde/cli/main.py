@@ -23,7 +23,7 @@ from sonde.cli.hub import hub
 from sonde.cli.info import info
 from sonde.cli.list import list_runs
 from sonde.cli.monitor import monitor
-from sonde.cli.output import complain
+from sonde.cli.output import print_error
 from sonde.cli.plot import plot
 from sonde.cli.push import push
 from sonde.cli.query import query
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (SondeError, OSError) as error:
         if wants_traceback:
             raise
-        complain(_sentence(error, given))
+        print_error(_sentence(error, given))
         # To `compare --exit-code` 1 is an answer, "they differ"; that there is none must be told from it, as by diff.
         is_diff = given[:1] == ["compare"] and "--exit-code" in given
         sys.exit(2 if isinstance(error, UsageError | QueryError) or is_diff else 1)

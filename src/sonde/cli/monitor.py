@@ -34,9 +34,9 @@ def monitor(
     """
     from sonde.errors import MissingPackageError, UsageError
     from sonde.show.monitor.target import find_target
-    from sonde.show.monitor.watching import Watching
+    from sonde.show.monitor.watching import WatchedRuns
 
-    watching = Watching(find_target(what, runs_dir(dir)))
+    watching = WatchedRuns(find_target(what, runs_dir(dir)))
     if json or once:
         _print_once(watching, as_json=json)
         return
@@ -52,10 +52,10 @@ def monitor(
 
 def _print_once(watching: object, *, as_json: bool) -> None:
     from sonde.show.monitor.once import draw
-    from sonde.show.monitor.watching import Watching
+    from sonde.show.monitor.watching import WatchedRuns
     from sonde.show.term.console import make_console
 
-    assert isinstance(watching, Watching)
+    assert isinstance(watching, WatchedRuns)
     frame = watching.look()
     if watching.reading is not None and watching.reading.is_worth_judging():
         frame = watching.judge()

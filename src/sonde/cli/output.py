@@ -16,7 +16,7 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(json.loads(to_json(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """An error, as one line."""
     _say("sonde: error: ", message)
 

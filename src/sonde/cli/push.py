@@ -31,8 +31,8 @@ def push(
       sonde push gpt/baseline --patience 600
       sonde push latest --json
     """
-    from sonde.record.push import push as upload
     from sonde.show.progress import progress
+    from sonde.write.tensors.push import push as upload
 
     found = open_run(run, dir)
     with progress("snapshots", quiet=json) as tell:

@@ -73,16 +73,16 @@ def train(
         raise UsageError("give a YAML file. `sonde train --example` prints one to start from.")
     if resume and overwrite:
         raise UsageError("--resume goes on from the checkpoints that --overwrite deletes: give one of them.")
-    from sonde.tune.ahead import check_ahead
     from sonde.tune.config import load_config
+    from sonde.tune.train.ahead import check_ahead
 
     loaded = load_config(config, overrides or ())
     check_ahead(loaded)
     if check:
         print_json(loaded.model_dump(mode="json"))
         return
-    from sonde.read.checkpoints import list_checkpoints
-    from sonde.tune.from_config import train_from_config
+    from sonde.read.run.checkpoints import list_checkpoints
+    from sonde.tune.train.from_config import train_from_config
 
     if resume and not list_checkpoints(loaded.output_dir):
         remark(f"there is no checkpoint in {loaded.output_dir} to go on from: training begins anew.")
@@ -97,7 +97,7 @@ def train(
 
 
 def _tell_how_to_go_on(folder: Path, config: Path, overrides: list[str]) -> None:
-    from sonde.read.checkpoints import list_checkpoints
+    from sonde.read.run.checkpoints import list_checkpoints
 
     steps = [checkpoint.step for checkpoint in list_checkpoints(folder) if not checkpoint.problem]
     if steps:

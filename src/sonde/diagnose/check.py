@@ -79,8 +79,8 @@ def _may_explain(cause: Finding, other: Finding) -> bool:
 
 
 def _demoted(finding: Finding) -> Finding:
-    stands = finding.rule in RULES and RULES[finding.rule].stands
-    return finding if stands or finding.severity == Severity.INFO else finding.demoted()
+    is_measured = finding.rule in RULES and RULES[finding.rule].is_measured
+    return finding if is_measured or finding.severity == Severity.INFO else finding.demoted()
 
 
 def _order(finding: Finding) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sonde.diagnose.progress import loss_name, validation
+from sonde.diagnose.measures.progress import loss_name, validation
 from sonde.diagnose.rule import Rule
 from sonde.schema.window import Window
 

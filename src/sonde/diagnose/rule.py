@@ -24,7 +24,7 @@ class Rule:
     """Rules whose findings this fault explains."""
     references: tuple[str, ...]
     function: RuleFunction
-    stands: bool = False
+    is_measured: bool = False
     """Whether a finding stays what it is beside its cause. What is measured (dead units, vanishing gradients) is there
     whatever brought it about; what is inferred (a learning rate too low) is mostly wrong once a cause is known."""
 
@@ -45,7 +45,7 @@ def rule(
     needs: tuple[str, ...] = (),
     causes: tuple[str, ...] = (),
     references: tuple[str, ...] = (),
-    stands: bool = False,
+    is_measured: bool = False,
 ) -> Callable[[RuleFunction], Rule]:
     """Register a rule under its function's name; its docstring says in one line what is wrong.
 
@@ -58,7 +58,7 @@ def rule(
     def register(function: RuleFunction) -> Rule:
         name = function.__name__
         assert name not in RULES, f"two rules named {name}"
-        RULES[name] = Rule(name, Severity(severity), needs, causes, references, function, stands)
+        RULES[name] = Rule(name, Severity(severity), needs, causes, references, function, is_measured)
         return RULES[name]
 
     return register

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from sonde.flow.anatomy import Anatomy
-from sonde.flow.attention import AttentionAnalyzer
+from sonde.flow.analyzers.attention import AttentionAnalyzer
+from sonde.flow.analyzers.standard import StandardAnalyzer
+from sonde.flow.analyzers.temporal import TemporalAnalyzer
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import Analyzer, FlowAnalyzer
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.report import FlowReport
-from sonde.flow.standard import StandardAnalyzer
-from sonde.flow.temporal import TemporalAnalyzer
+from sonde.flow.model_index import ModelIndex
+from sonde.flow.report.report import FlowReport
 
 
 def analyze(
@@ -30,11 +30,11 @@ def analyze(
     sonde.flow.analyze(model, x, y, nn.CrossEntropyLoss()).print_summary()
     """
     analyzer = FlowAnalyzer(model, thresholds=thresholds)
-    anatomy = Anatomy(model)
+    anatomy = ModelIndex(model)
     return analyzer.analyze_with(fitting(anatomy), x, y, loss_fn, steps, anatomy=anatomy)
 
 
-def fitting(anatomy: Anatomy) -> list[Analyzer]:
+def fitting(anatomy: ModelIndex) -> list[Analyzer]:
     """The analyzers whose kind of layer the model has."""
     found: list[Analyzer] = [StandardAnalyzer()]
     if anatomy.attention:

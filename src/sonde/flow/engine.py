@@ -13,25 +13,25 @@ import torch
 from torch import nn
 
 from sonde.errors import NotAModelError, UsageError
-from sonde.flow.anatomy import Anatomy
-from sonde.flow.attention_find import queries_and_keys
+from sonde.flow.analyzers.attention_find import queries_and_keys
 from sonde.flow.batch import LossFunction, batch_size, copied, part
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
 from sonde.flow.metrics import FlowMetrics, Layer
-from sonde.flow.report import FlowReport
+from sonde.flow.model_index import ModelIndex
+from sonde.flow.report.report import FlowReport
 from sonde.flow.sketch import Sketch
-from sonde.flow.trace import Observer, Passed, Stop, Trace, run_pass
+from sonde.flow.trace import Observer, PassResult, Stop, Trace, run_pass
 from sonde.probe.preserve import all_preserved
 
 
 class Analyzer(Protocol):
     """What looks at more than single layers. Several of them share one pass."""
 
-    lays_ways: ClassVar[bool]
+    needs_input_grads: ClassVar[bool]
     """Whether it has gradients flow to more than the model's parameters: finding what else they reach takes a while."""
 
-    def watching(self, anatomy: Anatomy) -> AbstractContextManager[Sequence[Observer]]:
+    def watching(self, anatomy: ModelIndex) -> AbstractContextManager[Sequence[Observer]]:
         """Open while the passes run; gives what is to be called for every module call."""
 
     def after_pass(self) -> None:
@@ -66,13 +66,13 @@ class FlowAnalyzer:
         loss_fn: LossFunction | None,
         steps: int = 1,
         *,
-        anatomy: Anatomy | None = None,
+        anatomy: ModelIndex | None = None,
     ) -> FlowReport:
         """The same with the findings of analyzers, all in the same passes. `anatomy`: the model's, if known."""
-        known = anatomy or Anatomy(self.model)
+        known = anatomy or ModelIndex(self.model)
         with ExitStack() as stack:
             observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(known))]
-            everywhere = any(analyzer.lays_ways for analyzer in analyzers)
+            everywhere = any(analyzer.needs_input_grads for analyzer in analyzers)
             run = partial(run_pass, self.model, names=known.names, observers=observers, everywhere=everywhere)
             passes = self._passes(run, analyzers, x, y, loss_fn, steps)
         apart = queries_and_keys(known.attention)  # while a GPU still works on the passes
@@ -89,13 +89,13 @@ class FlowAnalyzer:
 
     def _passes(
         self,
-        run: Callable[..., Passed],
+        run: Callable[..., PassResult],
         analyzers: Sequence[Analyzer],
         x: Any,
         y: Any,
         loss_fn: LossFunction | None,
         steps: int,
-    ) -> list[Passed]:
+    ) -> list[PassResult]:
         """One pass per part of the batch."""
         if steps < 1:
             raise UsageError(f"steps is at least 1; got {steps}.")

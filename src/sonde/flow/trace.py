@@ -15,9 +15,9 @@ from sonde.flow.batch import LossFunction, forward
 from sonde.flow.sketch import Sketch, sketches_of
 from sonde.flow.units import WATCHED, Units, UnitWatch
 from sonde.probe.forward import ForwardTap
-from sonde.probe.functional import CallTap
 from sonde.probe.guards import quiet
-from sonde.probe.model import ModelNames, Place
+from sonde.probe.loss.functional import CallTap
+from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.outputs import floating_tensors, is_plain_tensor
 from sonde.reduce.torch import Reducer, Table, resolve_all
 
@@ -78,14 +78,14 @@ class _Collector:
 
     def __init__(self, reducer: Reducer, units: UnitWatch, observers: Sequence[Observer]) -> None:
         self.reducer, self.units, self.observers = reducer, units, observers
-        self.stops: dict[Place, Stop] = {}
+        self.stops: dict[ModuleRef, Stop] = {}
         self.is_reentrant = False
 
-    def forward_seen(self, place: Place, output: Any) -> None:
+    def forward_seen(self, place: ModuleRef, output: Any) -> None:
         # Seen without gradients, in training, is what runs inside a reentrant checkpoint.
         self.is_reentrant = self.is_reentrant or not torch.is_grad_enabled()
 
-    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
         stop = self.stops.get(place)
         if stop is None:
             shapes = _shape(args), _shape(output)
@@ -96,11 +96,11 @@ class _Collector:
         for observer in self.observers:
             observer(place, module, args, output)
 
-    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         if not suffix:
             self.reducer.add(2 * self.stops[place].order, tensor)
 
-    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         if not suffix:
             self.reducer.add(2 * self.stops[place].order + 1, tensor)
 
@@ -150,7 +150,7 @@ def _describe(stop: Stop, names: ModelNames, module: nn.Module | None) -> None:
 
 
 @dataclass(slots=True)
-class Passed:
+class PassResult:
     """A pass whose numbers may still be on their way from the device. Only `trace` waits for them."""
 
     names: ModelNames
@@ -176,7 +176,7 @@ def run_pass(
     names: ModelNames,
     observers: Sequence[Observer] = (),
     everywhere: bool = False,
-) -> Passed:
+) -> PassResult:
     """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are.
 
     `everywhere`: gradients are also wanted along other ways than those to the model's parameters."""
@@ -198,7 +198,7 @@ def run_pass(
     return _passed(names, loss, collector, units)
 
 
-def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitWatch) -> Passed:
+def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitWatch) -> PassResult:
     """All that can be done while a GPU still works on the pass."""
     reducer = collector.reducer
     owned = [(named.name, p) for named in names.parameters.values() if (p := named.ref()) is not None]
@@ -210,7 +210,9 @@ def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitW
         together = units.together()
     for place, stop in collector.stops.items():
         _describe(stop, names, place.ref())
-    return Passed(names, loss.detach(), {stop.name: stop for stop in collector.stops.values()}, keys, tables, together)
+    return PassResult(
+        names, loss.detach(), {stop.name: stop for stop in collector.stops.values()}, keys, tables, together
+    )
 
 
 def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sonde.flow.fetch import fetch
-from sonde.probe.model import Place
+from sonde.probe.model import ModuleRef
 from sonde.probe.outputs import is_plain_tensor
-from sonde.reduce.inspect_units import is_silent, saturated
+from sonde.reduce.inspect.units import is_silent, saturated
 
 RECTIFIERS: Final = (nn.ReLU, nn.ReLU6, nn.Threshold)
 SIGMOIDS: Final = (nn.Sigmoid, nn.Tanh)
@@ -32,7 +32,7 @@ class UnitWatch:
         self._silent: dict[str, list[Tensor]] = {}
         self._saturated: dict[str, list[Tensor]] = {}
 
-    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(module, RECTIFIERS):
             self._rectified(place.name, output)
         elif isinstance(module, SIGMOIDS) and args:
@@ -41,7 +41,9 @@ class UnitWatch:
             at_an_end = (output == output.amin()) | (output == output.amax())
             self._saturated.setdefault(place.name, []).append(at_an_end.float().mean())
 
-    def function_called(self, name: str, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def function_called(
+        self, name: str, place: ModuleRef, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         module = place.ref()
         given = args[0] if args else kwargs.get("input")
         if isinstance(module, (*RECTIFIERS, *SIGMOIDS)):

@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook
 
 from sonde.probe.guards import is_in_checkpoint, is_observable, protected, quiet
-from sonde.probe.model import ModelNames, Place
+from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.outputs import floating_tensors
 
 
@@ -29,16 +29,16 @@ class ForwardSink(Protocol):
     def is_idle(self) -> bool:
         """Whether nothing at all is wanted of the modules that run now: asked at each call of each of them."""
 
-    def forward_seen(self, place: Place, output: Any) -> None:
+    def forward_seen(self, place: ModuleRef, output: Any) -> None:
         """A module of the model ran in a training forward pass, and returned this."""
 
-    def module_called(self, place: Place, module: nn.Module, args: Any, output: Any) -> None:
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
         """A selected module of the model, or the model itself, ran: what it took and gave."""
 
-    def activation(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         """A tensor a module returned."""
 
-    def activation_grad(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         """The gradient with respect to it."""
 
 
@@ -91,7 +91,7 @@ class ForwardTap:
         """Whether the model itself has been called and has not returned: told by who sees it enter."""
         self._num_unknown = 0
         self._look_at = 1
-        self._instead: Callable[[Place, Any], None] | None = None
+        self._instead: Callable[[ModuleRef, Any], None] | None = None
         self._gone_back = protected(self._grad_seen, on_error, "activation gradient hook")
         _silence_compile_warning(self)
         # Many models are called with keywords only: without them nothing would be seen of their inputs.
@@ -146,7 +146,7 @@ class ForwardTap:
                 if sink.wants_activation_grads and tensor.grad_fn is not None:
                     self._follow_back(place, suffix, tensor)
 
-    def _look_again(self, module: nn.Module) -> Place | None:
+    def _look_again(self, module: nn.Module) -> ModuleRef | None:
         """A module that runs inside the model and is not known may have taken the place of another. Modules that are
         made in every forward pass are none of the model's: each time in vain, twice as many are passed by."""
         self._num_unknown += 1
@@ -163,7 +163,7 @@ class ForwardTap:
         return self._instead is not None
 
     @contextmanager
-    def instead(self, seen: Callable[[Place, Any], None]) -> Iterator[None]:
+    def instead(self, seen: Callable[[ModuleRef, Any], None]) -> Iterator[None]:
         """While a pass of ours runs, `seen` is given what the selected modules return, and nothing is recorded."""
         self._instead = seen
         try:
@@ -178,13 +178,13 @@ class ForwardTap:
         model = self.names.model()
         return model is not None and model.training and is_in_checkpoint()
 
-    def _follow_back(self, place: Place, suffix: str, tensor: Tensor) -> None:
+    def _follow_back(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         """A tensor hook, never a full backward hook: that one breaks models with in-place operations."""
         hook = partial(self._gone_back, place, suffix)
         hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # or saving the tensor would warn
         tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _grad_seen(self, place: Place, suffix: str, grad: Tensor) -> None:
+    def _grad_seen(self, place: ModuleRef, suffix: str, grad: Tensor) -> None:
         if self._is_attached and type(grad) is Tensor:
             with quiet():
                 self.sink.activation_grad(place, suffix, grad)

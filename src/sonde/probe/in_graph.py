@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonde.probe.forward import ForwardSink
 from sonde.probe.guards import is_observable, quiet
-from sonde.probe.model import ModelNames, Place
+from sonde.probe.model import ModelNames, ModuleRef
 
 _receivers: dict[int, Callable[[Tensor], None]] = {}
 
@@ -79,7 +79,7 @@ class InGraphTaps:
         for number in self._numbers:
             _receivers.pop(number, None)
 
-    def _receiver(self, place: Place) -> Callable[[Tensor], None]:
+    def _receiver(self, place: ModuleRef) -> Callable[[Tensor], None]:
         def receive(x: Tensor) -> None:
             sink = self._sink()
             if sink is None or not is_observable():

@@ -14,7 +14,7 @@ from sonde.schema.names import site_name, strip_wrappers, unique_sites
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ModuleRef:
     """A module of the watched model. `keys` caches what the sink knows it by."""
 
     ref: weakref.ref[nn.Module]
@@ -46,8 +46,8 @@ class ModelNames:
         self.model = weakref.ref(model)
         self.prefix = prefix
         self.choose: Callable[[NamedParameter], bool] = lambda _: True
-        self.choose_place: Callable[[Place], bool] = lambda _: True
-        self.places: dict[int, Place] = {}
+        self.choose_place: Callable[[ModuleRef], bool] = lambda _: True
+        self.places: dict[int, ModuleRef] = {}
         self.parameters: dict[int, NamedParameter] = {}
         self.version = 0
         """How often the names were read."""
@@ -67,7 +67,7 @@ class ModelNames:
         for parameter in self.parameters.values():
             parameter.is_selected = self.choose(parameter)
 
-    def _known(self, key: int, place: Place) -> Place:
+    def _known(self, key: int, place: ModuleRef) -> ModuleRef:
         """What is known of a place survives a refresh."""
         known = self.places.get(key)
         if known is not None and known.ref() is place.ref():
@@ -75,7 +75,7 @@ class ModelNames:
         place.is_selected = self.choose_place(place)
         return place
 
-    def place(self, module: nn.Module) -> Place | None:
+    def place(self, module: nn.Module) -> ModuleRef | None:
         place = self.places.get(id(module))
         if place is not None:
             return place if place.ref() is module else None
@@ -127,7 +127,7 @@ def _root_name(named: _Named) -> str:
     return next(name for name in ("model", "root", "the model") if name not in names)
 
 
-def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Place]]:
+def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, ModuleRef]]:
     """Each module once, under its first name; the other names of a shared module are its aliases."""
     found: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, module in named:
@@ -145,7 +145,7 @@ def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Place]
     for key, site in zip(called, sites, strict=True):
         module, names = found[key]
         site = (before + site).rstrip(".") or root
-        yield key, Place(weakref.ref(module), site, type_name(module), _aliases(site, prefix, names))
+        yield key, ModuleRef(weakref.ref(module), site, type_name(module), _aliases(site, prefix, names))
 
 
 def _has_forward(module: nn.Module) -> bool:

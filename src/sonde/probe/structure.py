@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from sonde.probe.model import ModelNames, NamedParameter, Place, class_of, type_name
+from sonde.probe.model import ModelNames, ModuleRef, NamedParameter, class_of, type_name
 from sonde.probe.unregistered import unregistered
 
 _ACTIVATIONS: Final = tuple(
@@ -101,7 +101,7 @@ def describe(
     }
 
 
-def _module(place: Place, calls: Mapping[str, tuple[int, int]], fed_by: Mapping[str, str]) -> dict[str, Any]:
+def _module(place: ModuleRef, calls: Mapping[str, tuple[int, int]], fed_by: Mapping[str, str]) -> dict[str, Any]:
     module = place.ref()
     assert module is not None
     order, count = calls.get(place.name, (-1, 0))

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sonde.reduce import native
+from sonde.reduce.cpu import native
+from sonde.reduce.cpu.native import Act, Pairs
+from sonde.reduce.cpu.plan import LARGE, Fill, Held, Plan
+from sonde.reduce.cpu.rows import Partials, combine
 from sonde.reduce.dense import UnreadableError, addressable, dense, is_plain, work_dtype
-from sonde.reduce.device import device_rows
-from sonde.reduce.gpu import chunk_list, update_chunks
-from sonde.reduce.native import Act, Pairs
-from sonde.reduce.plan import LARGE, Fill, Held, Plan
-from sonde.reduce.rows import Partials, combine
+from sonde.reduce.gpu.availability import chunk_list, update_chunks
+from sonde.reduce.gpu.device import device_rows
 from sonde.reduce.sample import sample, stack_samples
 from sonde.reduce.table import Table, add_zeros
 from sonde.schema.sketch import Array, empty_rows

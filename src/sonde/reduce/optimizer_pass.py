@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonde.reduce.cpu.native import Pairs
+from sonde.reduce.cpu.plan import LARGE, LARGE_KEPT, Held
+from sonde.reduce.cpu.rows import scratch
 from sonde.reduce.lists import Part, TensorList
-from sonde.reduce.native import Pairs
-from sonde.reduce.plan import LARGE, LARGE_KEPT, Held
-from sonde.reduce.rows import scratch
 from sonde.reduce.sample import sample, stack_samples
 from sonde.reduce.torch import Reducer, Table, negate_rows
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE

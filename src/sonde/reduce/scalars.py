@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, whole
-from sonde.reduce.handover import Parcel
+from sonde.reduce.gpu.transfer import HostTransfer
 
 
 def one_element(tensor: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class PendingScalars:
                 # A copy is taken now: the training loop may change its tensors in place right after.
                 self._values.append(tensor if are_ours else tensor.detach().clone())
         self._places = list(by_device.values())
-        self._parcels = [Parcel([tensors[place].detach() for place in places]) for places in self._places]
+        self._parcels = [HostTransfer([tensors[place].detach() for place in places]) for places in self._places]
 
     def resolve(self) -> list[float]:
         found = [0.0 if value is None else float(value) for value in self._values]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.reduce.exponents import histograms
-from sonde.reduce.handover import Parcel
+from sonde.reduce.gpu.transfer import HostTransfer
 from sonde.schema.sketch import (
     HIST_N,
     MAX,
@@ -63,7 +63,7 @@ class Table:
     """The stream on which it was made, where it was made on a GPU."""
     check: Check | None = None
     """Whether the rows can be believed."""
-    parcel: tuple[Parcel, int] | None = None
+    parcel: tuple[HostTransfer, int] | None = None
     """Where rows, samples and check are travelling, and from which piece on."""
 
     @property
@@ -215,7 +215,7 @@ def _send(tables: Sequence[Table]) -> None:
     for table in tables:
         firsts.append(len(pieces))
         pieces += table.pieces()
-    parcel = Parcel(pieces)
+    parcel = HostTransfer(pieces)
     for table, first in zip(tables, firsts, strict=True):
         table.parcel = parcel, first
         # Only their shapes are asked for from now on.

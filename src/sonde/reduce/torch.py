@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.reduce import native
+from sonde.reduce.cpu import native
+from sonde.reduce.cpu.plan import LARGE, row_blocks
+from sonde.reduce.cpu.rows import ROW, Partials, combine
 from sonde.reduce.dense import UnreadableError, dense, flat, is_plain, work_dtype
-from sonde.reduce.gpu import new_bank
+from sonde.reduce.gpu.availability import new_bank
 from sonde.reduce.lists import TensorList, current_stream
-from sonde.reduce.plan import LARGE, row_blocks
-from sonde.reduce.rows import ROW, Partials, combine
 from sonde.reduce.sample import sample, some_rows, stack_samples
 from sonde.reduce.table import Table, add_zeros, negate_rows, resolve_all, scale_rows, send, set_raw
 from sonde.schema.sketch import Array, empty_rows
 
 if TYPE_CHECKING:
-    from sonde.reduce.triton_single import Bank, Read
+    from sonde.reduce.gpu.triton_single import Bank, Read
 
 __all__ = ["Reducer", "Table", "negate_rows", "resolve_all", "scale_rows", "set_raw"]
 

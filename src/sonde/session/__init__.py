@@ -7,12 +7,24 @@
 
 from __future__ import annotations
 
-from sonde.session.current import active_session, batch, begin, finish, init, log, rewind, snapshot, step, tap, watch
-from sonde.session.decorator import record
+from sonde.session.entry.current import (
+    active_session,
+    batch,
+    begin,
+    finish,
+    init,
+    log,
+    rewind,
+    snapshot,
+    step,
+    tap,
+    watch,
+)
+from sonde.session.entry.decorator import record
+from sonde.session.entry.script import run_script
 from sonde.session.null import NullSession
-from sonde.session.script import run_script
 from sonde.session.session import Session
-from sonde.session.snapshot_plan import Snapshots
+from sonde.session.snapshots.plan import Snapshots
 
 __all__ = [
     "NullSession",

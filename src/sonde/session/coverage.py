@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonde.session.watching import Watching
+    from sonde.session.watched_model import WatchedModel
 
 
-def coverage_of(watchings: list[Watching]) -> dict[str, Any]:
+def coverage_of(watched_models: list[WatchedModel]) -> dict[str, Any]:
     """What several watched models add up to: counts, lists and mappings alike."""
     total: dict[str, Any]
-    total, *others = map(_of_one, watchings)
+    total, *others = map(_of_one, watched_models)
     for coverage in others:
         for key, value in coverage.items():
             total[key] = {**total[key], **value} if isinstance(value, dict) else total[key] + value
     return total
 
 
-def _of_one(watching: Watching) -> dict[str, Any]:
+def _of_one(watching: WatchedModel) -> dict[str, Any]:
     names = watching.names
     is_acting = repr(watching.plan.activations) != "never"
     silent = [p.name for p in names.places.values() if p.is_selected and not p.has_fired] if is_acting else []

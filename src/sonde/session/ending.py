@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.record.environment import working_directory
 from sonde.schema.endings import ending_of
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import text_of
 from sonde.session.exits import exits
+from sonde.write.environment import working_directory
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
@@ -42,7 +42,7 @@ def _of_exit(code: object) -> tuple[RunStatus, str]:
     return "crashed", f"exit code 1: {text_of(code)}"[:2000]
 
 
-def farewell(session: Session, status: RunStatus, *, has_faults: bool) -> str:
+def final_status(session: Session, status: RunStatus, *, has_faults: bool) -> str:
     """The last line: how it went, what it cost, what is missing, and where to look."""
     parts = [f"{status} after {session.step_number} steps"]
     if session.governing.overhead:

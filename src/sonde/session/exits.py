@@ -1,7 +1,7 @@
 """The exit code of the program: what it last passed to `sys.exit`, if that call ended it.
 
 An exit leaves no exception behind, and Python has forgotten its code when it calls `atexit`. An exit that does not go
-through `sys.exit` (`raise SystemExit(3)`) is recorded a moment later by the C library: see `sonde.record.ending`.
+through `sys.exit` (`raise SystemExit(3)`) is recorded a moment later by the C library: see `sonde.write.ending`.
 """
 
 from __future__ import annotations

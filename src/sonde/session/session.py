@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sonde.config import Settings
 from sonde.errors import SessionError, UsageError
-from sonde.probe.attempt import attempt
+from sonde.probe.guarded import attempt
 from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
-from sonde.record.ending import leave_exit_code
-from sonde.record.folder import absolute, remove_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.endings import ENDED_AT_EXIT
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, Severity
 from sonde.session import forks
 from sonde.session.breaker import Breaker
-from sonde.session.ending import farewell, keep_exit_by_signal, last_error, print_line, shown, status_of
+from sonde.session.budget import BudgetController
+from sonde.session.ending import final_status, keep_exit_by_signal, last_error, print_line, shown, status_of
 from sonde.session.exits import exits
-from sonde.session.governing import Governing
-from sonde.session.live import LiveRules
-from sonde.session.logged import put_logged
-from sonde.session.mirror import Observers, mirrorings
 from sonde.session.null import NullSession
-from sonde.session.position import Position, rewind
-from sonde.session.snapshots import Snapshotting
-from sonde.session.step_writer import StepWriter
-from sonde.session.training_thread import TrainingThread
+from sonde.session.observers.mirror import Observers, mirror_observers
+from sonde.session.observers.rules import LiveRules
+from sonde.session.scalars import put_logged
+from sonde.session.snapshots.taker import SnapshotTaker
+from sonde.session.training.position import Position, rewind
+from sonde.session.training.thread import TrainingThread
+from sonde.session.training.writer import StepWriter
+from sonde.write.ending import leave_exit_code
+from sonde.write.folder import absolute, remove_run
+from sonde.write.writer import Writer, WriterOptions
 
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
-    from sonde.probe.optimizer_hooks import Call, OptimizerHooks
-    from sonde.session.automatic import Automatic
-    from sonde.session.inspection_data import DataInspection
-    from sonde.session.watching import Watching
+    from sonde.probe.optimizer.hooks import Call, OptimizerHooks
+    from sonde.session.entry.automatic import Automatic
+    from sonde.session.inspect.data import DataInspection
+    from sonde.session.watched_model import WatchedModel
 
 DEFAULT_ACTIVATIONS = first(100) | every(10)
 IN_GRAPH = "in-graph"
@@ -67,7 +67,7 @@ class Session:
         self._num_faults = 0
         self.observers = Observers(LiveRules(self._say_finding) if settings.diagnose else None)
         self.breaker = Breaker(settings.max_errors, self._measurement_failed, self._switch_off)
-        self.snapshots = Snapshotting(self)
+        self.snapshots = SnapshotTaker(self)
         self.writer = Writer(
             self.path,
             options,
@@ -78,9 +78,9 @@ class Session:
             on_beat=self.snapshots.asks.poll,
         )
         self.position = Position()
-        self.governing = Governing(self)
+        self.governing = BudgetController(self)
         self.is_finished = False
-        self._watchings: list[Watching] = []
+        self._watched_models: list[WatchedModel] = []
         self.training = TrainingThread(self, self.writer.next_step)
         self.step_writer = StepWriter(self)
         self.optimizer_hooks: OptimizerHooks | None = None
@@ -121,15 +121,15 @@ class Session:
             self.automatic.give_way()
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
-        from sonde.session.given import check_model, check_optimizers, watched_before
+        from sonde.session.arguments import check_model, check_optimizers, watched_before
         from sonde.session.plan import SCHEDULED, Plan
-        from sonde.session.watching import Watching
+        from sonde.session.watched_model import WatchedModel
 
         if others:
-            from sonde.session.wandb_words import in_our_words
+            from sonde.session.entry.wandb import translate
 
             asked = {"params": params, "grads": grads, "updates": updates, "optim": optim, "when": when}
-            asked |= in_our_words(others)
+            asked |= translate(others)
             params, grads, updates, optim, when = asked.values()
         default = as_schedule(when, default=ALWAYS, argument="when")
 
@@ -151,13 +151,13 @@ class Session:
         if budget is not ...:
             self.governing.governor.budget = self.settings.changed(budget=budget).budget
         checked, optimizers = check_model(model), check_optimizers(optimizer)
-        self.unwatch(watched_before(checked, prefix, self._watchings))
+        self.unwatch(watched_before(checked, prefix, self._watched_models))
         self._hook_optimizers()
-        self._watchings.append(Watching(self, checked, optimizers, plan))
-        self._keep_snapshots(self._watchings[-1], snapshots)
+        self._watched_models.append(WatchedModel(self, checked, optimizers, plan))
+        self._keep_snapshots(self._watched_models[-1], snapshots)
         if mirror is not None:
-            self.observers.add(*mirrorings(mirror, self.warn))
-        self._inspect_data(self._watchings[-1])
+            self.observers.add(*mirror_observers(mirror, self.warn))
+        self._inspect_data(self._watched_models[-1])
         if self.position.is_fresh:
             self.writer.set_step(self.step_number, is_first=True)
         schedules = {name: repr(getattr(plan, name)) for name in SCHEDULED}
@@ -167,8 +167,8 @@ class Session:
     def _hook_optimizers(self) -> None:
         """One pair of hooks for all models. Not before there is one: a session that logs numbers needs no torch."""
         if self.optimizer_hooks is None:
-            from sonde.probe.optimizer_hooks import OptimizerHooks
-            from sonde.probe.scaler import ScalerTap
+            from sonde.probe.optimizer.hooks import OptimizerHooks
+            from sonde.probe.optimizer.scaler import ScalerTap
 
             hooks = OptimizerHooks(self.breaker, on_begin=self._optimizer_begins, on_end=self._optimizer_ended)
             self.optimizer_hooks = hooks
@@ -180,27 +180,27 @@ class Session:
     def _optimizer_ended(self, call: Call) -> None:
         self.training.steps.optimizer_ended(call)
 
-    def _inspect_data(self, watching: Watching) -> None:
-        from sonde.session.inspection_data import DataInspection
+    def _inspect_data(self, watching: WatchedModel) -> None:
+        from sonde.session.inspect.data import DataInspection
 
         if self.data is None:
             self.data = DataInspection(self)
         self.data.follow(watching)
 
-    def _keep_snapshots(self, watching: Watching, snapshots: Any) -> None:
+    def _keep_snapshots(self, watching: WatchedModel, snapshots: Any) -> None:
         try:
             self.snapshots.follow(watching, snapshots)
         except BaseException:
-            self._watchings.remove(watching)
+            self._watched_models.remove(watching)
             watching.detach()
             raise
         self.snapshots.begin_step(self.step_number)
 
-    def unwatch(self, replaced: Iterable[Watching]) -> None:
-        """Watching a model again replaces what was asked for before."""
+    def unwatch(self, replaced: Iterable[WatchedModel]) -> None:
+        """WatchedModel a model again replaces what was asked for before."""
         for watching in replaced:
             watching.detach()
-            self._watchings.remove(watching)
+            self._watched_models.remove(watching)
             self.snapshots.unfollow(watching)
 
     # ------------------------------------------------------------------------------------------------ while it runs
@@ -247,13 +247,13 @@ class Session:
 
     def tap(self, name: str, tensor: Any) -> None:
         """Record the sketch of any tensor, under `custom/<name>`."""
-        from sonde.session.custom import put_sketches
+        from sonde.session.taps import put_sketches
 
         self._custom(put_sketches, [(f"{name}", tensor)])
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
         """Tell which batch comes next: gives it an identity, and sketches of its tensors as `custom/batch.<n>`."""
-        from sonde.session.told import put_batch
+        from sonde.session.batches import put_batch
 
         self._custom(put_batch, inputs, targets, ids)
 
@@ -284,8 +284,8 @@ class Session:
         return self.step_number + self.is_step_over
 
     @property
-    def watchings(self) -> list[Watching]:
-        return self._watchings
+    def watched_models(self) -> list[WatchedModel]:
+        return self._watched_models
 
     def skip_step(self) -> None:
         """The step counts, though the optimizer was kept from it: a scaler found gradients that are not finite."""
@@ -329,7 +329,7 @@ class Session:
             if deadline_s is None:  # snapshots have taken the time that they needed
                 self.observers.end = end = time.monotonic() + patience_s
             self.writer.close(status, reason=reason, deadline_s=max(end - time.monotonic(), _LAST_WORDS_S))
-        self._say(farewell(self, status, has_faults=self._num_faults > 0))
+        self._say(final_status(self, status, has_faults=self._num_faults > 0))
 
     def discard(self) -> None:
         """End the session and remove its run, in which nothing was recorded."""
@@ -338,9 +338,9 @@ class Session:
         remove_run(self.path)
 
     def _detach(self) -> None:
-        for watching in self._watchings:
+        for watching in self._watched_models:
             watching.detach()
-        self._watchings.clear()
+        self._watched_models.clear()
         if self.data is not None:
             self.data.detach()
         for restore in self._at_finish:
@@ -435,10 +435,10 @@ class Session:
     def note_facts(self) -> None:
         """What a viewer should know of how this was recorded."""
         facts: dict[str, Any] = {"overhead": self.governing.facts()}
-        if self._watchings:
+        if self._watched_models:
             from sonde.session.coverage import coverage_of
 
-            facts["coverage"] = coverage_of(self._watchings)
+            facts["coverage"] = coverage_of(self._watched_models)
         if self.breaker.num_errors:
             facts["errors"] = self.breaker.num_errors
         self.writer.note(**facts)

@@ -13,7 +13,7 @@ from sonde.schema.layout import MODEL_FILE
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
-    from sonde.session.watching import Watching
+    from sonde.session.watched_model import WatchedModel
 
 
 class StructureDocument:
@@ -25,7 +25,7 @@ class StructureDocument:
         self._first: WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
         """The groups of each optimizer as they began: a schedule changes them."""
 
-    def refresh(self, watching: Watching) -> bool:
+    def refresh(self, watching: WatchedModel) -> bool:
         """Describe the model anew if something changed; whether it did."""
         signature = _signature(watching)
         if signature == self._signature:
@@ -47,7 +47,7 @@ class StructureDocument:
         return [{**first, "num_params": now["num_params"]} for first, now in zip(known, groups, strict=False)]
 
 
-def _signature(watching: Watching) -> object:
+def _signature(watching: WatchedModel) -> object:
     """Cheap, since it is asked at every step: who is optimized, whether calls are known, which loss."""
     optimizers = [
         (id(optimizer), tuple(len(group["params"]) for group in optimizer.param_groups))
@@ -56,11 +56,11 @@ def _signature(watching: Watching) -> object:
     return optimizers, len(watching.inspection.calls), watching.inspection.num_trainable, watching.loss_name
 
 
-def write_structure(session: Session, watchings: list[Watching]) -> None:
+def write_structure(session: Session, watched_models: list[WatchedModel]) -> None:
     """One document for all watched models; their modules and parameters stand one after the other."""
-    changed = [watching.structure.refresh(watching) for watching in watchings]
+    changed = [watching.structure.refresh(watching) for watching in watched_models]
     if any(changed):
-        session.writer.document(MODEL_FILE, _together([watching.structure.content for watching in watchings]))
+        session.writer.document(MODEL_FILE, _together([watching.structure.content for watching in watched_models]))
 
 
 def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.errors import SondeError
-from sonde.read.compare import flatten
+from sonde.read.compare.runs import flatten
 from sonde.run import Run
 from sonde.show.card_loss import loss_picture
 from sonde.show.card_style import STYLE
@@ -26,8 +26,8 @@ from sonde.show.term.finding import span
 from sonde.show.term.number import counted, duration, number
 from sonde.show.term.sparkline import sparkline
 from sonde.show.term.text import plain
-from sonde.show.web.briefs import MAX_ROWS_TO_JUDGE
 from sonde.show.web.diagnoses import num_rows, recorded_findings
+from sonde.show.web.run_summaries import MAX_ROWS_TO_JUDGE
 from sonde.show.web.runs import state_of
 
 NUM_FINDINGS: Final = 8

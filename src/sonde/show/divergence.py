@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from sonde.read.compare import Comparison
-from sonde.read.divergence import Divergence
+from sonde.read.compare.divergence import Divergence
+from sonde.read.compare.runs import Comparison
 from sonde.show.term.number import number
 
 _PLACES: Final = {

@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sonde.errors import RunError, RunLockedError, SondeError
-from sonde.read.folder import open_inside, read_manifest
-from sonde.read.manifest import Manifest
+from sonde.read.run.folder import open_inside, read_manifest
+from sonde.read.run.manifest import Manifest
 from sonde.run import Run, runs
 from sonde.schema.layout import LATEST_LINK, RUN_FILE, TRASH_FOLDER
-from sonde.show.held import held
+from sonde.show.folder_lock import held
 
 ORIGINS_FILE: Final = "origins.json"
 """In the trash: where each run lay, below the folder of runs."""
@@ -32,7 +32,7 @@ class Trashed:
     """When it was thrown away."""
 
 
-def throw_away(run: Run, dir: Path) -> Path:
+def move_to_trash(run: Run, dir: Path) -> Path:
     """Move a run to the trash of its folder of runs and say where it is now. A run that is written is refused."""
     if run.status == "running":
         raise RunLockedError(f"run {run.id} ({run.project}/{run.name}) is running. Stop it first, then delete it.")
@@ -48,7 +48,7 @@ def throw_away(run: Run, dir: Path) -> Path:
 
 
 def remove(trashed: Path) -> None:
-    """Remove for good what `throw_away` moved."""
+    """Remove for good what `move_to_trash` moved."""
     shutil.rmtree(trashed)
     origins = _origins(trashed.parent)
     if origins.pop(trashed.name, None) is not None:
@@ -58,7 +58,7 @@ def remove(trashed: Path) -> None:
         trashed.parent.rmdir()
 
 
-def bring_back(trashed: Trashed) -> Path:
+def restore(trashed: Trashed) -> Path:
     """Move a run from the trash to where it was."""
     origin = trashed.origin
     if origin.exists():

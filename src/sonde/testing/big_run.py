@@ -16,17 +16,26 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.record.catalog import Catalog, Row, event_row, finding_row, scalar_row, segment_row, site_row, system_rows
-from sonde.record.durable import write_durably
-from sonde.record.folder import create_run
-from sonde.record.items import FindingRow
-from sonde.record.pyramid import Pyramid
-from sonde.record.runfile import RunFile
-from sonde.record.seal import Place, seal_table
-from sonde.record.table import ScalarsTable, StatsTable
 from sonde.schema.layout import LOCK_FILE, MODEL_FILE
 from sonde.schema.records import Event, Site, SystemSample, sign_document, to_json
 from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, NUM_BINS, SUM, SUMABS, SUMSQ, ZERO, Array, N, empty_rows
+from sonde.write.durable import write_durably
+from sonde.write.folder import create_run
+from sonde.write.items import FindingRow
+from sonde.write.runfile import RunFile
+from sonde.write.stats.catalog import (
+    Catalog,
+    Row,
+    event_row,
+    finding_row,
+    scalar_row,
+    segment_row,
+    site_row,
+    system_rows,
+)
+from sonde.write.stats.pyramid import Pyramid
+from sonde.write.stats.seal import SegmentKey, seal_table
+from sonde.write.stats.table import ScalarsTable, StatsTable
 
 SEAL_STEPS: Final = 1024
 _HIST_EVERY: Final = 256
@@ -230,12 +239,12 @@ class _Sealer:
         self.catalog.commit([segment_row(made)])
         self.segments.append(made)
 
-    def _place(self, stream: Any, num_frames: int) -> Place:
+    def _place(self, stream: Any, num_frames: int) -> SegmentKey:
         first, number = self.sequence[stream], self.number[stream]
         self.sequence[stream] += num_frames
         self.number[stream] += 1
         id = max((segment.id for segment in self.segments), default=0) + 1
-        return Place(
+        return SegmentKey(
             id=id,
             stream=stream,
             rank=0,

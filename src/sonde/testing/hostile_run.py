@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.reduce.numpy import sketch
 from sonde.schema.layout import CATALOG_FILE, MODEL_FILE, RUN_FILE, row_text
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_document, to_json
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 NAMES: Final = (
     "<script>window.hacked=1</script>",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sonde.tune.analyzer import CheckpointAnalyzer
-    from sonde.tune.checkpoints import CheckpointManager
+    from sonde.tune.checkpoint.loader import ResumableLoader
+    from sonde.tune.checkpoint.manager import CheckpointManager
+    from sonde.tune.checkpoint.storage import LocalStorage, StorageBackend
     from sonde.tune.live import LiveAnalyzer
-    from sonde.tune.loader import ResumableLoader
     from sonde.tune.method import FineTuningMethod
     from sonde.tune.report import StandardReport
-    from sonde.tune.storage import LocalStorage, StorageBackend
-    from sonde.tune.wrapper import TrainingResult, TrainingWrapper
+    from sonde.tune.train.wrapper import TrainingResult, TrainingWrapper
 
 __all__ = [
     "CheckpointAnalyzer",
@@ -30,15 +30,15 @@ __all__ = [
 
 _HOME_OF = {
     "CheckpointAnalyzer": "sonde.tune.analyzer",
-    "CheckpointManager": "sonde.tune.checkpoints",
+    "CheckpointManager": "sonde.tune.checkpoint.manager",
     "FineTuningMethod": "sonde.tune.method",
     "LiveAnalyzer": "sonde.tune.live",
-    "LocalStorage": "sonde.tune.storage",
-    "ResumableLoader": "sonde.tune.loader",
+    "LocalStorage": "sonde.tune.checkpoint.storage",
+    "ResumableLoader": "sonde.tune.checkpoint.loader",
     "StandardReport": "sonde.tune.report",
-    "StorageBackend": "sonde.tune.storage",
-    "TrainingResult": "sonde.tune.wrapper",
-    "TrainingWrapper": "sonde.tune.wrapper",
+    "StorageBackend": "sonde.tune.checkpoint.storage",
+    "TrainingResult": "sonde.tune.train.wrapper",
+    "TrainingWrapper": "sonde.tune.train.wrapper",
 }
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import RunNotFoundError, UsageError
-from sonde.read.checkpoints import Checkpoint, checkpoints_folder, list_checkpoints
-from sonde.read.files import open_tensors
-from sonde.read.link import linked_run
+from sonde.read.run.checkpoints import Checkpoint, checkpoints_folder, list_checkpoints
+from sonde.read.run.link import linked_run
+from sonde.read.tensors.files.formats import open_tensors
 from sonde.run import Run
 from sonde.run import open as open_run
 from sonde.tune.report import StandardReport

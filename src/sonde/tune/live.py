@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from sonde.errors import RunNotFoundError
-from sonde.read.link import linked_run
-from sonde.record.folder import absolute
+from sonde.read.run.link import linked_run
+from sonde.write.folder import absolute
 
 
 class LiveAnalyzer:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import UnknownNameError
-from sonde.read.analysis.difference import difference
-from sonde.read.checkpoints import Checkpoint
+from sonde.read.run.checkpoints import Checkpoint
+from sonde.read.tensors.analysis.difference import difference
 from sonde.run import Run
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window

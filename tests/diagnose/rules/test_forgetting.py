@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sonde.diagnose.check import all_rules
-from sonde.diagnose.progress import validation
+from sonde.diagnose.measures.progress import validation
 from sonde.schema.window import Window
 from sonde.testing.windows import falling, stack, stuck, window
 

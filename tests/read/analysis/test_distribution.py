@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from sonde.read.analysis.distribution import (
+from sonde.read.tensors.analysis.distribution import (
     QUANTILES,
     common_edges,
     distribution,

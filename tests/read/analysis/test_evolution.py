@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sonde.read.analysis.evolution import evolution, evolution_columns, evolution_sums
+from sonde.read.tensors.analysis.evolution import evolution, evolution_columns, evolution_sums
 
 
 def walk(num_steps: int = 5, shape: tuple[int, ...] = (6, 7), seed: int = 0) -> list[np.ndarray]:

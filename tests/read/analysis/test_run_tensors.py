@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sonde.errors import RunNotFoundError, UsageError
-from sonde.read.analysis import blocks, run_tensors
-from sonde.read.analysis.cka import linear_cka, unbiased_cka
-from sonde.read.analysis.evolution import evolution
+from sonde.read.tensors.analysis import blocks, run_tensors
+from sonde.read.tensors.analysis.cka import linear_cka, unbiased_cka
+from sonde.read.tensors.analysis.evolution import evolution
 from sonde.run import Run
 
 STEPS = (0, 5, 10, 15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde.read.analysis.spectra import (
+from sonde.read.tensors.analysis.spectra import (
     Spectrum,
     as_matrix,
     effective_rank,

@@ -20,15 +20,15 @@ import safetensors.numpy
 
 from sonde.cli.main import main
 from sonde.errors import MissingPackageError, UsageError
-from sonde.read.exports import open_export
-from sonde.read.files import open_tensors
-from sonde.read.tensors import snapshot_tensors
-from sonde.record.folder import create_run
-from sonde.record.store import open_store
-from sonde.record.writer import Writer, WriterOptions
+from sonde.read.tensors.exports import open_export
+from sonde.read.tensors.files.formats import open_tensors
+from sonde.read.tensors.tensors import snapshot_tensors
 from sonde.run import Run
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.show.export.tensors import FORMATS, ONE_STEP_PER_FILE, plan_export, write_export
+from sonde.write.folder import create_run
+from sonde.write.tensors.store import open_store
+from sonde.write.writer import Writer, WriterOptions
 
 STEPS = (0, 100, 150, 200)
 TYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2,

@@ -18,7 +18,7 @@ from sonde.show.monitor.frame import worst_layers
 from sonde.show.monitor.live_pool import LivePool
 from sonde.show.monitor.reading import Reading, throughput
 from sonde.show.monitor.target import Target, find_target
-from sonde.show.monitor.watching import Watching
+from sonde.show.monitor.watching import WatchedRuns
 from sonde.show.pooled import Pooled, pool
 
 
@@ -163,7 +163,7 @@ def test_layers_that_stand_out_come_first() -> None:
 def test_newest_run_that_runs_is_shown_until_another_is_chosen(begin: Any) -> None:
     old = begin("old").steps(2, falling).finish()
     live = begin("live").steps(2, falling).flush()
-    watching = Watching(Target(old.parents[1]))
+    watching = WatchedRuns(Target(old.parents[1]))
     frame = watching.look()
     assert frame.run is not None
     assert (frame.run.name, frame.run.status, len(frame.runs)) == ("live", "running", 2)
@@ -175,7 +175,7 @@ def test_newest_run_that_runs_is_shown_until_another_is_chosen(begin: Any) -> No
 
 
 def test_without_a_run_it_waits_and_says_what_to_do(begin: Any, tmp_path: Path) -> None:
-    watching = Watching(find_target(None, tmp_path / "runs"))
+    watching = WatchedRuns(find_target(None, tmp_path / "runs"))
     frame = watching.look()
     assert frame.run is None
     assert "sonde run train.py" in frame.problem
@@ -205,8 +205,8 @@ def test_killed_run_is_marked_at_the_next_look(tmp_path: Path) -> None:
     program = """
 import sys, time
 from pathlib import Path
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 writer = Writer(create_run(Path(sys.argv[1]), project="gpt", name="killed"), WriterOptions())
 writer.set_step(3)
 writer.flush(10.0)
@@ -216,7 +216,7 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "runs")], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
-        watching = Watching(Target(tmp_path / "runs"))
+        watching = WatchedRuns(Target(tmp_path / "runs"))
         frame = watching.look()
         assert frame.run is not None
         assert frame.run.status == "running"

@@ -25,7 +25,7 @@ from sonde.show.monitor.frame import Curve
 from sonde.show.monitor.heat import HeatLook, heat_lines
 from sonde.show.monitor.panels import Findings, Heat, Plot, Runs, value_ticks
 from sonde.show.monitor.target import Target
-from sonde.show.monitor.watching import Watching
+from sonde.show.monitor.watching import WatchedRuns
 from sonde.show.pooled import Pooled
 
 Script = Callable[[Monitor, Any], Awaitable[None]]
@@ -39,7 +39,7 @@ def play(folder: Path, script: Script, size: tuple[int, int] = (80, 24)) -> None
     """Start the monitor on a screen of this size and run a script of keys against it."""
 
     async def run() -> None:
-        app = Monitor(Watching(Target(folder)), interval_s=0.05)
+        app = Monitor(WatchedRuns(Target(folder)), interval_s=0.05)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.latest is not None)
             await script(app, pilot)

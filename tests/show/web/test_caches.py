@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from sonde.show.web.cache import ByteCache
-from sonde.show.web.rested import Rested
+from sonde.show.web.throttled import Rested
 
 
 def test_what_was_not_asked_for_longest_goes_first() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from sonde.record.writer import Writer, WriterOptions
 from sonde.run import open as open_run
 from sonde.testing.big_run import Plan, Planted, big_run
+from sonde.write.writer import Writer, WriterOptions
 
 
 @pytest.fixture

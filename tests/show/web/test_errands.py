@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sonde.show.web.errands import Errands
+from sonde.show.web.background import Errands
 
 
 def test_what_is_asked_for_twice_before_it_is_done_is_done_once() -> None:

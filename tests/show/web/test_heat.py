@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.read.heatmap import Cells, pool, pool_into
+from sonde.read.series.heatmap import Cells, pool, pool_into
 from sonde.run import Run
 from sonde.show.web import heat_index
 from sonde.show.web.heat_index import COARSE_STEPS, colour_range, encode

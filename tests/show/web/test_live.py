@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
 from sonde.show.web import live, live_cells
 from sonde.show.web.runs import run_key
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 
 OPTIONS = WriterOptions(flush_interval_s=0.02, heartbeat_s=0.1, seal_steps=16, system_interval_s=60.0)
 
@@ -31,8 +31,8 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import numpy as np
-from sonde.record.folder import create_run
-from sonde.record.writer import Writer, WriterOptions
+from sonde.write.folder import create_run
+from sonde.write.writer import Writer, WriterOptions
 from sonde.schema.records import ScalarsRecord
 run = create_run(Path(sys.argv[1]), project="live", name="victim")
 writer = Writer(run, WriterOptions(flush_interval_s=0.02, heartbeat_s=0.1))

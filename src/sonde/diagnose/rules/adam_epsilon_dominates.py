@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmax, nanmedian
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.known import nanmax, nanmedian
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import Parameter, Structure, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter, Structure, structure
 from sonde.schema.window import Window
 
 SMALL: Final = 1.0

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmax
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.known import nanmax
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.spikes import find_spikes
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.spikes import find_spikes
-from sonde.diagnose.structure import structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 

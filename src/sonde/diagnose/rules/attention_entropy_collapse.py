@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
-from sonde.diagnose.levels import Levels, levels
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.levels import Levels, levels
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 
@@ -21,7 +21,7 @@ POOR: Final = 0.5
 
 @rule(
     severity="warning",
-    stands=True,
+    is_measured=True,
     causes=("underfitting", "vanishing_gradients", "rank_collapse", "loss_oscillation"),
     references=("Zhai et al. 2023, sigmaReparam", "Dehghani et al. 2023, ViT-22B", "Wortsman et al. 2023"),
 )

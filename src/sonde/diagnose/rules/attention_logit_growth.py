@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.levels import levels
+from sonde.diagnose.measures.levels import levels
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 LOUD: Final = 50.0
@@ -19,7 +19,7 @@ GROWTH: Final = 3.0
 
 @rule(
     severity="warning",
-    stands=True,
+    is_measured=True,
     causes=("underfitting", "vanishing_gradients", "loss_oscillation"),
     references=(
         "Dehghani et al. 2023, ViT-22B",

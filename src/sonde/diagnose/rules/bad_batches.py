@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmedian
-from sonde.diagnose.learned import Learned, learned
-from sonde.diagnose.motion import NEEDS as MOTION
-from sonde.diagnose.motion import motion
+from sonde.diagnose.measures.known import nanmedian
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.motion import NEEDS as MOTION
+from sonde.diagnose.measures.motion import motion
+from sonde.diagnose.measures.spikes import Spike, find_spikes
+from sonde.diagnose.measures.total_gradient import NEEDS as GRADIENT
+from sonde.diagnose.measures.total_gradient import total_norm
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.spikes import Spike, find_spikes
-from sonde.diagnose.total_gradient import NEEDS as GRADIENT
-from sonde.diagnose.total_gradient import total_norm
 from sonde.schema.window import Column, Window
 
 OUTLYING: Final = 50.0

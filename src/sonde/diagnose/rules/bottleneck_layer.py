@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.depth import path
-from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.depth import path
+from sonde.diagnose.measures.endpoints import seen
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import Parameter
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter
 from sonde.schema.window import Window
 
 NARROW: Final = 8
@@ -24,7 +24,7 @@ POOR: Final = 0.25
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     causes=("underfitting", "rank_collapse"),
     references=("Tishby & Zaslavsky 2015", "Raghu et al. 2017"),

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmedian
-from sonde.diagnose.learned import learned
-from sonde.diagnose.motion import NEEDS as MOTION
-from sonde.diagnose.motion import motion
+from sonde.diagnose.measures.known import nanmedian
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.motion import NEEDS as MOTION
+from sonde.diagnose.measures.motion import motion
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Column, Window
 

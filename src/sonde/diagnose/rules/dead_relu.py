@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.lasting import Lasting, lasting
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.endpoints import seen
+from sonde.diagnose.measures.lasting import Lasting, lasting
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 DEAD: Final = 0.5
@@ -28,7 +28,7 @@ GONE: Final = 0.98
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     needs=("act/*/rms",),
     causes=(

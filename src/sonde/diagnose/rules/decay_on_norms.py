@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.structure import Parameter, Structure, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter, Structure, structure
 from sonde.schema.window import Window
 
 NOTABLE: Final = 0.05

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.progress import onset
+from sonde.diagnose.measures.endpoints import seen
+from sonde.diagnose.measures.progress import onset
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.progress import onset
+from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.structure import Module, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Module, structure
 from sonde.schema.window import Window
 
 MIN_INSPECTIONS: Final = 5

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.held_out import held_out
-from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.measures.held_out import held_out
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.structure import Module, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Module, structure
 from sonde.schema.window import Window
 
 STRONG: Final = 0.6

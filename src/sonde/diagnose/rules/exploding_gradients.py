@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.depth import path
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.progress import loss_name
+from sonde.diagnose.measures.depth import path
+from sonde.diagnose.measures.progress import loss_name
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -29,7 +29,7 @@ LASTING: Final = 3
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     needs=("grad/*/norm_raw", "grad/*/nonfinite_fraction", "param/*/norm", "act/*/max_abs"),
     causes=("loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),

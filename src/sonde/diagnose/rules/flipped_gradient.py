@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmax, nanmedian
-from sonde.diagnose.learned import Learned, learned
-from sonde.diagnose.motion import NEEDS as MOTION
-from sonde.diagnose.motion import motion
-from sonde.diagnose.progress import smoothed
+from sonde.diagnose.measures.known import nanmax, nanmedian
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.motion import NEEDS as MOTION
+from sonde.diagnose.measures.motion import motion
+from sonde.diagnose.measures.progress import smoothed
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 UPHILL: Final = 0.3

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import Parameter, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter, structure
 from sonde.schema.window import Window
 
 MOST: Final = 0.5

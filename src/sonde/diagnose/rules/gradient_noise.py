@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmedian
+from sonde.diagnose.measures.known import nanmedian
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 50

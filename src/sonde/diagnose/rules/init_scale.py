@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.depth import path
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.measures.depth import path
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.signal import fading
+from sonde.diagnose.measures.structure import Parameter, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.signal import fading
-from sonde.diagnose.structure import Parameter, structure
 from sonde.schema.window import Window
 
 WIDE: Final = 3.0
@@ -26,7 +26,7 @@ HARMED: Final = 0.3
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     needs=("param/*/rms", "act/*/rms"),
     causes=(

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.adapters import Adapter, adapters
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.progress import onset
+from sonde.diagnose.measures.lora import Adapter, adapters
+from sonde.diagnose.measures.progress import onset
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.adapters import Adapter, adapters
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.lora import Adapter, adapters
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 3

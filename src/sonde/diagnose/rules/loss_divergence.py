@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
-from sonde.diagnose.progress import onset
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 AWAY: Final = 3.0

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
-from sonde.diagnose.motion import NEEDS, motion
-from sonde.diagnose.rate import write_rate
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.motion import NEEDS, motion
+from sonde.diagnose.measures.rate import write_rate
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 
@@ -22,7 +22,7 @@ LARGE_FIRST: Final = 0.3
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     needs=NEEDS,
     causes=("underfitting", "loss_spikes"),

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.measures.endpoints import seen
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 SCALE_FREE: Final = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor")

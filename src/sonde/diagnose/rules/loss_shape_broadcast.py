@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sonde.diagnose.endpoints import REGRESSIONS, seen
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.endpoints import REGRESSIONS, seen
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 

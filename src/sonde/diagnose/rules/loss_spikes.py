@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.spikes import find_spikes
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.spikes import find_spikes
 from sonde.schema.window import Window
 
 SEVERAL: Final = 2
@@ -16,7 +16,7 @@ MANY_SMALLER: Final = 4
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     references=(
         "Huang et al. 2025, SPAM: spike-aware Adam",

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmax
-from sonde.diagnose.learned import Learned, learned
-from sonde.diagnose.motion import NEEDS, Motion, motion
-from sonde.diagnose.rate import is_at_full_rate, is_still_rising, write_rate
+from sonde.diagnose.measures.known import nanmax
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.motion import NEEDS, Motion, motion
+from sonde.diagnose.measures.rate import is_at_full_rate, is_still_rising, write_rate
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import Parameter, Structure, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter, Structure, structure
 from sonde.schema.window import Window
 
 

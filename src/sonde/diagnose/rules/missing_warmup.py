@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmax
-from sonde.diagnose.learned import learned
-from sonde.diagnose.motion import NEEDS, motion
-from sonde.diagnose.rate import RATE, is_adaptive, rate, warms_up
+from sonde.diagnose.measures.known import nanmax
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.motion import NEEDS, motion
+from sonde.diagnose.measures.rate import RATE, is_adaptive, rate, warms_up
+from sonde.diagnose.measures.structure import Structure, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Structure, structure
 from sonde.schema.window import Window
 
 MIN_BLOCKS: Final = 4

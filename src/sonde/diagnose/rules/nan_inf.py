@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.nonfinite import NEEDS, Moment, backward_gap, between, first_moment
+from sonde.diagnose.measures.nonfinite import NEEDS, Moment, backward_gap, between, first_moment
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 GROWN: Final = 1e9
@@ -34,7 +34,7 @@ class Origin:
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="critical",
     needs=NEEDS,
     causes=("loss_spikes", "dead_relu", "underfitting", "throughput_regression", "constant_output"),

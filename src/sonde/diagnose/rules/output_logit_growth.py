@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.endpoints import is_classification, seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
-from sonde.diagnose.levels import Levels, levels
-from sonde.diagnose.progress import validation
+from sonde.diagnose.measures.endpoints import is_classification, seen
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.levels import Levels, levels
+from sonde.diagnose.measures.progress import validation
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 GROWTH: Final = 5.0

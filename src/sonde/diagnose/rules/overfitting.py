@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.held_out import held_out
-from sonde.diagnose.progress import validation_name
+from sonde.diagnose.measures.held_out import held_out
+from sonde.diagnose.measures.progress import validation_name
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 GAP: Final = 3.0

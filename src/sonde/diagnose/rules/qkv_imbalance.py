@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.projections import Projections, projections
+from sonde.diagnose.measures.projections import Projections, projections
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 TWINS_APART: Final = 30.0

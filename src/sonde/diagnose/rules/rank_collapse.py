@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.lasting import Lasting
-from sonde.diagnose.learned import learned
-from sonde.diagnose.progress import onset
+from sonde.diagnose.measures.endpoints import seen
+from sonde.diagnose.measures.lasting import Lasting
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 SAME: Final = 0.01

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.events import happenings, number
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.events import happenings, number
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

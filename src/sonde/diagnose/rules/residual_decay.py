@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.structure import Module, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Module, structure
 from sonde.schema.window import Window
 
 MIN_BLOCKS: Final = 3

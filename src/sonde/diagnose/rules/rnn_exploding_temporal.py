@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.memory_span import memory_spans
+from sonde.diagnose.measures.memory_span import memory_spans
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

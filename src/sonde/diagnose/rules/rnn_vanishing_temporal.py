@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
-from sonde.diagnose.memory_span import Span, memory_spans
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.memory_span import Span, memory_spans
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 LOST: Final = 1e-3

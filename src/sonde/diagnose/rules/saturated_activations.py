@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.lasting import Lasting, lasting
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.lasting import Lasting, lasting
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import Module, structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Module, structure
 from sonde.schema.window import Window
 
 SATURATED: Final = 0.5
@@ -19,7 +19,7 @@ STUCK: Final = 0.15
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     causes=(
         "vanishing_gradients",

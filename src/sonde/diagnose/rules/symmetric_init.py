@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.depth import path
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.depth import path
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import Parameter
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import Parameter
 from sonde.schema.window import Window
 
 SAME: Final = 1e-3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.endpoints import seen
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.endpoints import seen
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 FEW: Final = 4

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.endpoints import MIN_SEEN, seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.held_out import held_out
-from sonde.diagnose.known import nanmean, nanstd
-from sonde.diagnose.learned import Learned, learned
+from sonde.diagnose.measures.endpoints import MIN_SEEN, seen
+from sonde.diagnose.measures.held_out import held_out
+from sonde.diagnose.measures.known import nanmean, nanstd
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 POOR: Final = 0.75
@@ -25,7 +25,7 @@ STILL_FALLING: Final = 0.03
 """Share of guessing that the last quarter gained over the one before: such a run is not over."""
 
 
-@rule(stands=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
+@rule(is_measured=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
 def underfitting(window: Window) -> Iterator[Finding]:
     """After the whole run the model is hardly better than a constant answer."""
     state = learned(window)

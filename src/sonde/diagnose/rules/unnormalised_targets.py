@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.endpoints import MIN_SEEN, is_regression, seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.endpoints import MIN_SEEN, is_regression, seen
+from sonde.diagnose.measures.learned import learned
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

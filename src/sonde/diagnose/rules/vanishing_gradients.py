@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.depth import NEEDS, Depth, depth, over_sites
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.known import nanmax
-from sonde.diagnose.learned import Learned, learned
-from sonde.diagnose.progress import onset
+from sonde.diagnose.measures.depth import NEEDS, Depth, depth, over_sites
+from sonde.diagnose.measures.known import nanmax
+from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.signal import fading
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.signal import fading
-from sonde.diagnose.structure import structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -31,7 +31,7 @@ MIN_STEPS: Final = 20
 
 
 @rule(
-    stands=True,
+    is_measured=True,
     severity="warning",
     needs=(*NEEDS, "act/*/rms"),
     causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer", "adam_epsilon_dominates"),

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sonde.diagnose.endpoints import MIN_SEEN, REGRESSIONS, last_module, seen
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.learned import learned
+from sonde.diagnose.measures.endpoints import MIN_SEEN, REGRESSIONS, last_module, seen
+from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
-from sonde.diagnose.structure import structure
 from sonde.schema.window import Window
 
 NAME: Final = "wrong_loss_activation_pair"

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import UsageError
-from sonde.read.files_safetensors import DTYPES
-from sonde.read.lazy import LazyTensors
+from sonde.read.tensors.files.safetensors import DTYPES
+from sonde.read.tensors.lazy import LazyTensors
 
 _CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
 

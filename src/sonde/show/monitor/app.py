@@ -15,7 +15,7 @@ from sonde.schema.losses import is_loss
 from sonde.show.monitor.frame import Frame
 from sonde.show.monitor.panels import ROOM_FOR_NAMES, Findings, Heat, Plot, Runs, Worst
 from sonde.show.monitor.screens import finding_screen, keys_note
-from sonde.show.monitor.watching import Watching
+from sonde.show.monitor.watching import WatchedRuns
 from sonde.show.monitor.words import title
 from sonde.show.term.text import plain
 
@@ -86,7 +86,7 @@ class Monitor(App[None]):
         Binding("t", "theme", "theme"),
     ]
 
-    def __init__(self, watching: Watching, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, watching: WatchedRuns, *, interval_s: float = INTERVAL_S) -> None:
         super().__init__()
         self.watching, self.interval_s = watching, interval_s
         self.latest: Frame | None = None
@@ -250,6 +250,6 @@ class Monitor(App[None]):
             self.draw(self.latest)
 
 
-def monitor(watching: Watching) -> None:
+def monitor(watching: WatchedRuns) -> None:
     """Show it until somebody quits."""
     Monitor(watching).run()

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import SondeError
-from sonde.read.downsample import min_max
-from sonde.read.series import by_series
+from sonde.read.series.cut import by_series
+from sonde.read.series.downsample import min_max
 from sonde.run import Run
 from sonde.schema.losses import is_loss, shown_scalars, training_loss, validation_loss
 from sonde.schema.names import matches_any

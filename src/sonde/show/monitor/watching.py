@@ -13,7 +13,7 @@ LIST_INTERVAL_S: Final = 3.0
 """How often the folder is looked through; a run that died is marked at the next look."""
 
 
-class Watching:
+class WatchedRuns:
     """The runs of a target, and one of them closely. Not for several threads at once."""
 
     def __init__(self, target: Target) -> None:

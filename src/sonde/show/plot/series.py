@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.errors import UsageError
-from sonde.read.downsample import thin
-from sonde.read.series import by_series
+from sonde.read.series.cut import by_series
+from sonde.read.series.downsample import thin
 from sonde.run import Run
 from sonde.schema.names import matches
 

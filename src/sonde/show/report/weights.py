@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from sonde.errors import CorruptError
-from sonde.read.series import by_series
+from sonde.read.series.cut import by_series
 from sonde.run import Run
 from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
 from sonde.show.report.layers import Measured, first, first_odd, last, measure, ratio

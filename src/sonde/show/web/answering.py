@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
 from sonde.run import Run
-from sonde.show.trash import bring_back, throw_away
+from sonde.show.trash import move_to_trash, restore
 from sonde.show.web.answers import comparing, flow, judgement, lines, overview, sites, snapshots, tensor
 from sonde.show.web.answers.heat import Heats, health_heat
-from sonde.show.web.briefs import Briefs
 from sonde.show.web.cache import ByteCache
 from sonde.show.web.diagnoses import Diagnoses, finding_key
 from sonde.show.web.finding_states import STATES, FindingStates
 from sonde.show.web.query import BadRequestError, ConflictError, NotFoundError, Query
-from sonde.show.web.rested import Rested
+from sonde.show.web.run_summaries import Briefs
 from sonde.show.web.runs import Entry, RunTable, run_key, state_of
+from sonde.show.web.throttled import Rested
 from sonde.show.web.wire import Reply, json_reply
 
 ANSWER_BYTES: Final = 128 << 20
@@ -163,7 +163,7 @@ class Answers:
         entry = self.table.get(match[1])
         try:
             with entry.open() as run:
-                throw_away(run, entry.home)
+                move_to_trash(run, entry.home)
         except SondeError as error:
             raise ConflictError(str(error)) from error
         except OSError as error:
@@ -177,7 +177,7 @@ class Answers:
         if found is None:
             raise NotFoundError("this run is not in the trash any more")
         try:
-            back = bring_back(found)
+            back = restore(found)
         except SondeError as error:
             raise ConflictError(str(error)) from error
         except OSError as error:

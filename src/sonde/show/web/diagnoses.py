@@ -13,12 +13,12 @@ from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.health import NEEDS, Health, health
 from sonde.errors import CorruptError
-from sonde.read.state import RunState
-from sonde.read.structure import read_structure
-from sonde.read.window import read_merged_window
+from sonde.read.run.state import RunState
+from sonde.read.run.structure import read_structure
+from sonde.read.series.window import read_merged_window
 from sonde.run import Run
-from sonde.show.web.rested import Rested
 from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.throttled import Rested
 
 MAX_ROWS: Final = 5_000_000
 """Runs with more sketches are not diagnosed anew: what was found during training is shown."""

@@ -13,8 +13,10 @@ from typing import Final
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.read.catalog import Segment
-from sonde.read.heatmap import (
+from sonde.read.run.catalog import Segment
+from sonde.read.run.segments import Span
+from sonde.read.run.state import RunState
+from sonde.read.series.heatmap import (
     MISSING,
     ZERO_PLACE,
     Cells,
@@ -26,11 +28,9 @@ from sonde.read.heatmap import (
     scale_of,
     sealed_cells,
 )
-from sonde.read.segments import Span
-from sonde.read.state import RunState
 from sonde.schema.layout import PYRAMID_FACTOR
+from sonde.show.web.background import Errands
 from sonde.show.web.cache import ByteCache
-from sonde.show.web.errands import Errands
 from sonde.show.web.live_cells import LiveCells
 from sonde.show.web.runs import Entry, state_of
 

@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
-from sonde.read.heatmap import Cells, HeatQuestion, join, live_cells, no_cells, record_cells
-from sonde.read.segments import EVERYTHING
-from sonde.read.state import RunState
+from sonde.read.run.segments import EVERYTHING
+from sonde.read.run.state import RunState
+from sonde.read.series.heatmap import Cells, HeatQuestion, join, live_cells, no_cells, record_cells
 from sonde.schema.attempts import History
 from sonde.schema.joined import JOINED
 from sonde.schema.records import StatsRecord

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from sonde.errors import SondeError
-from sonde.read.folder import read_manifest, run_folders
-from sonde.read.manifest import Manifest
-from sonde.read.state import RunState
-from sonde.read.status import true_status
+from sonde.read.run.folder import read_manifest, run_folders
+from sonde.read.run.manifest import Manifest
+from sonde.read.run.state import RunState
+from sonde.read.run.status import true_status
 from sonde.run import Run
 from sonde.schema.layout import EXIT_CODE_FILE, RUN_FILE
 from sonde.show.trash import Trashed, list_trash

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sonde.read.forward_order import ForwardOrder
-from sonde.read.state import RunState
-from sonde.read.structure import read_structure
+from sonde.read.compare.forward_order import ForwardOrder
+from sonde.read.run.state import RunState
+from sonde.read.run.structure import read_structure
 from sonde.schema.joined import JOINED
 from sonde.schema.names import KINDS
 from sonde.schema.records import Site

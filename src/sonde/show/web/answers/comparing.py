@@ -8,16 +8,16 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.read.compare import flatten
-from sonde.read.scalars import read_named
-from sonde.read.steps import ALL_STEPS
+from sonde.read.compare.runs import flatten
+from sonde.read.series.scalars import read_named
+from sonde.read.series.steps import ALL_STEPS
 from sonde.run import Run, compare
 from sonde.schema.losses import shown_scalars, training_loss
 from sonde.show.divergence import divergence_sentences, what_agreed
 from sonde.show.web.answers.lines import by_name
 from sonde.show.web.answers.overview import MAX_TEXT, run_row
-from sonde.show.web.briefs import Briefs
 from sonde.show.web.diagnoses import num_rows
+from sonde.show.web.run_summaries import Briefs
 from sonde.show.web.runs import Entry, state_of
 from sonde.show.web.structure import structure_of
 from sonde.show.web.wire import Reply, json_reply, number

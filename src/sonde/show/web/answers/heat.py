@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.read.heatmap import MISSING, Cells, HeatQuestion, Places, pool_into, scale_of
-from sonde.read.state import RunState
+from sonde.read.run.state import RunState
+from sonde.read.series.heatmap import MISSING, Cells, HeatQuestion, Places, pool_into, scale_of
 from sonde.run import Run
 from sonde.show.web.cache import ByteCache
 from sonde.show.web.diagnoses import Judged

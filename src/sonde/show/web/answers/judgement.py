@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.read.state import RunState
+from sonde.read.run.state import RunState
 from sonde.run import Run
 from sonde.schema.records import Site
 from sonde.show.web.answers.lines import DEFAULT_POINTS, MAX_POINTS

@@ -11,14 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
-from sonde.read.columns import read_columns
-from sonde.read.pyramid import pick_level, read_level
-from sonde.read.scalars import read_named
-from sonde.read.segments import Span
-from sonde.read.series import by_series, edges
-from sonde.read.state import RunState
-from sonde.read.stats import Question
-from sonde.read.steps import ALL_STEPS, StepFilter
+from sonde.read.run.segments import Span
+from sonde.read.run.state import RunState
+from sonde.read.series.columns import read_columns
+from sonde.read.series.cut import by_series, edges
+from sonde.read.series.pyramid import pick_level, read_level
+from sonde.read.series.scalars import read_named
+from sonde.read.series.stats import Question
+from sonde.read.series.steps import ALL_STEPS, StepFilter
 from sonde.run import Run
 from sonde.schema.losses import training_loss
 from sonde.schema.records import Site

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sonde.errors import CorruptError
-from sonde.read.catalog import read_rows
-from sonde.read.compare import flatten
-from sonde.read.state import RunState
-from sonde.read.status import lost
+from sonde.read.compare.runs import flatten
+from sonde.read.run.catalog import read_rows
+from sonde.read.run.state import RunState
+from sonde.read.run.status import lost
 from sonde.run import Run
 from sonde.schema.losses import training_loss, validation_loss, words
 from sonde.schema.names import is_inspection
 from sonde.show.coverage import coverage_sentences, overhead_sentence, overhead_share
-from sonde.show.web.briefs import Briefs
 from sonde.show.web.query import Query
+from sonde.show.web.run_summaries import Briefs
 from sonde.show.web.runs import Entry, Head, RunTable, state_of
 from sonde.show.web.wire import Reply, json_reply
 

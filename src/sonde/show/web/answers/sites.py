@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sonde.read.heatmap import scale_of
+from sonde.read.series.heatmap import scale_of
 from sonde.run import Run
 from sonde.schema.losses import shown_scalars
 from sonde.show.web.query import Query

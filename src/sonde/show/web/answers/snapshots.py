@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import MissingPackageError, RunError
-from sonde.read.folder import inside
-from sonde.read.lake import FolderLake
+from sonde.read.run.folder import inside
+from sonde.read.tensors.lake import FolderLake
 from sonde.run import Run
 from sonde.schema.lake import TensorEntry
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query

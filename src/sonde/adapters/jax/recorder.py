@@ -1,0 +1,235 @@
+"""The functions of `sonde.jax`: sketches of trees inside `jit`, and their way into a session outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from sonde.errors import MissingPackageError, UsageError
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as error:
+    raise MissingPackageError("jax", "jax", "sonde.jax") from error
+
+from sonde.adapters.jax.flax_modules import modules_of
+from sonde.adapters.jax.sketches import Sketches, sketch_arrays, to_rows
+from sonde.adapters.jax.structure import structure_of, write_structure
+from sonde.budget.compiled_meter import CompiledMeter
+from sonde.probe.optimizer.hyperparameters import Hyperparameters
+from sonde.schema.names import KINDS, site_name
+from sonde.schema.records import Site
+from sonde.session import Session, init
+from sonde.session.entry.current import active_session
+from sonde.session.external import put_rows, put_settings
+
+_NOTHING = "step() was given no sketches: give it the state of an optimizer that is recorded(), or what sketch() gave."
+_OTHER_NAMES: Final = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2"}
+_hyperparameters: WeakKeyDictionary[Session, Hyperparameters] = WeakKeyDictionary()
+_UNKNOWN = "sketches are a part of the compiled step; recorded(..., every=10) makes steps without to compare with"
+
+
+def sketch(tree: Any, kind: str | None = None) -> Sketches:
+    """Sketches of every array of a tree; a small tree that a jitted function may return.
+
+    `sketch({"grad": grads, "param": params})` names the kinds; `sketch(grads, kind="grad")` names the one.
+    """
+    if kind is not None:
+        return sketch_arrays(_named(kind, tree))
+    if isinstance(tree, Mapping) and tree and all(key in KINDS for key in tree):
+        return sketch_arrays(item for key, part in tree.items() for item in _named(key, part))
+    raise UsageError(
+        f'sketch() needs kinds: sketch({{"grad": grads}}) or sketch(grads, kind="grad"). Known: {", ".join(KINDS)}.'
+    )
+
+
+class RecordedState(NamedTuple):
+    """The state of the optimizer inside, what the last recorded step looked like, and how many steps there were."""
+
+    inner: Any
+    sketches: Sketches
+    count: Any
+
+
+def recorded(optimizer: Any, *, every: int = 1) -> Any:
+    """An Optax optimizer that sketches parameters, gradients and updates in each of its steps, or in one of `every`,
+    and changes none.
+
+    Its state holds the sketches: give it to `step`.
+    """
+    if every < 1:
+        raise UsageError(f"recorded(every={every}): every must be 1 or more.")
+    try:
+        import optax
+    except ImportError as error:
+        raise MissingPackageError("optax", "jax", "recorded()") from error
+
+    def begin(params: Any) -> RecordedState:
+        forms = jax.eval_shape(_sketches, params, params, params)  # nothing is computed before there is a step
+        empty = jax.tree_util.tree_map(lambda form: jnp.zeros(form.shape, form.dtype), forms)
+        return RecordedState(optimizer.init(params), empty, jnp.zeros((), jnp.int32))
+
+    def update(grads: Any, state: RecordedState, params: Any = None, **extra: Any) -> tuple[Any, RecordedState]:
+        if extra:
+            updates, inner = optimizer.update(grads, state.inner, params, **extra)
+        else:
+            updates, inner = optimizer.update(grads, state.inner, params)
+        sketches = _every(every, state, lambda: _sketches(params, grads, updates))
+        return updates, RecordedState(inner, sketches, state.count + 1)
+
+    return optax.GradientTransformationExtraArgs(begin, update)
+
+
+def step(tree: Any = None, /, **scalars: Any) -> None:
+    """End the step: record the sketches in a tree (an optimizer's state, an `nnx.Optimizer`, a `TrainState`, what
+    `sketch` returned) and these numbers.
+
+    Begins a run where there is none.
+    """
+    session = active_session() or init()
+    if not isinstance(session, Session):
+        return
+    try:
+        found, injected = _found(tree)
+        if tree is not None and not found:
+            session.warn_once("jax sketches", _NOTHING)
+        for place, sketches in enumerate(map(_kept, found)):
+            sites = _sites(sketches)
+            put_rows(session, sites, partial(to_rows, sketches))
+            if not place:
+                _measure(session, sketches)
+            if structure_of(session).is_new(sketches.names):
+                structure_of(session).add(sites)
+                write_structure(session)
+        if injected:
+            _put_injected(session, injected)
+        session.log(scalars)
+    except Exception as error:  # noqa: BLE001 - our failure must not end their training
+        session.breaker("jax", error)
+    session.step()
+
+
+def describe(model: Any, *inputs: Any, **options: Any) -> None:
+    """Tell the run which modules a Flax model has, in the order they are called: model.json.
+
+    `describe(model)` for nnx, `describe(model, x)` for linen, with what the model is called with. Computes nothing.
+    """
+    modules = modules_of(model, *inputs, **options)
+    session = active_session() or init()
+    if isinstance(session, Session):
+        structure_of(session).modules = [(module.name, module.type, module.calls) for module in modules]
+        write_structure(session)
+
+
+def _measure(session: Session, sketches: Sketches) -> None:
+    """What recording took, where some steps are made without it."""
+    governing = session.governing
+    if not isinstance(governing.meter, CompiledMeter):
+        governing.meter, governing.is_together, governing.unknown = CompiledMeter(), True, _UNKNOWN
+    governing.meter.begin(time.perf_counter())
+    governing.meter.note(is_recorded=sketches.is_new, result=sketches.is_new)
+
+
+def _every(every: int, state: RecordedState, look: Callable[[], Sketches]) -> Sketches:
+    if every == 1:
+        return look()
+    # The other steps hand on what is there, and say that it is old.
+    old = replace(state.sketches, is_new=jnp.asarray(False))
+    # What `init` made has the types of the parameters; those of gradients and updates are known after one step.
+    if not _is_alike(old, jax.eval_shape(look)):
+        return look()
+    found: Sketches = jax.lax.cond(state.count % every == 0, look, lambda: old)
+    return found
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    forms: list[tuple[Any, Any]] = [jax.tree_util.tree_flatten(tree) for tree in (a, b)]
+    (mine, my_form), (others, other_form) = forms
+    if my_form != other_form:
+        return False
+    return all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(mine, others, strict=True))
+
+
+def _sketches(params: Any, grads: Any, updates: Any) -> Sketches:
+    parts = {"grad": grads, "update": updates, **({"param": params} if params is not None else {})}
+    return sketch(parts)
+
+
+def _kept(tree: Any) -> Any:
+    """A copy of these few numbers, on its way to the host: the next step may be given the memory they are in."""
+    tree = jax.tree_util.tree_map(_value, tree, is_leaf=_is_variable)
+    if isinstance(tree, Sketches) and tree.counts.ndim == 3:  # of pmap, whose devices have one each
+        tree = jax.tree_util.tree_map(lambda x: x[0], tree)
+    copied = jax.tree_util.tree_map(partial(jnp.array, copy=True), tree)
+    for leaf in jax.tree_util.tree_leaves(copied):
+        leaf.copy_to_host_async()
+    return copied
+
+
+def _is_variable(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) and hasattr(leaf, "get_value")
+
+
+def _value(leaf: Any) -> Any:
+    """nnx keeps each array of an optimizer's state in a variable of its own."""
+    return leaf.get_value() if _is_variable(leaf) else leaf
+
+
+def _found(tree: Any) -> tuple[list[Sketches], list[Mapping[str, Any]]]:
+    """The sketches in a tree, and the hyperparameters that `optax.inject_hyperparams` keeps in it."""
+    tree = getattr(tree, "opt_state", tree)  # an optimizer of nnx, a TrainState
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda node: isinstance(node, Sketches) or _is_injected(node))
+    sketches = [leaf for leaf in leaves if isinstance(leaf, Sketches)]
+    injected = []
+    for state in filter(_is_injected, leaves):
+        inner, others = _found(state.inner_state)
+        sketches += inner
+        injected += [state.hyperparams, *others]
+    return sketches, injected
+
+
+def _is_injected(node: Any) -> bool:
+    return isinstance(node, tuple) and hasattr(node, "hyperparams") and hasattr(node, "inner_state")
+
+
+def _put_injected(session: Session, injected: Sequence[Mapping[str, Any]]) -> None:
+    """Those of a second optimizer in the same state, as of `optax.partition`, are a second group's."""
+    groups: list[dict[str, Any]] = []
+    for state in injected:
+        named = {_OTHER_NAMES.get(name, name): _value(value) for name, value in state.items()}
+        named = {name: value for name, value in named.items() if jnp.issubdtype(jnp.result_type(value), jnp.number)}
+        group = next((group for group in groups if not group.keys() & named.keys()), None)
+        groups.append(named) if group is None else group.update(named)
+    names = [f"group{i}/{name}" if i else name for i, group in enumerate(groups) for name in group]
+    stacked = jnp.stack([jnp.ravel(value)[0].astype(float) for group in groups for value in group.values()])
+    stacked.copy_to_host_async()
+    known = _hyperparameters.setdefault(session, Hyperparameters())
+    put_settings(session, known, names, partial(np.asarray, stacked))
+
+
+def _sites(sketches: Sketches) -> list[Site]:
+    columns = zip(sketches.names, sketches.shapes, sketches.dtypes, strict=True)
+    return [Site(kind=kind, name=name, shape=shape, dtype=dtype) for (kind, name), shape, dtype in columns]
+
+
+def _named(kind: str, tree: Any) -> Iterator[tuple[str, str, Any]]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            yield kind, _site(path), leaf
+
+
+def _site(path: tuple[Any, ...]) -> str:
+    """`layers.0.kernel`: the keys on the way to a leaf, without Flax's wrappers."""
+    keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    if keys and keys[0] == "params":
+        keys = keys[1:]
+    if len(keys) > 1 and keys[-1] in ("value", "raw_value"):
+        keys = keys[:-1]
+    return site_name(".".join(keys) or "value")

@@ -1,0 +1,5 @@
+"""Keras 3 on TensorFlow, JAX or torch: `model.fit(x, y, callbacks=[SondeCallback(project="mnist")])`."""
+
+from sonde.adapters.keras.callback import SondeCallback, record_class, record_fits, record_model
+
+__all__ = ["SondeCallback", "record_class", "record_fits", "record_model"]

@@ -1,0 +1,263 @@
+"""Keras 3 on TensorFlow, JAX or torch: one callback records `fit`, with the gradients that the optimizer is given.
+
+    model.fit(x, y, callbacks=[SondeCallback(project="mnist")])
+
+While `fit` runs, the model's training function is one that returns sketches beside its numbers, compiled like Keras's
+own; what was there before comes back afterwards, however `fit` ends. Nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sonde.config import Settings
+from sonde.errors import MissingPackageError
+
+try:
+    import keras
+except ImportError as error:
+    raise MissingPackageError("keras", "keras", "SondeCallback") from error
+
+from keras import ops
+
+from sonde.adapters.keras.backend import BACKEND
+from sonde.adapters.keras.recorder import KerasRecorder
+from sonde.probe.schedule import as_schedule, every, first
+from sonde.session import NullSession, Session
+from sonde.session.entry.trainer import TrainerSession
+
+DEFAULT_WHEN: Final = first(100) | every(10)
+"""Sketches made of a compiler's operations cost many times what our kernels for torch do. The budget thins out further,
+once the first steps, which it leaves alone, are over."""
+_TOLD: Final = tuple(
+    f"on_{what}_{when}" for what in ("epoch", "train_batch", "test", "test_batch") for when in ("begin", "end")
+)
+
+
+class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Records `fit`. A session given, or begun before, is used and left open; else one is begun.
+
+    `SondeCallback(project="mnist", activations=False, when=every(10))`: `when` is a schedule as in `sonde.watch`; on
+    the steps it leaves out Keras's own training function runs. All others are options of `sonde.init`. Used for
+    another `fit`, it goes on with the same run.
+    """
+
+    def __init__(
+        self,
+        session: Session | NullSession | None = None,
+        *,
+        activations: bool = True,
+        optim: bool = True,
+        when: Any = True,
+        budget: float | Any | None = ...,
+        **init: Any,
+    ) -> None:
+        super().__init__()
+        self._activations, self._optim = activations, optim
+        self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
+        self._budget = budget if budget is ... else Settings.load(budget=budget).budget  # refused here, if at all
+        self._joining = TrainerSession(session, init)
+        self._recorder: KerasRecorder | None = None
+        self._left: Any = None
+        self._seen = (0, 0)
+        """Iterations of the optimizer when its position was last known, and the step of the run that came next then."""
+
+    @property
+    def session(self) -> Session | NullSession | None:
+        """What is recorded to, once training has begun."""
+        return self._joining.session
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.failed(None)  # what an earlier `fit` that nobody saw the end of has left
+        model, before = self.model, self.session
+        resume = before.path if isinstance(before, Session) else None
+        session = self._joining.begin(_config(model, self.params or {}), resume=resume)
+        if not isinstance(session, Session):
+            return
+        self._follow_optimizer(session)
+        try:
+            self._recorder = KerasRecorder(
+                session,
+                model,
+                when=self._when,
+                activations=self._activations,
+                optim=self._optim,
+                budget=self._budget,
+                num_batches=(self.params or {}).get("steps"),
+                iterations=_iterations(model),
+                on_error=self.failed,
+            )
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            session.breaker("keras", error)
+            return
+        session.on_finish(self._recorder.restore)
+        self._look_out(self._recorder)
+
+    def _look_out(self, recorder: KerasRecorder) -> None:
+        """Keras tells nobody that `fit` has failed. But all callbacks are called by a list, which dies with `fit`."""
+        inside = sys._getframe(2).f_locals.get("self")
+        if not isinstance(inside, keras.callbacks.CallbackList):
+            return
+        here, me = weakref.ref(inside), weakref.ref(self)
+        for name in _TOLD:
+            vars(inside)[name] = functools.partial(_watched, me, here, name)
+        self._left = weakref.finalize(inside, _left, me, weakref.ref(recorder))
+        self._left.atexit = False  # then the session itself looks how the program ends
+
+    def _follow_optimizer(self, session: Session) -> None:
+        """An optimizer that has fewer iterations than before was restored from a checkpoint, and training returned to
+        its step. One without any is new: the steps of the run continue."""
+        iterations, (known, next_step) = _iterations(self.model), self._seen
+        if not known and iterations:
+            self._joining.return_to(iterations)
+        elif 0 < iterations < known:
+            self._joining.return_to(max(next_step - (known - iterations), 0), session.path)
+        self._seen = iterations, session.next_step
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """`BackupAndRestore` may come after this callback, and restore the optimizer when training begins."""
+        recorder = self._recorder
+        if recorder is not None and recorder.is_fresh and _iterations(self.model) != self._seen[0]:
+            self._follow_optimizer(recorder.session)
+            recorder.set_iterations(self._seen[0])
+
+    def _remember(self, recorder: KerasRecorder) -> None:
+        try:
+            self._seen = _iterations(recorder.model), recorder.session.next_step
+        except Exception as error:  # noqa: BLE001 - an optimizer whose buffers are gone must not end their program
+            recorder.session.breaker("keras", error)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._recorder is not None:
+            self._recorder.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """What was validated, at the last step of the epoch. The others are recorded as they come."""
+        if isinstance(self.session, Session):
+            values = {name: value for name, value in (logs or {}).items() if name.startswith("val_")}
+            self.session.log(values, step=max(self.session.step_number - 1, 0))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._end(None)
+
+    def failed(self, error: BaseException | None) -> None:
+        """`fit` has ended without `on_train_end`."""
+        if self._recorder is not None:
+            self._end(error or RuntimeError("fit did not come to its end"))
+
+    def _end(self, error: BaseException | None) -> None:
+        recorder, self._recorder = self._recorder, None
+        dying = None if self._left is None else self._left.detach()
+        if dying is not None:
+            for name in _TOLD:
+                vars(dying[0]).pop(name, None)
+        if recorder is not None:
+            recorder.restore()
+            _wait(recorder.session)
+            self._remember(recorder)
+        self._joining.end(error)
+
+
+TracerCallback = SondeCallback
+
+
+def _iterations(model: Any) -> int:
+    """Steps that the model's optimizer has made."""
+    return 0 if model.optimizer is None else int(ops.convert_to_numpy(model.optimizer.iterations))
+
+
+def _wait(session: Session) -> None:
+    """For JAX's activations that are on their way."""
+    if BACKEND != "jax":
+        return
+    import jax
+
+    try:
+        jax.effects_barrier()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001 - our failure must not end their training
+        session.breaker("keras", error)
+
+
+def _watched(callback: weakref.ref[SondeCallback], called: weakref.ref[Any], name: str, *args: Any, **kw: Any) -> Any:
+    """A method of the list of callbacks. It keeps nothing alive: the list's death is what we wait for."""
+    called_list, known = called(), callback()
+    try:
+        return getattr(type(called_list), name)(called_list, *args, **kw)
+    except BaseException as error:
+        if known is not None:
+            known.failed(error)
+        raise
+
+
+def _left(callback: weakref.ref[SondeCallback], recorder: weakref.ref[KerasRecorder]) -> None:
+    known = callback()
+    if known is not None and known._recorder is not None and known._recorder is recorder():
+        known.failed(sys.exc_info()[1])
+
+
+def record_model(model: Any, options: Mapping[str, Any]) -> Any:
+    """`sonde.record(model)`: each `fit` of it is recorded, one after the other in the same run."""
+    vars(model)["fit"] = functools.partial(_fit, SondeCallback(**options), model.fit)
+    return model
+
+
+def record_class(model_class: Any, options: Mapping[str, Any]) -> Any:
+    """`@sonde.record` on a model class: each `fit` of each instance. Gives back what undoes it."""
+    own, original = vars(model_class).get("fit"), model_class.fit
+    callbacks: weakref.WeakKeyDictionary[Any, SondeCallback] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        callback = callbacks.setdefault(model, SondeCallback(**options))
+        return _fit(callback, original.__get__(model), *args, **kwargs)
+
+    def restore() -> None:
+        if vars(model_class).get("fit") is fit:
+            delattr(model_class, "fit") if own is None else setattr(model_class, "fit", own)
+
+    model_class.fit = fit
+    return restore
+
+
+def record_fits(session: Session) -> None:
+    """`@sonde.record` on a function: each `fit` in it."""
+    session.on_finish(record_class(keras.Model, {"session": session}))
+
+
+def _fit(callback: SondeCallback, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    names = list(inspect.signature(original).parameters)
+    at = names.index("callbacks") if "callbacks" in names else len(args)
+    given = args[at] if at < len(args) else kwargs.get("callbacks")
+    if isinstance(given, keras.callbacks.CallbackList) or any(isinstance(c, SondeCallback) for c in _flat_list(given)):
+        return original(*args, **kwargs)
+    more = [*_flat_list(given), callback]
+    if at < len(args):
+        args = (*args[:at], more, *args[at + 1 :])
+    else:
+        kwargs["callbacks"] = more
+    try:
+        return original(*args, **kwargs)
+    except BaseException as error:
+        callback.failed(error)
+        raise
+    finally:
+        callback.set_model(None)  # it may live longer than the model, and must not keep it
+
+
+def _flat_list(callbacks: Any) -> list[Any]:
+    return keras.tree.flatten(callbacks) if callbacks else []
+
+
+def _config(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
+
+    config: dict[str, Any] = {"keras": keras.__version__, "backend": BACKEND, "model": model.name, **plain(params)}
+    if model.optimizer is not None:
+        config["optimizer"] = plain(model.optimizer.get_config())
+    return config

@@ -1,0 +1,133 @@
+"""What a training step of Keras has shown, from the tensors to the records.
+
+Where a compiler sees the step, tensors are kept until they can be sketched together, and their sketches leave with the
+step's numbers; where torch runs it, they are sketched at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from keras import ops
+
+from sonde.adapters.keras.backend import BACKEND, copied
+from sonde.adapters.keras.sketches import sketch_all, to_rows
+from sonde.adapters.keras.units import LateShare, Masks, SilentUnits, is_silent
+from sonde.budget.compiled_meter import KIND
+from sonde.schema.records import Site
+from sonde.session.external import put_rows, put_scalars
+from sonde.session.session import Session
+
+SITES, UNITS = "sites", "units"
+
+
+@dataclass
+class Collected:
+    """Tensors of a step, and whose they are."""
+
+    collector: Collector
+    sites: list[Site] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    raws: list[tuple[int, Any]] = field(default_factory=list)
+    """Gradients before clipping, and the places of what they were clipped to."""
+    units: list[tuple[str, Any]] = field(default_factory=list)
+
+    def add(self, sites: Sequence[Site], values: Sequence[Any], raws: Sequence[Any] | None = None) -> None:
+        torch, histogram = self.collector.torch, self.collector.histogram
+        if torch is not None and sites and sites[0].kind == "act":
+            torch.add(sites, values, histogram=histogram)
+            return
+        if torch is not None:
+            torch.add_all(sites, values, raws, histogram=histogram)
+            return
+        if BACKEND == "torch":
+            values = [copied(value) for value in values]  # what it compiles may still change them
+        self.raws += [(len(self.sites) + i, raw) for i, raw in enumerate(raws or ())]
+        self.sites += sites
+        self.values += values
+
+    def add_units(self, site: str, value: Any, axis: int) -> None:
+        if value.shape[axis] is not None:
+            self.units.append((site, is_silent(value, axis)))
+
+    def __bool__(self) -> bool:
+        return bool(self.sites or self.units)
+
+
+class Collector:
+    """One for each `fit`."""
+
+    def __init__(self, session: Session, *, is_compiled: bool) -> None:
+        self._session = session
+        self.histogram = False
+        """Whether the step that is made has histograms. What is compiled samples in every step."""
+        self.torch: Any = None
+        if not is_compiled:
+            from sonde.adapters.keras.torch import TorchSketches
+
+            self.torch = TorchSketches(session)
+        self._groups: list[tuple[list[Site], list[int]]] = []
+        self._layers: list[list[tuple[str, int]]] = []
+        """Whose sketches stand in each group that was ever traced; and whose units."""
+        self._silent: dict[str, SilentUnits] = {}
+
+    def begin(self) -> Collected:
+        return Collected(self)
+
+    def timed(self) -> AbstractContextManager[Any]:
+        """Round our own work; a compiler would make nothing of a clock."""
+        return nullcontext() if self.torch is None else self._session.governing.meter.span(KIND)
+
+    def begin_step(self, step: int) -> None:
+        self.histogram = self._has_histogram(step)
+
+    def sketched(self, collected: Collected) -> dict[str, Any]:
+        """Few tensors, which may leave a compiled step; their names say what is in them."""
+        found: dict[str, Any] = {}
+        if collected.sites:
+            group = (collected.sites, [place for place, _ in collected.raws])
+            values = [*collected.values, *(raw for _, raw in collected.raws)]
+            found[f"{SITES} {_noted(self._groups, group)}"] = sketch_all(values, self._session.settings.hist_samples)
+        if collected.units:
+            widths = [(site, int(mask.shape[0])) for site, mask in collected.units]
+            found[f"{UNITS} {_noted(self._layers, widths)}"] = ops.concatenate([mask for _, mask in collected.units])
+        return found
+
+    def put(self, found: Mapping[str, Any], *, step: int) -> dict[str, Any]:
+        """Record what `sketched` gave, once it has been computed; what else is in there comes back."""
+        others = {}
+        for key, value in found.items():
+            kind, _, number = key.partition(" ")
+            if kind == SITES and number.isdigit():
+                sites, raws = self._groups[int(number)]
+                rows: Callable[..., Any] = partial(to_rows, value, raws=raws, histogram=self._has_histogram(step))
+                put_rows(self._session, sites, rows, step=step)
+            elif kind == UNITS and number.isdigit():
+                self._put_units(self._layers[int(number)], value, step)
+            else:
+                others[key] = value
+        if self.torch is not None:
+            with self.timed():
+                self.torch.hand_over(step)
+        return others
+
+    def _has_histogram(self, step: int) -> bool:
+        return step % self._session.settings.hist_every == 0
+
+    def _put_units(self, layers: Sequence[tuple[str, int]], value: Any, step: int) -> None:
+        masks = Masks(value, [width for _, width in layers])
+        shares = {
+            f"unit/{site}/dead": LateShare(self._silent.setdefault(site, SilentUnits()), masks, i)
+            for i, (site, _) in enumerate(layers)
+        }
+        put_scalars(self._session, shares, step=step)
+
+
+def _noted(known: list[Any], group: Any) -> int:
+    if group not in known:
+        known.append(group)
+    return known.index(group)

@@ -1,0 +1,1 @@
+"""Measures of a window that several rules share. No rule, no I/O."""

@@ -1,0 +1,109 @@
+"""How strongly each weight matrix pulls at the loss, from the input to the output. Knows no rule and no threshold.
+
+The pull of a weight W is |dL/dW| |W| / |L|: by what share the loss would move, to first order, if W changed by its own
+size. It has no unit: multiplying the loss by 1000, or counting it in bits, changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.measures.progress import loss_name
+from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+NEEDS: Final = ("grad/*/norm_raw", "param/*/norm")
+
+_WEIGHT: Final = re.compile(r"(weight|kernel|proj)[^.]*$|(^|\.)w[^.a-z]?$", re.IGNORECASE)
+"""Names that modules other than linear layers and convolutions give to their weight matrices."""
+
+MIN_LOSSES: Final = 5
+"""Finite losses without which nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The weight matrices on the way from input to output, and their pull over time."""
+
+    sites: tuple[str, ...]
+    steps: NDArray[np.int64]
+    pull: Array
+    """(sites, steps); NaN where a gradient or the loss is not finite."""
+    grad: Array
+    """(sites, steps): norms of gradients before clipping."""
+
+    @property
+    def front(self) -> Array:
+        """Median pull of the third of the layers nearest to the input, per step. Not the weakest: queries and keys may
+        have next to no gradient in a model whose gradient reaches the input."""
+        return over_sites(np.nanmedian, self.pull[: max(1, len(self.sites) // 3)])
+
+    @property
+    def back(self) -> Array:
+        """Pull of the strongest of the third of the layers nearest to the output, per step."""
+        return over_sites(np.nanmax, self.pull[-max(1, len(self.sites) // 3) :])
+
+
+def over_sites(function: Callable[..., Any], values: Array) -> Array:
+    """A statistic over the first dimension; NaN, and no warning, where nothing is known."""
+    result = np.full(values.shape[1], np.nan)
+    known = ~np.isnan(values).all(axis=0)
+    if known.any():
+        result[known] = function(values[:, known], axis=0)
+    return result
+
+
+def depth(window: Window) -> Depth | None:
+    """The profile over depth; None where fewer than two matrices learn, or no loss is known."""
+    if "depth" not in window.notes:
+        window.notes["depth"] = _depth(window)
+    known: Depth | None = window.notes["depth"]
+    return known
+
+
+def path(window: Window) -> list[Parameter]:
+    """Trainable weights of linear layers and convolutions, from input to output. Adapters are left out, and so are
+    parameters that nothing is multiplied by: tokens, positions, attention biases, decay rates."""
+    model = structure(window)
+    called = {module.name: module for module in model.modules if module.order >= 0}
+    layers = {module.name for module in model.modules if module.kind in ("linear", "conv")}
+    return [
+        weight
+        for weight in model.matrices
+        if not weight.is_lora
+        and (weight.owner in called or not called)
+        and (weight.owner in layers or _WEIGHT.search(weight.name) is not None)
+        and not weight.module_type.startswith(("RNN", "LSTM", "GRU"))
+    ]
+
+
+def _depth(window: Window) -> Depth | None:
+    name = loss_name(window)
+    loss_steps, loss = window.get(name) if name is not None else (np.empty(0, np.int64), np.empty(0))
+    sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_raw")[0])]
+    if np.isfinite(loss).sum() < MIN_LOSSES or len(sites) < 2:
+        return None
+    steps = np.unique(np.concatenate([window.get(f"grad/{site}/norm_raw")[0] for site in sites]))
+    grad = np.stack([_on(steps, *window.get(f"grad/{site}/norm_raw")) for site in sites])
+    weight = np.stack([_on(steps, *window.get(f"param/{site}/norm")) for site in sites])
+    level = np.abs(_on(steps, loss_steps, loss))
+    with np.errstate(all="ignore"):
+        pull = grad * weight / level
+    pull[~np.isfinite(pull)] = np.nan
+    usable = np.isfinite(pull).any(axis=0)
+    return Depth(tuple(sites), steps[usable], pull[:, usable], grad[:, usable]) if usable.any() else None
+
+
+def _on(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Array:
+    """Values at `steps`: the last one known by then. NaN before the first."""
+    if not len(own):
+        return np.full(len(steps), np.nan)
+    place = np.searchsorted(own, steps, side="right") - 1
+    return np.asarray(np.where(place >= 0, values[np.maximum(place, 0)], np.nan))

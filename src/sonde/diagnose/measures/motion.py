@@ -1,0 +1,122 @@
+"""How far optimizer steps move the weights, by a yardstick that small initial weights do not shrink."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.schema.sketch import Array
+from sonde.schema.window import Window
+
+NEEDS: Final = ("update/*/norm", "param/*/norm", "param/*/n")
+FIRST: Final = 5
+"""Updates that count as the first ones: a learning rate that is too high shows there best."""
+MIN_ELEMENTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """Norm of the update over norm of the weight, for weight matrices, step by step.
+
+    The weight's norm counts as no less than that of a matrix filled with 1/sqrt(fan_in): of weights that begin small
+    (a language model's 0.02) one step of Adam is a large share, and harmless.
+    """
+
+    sites: tuple[str, ...]
+    steps: NDArray[np.int64]
+    ratios: Array
+    """(sites, steps); NaN where a step was not measured."""
+
+    @property
+    def of_step(self) -> Array:
+        """Of each step, the median over matrices."""
+        return _quiet_median(self.ratios, axis=0)
+
+    @property
+    def largest_of_step(self) -> Array:
+        """Of each step, the matrix that moved most."""
+        return np.asarray(np.fmax.reduce(self.ratios, axis=0))
+
+    @property
+    def at_first(self) -> float:
+        """The largest of the first updates, over all matrices."""
+        first = self.ratios[:, :FIRST]
+        return float(np.fmax.reduce(first, axis=None)) if first.size else np.nan
+
+    @property
+    def typical(self) -> float:
+        """The median over matrices and steps."""
+        return float(_quiet_median(self.of_step)) if self.ratios.size else np.nan
+
+
+def motion(window: Window) -> Motion | None:
+    """How the weight matrices of this window moved; None when updates were not measured."""
+    if "motion" not in window.notes:
+        window.notes["motion"] = _motion(window)
+    known: Motion | None = window.notes["motion"]
+    return known
+
+
+def _motion(window: Window) -> Motion | None:
+    updates, norms = window.grid("update/*/norm"), window.grid("param/*/norm")
+    if not len(updates) or not len(norms):
+        return None
+    sites, rows = [], []
+    for site in updates.sites:
+        if site not in norms.sites:
+            continue
+        yardstick = _yardstick(window, site)
+        if yardstick is None:
+            continue
+        weight = _at(updates.steps, norms.steps, norms.row(site))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows.append(updates.row(site) / np.fmax(weight, yardstick))
+        sites.append(site)
+    return Motion(tuple(sites), updates.steps, np.stack(rows)) if rows else None
+
+
+def _yardstick(window: Window, site: str) -> float | None:
+    """The least a weight's norm counts as; None for what is no weight matrix, or begins at zero on purpose."""
+    start = window.get(f"param/{site}/norm")[1]
+    if not len(start) or not start[0] > 0:
+        return None
+    known = structure(window).parameter(site)
+    if known is None:
+        return _without_structure(window, site, float(start[0]))
+    return _natural_norm(known) if known.is_matrix and known.trainable else None
+
+
+def _natural_norm(parameter: Parameter) -> float | None:
+    size = int(np.prod(parameter.shape))
+    fan_in = parameter.fan_in or int(np.prod(parameter.shape[1:]))
+    return float(np.sqrt(size / fan_in)) if size >= MIN_ELEMENTS else None
+
+
+def _without_structure(window: Window, site: str, start: float) -> float | None:
+    """With no shapes known: what is large and not named a bias or a norm is taken for a matrix."""
+    size = window.get(f"param/{site}/n")[1]
+    words = site.lower()
+    if not len(size) or size[0] < 4 * MIN_ELEMENTS or "bias" in words or "norm" in words or "emb" in words:
+        return None
+    return start
+
+
+def _at(wanted: NDArray[np.int64], steps: NDArray[np.int64], values: Array) -> Array:
+    """Values at other steps: the last known before each."""
+    if len(wanted) == len(steps) and np.array_equal(wanted, steps):
+        return values
+    place = np.clip(np.searchsorted(steps, wanted, side="right") - 1, 0, len(steps) - 1)
+    return values[place]
+
+
+def _quiet_median(values: Array, axis: int | None = None) -> Array:
+    """nanmedian that says nothing of columns without a value."""
+    if axis is None:
+        known = values[~np.isnan(values)]
+        return np.asarray(np.median(known) if len(known) else np.nan)
+    columns = np.moveaxis(values, axis, 0)
+    return np.array([float(_quiet_median(columns[:, i])) for i in range(columns.shape[1])])

@@ -1,0 +1,145 @@
+"""AttentionAnalyzer: queries, keys and values, heads, the residual stream and the feed-forward parts of a transformer.
+
+Attention is found by looking: `nn.MultiheadAttention`, three projections beside one another under their usual names, or
+one fused projection. What softmax does is seen through the calls of softmax and scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, ClassVar
+
+from torch import nn
+
+from sonde.errors import UsageError
+from sonde.flow.analyzers.attention_blocks import Stream, feed_forward_pairs, feed_forward_ratios
+from sonde.flow.analyzers.attention_calls import AttentionCalls
+from sonde.flow.analyzers.attention_find import Attention, common_heads
+from sonde.flow.analyzers.attention_gradients import HeadGradients
+from sonde.flow.analyzers.attention_issues import attention_flow, transformer_issues
+from sonde.flow.analyzers.attention_metrics import AttentionMetrics, TransformerMetrics
+from sonde.flow.batch import LossFunction
+from sonde.flow.engine import FlowAnalyzer
+from sonde.flow.issue import Issue
+from sonde.flow.judge import RELATIVE, Thresholds
+from sonde.flow.metrics import Layer
+from sonde.flow.model_index import ModelIndex
+from sonde.flow.report.report import FlowReport
+from sonde.flow.trace import Observer, Trace
+
+
+class AttentionAnalyzer:
+    """For transformers.
+
+    report = AttentionAnalyzer(num_heads=8).analyze(model, tokens, labels, loss_fn)
+    """
+
+    needs_input_grads: ClassVar = False
+
+    def __init__(self, num_heads: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
+        """`num_heads` is found in the model where it says so; give it where it does not."""
+        self.num_heads, self.thresholds = num_heads, thresholds
+        self.metrics: TransformerMetrics | None = None
+        self.report: FlowReport | None = None
+        self._watch: _Watch | None = None
+
+    def analyze(
+        self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1
+    ) -> FlowReport:
+        analyzer, anatomy = FlowAnalyzer(model, thresholds=self.thresholds), ModelIndex(model)
+        if not anatomy.attention:
+            raise UsageError(
+                "no attention was found: no nn.MultiheadAttention, no q/k/v projections beside one another, no fused "
+                "qkv projection. For other networks use FlowAnalyzer, or sonde.flow.analyze."
+            )
+        self.report = analyzer.analyze_with([self], x, y, loss_fn, steps, anatomy=anatomy)
+        return self.report
+
+    @contextmanager
+    def watching(self, anatomy: ModelIndex) -> Iterator[Sequence[Observer]]:
+        heads = HeadGradients(anatomy.attention, self.num_heads)
+        with AttentionCalls(anatomy.names, self.num_heads or common_heads(anatomy.attention)) as calls:
+            self._watch = _Watch(anatomy, heads, calls, Stream(anatomy))
+            yield (self._watch.stream.called,)
+
+    def after_pass(self) -> None:
+        assert self._watch is not None
+        self._watch.ask()
+
+    def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        self.metrics = watch.metrics(traces[0])
+        issues = [*transformer_issues(self.metrics), *attention_flow(watch.heads.found, traces[0])]
+        return issues, {"transformer": self.metrics.as_dict()}
+
+    def get_transformer_metrics(self) -> TransformerMetrics:
+        if self.metrics is None:
+            raise UsageError("nothing has been analysed yet. Call analyze(model, x, y, loss_fn) first.")
+        return self.metrics
+
+    def get_layer_metrics(self, layer: str | int) -> AttentionMetrics:
+        """Of the attention of that name, or of the n-th."""
+        attention = self.get_transformer_metrics().attention
+        if isinstance(layer, int):
+            return attention[layer]
+        for metrics in attention:
+            if metrics.layer == layer:
+                return metrics
+        raise UsageError(f"no attention {layer!r}; there are {', '.join(m.layer for m in attention)}.")
+
+    def get_attention_profile(self) -> dict[str, list[float]]:
+        """query, key and value (gradient over weight), and entropy, across layers."""
+        attention = self.get_transformer_metrics().attention
+        return {key: [getattr(m, key) for m in attention] for key in ("query", "key", "value", "entropy")}
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What looks at the passes of one analysis."""
+
+    anatomy: ModelIndex
+    heads: HeadGradients
+    calls: AttentionCalls
+    stream: Stream
+    pairs: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def ask(self) -> None:
+        """All that needs no number yet: while a GPU still works on the pass, it costs nothing."""
+        self.calls.ask()
+        self.heads.ask()
+        self.stream.ask()
+        self.pairs = self.pairs or feed_forward_pairs(self.anatomy)
+
+    def metrics(self, trace: Trace) -> TransformerMetrics:
+        for asked in (self.calls, self.heads, self.stream):
+            asked.resolve()
+        residual, ratios = self.stream.residual(trace), feed_forward_ratios(self.pairs, trace)
+        return TransformerMetrics(
+            tuple(_metrics(part, self.heads, self.calls) for part in self.heads.found),
+            residual,
+            ratios,
+            {name: self.pairs[name] for name in ratios},
+            self.stream.carry([name for name, _ in residual]),
+        )
+
+
+def _metrics(part: Attention, heads: HeadGradients, calls: AttentionCalls) -> AttentionMetrics:
+    by_head = heads.heads.get(part.layer, [])
+    seen = calls.of(part.layer)
+    query, key, value = (heads.ratios.get((part.layer, name), 0.0) for name in ("query", "key", "value"))
+    return AttentionMetrics(
+        part.layer,
+        query,
+        key,
+        value,
+        head_balance=min(by_head) / max(by_head) if by_head and max(by_head) > 0 else 1.0,
+        entropy=fmean(seen.entropy_by_head) if seen else math.nan,
+        entropy_by_head=tuple(seen.entropy_by_head) if seen else (),
+        logit_max=seen.logit_max if seen else math.nan,
+        weights=tuple(dict.fromkeys(name for name, *_ in part.parameters.values())),
+    )

@@ -1,0 +1,159 @@
+"""What is wrong with a transformer: unbalanced projections, one-hot attention, a weak residual stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+from sonde.flow.analyzers.attention_find import Attention
+from sonde.flow.analyzers.attention_metrics import AttentionMetrics, TransformerMetrics
+from sonde.flow.issue import Issue
+from sonde.flow.trace import Trace
+from sonde.schema.names import as_code
+
+QK_RATIO: Final = 30.0
+"""Gradient/weight of queries over keys, or the other way round."""
+V_RATIO: Final = 1000.0
+"""Values against queries and keys: while attention is even, values rightly get far more."""
+RESIDUAL: Final = 0.5
+"""Gradient at the first block over that at the last."""
+CARRY: Final = 0.35
+"""How much of what it takes a block hands on, in the median: 1 with a skip, 0.5 with a norm behind it, else 0."""
+FFN_RATIO: Final = 30.0
+"""Gradient/weight of the second feed-forward layer over the first."""
+ATTENTION_FLOW: Final = 1e-3
+"""Flow into the attention's projections over flow out of it."""
+LOW_ENTROPY: Final = 0.1
+
+
+def transformer_issues(metrics: TransformerMetrics) -> list[Issue]:
+    found = [issue for attention in metrics.attention for issue in (*_imbalance(attention), *_collapse(attention))]
+    return [*found, *_residual_decay(metrics), *_ffn(metrics)]
+
+
+def _imbalance(m: AttentionMetrics) -> list[Issue]:
+    q, k, v = m.query, m.key, m.value
+    if not (q or k or v):
+        return []
+    qk = max(q, k) / min(q, k) if min(q, k) > 0 else math.inf
+    against_v = max(q, k) / v if v > 0 else math.inf
+    behind_v = v / max(q, k) if max(q, k) > 0 else math.inf
+    if qk <= QK_RATIO and against_v <= QK_RATIO * 10 and behind_v <= V_RATIO:
+        return []
+    worst = max(qk, against_v, behind_v)
+    return [
+        Issue(
+            type="QKV_IMBALANCE",
+            severity="HIGH" if worst > 10 * QK_RATIO else "MEDIUM",
+            layer=m.layer,
+            message=f"{m.layer}: gradient/weight is {q:.1e} for queries, {k:.1e} for keys, {v:.1e} for values",
+            recommendation="\n".join(
+                [
+                    *(f"nn.init.xavier_uniform_({as_code(name)})" for name in m.weights),
+                    f"q, k = nn.RMSNorm(q.shape[-1])(q), nn.RMSNorm(k.shape[-1])(k)  # in {m.layer}: keeps them so",
+                ]
+            ),
+            value=worst,
+            healthy=f"below {QK_RATIO:g} between queries and keys",
+        )
+    ]
+
+
+def _collapse(m: AttentionMetrics) -> list[Issue]:
+    if not m.entropy_by_head or min(m.entropy_by_head) >= LOW_ENTROPY or not m.logit_max > 50:
+        return []
+    head = m.entropy_by_head.index(min(m.entropy_by_head))
+    return [
+        Issue(
+            type="ATTN_BOTTLENECK",
+            severity="HIGH",
+            layer=m.layer,
+            message=(
+                f"{m.layer}: head {head} attends to one key only (entropy {m.entropy_by_head[head]:.2f}, "
+                f"logits up to {m.logit_max:.0f}): no gradient passes its softmax"
+            ),
+            recommendation=f"q, k = nn.LayerNorm(head_dim)(q), nn.LayerNorm(head_dim)(k)  # in {m.layer}, before q @ k",
+            value=m.entropy_by_head[head],
+            healthy=f"above {LOW_ENTROPY}",
+        )
+    ]
+
+
+def attention_flow(found: Sequence[Attention], trace: Trace) -> list[Issue]:
+    """Attention whose projections get next to nothing of what leaves it."""
+    issues = []
+    projections = {name for part in found for name, *_ in part.parameters.values()}
+    others = [
+        trace.weight_ratio(name)
+        for stop in trace.stops.values()
+        for name in stop.parameters
+        if name.endswith("weight") and name not in projections
+    ]
+    typical = sorted(others)[len(others) // 2] if others else 0.0
+    for part in found:
+        out = trace.get("actgrad", part.layer)
+        inside = [trace.weight_ratio(name) for name, *_ in part.parameters.values()]
+        if out is not None and out.norm > 0 and typical > 0 and max(inside) < ATTENTION_FLOW * typical:
+            issues.append(
+                Issue(
+                    type="ATTN_BOTTLENECK",
+                    severity="HIGH",
+                    layer=part.layer,
+                    message=f"{part.layer}: its projections get {max(inside) / typical:.1e} of the typical gradient",
+                    recommendation=(
+                        f"x = x + {as_code(part.layer)}(x)  # its output not scaled away;\n"
+                        "logits = q @ k.mT * q.shape[-1] ** -0.5  # and its softmax not one-hot"
+                    ),
+                    value=max(inside) / typical,
+                    healthy=f"above {ATTENTION_FLOW:g}",
+                )
+            )
+    return issues
+
+
+def _residual_decay(metrics: TransformerMetrics) -> list[Issue]:
+    """Either the gradient is lost on the way, or a norm makes up for a skip that the forward pass shows to be weak."""
+    if len(metrics.residual) < 3:
+        return []
+    ratio, first, last = metrics.residual_ratio, metrics.residual[0][0], metrics.residual[-1][0]
+    share = median(metrics.carry.values()) if metrics.carry else 1.0
+    if ratio < RESIDUAL:
+        value, healthy, is_grave = ratio, RESIDUAL, ratio < RESIDUAL / 10
+        message = f"the residual stream passes {ratio:.1%} of the gradient from {last} back to {first}"
+    elif share < CARRY:
+        value, healthy, is_grave = share, CARRY, share < CARRY / 2
+        message = f"blocks from {first} to {last} hand on {share:.0%} of what they take: the skip is weak or missing"
+    else:
+        return []
+    return [
+        Issue(
+            type="RESIDUAL_DECAY",
+            severity="HIGH" if is_grave else "MEDIUM",
+            layer="",
+            message=message,
+            recommendation="x = x + block(norm(x))  # the skip unscaled, the norm inside the branch (pre-norm)",
+            value=value,
+            healthy=f"above {healthy}",
+        )
+    ]
+
+
+def _ffn(metrics: TransformerMetrics) -> list[Issue]:
+    return [
+        Issue(
+            type="FFN_BOTTLENECK",
+            severity="MEDIUM",
+            layer=name,
+            message=f"{name}: the second layer gets {ratio:.0f} times the gradient/weight of the first",
+            recommendation="\n".join(
+                f"nn.init.xavier_uniform_({as_code(weight)})" for weight in metrics.feed_forward_weights.get(name, ())
+            )
+            + f"  # in {name}: both of the same size; or a norm between them",
+            value=ratio,
+            healthy=f"below {FFN_RATIO:g}",
+        )
+        for name, ratio in metrics.feed_forward.items()
+        if ratio > FFN_RATIO
+    ]

@@ -1,0 +1,219 @@
+"""StandardAnalyzer: the depth profile of a feed-forward network, its bottlenecks, and its layers by type."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from torch import nn
+
+from sonde.flow.batch import LossFunction
+from sonde.flow.engine import FlowAnalyzer
+from sonde.flow.issue import Issue
+from sonde.flow.judge import RELATIVE, Thresholds
+from sonde.flow.metrics import Layer
+from sonde.flow.model_index import ModelIndex
+from sonde.flow.report.report import FlowReport
+from sonde.flow.trace import Observer, Trace
+from sonde.schema.names import as_code
+
+DECAY: Final = -0.5
+"""Log-slope per layer, from the output towards the input, below which gradients decay; below twice that severely."""
+LOST: Final = 0.01
+"""And less than this share of them is left at the input: a short network may lose half per layer and learn well."""
+COMPRESSION: Final = 0.25
+"""A layer whose output is narrower than this share of its input compresses."""
+AMPLIFICATION: Final = 5.0
+"""And it amplifies when the gradient behind it is this many times the one before it, compared with other layers."""
+VARIANCE: Final = 1.0
+"""Variance over squared mean of gradient/weight among layers that play the same part."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthPoint:
+    """A layer with weights, by its depth."""
+
+    depth: int
+    layer: str
+    pressure: float
+    relative_pressure: float
+    weight_ratio: float
+
+
+class StandardAnalyzer:
+    """For MLPs and CNNs; the model is given to `analyze`.
+
+    report = StandardAnalyzer().analyze(model, x, y, loss_fn)
+    """
+
+    needs_input_grads: ClassVar = False
+
+    def __init__(self, *, thresholds: Thresholds = RELATIVE) -> None:
+        self.thresholds = thresholds
+        self.report: FlowReport | None = None
+
+    def analyze(
+        self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1
+    ) -> FlowReport:
+        self.report = FlowAnalyzer(model, thresholds=self.thresholds).analyze_with([self], x, y, loss_fn, steps)
+        return self.report
+
+    def watching(self, anatomy: ModelIndex) -> AbstractContextManager[Sequence[Observer]]:
+        """Nothing beyond what every pass records."""
+        return nullcontext(())
+
+    def after_pass(self) -> None:
+        """Nothing that the traces do not tell."""
+
+    def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
+        profile = depth_profile(layers)
+        slope = decay_slope(profile)
+        issues = [*_decay(slope, profile), *_bottlenecks(layers), *_variance(layers)]
+        return issues, {"depth_profile": [vars_of(point) for point in profile], "decay": slope}
+
+    def get_layer_type_stats(self) -> dict[str, dict[str, float]]:
+        """Mean and largest pressure, mean score and number, by type of layer."""
+        groups: dict[str, list[Layer]] = {}
+        for layer in self._required.layers:
+            groups.setdefault(layer.type, []).append(layer)
+        return {
+            name: {
+                "count": float(len(layers)),
+                "mean_pressure": fmean(layer.metrics.mean_pressure for layer in layers),
+                "max_pressure": max(layer.metrics.max_pressure for layer in layers),
+                "mean_health": fmean(layer.health.score for layer in layers),
+            }
+            for name, layers in groups.items()
+        }
+
+    def get_depth_profile(self) -> list[DepthPoint]:
+        """Pressure of every layer with weights, from input to output."""
+        return depth_profile(self._required.layers)
+
+    @property
+    def _required(self) -> FlowReport:
+        if self.report is None:
+            from sonde.errors import UsageError
+
+            raise UsageError("nothing has been analysed yet. Call analyze(model, x, y, loss_fn) first.")
+        return self.report
+
+
+def vars_of(point: DepthPoint) -> dict[str, Any]:
+    return {name: getattr(point, name) for name in DepthPoint.__dataclass_fields__}
+
+
+def depth_profile(layers: Sequence[Layer]) -> list[DepthPoint]:
+    weighted = [la for la in layers if la.metrics.weight_norm > 0 and la.is_leaf and la.metrics.grad_norm > 0]
+    matrices = [layer for layer in weighted if not layer.type.endswith("Norm") and "BatchNorm" not in layer.type]
+    return [
+        DepthPoint(i, la.name, la.metrics.mean_pressure, la.metrics.relative_pressure, la.metrics.weight_ratio)
+        for i, la in enumerate(matrices)
+    ]
+
+
+def decay_slope(profile: Sequence[DepthPoint]) -> float:
+    """Natural logarithm of the flow, per layer from the output to the input: negative where gradients decay."""
+    flowing = [point.relative_pressure for point in profile if point.relative_pressure > 0]
+    if len(flowing) < 4:
+        return 0.0
+    logs = np.log(flowing)
+    return -float(np.polyfit(np.arange(len(logs)), logs, 1)[0])
+
+
+def _decay(slope: float, profile: Sequence[DepthPoint]) -> list[Issue]:
+    if slope >= DECAY or math.exp(slope * (len(profile) - 1)) > LOST:
+        return []
+    first = profile[0].layer
+    return [
+        Issue(
+            type="DECAY",
+            severity="HIGH" if slope < 2 * DECAY else "MEDIUM",
+            layer="",
+            message=f"gradients shrink to {math.exp(slope):.0%} with every layer towards the input",
+            recommendation=(
+                "x = x + layer(norm(x))  # a residual around each layer, or LayerNorm/BatchNorm behind it;\n"
+                f"nn.init.kaiming_normal_({as_code(first)}.weight)  # and ReLU/GELU instead of sigmoid/tanh"
+            ),
+            value=slope,
+            healthy=f"above {math.exp(DECAY):.0%}",
+        )
+    ]
+
+
+def _bottlenecks(layers: Sequence[Layer]) -> list[Issue]:
+    """Gradient of the layer before over the layer's own: what passing back through it multiplies the gradient by."""
+    leaves = [la for la in layers if la.is_leaf and la.metrics.grad_norm > 0]
+    factors = {
+        after.name: before.metrics.grad_norm / after.metrics.grad_norm
+        for before, after in pairwise(leaves)
+        if after.metrics.weight_norm > 0
+    }
+    if not factors:
+        return []
+    found = []
+    for layer in leaves:
+        if layer.name not in factors or not layer.input_shape or not layer.output_shape:
+            continue
+        if layer.output_shape[-1] / max(layer.input_shape[-1], 1) >= COMPRESSION:
+            continue
+        typical = max(1.0, median([f for name, f in factors.items() if name != layer.name] or [1.0]))
+        if factors[layer.name] > AMPLIFICATION * typical:
+            found.append(_bottleneck(layer, factors[layer.name]))
+    return found
+
+
+def _bottleneck(layer: Layer, factor: float) -> Issue:
+    wide, narrow = layer.input_shape[-1], layer.output_shape[-1]
+    middle = round((wide * narrow) ** 0.5)
+    return Issue(
+        type="BOTTLENECK",
+        severity="HIGH" if factor > 10 * AMPLIFICATION else "MEDIUM",
+        layer=layer.name,
+        message=f"{layer.name} compresses {wide} to {narrow} and multiplies the gradient by {factor:.1f}",
+        recommendation=(
+            f"x = nn.LayerNorm({wide})(x)  # before {layer.name}\n"
+            f"x = gradient_scale(x, {1 / factor:.2g})  # or in two steps: Linear({wide}, {middle}), GELU"
+        ),
+        value=factor,
+        healthy=f"below {AMPLIFICATION:g}",
+    )
+
+
+def _variance(layers: Sequence[Layer]) -> list[Issue]:
+    groups: dict[tuple[Any, ...], list[Layer]] = {}
+    for layer in layers:
+        if layer.metrics.weight_ratio > 0:
+            role = re.sub(r"\b\d+\b", "*", layer.name)  # the same part of every block
+            groups.setdefault((role, layer.type, layer.num_parameters), []).append(layer)
+    found = []
+    for group in groups.values():
+        if len(group) < 4:
+            continue
+        ratios = np.array([layer.metrics.weight_ratio for layer in group])
+        spread = float(ratios.var() / ratios.mean() ** 2)
+        if spread > VARIANCE:
+            worst = group[int(ratios.argmax())]
+            fold = ratios.max() / ratios.min()
+            found.append(
+                Issue(
+                    type="LAYER_VARIANCE",
+                    severity="MEDIUM",
+                    layer=worst.name,
+                    message=f"{len(group)} layers alike get gradients that differ {fold:.3g}-fold",
+                    recommendation=(
+                        f"# {worst.name} gets most: normalise before each of them, or initialise them alike;\n"
+                        f"nn.init.orthogonal_({as_code(worst.name)}.weight)"
+                    ),
+                    value=spread,
+                    healthy=f"variance below {VARIANCE:g} of the squared mean",
+                )
+            )
+    return found

@@ -1,0 +1,1 @@
+"""Coordinate checks: how sizes of activations depend on the width of a model."""

@@ -1,0 +1,1 @@
+"""Metrics of modules by name, over micro-batches and steps."""

@@ -1,0 +1,1 @@
+"""What an analysis found, as text, JSON and HTML."""

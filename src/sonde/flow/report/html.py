@@ -1,0 +1,145 @@
+"""A flow report as one HTML file that needs nothing else, and as a fragment for a notebook. Every name is escaped."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from sonde.flow.report.depth_picture import STYLE as _PICTURE_STYLE
+from sonde.flow.report.depth_picture import depth_picture
+
+if TYPE_CHECKING:
+    from sonde.flow.issue import Issue
+    from sonde.flow.metrics import Layer
+    from sonde.flow.report.report import FlowReport
+
+# Names of our own are only set on what is ours: a notebook's page has others of the same name.
+_STYLE: Final = """
+.sonde-flow { color-scheme: light dark; --ink:#1a1a1a; --soft:#5b6470; --paper:#fff; --line:#d9dde2; --good:#1b7f5c;
+  --warn:#8a5a00; --bad:#b3261e; --fill:#2f6db5; --shade:#f4f6f8; }
+@media (prefers-color-scheme: dark) { .sonde-flow { --ink:#e8eaed; --soft:#9aa4af; --paper:#16181c; --line:#343a42;
+  --good:#4cc38a; --warn:#e2a336; --bad:#ff8a80; --fill:#6ea8ea; --shade:#1f2329; } }
+.sonde-flow { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 70rem;
+  margin: auto; padding: 1rem; box-sizing: border-box; }
+.sonde-flow h1 { font-size: 1.4rem; margin: 0 0 .3rem; } .sonde-flow h2 { font-size: 1.05rem; margin: 1.6rem 0 .5rem; }
+.sonde-flow .soft { color: var(--soft); } .sonde-flow .HEALTHY { color: var(--good); }
+.sonde-flow .WARNING, .sonde-flow .MEDIUM { color: var(--warn); }
+.sonde-flow .CRITICAL, .sonde-flow .HIGH { color: var(--bad); font-weight: 600; }
+.sonde-flow .scroll { overflow-x: auto; }
+.sonde-flow table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.sonde-flow th, .sonde-flow td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+.sonde-flow th:nth-child(-n+2), .sonde-flow td:nth-child(-n+2) { text-align: left; }
+.sonde-flow th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0; padding: 0;
+  cursor: pointer; } .sonde-flow th[aria-sort] button::after { content: " ↑"; }
+.sonde-flow th[aria-sort=descending] button::after { content: " ↓"; }
+.sonde-flow tr.has-issue td { background: var(--shade); }
+.sonde-flow input { font: inherit; color: inherit; background: var(--shade); border: 1px solid var(--line);
+  border-radius: .3rem; padding: .35rem .6rem; width: min(24rem, 100%); box-sizing: border-box; margin-bottom: .5rem; }
+.sonde-flow article { border-left: 3px solid currentColor; padding: .1rem 0 .1rem .8rem; margin: .7rem 0; }
+.sonde-flow article.CRITICAL, .sonde-flow article.HIGH { font-weight: 400; }
+.sonde-flow article > * { color: var(--ink); } .sonde-flow article b { color: inherit; }
+.sonde-flow pre { background: var(--shade); padding: .5rem .7rem; overflow-x: auto; margin: .3rem 0;
+  border-radius: .3rem; }
+.sonde-flow td:first-child, .sonde-flow th:first-child { position: sticky; left: 0; background: var(--paper); }
+.sonde-flow tr.has-issue td:first-child { background: var(--shade); box-shadow: inset 3px 0 var(--bad); }
+@media (max-width: 40rem) { .sonde-flow pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+  .sonde-flow th, .sonde-flow td { padding: .25rem .4rem; }
+  .sonde-flow td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7rem; } }
+"""
+
+_SCRIPT: Final = """
+for (const table of document.querySelectorAll('.sonde-flow table')) {
+  const body = table.tBodies[0];
+  table.querySelectorAll('th button').forEach((button, column) => button.addEventListener('click', () => {
+    const head = button.closest('th'), up = head.getAttribute('aria-sort') === 'descending';
+    table.querySelectorAll('th').forEach(other => other.removeAttribute('aria-sort'));
+    head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+    const value = row => { const text = row.cells[column].dataset.value ?? row.cells[column].textContent;
+      const number = Number(text); return text === '' ? -Infinity : Number.isNaN(number) ? text : number; };
+    [...body.rows].sort((a, b) => { const x = value(a), y = value(b);
+      return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1); }).forEach(row => body.append(row));
+  }));
+}
+const filter = document.querySelector('.sonde-flow input');
+filter?.addEventListener('input', () => {
+  const wanted = filter.value.toLowerCase();
+  for (const row of document.querySelectorAll('.sonde-flow tbody tr'))
+    row.hidden = !row.dataset.find.toLowerCase().includes(wanted);
+});
+"""
+_FILTER: Final = '<input type="search" placeholder="filter: name, type, critical, …" aria-label="filter layers">'
+_COLUMNS: Final = (
+    "layer",
+    "type",
+    "score",
+    "relative pressure",
+    "pressure",
+    "max",
+    "turbulence",
+    "velocity",
+    "grad/weight",
+)
+
+
+def as_html(report: FlowReport) -> str:
+    title = escape(f"Gradient flow of {report.model_name}")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}{_PICTURE_STYLE}body {{ margin: 0; background: #fff; }}"
+        "@media (prefers-color-scheme: dark) { body { background: #16181c; } }</style></head>"
+        f"<body>{_body(report)}<script>{_SCRIPT}</script></body></html>\n"
+    )
+
+
+def as_fragment(report: FlowReport) -> str:
+    """For a notebook: the same without a script, and so without what only a script would bring to life."""
+    return f"<style>{_STYLE}{_PICTURE_STYLE}</style>{_body(report, is_alive=False)}"
+
+
+def _body(report: FlowReport, *, is_alive: bool = True) -> str:
+    num = len(report.issues)
+    return (
+        '<main class="sonde-flow">'
+        f"<h1>Gradient flow of {escape(report.model_name)}</h1>"
+        f'<p><b class="{report.status}">{report.health:.0f}/100 {report.status.lower()}</b> '
+        f'<span class="soft">loss {report.loss:.4g} · {len(report.layers)} modules · '
+        f"{num} issue{'' if num == 1 else 's'}</span></p>"
+        f"{depth_picture(report)}<h2>Issues</h2>{_issues(report)}<h2>Layers</h2>"
+        f'{_FILTER if is_alive else ""}<div class="scroll">{_table(report, is_alive)}</div></main>'
+    )
+
+
+def _issues(report: FlowReport) -> str:
+    if not report.issues:
+        return '<p class="HEALTHY">None: gradients reach every layer, and none stands out.</p>'
+    return "".join(_issue(issue) for issue in report.issues)
+
+
+def _issue(issue: Issue) -> str:
+    healthy = f' <span class="soft">(healthy: {escape(issue.healthy)})</span>' if issue.healthy else ""
+    code = f"<pre>{escape(issue.recommendation)}</pre>" if issue.recommendation else ""
+    return (
+        f'<article class="{issue.severity}"><p><b class="{issue.severity}">{issue.severity} {issue.type}</b> '
+        f"{escape(issue.message)}{healthy}</p>{code}</article>"
+    )
+
+
+def _table(report: FlowReport, is_alive: bool) -> str:
+    names = (f'<button type="button">{name}</button>' if is_alive else name for name in _COLUMNS)
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, report.layers))}</tbody></table>"
+
+
+def _row(layer: Layer) -> str:
+    m = layer.metrics
+    numbers = [m.relative_pressure, m.mean_pressure, m.max_pressure, m.turbulence, m.velocity]
+    cells = "".join(f'<td data-value="{value:.6g}">{value:.3g}</td>' for value in numbers)
+    ratio = f'<td data-value="{m.weight_ratio:.6g}">{m.weight_ratio:.3g}</td>' if m.weight_norm else "<td></td>"
+    find = escape(" ".join([layer.name, layer.type, layer.health.status, *(i.type for i in layer.health.issues)]))
+    return (
+        f'<tr{" class=has-issue" if layer.health.issues else ""} data-find="{find}">'
+        f"<td>{escape(layer.name).replace('.', '.<wbr>')}</td><td>{escape(layer.type)}</td>"
+        f'<td class="{layer.health.status}">{layer.health.score:.0f}</td>{cells}{ratio}</tr>'
+    )

@@ -1,0 +1,138 @@
+"""FlowReport: everything an analysis found; ask it, print it, save it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import UnknownNameError
+from sonde.flow.issue import SEVERITIES, Issue, IssueSeverity
+from sonde.flow.metrics import Layer, Status, status_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FlowReport:
+    """The layers of a model in the order of its forward pass, each judged, and what is wrong."""
+
+    model_name: str
+    loss: float
+    layers: tuple[Layer, ...]
+    model_issues: tuple[Issue, ...] = ()
+    """Issues of the model as a whole."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What an architecture's own analyzer measured: temporal, attention, depth profile."""
+    is_relative: bool = True
+
+    def __repr__(self) -> str:
+        """One line: the layers of a large model would fill many screens."""
+        what = f"{self.model_name}, health {self.health:.0f}/100 {self.status}"
+        return f"<FlowReport: {what}, {len(self.layers)} modules, issues: {len(self.issues)}>"
+
+    @property
+    def issues(self) -> list[Issue]:
+        """Every issue, the gravest first."""
+        found = [*self.model_issues, *(issue for layer in self.layers for issue in layer.health.issues)]
+        return sorted(found, key=lambda issue: -SEVERITIES.index(issue.severity))
+
+    @property
+    def health(self) -> float:
+        """The model's score: the mean of the worst tenth of its layers (at least one), less what the whole suffers."""
+        scores = sorted(layer.health.score for layer in self.layers)
+        worst = scores[: max(1, len(scores) // 10)]
+        score = sum(worst) / len(worst) if worst else 100.0
+        from sonde.flow.judge import PENALTY
+
+        return max(0.0, score - sum(PENALTY[issue.severity] for issue in self.model_issues))
+
+    @property
+    def status(self) -> Status:
+        return status_of(self.health)
+
+    def layer(self, name: str) -> Layer:
+        """The layer of that name; KeyError says which there are."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        raise KeyError(f"no layer {name!r}; there are {', '.join(layer.name for layer in self.layers)}")
+
+    def get_worst_layers(self, n: int = 5) -> list[Layer]:
+        """The n layers with the lowest score, worst first."""
+        return sorted(self.layers, key=lambda layer: (layer.health.score, layer.order))[:n]
+
+    def get_issues_by_severity(self, severity: IssueSeverity) -> list[Issue]:
+        """Issues of exactly this severity: LOW, MEDIUM, HIGH or CRITICAL."""
+        if severity.upper() not in SEVERITIES:
+            raise UnknownNameError("severity", severity, SEVERITIES)
+        return [issue for issue in self.issues if issue.severity == severity.upper()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "model": self.model_name,
+            "loss": self.loss,
+            "health": self.health,
+            "status": self.status,
+            "is_relative": self.is_relative,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "type": layer.type,
+                    "num_parameters": layer.num_parameters,
+                    "output_shape": list(layer.output_shape),
+                    "score": layer.health.score,
+                    "status": layer.health.status,
+                    **layer.metrics.as_dict(),
+                }
+                for layer in self.layers
+            ],
+            "issues": [issue.as_dict() for issue in self.issues],
+            "details": dict(self.details),
+        }
+
+    # ------------------------------------------------------------------------------------------------ to look at it
+
+    def print_summary(self) -> None:
+        """Score, counts, the worst layers and the gravest issues."""
+        from sonde.flow.report.console import print_summary
+
+        print_summary(self)
+
+    def print_issues(self) -> None:
+        from sonde.flow.report.console import print_issues
+
+        print_issues(self)
+
+    def print_layers(self) -> None:
+        from sonde.flow.report.console import print_layers
+
+        print_layers(self)
+
+    def save_json(self, path: str | Path) -> Path:
+        from sonde.schema.records import to_json
+
+        return _write(path, json.dumps(json.loads(to_json(self.as_dict())), indent=2) + "\n")
+
+    def save_text(self, path: str | Path) -> Path:
+        from sonde.flow.report.console import as_text
+
+        return _write(path, as_text(self))
+
+    def save_html(self, path: str | Path) -> Path:
+        """One file that needs nothing else: tables to sort and filter, the pressure along the depth, the issues."""
+        from sonde.flow.report.html import as_html
+
+        return _write(path, as_html(self))
+
+    def _repr_html_(self) -> str:
+        from sonde.flow.report.html import as_fragment
+
+        return as_fragment(self)
+
+
+def _write(path: str | Path, text: str) -> Path:
+    target = Path(path)
+    target.write_text(text, encoding="utf-8")
+    return target

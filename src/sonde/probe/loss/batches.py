@@ -1,0 +1,60 @@
+"""Which data set the current batch was drawn from, through the iterators of torch's `DataLoader`. Holds no data set."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import SubsetRandomSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from sonde.probe.guards import protected
+from sonde.probe.loss.functions import FunctionTap
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """A data set, or the part of it that a sampler draws from, known by its identity."""
+
+    key: tuple[int, int]
+    kind: tuple[str, int]
+    """Its type and length: a set that is made again for each evaluation keeps these."""
+    ref: weakref.ref[Any] | None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.ref is not None and self.ref() is None
+
+
+class BatchTap:
+    """Remembers where the newest batch came from, until `take` asks."""
+
+    def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
+        self._newest: weakref.ref[Any] | None = None
+        drawn = protected(self._drawn, on_error, "batch")
+        self._functions = FunctionTap(_BaseDataLoaderIter, ["__next__"], drawn, is_traced=False)
+
+    def detach(self) -> None:
+        self._functions.detach()
+
+    def _drawn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
+        self._newest = weakref.ref(args[0])
+
+    def take(self) -> DataSource | None:
+        """The source of the batch that was drawn since the last time; None where none was drawn."""
+        newest, self._newest = self._newest, None
+        iterator = None if newest is None else newest()
+        return None if iterator is None else _source(iterator)
+
+
+def _source(iterator: Any) -> DataSource:
+    data, sampler = iterator._dataset, getattr(iterator._index_sampler, "sampler", None)
+    part = id(sampler) if isinstance(sampler, SubsetRandomSampler) else 0
+    try:
+        size = len(data)
+    except Exception:  # noqa: BLE001 - the user's code; what is streamed has no length
+        size = -1
+    ref = weakref.ref(data) if type(data).__weakrefoffset__ else None
+    return DataSource((id(data), part), (type(data).__qualname__, size), ref)

@@ -1,0 +1,135 @@
+"""Activations and attention written as function calls: `F.relu(x)` inside a forward pass of the watched model.
+
+Functions are replaced by name in torch's modules, only while an inspected forward pass runs: between two passes torch
+is untouched, so that nothing pickles, scripts or compiles our function instead of torch's. One replacement serves all
+taps. Who called is found in the Python frames above: the innermost watched module.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Container
+from types import FrameType
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sonde.probe.guards import is_observable, protected, quiet
+from sonde.probe.model import ModelNames, ModuleRef
+from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.replaced import Replaced
+
+
+class CallSink(Protocol):
+    """What becomes of a function call."""
+
+    def function_called(
+        self, name: str, place: ModuleRef, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """`name` is one of relu, tanh, sigmoid, softmax, attention; it was called by the module at `place`."""
+
+
+_taps: list[CallTap] = []
+_replaced = Replaced()
+
+# (where, its name there, what it is).
+TARGETS: Final = (
+    (nn.functional, "relu", "relu"),
+    (torch, "relu", "relu"),
+    (Tensor, "relu", "relu"),
+    (nn.functional, "tanh", "tanh"),
+    (torch, "tanh", "tanh"),
+    (Tensor, "tanh", "tanh"),
+    (nn.functional, "sigmoid", "sigmoid"),
+    (torch, "sigmoid", "sigmoid"),
+    (Tensor, "sigmoid", "sigmoid"),
+    (nn.functional, "softmax", "softmax"),
+    (torch, "softmax", "softmax"),
+    (Tensor, "softmax", "softmax"),
+    (nn.functional, "scaled_dot_product_attention", "attention"),
+)
+
+
+class CallTap:
+    """Tells a sink about function calls of one model. Nothing is replaced until `open`, and all is back at `close`."""
+
+    def __init__(
+        self,
+        names: ModelNames,
+        sink: CallSink,
+        on_error: Callable[[str, Exception], None],
+        *,
+        only: Container[str] | None = None,
+    ) -> None:
+        self.names, self.sink, self.only = names, sink, only
+        self.is_open = False
+        self.seen = protected(self._seen, on_error, "function call")
+
+    def open(self) -> None:
+        if not self.is_open:
+            if not _taps:
+                try:
+                    for holder, attribute, name in TARGETS:
+                        _replaced.put(holder, attribute, functools.partial(_watched, name))
+                except BaseException:
+                    _replaced.restore()  # half of torch replaced is worse than nothing seen
+                    raise
+            _taps.append(self)
+            self.is_open = True
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            _taps.remove(self)
+            if not _taps:
+                _replaced.restore()
+
+    def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        with quiet():  # from here on: a mode of the user's sees even a question for a tensor's device
+            if is_plain_tensor(out) and is_observable():
+                place = self._caller()
+                if place is not None and place.is_selected:
+                    self.sink.function_called(name, place, args, kwargs, out)
+
+    def _caller(self) -> ModuleRef | None:
+        """The innermost watched module; a Softmax module stands for the one that holds it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_argcount and code.co_varnames[0] == "self":
+                module = frame.f_locals.get("self")
+                if isinstance(module, nn.Module) and not isinstance(module, nn.Softmax):
+                    place = self.names.place(module)
+                    if place is not None:
+                        return place
+            frame = frame.f_back
+        return None
+
+
+class _Depth(threading.local):
+    """`F.relu` calls `torch.relu`: only the outermost of our functions speaks."""
+
+    value = 0
+
+
+_depth = _Depth()
+
+
+def _watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or _depth.value:
+            return original(*args, **kwargs)
+        _depth.value = 1
+        try:
+            out = original(*args, **kwargs)
+            for tap in tuple(_taps):
+                if tap.only is None or name in tap.only:
+                    tap.seen(name, args, kwargs, out)
+        finally:
+            _depth.value = 0
+        return out
+
+    return call

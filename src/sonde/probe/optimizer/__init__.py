@@ -1,0 +1,1 @@
+"""Steps of optimizers: hooks, parameters, hyperparameters, clipping and loss scaling."""

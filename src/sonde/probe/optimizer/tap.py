@@ -1,0 +1,195 @@
+"""The steps of a model's optimizers: which of them are its own, and which of its parameters they train.
+
+Before the step gradients are what the optimizer will use: accumulated, averaged, unscaled and clipped, except that a
+fused optimizer under GradScaler still has them scaled (`grad_scale`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sonde.probe.guarded import attempt
+from sonde.probe.guards import quiet
+from sonde.probe.model import ModelNames, NamedParameter
+from sonde.probe.optimizer.clip import Clips
+from sonde.probe.optimizer.hooks import Call, OptimizerHooks, parameters_of
+from sonde.probe.optimizer.roster import Roster
+from sonde.probe.optimizer.scaler import loss_scale
+
+
+@dataclass(slots=True)
+class OptimizerStep:
+    """One call of `optimizer.step()`, as long as it lasts. Holds the user's tensors, so nobody keeps it."""
+
+    optimizer: Optimizer
+    number: int
+    """Which of the watched optimizers this is."""
+    names: list[NamedParameter]
+    params: list[Tensor]
+    grad_scale: Tensor | None = None
+    """Gradients are still multiplied by this (fused optimizer under GradScaler)."""
+    found_inf: Tensor | None = None
+    """Non-zero when this step will be skipped."""
+    loss_scale: Tensor | None = None
+    """What a GradScaler has multiplied the loss by."""
+    has_closure: bool = False
+    """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    clips: Clips = field(default_factory=Clips)
+    """What clipping did to the gradients; known once they are made."""
+    unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
+    keys: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """What the sink knows `names` by; lasts as long as they stay the same."""
+    parts: list[Any] = field(default_factory=list)
+    """What was made of it before the step and is needed after it."""
+    tables: list[Any] = field(default_factory=list)
+    """What was measured before the step, and is void if the step fails."""
+
+    @property
+    def lr(self) -> Any:
+        return self.optimizer.param_groups[0].get("lr")
+
+
+class OptimizerTap:
+    """Calls `on_before` and `on_after` around each step of the optimizers of a model."""
+
+    def __init__(
+        self,
+        names: ModelNames,
+        optimizers: list[Optimizer] | None,
+        *,
+        is_wanted: Callable[[], bool],
+        on_before: Callable[[OptimizerStep], None],
+        on_after: Callable[[OptimizerStep], None],
+        on_error: Callable[[str, Exception], None],
+        take_clips: Callable[[list[Tensor]], Clips] = lambda _: Clips(),
+        on_failed: Callable[[OptimizerStep], None] | None = None,
+        on_unnamed: Callable[[Optimizer], None] | None = None,
+        hooks: OptimizerHooks | None = None,
+    ) -> None:
+        self.names, self.on_error = names, on_error
+        self.adopts = optimizers is None
+        """With no optimizer named, or none of those left, any that steps a parameter of this model is one of ours."""
+        self.numbers: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        self._rosters: dict[int, Roster] = {}
+        for optimizer in optimizers or []:
+            self._number(optimizer)
+        self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
+        self.take_clips, self.on_failed, self.on_unnamed = take_clips, on_failed, on_unnamed
+        self._unnamed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        """Others than those that were named, each looked at once."""
+        self.num_captured = 0
+        """Steps that went into a CUDA graph: what it replays is seen by no hook."""
+        self._strangers: dict[int, frozenset[int]] = {}
+        """Parameters of each optimizer that are not this model's, so that the model is not searched for them again."""
+        self.hooks = hooks or OptimizerHooks(on_error)
+        self.hooks.add(self)
+
+    def detach(self) -> None:
+        self.hooks.remove(self)
+
+    @property
+    def num_watched(self) -> int:
+        """An optimizer that is gone is waited for no longer."""
+        return sum(ref() is not None for ref, _ in self.numbers.values())
+
+    @property
+    def watched(self) -> list[Optimizer]:
+        """Those that are still there, in order of their numbers."""
+        known = sorted(self.numbers.values(), key=lambda item: item[1])
+        return [optimizer for ref, _ in known if (optimizer := ref()) is not None]
+
+    def _number(self, optimizer: Optimizer) -> int:
+        self.numbers = {key: known for key, known in self.numbers.items() if known[0]() is not None}
+        self._rosters = {key: roster for key, roster in self._rosters.items() if key in self.numbers}
+        taken = {number for _, number in self.numbers.values()}
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        self.numbers[id(optimizer)] = (weakref.ref(optimizer), number)
+        return number
+
+    def _find(self, optimizer: Optimizer) -> int | None:
+        known = self.numbers.get(id(optimizer))
+        if known is not None and known[0]() is optimizer:
+            return known[1]
+        if not self.adopts and self.num_watched:
+            self._notice(optimizer)
+            return None
+        self.adopts = True  # those that were named are gone: whoever steps now has taken their place
+        self._look_for_strangers(optimizer)
+        return self._number(optimizer) if any(self.names.parameter(p) for p in parameters_of(optimizer)) else None
+
+    def _notice(self, optimizer: Optimizer) -> None:
+        """One that was not named and steps this model all the same may have taken the place of one that was."""
+        if optimizer in self._unnamed:
+            return
+        self._unnamed.add(optimizer)
+        if self.on_unnamed is not None and any(self.names.parameter(p) for p in parameters_of(optimizer)):
+            self.on_unnamed(optimizer)
+
+    def _look_for_strangers(self, optimizer: Optimizer) -> None:
+        """Read the model's names anew if there are parameters not seen before: they may have been replaced since."""
+        strangers = frozenset(id(p) for p in parameters_of(optimizer) if self.names.parameter(p) is None)
+        if strangers and strangers != self._strangers.get(id(optimizer)):
+            self.names.refresh()
+            strangers = frozenset(id(p) for p in parameters_of(optimizer) if self.names.parameter(p) is None)
+        self._strangers[id(optimizer)] = strangers
+
+    # ------------------------------------------------------------------------------------------ what the hooks tell us
+
+    def is_concerned(self, optimizer: Optimizer) -> bool:
+        return self._find(optimizer) is not None
+
+    def captured(self) -> None:
+        self.num_captured += 1
+
+    def before(self, call: Call) -> None:
+        with attempt(self.on_error, "optimizer pre hook"):
+            number = self._find(call.optimizer)
+            if number is not None:
+                call.steps[self] = step = self._describe(call, number)
+                self.on_before(step)
+
+    def after(self, call: Call) -> None:
+        with attempt(self.on_error, "optimizer post hook"):
+            step = call.steps.get(self)
+            if step is not None:
+                if step.has_closure:
+                    step.clips = self.take_clips(parameters_of(call.optimizer))
+                self.on_after(step)
+
+    def failed(self, call: Call) -> None:
+        with attempt(self.on_error, "optimizer pre hook"):
+            step = call.steps.get(self)
+            if step is not None and self.on_failed is not None:
+                self.on_failed(step)
+
+    def _describe(self, call: Call, number: int) -> OptimizerStep:
+        optimizer, params = call.optimizer, parameters_of(call.optimizer)
+        step = OptimizerStep(optimizer, number, [], [], has_closure=call.has_closure)
+        if not call.has_closure:
+            step.clips = self.take_clips(params)
+        step.grad_scale = getattr(optimizer, "grad_scale", None)
+        step.found_inf = getattr(optimizer, "found_inf", None)
+        step.loss_scale = loss_scale()
+        if call.is_skipped:
+            with quiet():
+                step.found_inf = torch.ones((), device=params[0].device)
+        if not self.is_wanted():
+            return step
+        roster = self._roster(optimizer, params)
+        step.names, step.params, step.keys = roster.names, roster.readable(params), roster.keys
+        step.unreadable = roster.unreadable
+        return step
+
+    def _roster(self, optimizer: Optimizer, params: list[Tensor]) -> Roster:
+        known = self._rosters.get(id(optimizer))
+        if known is None or not known.fits(self.names, params):
+            self._look_for_strangers(optimizer)
+            known = self._rosters[id(optimizer)] = Roster(self.names, params)
+        return known

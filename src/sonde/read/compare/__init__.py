@@ -1,0 +1,1 @@
+"""Two runs, or two sets of weights, side by side."""

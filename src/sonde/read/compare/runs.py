@@ -1,0 +1,161 @@
+"""Two runs side by side: configs, last values of scalars, and the first step at which each series diverges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sonde.read.compare.divergence import Divergence
+from sonde.read.series.cut import Column
+from sonde.schema.records import to_json
+from sonde.schema.sketch import Array
+
+TOLERANCE: Final = 1e-5
+"""Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
+
+_CONFIG = pa.schema([("key", pa.string()), ("a", pa.string()), ("b", pa.string())])
+_METRICS = pa.schema(
+    [
+        ("name", pa.string()),
+        ("last_a", pa.float64()),
+        ("last_b", pa.float64()),
+        ("difference", pa.float64()),
+        ("min_a", pa.float64()),
+        ("min_b", pa.float64()),
+        ("max_a", pa.float64()),
+        ("max_b", pa.float64()),
+    ]
+)
+_DIVERGENCE = pa.schema(
+    [
+        ("series", pa.string()),
+        ("step", pa.int64()),
+        ("a", pa.float64()),
+        ("b", pa.float64()),
+        ("num_steps", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What differs between run a and run b."""
+
+    a: str
+    b: str
+    config: pa.Table
+    """key, a, b: settings that differ, as JSON; null where a run does not have it."""
+    metrics: pa.Table
+    """name, last_a, last_b, difference (b - a), and the extremes, of every scalar of either run."""
+    divergence: pa.Table
+    """series, step, a, b, num_steps: the first common step at which a series differs; step is null where none does."""
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    tolerance: float
+    first_divergence: Divergence | None
+    """The first step, and in it the first place in forward order, that differs beyond rounding; None when none does."""
+    num_steps: int
+    """How many steps both runs have, counted from 0."""
+
+    def __rich__(self) -> Any:
+        from sonde.read.run.summary import comparison_as_rich
+
+        return comparison_as_rich(self)
+
+
+def compare_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> pa.Table:
+    """Settings that differ, nested ones by their dotted path."""
+    flat_a, flat_b = flatten(a), flatten(b)
+    rows = [
+        {"key": key, "a": flat_a.get(key), "b": flat_b.get(key)}
+        for key in sorted(flat_a.keys() | flat_b.keys())
+        if flat_a.get(key) != flat_b.get(key)
+    ]
+    return pa.Table.from_pylist(rows, schema=_CONFIG)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Leaves by dotted path, as JSON.
+
+    >>> flatten({"optim": {"lr": 0.1}})
+    {'optim.lr': '0.1'}
+    """
+    leaves: dict[str, str] = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves.update(flatten(value, f"{path}."))
+        else:
+            leaves[path] = to_json(value)
+    return leaves
+
+
+def compare_metrics(a: Mapping[str, Column], b: Mapping[str, Column]) -> pa.Table:
+    rows = []
+    for name in sorted(a.keys() | b.keys()):
+        (last_a, min_a, max_a), (last_b, min_b, max_b) = _ends(a.get(name)), _ends(b.get(name))
+        difference = None if last_a is None or last_b is None else last_b - last_a
+        rows.append(
+            {
+                "name": name,
+                "last_a": last_a,
+                "last_b": last_b,
+                "difference": difference,
+                "min_a": min_a,
+                "min_b": min_b,
+                "max_a": max_a,
+                "max_b": max_b,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_METRICS)
+
+
+def _ends(column: Column | None) -> tuple[float | None, float | None, float | None]:
+    if column is None or not len(column[1]):
+        return None, None, None
+    values = column[1]
+    finite = values[np.isfinite(values)]
+    return (
+        float(values[-1]),
+        float(finite.min()) if len(finite) else None,
+        float(finite.max()) if len(finite) else None,
+    )
+
+
+def compare_series(
+    a: Mapping[str, Column],
+    b: Mapping[str, Column],
+    tolerance: float = TOLERANCE,
+) -> pa.Table:
+    """The first common step at which each series of both runs differs beyond rounding; earliest first."""
+    rows = []
+    for name in a.keys() & b.keys():
+        steps, in_a, in_b = np.intersect1d(a[name][0], b[name][0], assume_unique=True, return_indices=True)
+        values_a, values_b = a[name][1][in_a], b[name][1][in_b]
+        apart = np.flatnonzero(differs(values_a, values_b, tolerance))
+        first = int(apart[0]) if len(apart) else None
+        rows.append(
+            {
+                "series": name,
+                "step": None if first is None else int(steps[first]),
+                "a": None if first is None else float(values_a[first]),
+                "b": None if first is None else float(values_b[first]),
+                "num_steps": len(steps),
+            }
+        )
+    rows.sort(key=lambda row: (row["step"] is None, row["step"] or 0, row["series"]))
+    return pa.Table.from_pylist(rows, schema=_DIVERGENCE)
+
+
+def differs(a: Array, b: Array, tolerance: float) -> NDArray[np.bool_]:
+    """Beyond rounding: the difference is more than `tolerance` of the larger magnitude. Two NaN are the same."""
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        close = np.abs(a - b) <= tolerance * np.maximum(np.abs(a), np.abs(b))
+    apart: NDArray[np.bool_] = ~same & ~(close & np.isfinite(a) & np.isfinite(b))
+    return apart

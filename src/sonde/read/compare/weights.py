@@ -1,0 +1,245 @@
+"""Two sets of weights side by side: files or snapshots, of one framework or of two. Per tensor, per layer, in total."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.read.tensors.analysis.difference import Difference, difference
+from sonde.read.tensors.lazy import LazyTensors
+from sonde.schema.framework_match import match_models
+from sonde.schema.frameworks import Canonical, Framework, detect
+from sonde.schema.names import strip_wrappers
+from sonde.schema.tensors import AnyArray
+
+_NUMBERS: Final = [
+    ("max_abs", pa.float64()),
+    ("relative", pa.float64()),
+    ("cosine", pa.float64()),
+    ("changed_fraction", pa.float64()),
+]
+_TENSORS: Final = pa.schema(
+    [
+        ("name", pa.string()),
+        ("name_b", pa.string()),
+        ("status", pa.string()),
+        ("shape_a", pa.list_(pa.int64())),
+        ("shape_b", pa.list_(pa.int64())),
+        ("dtype_a", pa.string()),
+        ("dtype_b", pa.string()),
+        *_NUMBERS,
+        ("nonfinite_a", pa.int64()),
+        ("nonfinite_b", pa.int64()),
+        ("matched_by", pa.string()),
+        ("layout", pa.string()),
+        ("layout_a", pa.string()),
+    ]
+)
+_LAYERS: Final = pa.schema(
+    [
+        ("layer", pa.string()),
+        ("num_tensors", pa.int64()),
+        ("num_changed", pa.int64()),
+        ("num_elements", pa.int64()),
+        *_NUMBERS,
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WeightComparison:
+    """What differs between the tensors of a and of b."""
+
+    a: str
+    b: str
+    tensors: pa.Table
+    """One row per tensor, the most changed first. status: same, close (within the tolerance, of whatever type),
+    changed, reshaped, retyped (other type, same values), only_a, only_b. relative is ‖b - a‖ / ‖a‖. layout says what
+    was done to b to lie as PyTorch's tensors do, layout_a what was done to a."""
+    layers: pa.Table
+    """The same numbers per layer, the most changed first."""
+    total: Mapping[str, Any]
+    frameworks: tuple[Framework, Framework]
+    tolerance: float = 0.0
+    """Of ‖b - a‖ / ‖a‖, tensor by tensor; 0: every bit counts."""
+
+    def __repr__(self) -> str:
+        total = self.total
+        return (
+            f"<{self.a} and {self.b}: {total['num_tensors']} tensors, {total['num_same']} the same; "
+            f"relative change {total['relative']:.3g}; see .tensors, .layers, .total>"
+        )
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every tensor is there in both with the same shape, type and values, or is within the tolerance."""
+        return bool(self.total["num_same"] + self.total["num_close"] == self.tensors.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A tensor of a and of b; one of them is missing where it has no partner."""
+
+    name: str
+    a: str | None = None
+    b: str | None = None
+    canonical_a: Canonical | None = None
+    canonical_b: Canonical | None = None
+    matched_by: str = "name"
+
+
+def compare_weights(
+    a: LazyTensors,
+    b: LazyTensors,
+    on_tensor: Callable[[int, int], None] | None = None,
+    *,
+    tolerance: float | None = None,
+) -> WeightComparison:
+    """Compare tensor by tensor. Names of wrappers are looked through; other frameworks' names and layouts as well.
+
+    With a tolerance, tensors whose relative change is no more than it are close, of whatever type they are.
+    `on_tensor(done, total)` is told how far it is. Memory: a few MiB beside the two tensors at hand.
+    """
+    limit = tolerance or 0.0
+    frameworks = detect(a), detect(b)
+    by_name = {strip_wrappers(name): name for name in b}
+    pairs = list(_by_name(a, by_name))
+    if any(pair.b is None for pair in pairs) and frameworks[0] != frameworks[1]:
+        pairs = list(_by_framework(a, b))
+    rows, differences = [], []
+    for done, pair in enumerate(pairs, 1):
+        row, found = _compare(pair, a, b, limit)
+        rows.append(row)
+        differences.append((row, found))
+        if on_tensor is not None:
+            on_tensor(done, len(pairs))
+    rows.sort(key=_by_change)
+    tensors = pa.Table.from_pylist(rows, schema=_TENSORS)
+    layers, total = _layer_table(differences), _total(differences)
+    return WeightComparison(a.label, b.label, tensors, layers, total, frameworks, limit)
+
+
+def _by_name(a: LazyTensors, by_name: Mapping[str, str]) -> Iterator[_Pair]:
+    ours = {strip_wrappers(name): name for name in a}
+    for short, name in ours.items():
+        yield _Pair(short, name, by_name.get(short))
+    for short, name in by_name.items():
+        if short not in ours:
+            yield _Pair(short, None, name)
+
+
+def _by_framework(a: LazyTensors, b: LazyTensors) -> Iterator[_Pair]:
+    shapes = ({name: spec.shape for name, spec in side.specs.items()} for side in (a, b))
+    found = match_models(*shapes)
+    for pair in found.pairs:
+        yield _Pair(pair.a.name, pair.a.parts[0].source, pair.b.parts[0].source, pair.a, pair.b, pair.by)
+    for only in found.only_a:
+        yield _Pair(only.name, only.parts[0].source, None, only)
+    for only in found.only_b:
+        yield _Pair(only.name, None, only.parts[0].source, None, only)
+
+
+def _compare(pair: _Pair, a: LazyTensors, b: LazyTensors, tolerance: float) -> tuple[dict[str, Any], Difference]:
+    spec_a = a.specs[pair.a] if pair.a is not None else None
+    spec_b = b.specs[pair.b] if pair.b is not None else None
+    shape_a = pair.canonical_a.shape if pair.canonical_a else spec_a and spec_a.shape
+    shape_b = pair.canonical_b.shape if pair.canonical_b else spec_b and spec_b.shape
+    row: dict[str, Any] = {
+        "name": pair.name,
+        "name_b": pair.b,
+        "shape_a": shape_a,
+        "shape_b": shape_b,
+        "dtype_a": spec_a and spec_a.dtype,
+        "dtype_b": spec_b and spec_b.dtype,
+        "matched_by": pair.matched_by if pair.a and pair.b else None,
+        "layout": _layout(pair.canonical_b),
+        "layout_a": _layout(pair.canonical_a),
+    }
+    if spec_a is None or spec_b is None:
+        return {**row, "status": "only_b" if spec_a is None else "only_a"}, Difference()
+    if shape_a != shape_b:
+        return {**row, "status": "reshaped"}, Difference()
+    found = difference(_read(a, pair.a, pair.canonical_a), _read(b, pair.b, pair.canonical_b))
+    numbers = _numbers(found) | {"nonfinite_a": found.nonfinite_a, "nonfinite_b": found.nonfinite_b}
+    return {**row, "status": _status(found, tolerance, is_retyped=spec_a.dtype != spec_b.dtype), **numbers}, found
+
+
+def _status(found: Difference, tolerance: float, *, is_retyped: bool) -> str:
+    if not found.num_changed and not is_retyped:
+        return "same"
+    if tolerance and found.is_within(tolerance):
+        return "close"
+    return "changed" if found.num_changed else "retyped"
+
+
+def _read(tensors: LazyTensors, name: str | None, canonical: Canonical | None) -> AnyArray:
+    assert name is not None
+    return tensors[name] if canonical is None else np.ascontiguousarray(canonical.read(tensors.__getitem__))
+
+
+def _layout(canonical: Canonical | None) -> str | None:
+    """What was done, in words: `transpose 1 0`, `4 tensors concat, transpose 1 0`."""
+    if canonical is None:
+        return None
+    joined = [f"{len(canonical.parts)} tensors {canonical.join}"] if len(canonical.parts) > 1 else []
+    steps = [f"{step} {' '.join(map(str, numbers))}" for step, numbers in canonical.parts[0].steps]
+    return ", ".join([*joined, *steps]) or None
+
+
+def _numbers(found: Difference) -> dict[str, Any]:
+    return {
+        "max_abs": found.max_abs,
+        "relative": found.relative,
+        "cosine": found.cosine,
+        "changed_fraction": found.changed_fraction,
+    }
+
+
+def _by_change(row: Mapping[str, Any]) -> tuple[bool, bool, float, str]:
+    """What cannot be compared first, then what is not finite, which no sum shows, then the most changed."""
+    is_finite = row["status"] == "same" or not (row.get("nonfinite_a") or row.get("nonfinite_b"))
+    return row.get("relative") is not None, is_finite, -(row.get("relative") or 0.0), row["name"]
+
+
+def _layer_table(differences: list[tuple[dict[str, Any], Difference]]) -> pa.Table:
+    groups: dict[str, list[tuple[dict[str, Any], Difference]]] = {}
+    for row, found in differences:
+        groups.setdefault(row["name"].rpartition(".")[0], []).append((row, found))
+    rows: list[dict[str, Any]] = []
+    for layer, members in groups.items():
+        whole = _sum(members)
+        changed = sum(row["status"] not in ("same", "close") for row, _ in members)
+        rows.append(
+            {
+                "layer": layer,
+                "num_tensors": len(members),
+                "num_changed": changed,
+                "num_elements": whole.num_elements,
+                **_numbers(whole),
+            }
+        )
+    rows.sort(key=lambda row: (-row["relative"], row["layer"]))
+    return pa.Table.from_pylist(rows, schema=_LAYERS)
+
+
+def _total(differences: list[tuple[dict[str, Any], Difference]]) -> dict[str, Any]:
+    whole = _sum(differences)
+    counts = {f"num_{status}": 0 for status in ("same", "close", "changed", "reshaped", "retyped", "only_a", "only_b")}
+    for row, _ in differences:
+        counts[f"num_{row['status']}"] += 1
+    return {
+        "num_tensors": len(differences),
+        **counts,
+        "num_elements": whole.num_elements,
+        **_numbers(whole),
+        "nonfinite_a": whole.nonfinite_a,
+        "nonfinite_b": whole.nonfinite_b,
+    }
+
+
+def _sum(differences: list[tuple[dict[str, Any], Difference]]) -> Difference:
+    return sum((found for _, found in differences), Difference())

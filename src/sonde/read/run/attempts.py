@@ -1,0 +1,48 @@
+"""The attempts of a run as a table, and which of them are there to be shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from sonde.errors import UsageError
+from sonde.read.run.state import RunState, open_state
+from sonde.schema.attempts import Attempt
+
+_ATTEMPTS = pa.schema(
+    [
+        ("attempt", pa.int64()),
+        ("first_step", pa.int64()),
+        ("last_step", pa.int64()),
+        ("started", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def attempt_table(state: RunState) -> pa.Table:
+    """All of them in order, also those after the one that is shown. A run of format 1 has one, as has an empty run."""
+    attempts = state.catalog.require().attempts or (Attempt(number=0, time=state.manifest.created_time),)
+    columns = [
+        [attempt.number for attempt in attempts],
+        [attempt.first_step for attempt in attempts],
+        [last_step_of(state, attempt.number) for attempt in attempts],
+        [datetime.fromtimestamp(attempt.time, UTC) for attempt in attempts],
+        [attempt.reason for attempt in attempts],
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _ATTEMPTS, strict=True)], schema=_ATTEMPTS)
+
+
+def last_step_of(state: RunState, number: int) -> int:
+    """The last step that an attempt recorded, be it abandoned or not."""
+    return open_state(state.run, number).last_step()
+
+
+def check_attempt(state: RunState, number: int) -> int:
+    """A number that is there; a negative one counts from the last."""
+    count = max(len(state.catalog.require().attempts), 1)
+    if not -count <= number < count:
+        known = "0" if count == 1 else f"0 to {count - 1}"
+        raise UsageError(f"no attempt {number} in {state.manifest.project}/{state.manifest.name}. It has: {known}.")
+    return number % count

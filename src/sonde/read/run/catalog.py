@@ -1,0 +1,296 @@
+"""The catalog: sites, names of scalars, segments, events. Opened read-only; rows with a wrong checksum are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+from sonde.errors import CorruptError
+from sonde.read.run.folder import inside
+from sonde.schema.attempts import NO_LIMIT, REASONS, Attempt, Mark
+from sonde.schema.layout import (
+    ATTEMPT_TABLES,
+    CATALOG_FILE,
+    STREAMS,
+    Stream,
+    pyramid_folder,
+    row_text,
+    stream_folder,
+)
+from sonde.schema.records import Site
+
+MAX_ROWS: Final = 10_000_000
+_TIMEOUT_S: Final = 5.0
+_CHECKED: Final = ("sites", "scalar_names", "segments", "attempts")
+_SIDECARS: Final = ("-wal", "-shm", "-journal")
+
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The bounds of one row group."""
+
+    first_site: int
+    last_site: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One sealed file. `parts` is its path inside the run folder; empty `tiles` mean that the index is unusable."""
+
+    stream: Stream
+    rank: int
+    level: int
+    parts: tuple[str, ...]
+    num_rows: int
+    first_sequence: int
+    last_sequence: int
+    first_step: int
+    last_step: int
+    sha256: str
+    tiles: tuple[Tile, ...]
+    attempt: int = 0
+    since: int = -NO_LIMIT
+    """Rows below this step are not shown: a coarser file of the pyramid has them."""
+    until: int = NO_LIMIT
+    """Rows from this step on are not shown: their attempt was abandoned there, or killed in the middle of a step."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its rows are shown."""
+        return self.since <= self.first_step and self.last_step < self.until
+
+    @property
+    def name(self) -> str:
+        return "/".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything in the catalog that is needed to read series, and what was found wrong with it."""
+
+    sites: dict[int, Site] = field(default_factory=dict)
+    scalar_names: dict[int, str] = field(default_factory=dict)
+    segments: tuple[Segment, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    """In order; none in a run of format 1."""
+    problems: tuple[str, ...] = ()
+    error: CorruptError | None = None
+    """Why nothing of it could be read."""
+
+    def require(self) -> Catalog:
+        """Itself; without a catalog no row has a name, and nothing that could be shown would be true."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+def read_catalog(run: Path, *, is_live: bool) -> Catalog:
+    """Read the tables that carry checksums. A catalog that is not there yet is empty."""
+    if not (run / CATALOG_FILE).exists():
+        return Catalog()
+    problems: list[str] = []
+    with connect(run, is_live=is_live) as connection:
+        rows = {table: _checked_rows(connection, table, problems) for table in _CHECKED}
+    sites = _parsed(_site, rows["sites"], "sites", problems)
+    names = _parsed(_scalar_name, rows["scalar_names"], "scalar_names", problems)
+    segments = _parsed(partial(_segment, run), rows["segments"], "segments", problems)
+    attempts = _parsed(_attempt, rows["attempts"], "attempts", problems)
+    if sorted(attempts) != list(range(len(attempts))):
+        raise lost_attempts(run)
+    return Catalog(
+        sites,
+        names,
+        tuple(segments[id] for id in sorted(segments)),
+        tuple(attempts[id] for id in sorted(attempts)),
+        tuple(problems),
+    )
+
+
+def lost_attempts(run: Path) -> CorruptError:
+    """Without an attempt's row nobody knows which of the rows at a step is the one."""
+    return CorruptError(
+        f"{run / CATALOG_FILE} is damaged: an attempt is missing, so abandoned steps cannot be told from the others. "
+        "Copy the file back from a backup."
+    )
+
+
+def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
+    """The rows of a table without checksums (events, findings, system metrics, checkpoints)."""
+    if not (run / CATALOG_FILE).exists():
+        return []
+    with connect(run, is_live=is_live) as connection:
+        rows = _rows(connection, table)
+        if table in ATTEMPT_TABLES and not _has_attempts(connection, table):
+            return [(*row, 0) for row in rows]
+        return rows
+
+
+def _has_attempts(connection: sqlite3.Connection, table: str) -> bool:
+    return any(column == "attempt" for _, column, *_ in connection.execute(f'pragma table_info("{table}")'))
+
+
+def snapshot_details(run: Path, key: str, *, is_live: bool) -> dict[int, Any]:
+    """What each snapshot's row says under this key, by step; a row that is damaged says nothing."""
+    found: dict[int, Any] = {}
+    for _, step, _, _, details, *_ in read_rows(run, "snapshots", is_live=is_live):
+        try:
+            found[int(step)] = json.loads(details)[key]
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+@contextmanager
+def connect(run: Path, *, is_live: bool) -> Iterator[sqlite3.Connection]:
+    """A read-only connection that trusts nothing in the file; SQLite's own errors become CorruptError."""
+    path = inside(run, CATALOG_FILE)
+    sidecars = [inside(run, f"{CATALOG_FILE}{suffix}") for suffix in _SIDECARS]
+    with ExitStack() as stack:
+        try:
+            connection = stack.enter_context(closing(_open_either(path, sidecars, stack, is_live=is_live)))
+            yield connection
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
+            raise CorruptError(f"{run / CATALOG_FILE} cannot be read: {error}.") from error
+
+
+def _open_either(path: Path, sidecars: list[Path], stack: ExitStack, *, is_live: bool) -> sqlite3.Connection:
+    try:
+        return _open(path, "mode=ro")
+    except sqlite3.OperationalError:
+        # While somebody writes, no other descriptor may be opened on the file: closing it would drop SQLite's locks.
+        if is_live or not any(sidecar.is_file() for sidecar in sidecars):
+            raise
+    # The writer was killed in a transaction, or the folder cannot be written to: recovery needs a copy of its own.
+    copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sonde-")))
+    for file in (path, *sidecars):
+        if file.is_file():
+            shutil.copyfile(file, copies / file.name)
+    return _open(copies / path.name, "mode=rw")
+
+
+def _open(path: Path, query: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"file:{quote(str(path))}?{query}", uri=True, timeout=_TIMEOUT_S)
+    try:
+        connection.execute("pragma trusted_schema = off")
+        connection.execute("pragma cell_size_check = on")
+        connection.execute("select count(*) from sqlite_master").fetchone()
+        connection.execute("pragma query_only = on")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    """All rows of a real table: a view or virtual table under its name is not asked."""
+    found = connection.execute("select type, sql from sqlite_master where name = ?", (table,)).fetchone()
+    if found is None:
+        return []
+    if found[0] != "table" or not str(found[1]).lower().startswith("create table"):
+        raise CorruptError(f'{CATALOG_FILE}: "{table}" is not a plain table; it is not read.')
+    rows = connection.execute(f'select * from "{table}"').fetchmany(MAX_ROWS + 1)  # noqa: S608 - a name of ours
+    if len(rows) > MAX_ROWS:
+        raise CorruptError(f'{CATALOG_FILE}: "{table}" has more than {MAX_ROWS:,} rows; it is not read.')
+    return rows
+
+
+def _checked_rows(connection: sqlite3.Connection, table: str, problems: list[str]) -> list[tuple[Any, ...]]:
+    """The rows whose checksum (their last column) is right; how many are not is a problem."""
+    rows = _rows(connection, table)
+    good = [row for row in rows if zlib.crc32(row_text(*row[:-1])) == row[-1]]
+    if len(good) < len(rows):
+        problems.append(
+            f"{CATALOG_FILE}: {len(rows) - len(good)} of {len(rows)} rows of {table} are damaged and not used"
+        )
+    return good
+
+
+def _parsed(
+    parse: Callable[[tuple[Any, ...]], Parsed], rows: list[tuple[Any, ...]], table: str, problems: list[str]
+) -> dict[int, Parsed]:
+    """Rows by their id; a row that does not hold what it should is a problem, not an exception."""
+    parsed: dict[int, Parsed] = {}
+    for row in rows:
+        try:
+            parsed[int(row[0])] = parse(row)
+        except (ValueError, TypeError, RecursionError, OverflowError) as error:
+            problems.append(f"{CATALOG_FILE}: a row of {table} is not understood and not used ({error})")
+    return parsed
+
+
+def _site(row: tuple[Any, ...]) -> Site:
+    _, kind, name, shape, dtype, owner, module_type, aliases, _ = row
+    return Site(
+        kind=str(kind),
+        name=str(name),
+        shape=tuple(int(size) for size in json.loads(shape or "[]")),
+        dtype=str(dtype),
+        owner=str(owner),
+        module_type=str(module_type),
+        aliases=tuple(str(alias) for alias in json.loads(aliases or "[]")),
+    )
+
+
+def _scalar_name(row: tuple[Any, ...]) -> str:
+    return str(row[1])
+
+
+def _segment(run: Path, row: tuple[Any, ...]) -> Segment:
+    _, stream, rank, level, file, num_rows, first_sequence, last_sequence, first_step, last_step, sha256, tiles, _ = row
+    if stream not in STREAMS:
+        raise ValueError(f"unknown stream {stream!r}")
+    return Segment(
+        stream=stream,
+        rank=int(rank),
+        level=int(level),
+        parts=_parts(run, stream, int(rank), int(level), str(file)),
+        num_rows=int(num_rows),
+        first_sequence=int(first_sequence),
+        last_sequence=int(last_sequence),
+        first_step=int(first_step),
+        last_step=int(last_step),
+        sha256=str(sha256),
+        tiles=_tiles(tiles),
+    )
+
+
+def _attempt(row: tuple[Any, ...]) -> Attempt:
+    number, rank, first_step, time, reason, stats_sequence, scalars_sequence, complete, visible, _ = row
+    if reason not in REASONS:
+        raise ValueError(f"unknown reason {reason!r}")
+    return Attempt(
+        number=int(number),
+        rank=int(rank),
+        first_step=int(first_step),
+        time=float(time),
+        reason=reason,
+        stats_sequence=int(stats_sequence),
+        scalars_sequence=int(scalars_sequence),
+        mark=Mark(int(complete), int(visible)),
+    )
+
+
+def _parts(run: Path, stream: Stream, rank: int, level: int, file: str) -> tuple[str, ...]:
+    """A segment's path inside the run; `file` alone is in the folder of its stream and level."""
+    if "/" in file:
+        return tuple(file.split("/"))
+    folder = stream_folder(run, stream, rank) if level == 0 else pyramid_folder(run, level, rank)
+    return (*folder.relative_to(run).parts, file)
+
+
+def _tiles(text: str) -> tuple[Tile, ...]:
+    return tuple(Tile(*(int(bound) for bound in bounds)) for bounds in json.loads(text or "[]"))

@@ -1,0 +1,289 @@
+"""What a run folder holds at one moment: manifest, live frames and catalog, read in an order that cannot miss a row."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from sonde.errors import CorruptError
+from sonde.read.run.catalog import Catalog, Segment, lost_attempts, read_catalog
+from sonde.read.run.folder import read_manifest
+from sonde.read.run.log import StreamLog, list_folder
+from sonde.read.run.losses import loss_warnings
+from sonde.read.run.manifest import Manifest
+from sonde.read.run.segments import SegmentReader
+from sonde.read.run.status import Status, announced_ending, is_alive, is_locked, true_status
+from sonde.schema.attempts import History, Mark
+from sonde.schema.layout import CATALOG_FILE, RUN_FILE, STREAMS, Stream
+from sonde.schema.records import Frame, ScalarsRecord, StatsRecord
+
+_RANK: Final = re.compile(r"rank-\d{4,8}")
+
+
+@dataclass(slots=True)
+class RunState:
+    """Refreshed before each question; a run that does not change is not read twice."""
+
+    run: Path
+    manifest: Manifest
+    view: int | None = None
+    """The attempt that is shown; None for the last."""
+    catalog: Catalog = field(default_factory=Catalog)
+    history: History = field(default_factory=History)
+    """The attempts up to the one that is shown."""
+    logs: dict[Stream, list[StreamLog]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """What was found wrong with the folder as a whole; damage found while reading is added by the readers."""
+    damage: dict[str, str] = field(default_factory=dict)
+    """Damage found while reading series, by file."""
+    segments: SegmentReader = field(init=False)
+    _shown: dict[tuple[Stream, int], list[Segment]] = field(default_factory=dict)
+    _live: dict[Stream, list[Frame]] = field(default_factory=dict)
+    _signature: object = None
+
+    def __post_init__(self) -> None:
+        self.segments = SegmentReader(self.run)
+
+    def refresh(self) -> None:
+        """Manifest first, logs next, catalog last: rows sealed in between are then in the log that was read or in the
+        catalog, and what the manifest calls acknowledged is in one of them."""
+        signature = self._signature_now()
+        if signature == self._signature:
+            return
+        for _ in range(3):
+            self.manifest = read_manifest(self.run)
+            self._read_logs()
+            self._read_catalog()
+            # A log cut while it was being read looks damaged until it is read again.
+            if not self.problems or not self.is_held:
+                break
+        self._signature = signature
+
+    def _signature_now(self) -> object:
+        files = [RUN_FILE, CATALOG_FILE, f"{CATALOG_FILE}-wal"]
+        for stream in STREAMS:
+            for folder in list_folder(self.run, stream):
+                names = list_folder(self.run, stream, folder)
+                files.extend(f"{stream}/{folder}/{name}" for name in names if name.endswith(".log"))
+        return [self.is_dead, *((file, _file_signature(self.run / file)) for file in files)]
+
+    def _read_logs(self) -> None:
+        self.problems = []
+        for stream in STREAMS:
+            old = {log.rank_folder: log for log in self.logs.get(stream, [])}
+            folders = [name for name in list_folder(self.run, stream) if _RANK.fullmatch(name)]
+            self.logs[stream] = [old.get(name) or StreamLog(self.run, stream, name) for name in folders]
+            for log in self.logs[stream]:
+                log.refresh()
+                self.problems.extend(log.problems)
+
+    def _read_catalog(self) -> None:
+        try:
+            self.catalog = read_catalog(self.run, is_live=self.is_held)
+            if len(self.catalog.attempts) <= self.manifest.heartbeat.attempt:
+                raise lost_attempts(self.run)
+        except CorruptError as error:
+            self.catalog = Catalog(problems=(str(error),), error=error)
+        self.problems.extend(self.catalog.problems)
+        self._shown, self._live = {}, {}
+        self.history = self._read_history()
+        for stream in STREAMS:
+            self.problems.extend(self._lost(stream))
+            self.problems.extend(self._nameless(stream))
+
+    def _read_history(self) -> History:
+        """Of a process that was killed, the step that it was in the middle of is not shown."""
+        attempts = list(self.catalog.attempts)
+        if attempts:
+            last = attempts[-1]
+            marks = [
+                frame.mark
+                for log in self.logs.get("scalars", [])
+                for frame in log.frames(last.scalars_sequence - 1)
+                if frame.mark is not None
+            ]
+            attempts[-1] = replace(last, mark=(marks or [last.mark])[-1] if self.is_dead else Mark())
+        history = History(tuple(attempts))
+        return history if self.view is None else history.until(self.view)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process that recorded was killed."""
+        return self.manifest.status == "running" and not self.is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        return self.manifest.status == "running" and is_alive(self.run, self.manifest)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a writer may still touch the files: it seals for a moment after it has said goodbye."""
+        return is_locked(self.run) is not False
+
+    def segments_of(self, stream: Stream, level: int = 0) -> list[Segment]:
+        """Sealed files that hold something of what is shown."""
+        found = self._shown.get((stream, level))
+        if found is None:
+            own = [s for s in self.catalog.segments if s.stream == stream and s.level == level]
+            found = self._shown[stream, level] = [shown for segment in own if (shown := self._clipped(segment))]
+        return found
+
+    def _clipped(self, segment: Segment) -> Segment | None:
+        attempt = self.attempt_of(segment.stream, segment.last_sequence)
+        if attempt > self.history.last:
+            return None
+        limit = self.history.limit(attempt)
+        # Whoever logs ahead of the steps has numbers there that were made before.
+        if segment.stream == "stats" and segment.first_step >= limit:
+            return None
+        return replace(segment, attempt=attempt, until=limit)
+
+    def attempt_of(self, stream: Stream, sequence: int) -> int:
+        """The attempt that a frame belongs to, be it shown or not."""
+        return History(self.catalog.attempts).attempt_of(stream, sequence)
+
+    def is_shown(self, attempt: int, step: int) -> bool:
+        """Whether what an attempt did at a step is part of what is shown."""
+        if attempt <= self.history.last:
+            return step < self.history.limit(attempt)
+        return self.view is None  # of an attempt that has recorded nothing else
+
+    def last_sealed(self, stream: Stream, rank: int) -> int:
+        """The sequence up to which a stream is in sealed files."""
+        own = [s for s in self.catalog.segments if (s.stream, s.rank, s.level) == (stream, rank, 0)]
+        return max((segment.last_sequence for segment in own), default=-1)
+
+    def live_frames(self, stream: Stream) -> list[Frame]:
+        """Frames that are not sealed yet, of all ranks, as far as they are shown."""
+        found = self._live.get(stream)
+        if found is None:
+            found = [frame for log in self.logs.get(stream, []) for frame in self.shown_frames(log)]
+            self._live[stream] = found
+        return found
+
+    def shown_frames(self, log: StreamLog, after: int = -1) -> list[Frame]:
+        """The same of one log, behind a sequence."""
+        frames = log.frames(max(after, self.last_sealed(log.stream, log.rank)))
+        return [shown for frame in frames if (shown := self._shown_part(log.stream, frame))]
+
+    def _shown_part(self, stream: Stream, frame: Frame) -> Frame | None:
+        attempt = self.attempt_of(stream, frame.sequence)
+        if attempt > self.history.last:
+            return None
+        limit, record = self.history.limit(attempt), frame.record
+        if isinstance(record, StatsRecord):
+            return frame if record.step < limit else None
+        is_shown = record.made_at < limit
+        return frame if is_shown.all() else replace(frame, record=record.where(is_shown))
+
+    def _lost(self, stream: Stream) -> list[str]:
+        """Acknowledged frames that are neither in a log nor in a segment. A torn tail behind them is no loss."""
+        rank = self.manifest.rank
+        acknowledged = self.manifest.heartbeat.last_acknowledged(stream)
+        covered = -1
+        problems = []
+        own = [s for s in self.catalog.segments if (s.stream, s.rank, s.level) == (stream, rank, 0)]
+        spans = [(s.first_sequence, s.last_sequence) for s in own]
+        for log in self.logs.get(stream, []):
+            if log.rank == rank:
+                spans += [(f.sequence, f.sequence) for f in log.frames(self.last_sealed(stream, rank))]
+        for first, last in [*sorted(spans), (acknowledged + 1, acknowledged + 1)]:
+            if first > covered + 1 and covered < acknowledged:
+                lost = min(first - 1, acknowledged) - covered
+                problems.append(
+                    f"{stream}: {lost} acknowledged record{'s' if lost != 1 else ''} (sequence {covered + 1} to "
+                    f"{covered + lost}) can not be read: a log or the catalog was cut or damaged"
+                )
+            covered = max(covered, last)
+        return problems
+
+    def _nameless(self, stream: Stream) -> list[str]:
+        """Rows whose site or scalar the catalog does not know: they cannot be shown, and that must be said."""
+        spoken_of = {
+            number for s in self.segments_of(stream) for tile in s.tiles for number in (tile.first_site, tile.last_site)
+        }
+        ids = [
+            frame.record.site_ids if isinstance(frame.record, StatsRecord) else frame.record.name_ids
+            for frame in self.live_frames(stream)
+        ]
+        if ids:
+            spoken_of.update(np.unique(np.concatenate(ids)).tolist())
+        known = self.catalog.sites if stream == "stats" else self.catalog.scalar_names
+        num_unknown = len(spoken_of - known.keys())
+        if not num_unknown or self.catalog.error is not None:
+            return []
+        return [
+            f"{CATALOG_FILE}: {num_unknown} names that rows of {stream} belong to are missing; these rows are not shown"
+        ]
+
+    def last_step(self) -> int:
+        """The last step with a row; -1 before the first."""
+        steps = [self._last_step_in(segment) for stream in STREAMS for segment in self.segments_of(stream)]
+        for stream in STREAMS:
+            for frame in self.live_frames(stream):
+                steps.append(last_step_of(frame.record))
+        return max(steps, default=-1)
+
+    def _last_step_in(self, segment: Segment) -> int:
+        try:
+            return self.segments.last_step(segment)
+        except CorruptError as error:
+            self.damage[segment.name] = str(error)
+            return min(segment.last_step, segment.until - 1)
+
+    def status(self) -> Status:
+        return true_status(self.run, self.manifest, self._last_known_step())
+
+    def _last_known_step(self) -> int:
+        """Where training was when it was last heard of; a heartbeat may be older than an attempt."""
+        beat = self.manifest.heartbeat
+        is_newest = beat.attempt == len(self.catalog.attempts) - 1
+        return max(self.last_step(), beat.step) if is_newest and self.view is None else self.last_step()
+
+    def verify(self) -> list[str]:
+        """Everything that is not as it was written, every sealed byte looked at."""
+        for segment in self.catalog.segments:
+            try:
+                self.segments.verify(segment)
+            except CorruptError as error:
+                self.damage[segment.name] = str(error)
+        return [*self.problems, *self.damage.values()]
+
+    def warnings(self) -> list[str]:
+        """Everything a viewer should know before trusting a picture of this run, in words."""
+        beat = self.manifest.heartbeat
+        found = [*self.problems, *self.damage.values()]
+        if not self.is_alive:
+            if self.manifest.status == "running" and announced_ending(self.run, self.manifest) is not None:
+                found.append("the process ended before everything was written: the last records may be missing")
+            torn = [name for logs in self.logs.values() for log in logs for name in log.torn]
+            found += [f"{name} ends in an unfinished record: the writer was stopped while writing it" for name in torn]
+        found += loss_warnings(self.run, beat, is_live=self.is_held)
+        if beat.degraded:
+            found.append(f"recording was degraded: {beat.degraded}")
+        return found
+
+
+def last_step_of(record: StatsRecord | ScalarsRecord) -> int:
+    if isinstance(record, StatsRecord):
+        return record.step
+    return int(record.steps.max()) if len(record.steps) else -1
+
+
+def _file_signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path, follow_symlinks=False)  # noqa: PTH116
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def open_state(run: Path, attempt: int | None = None) -> RunState:
+    state = RunState(run, read_manifest(run), attempt)
+    state.refresh()
+    return state

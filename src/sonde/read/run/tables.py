@@ -1,0 +1,140 @@
+"""The small tables of a run: sites, events, system metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from sonde.errors import CorruptError
+from sonde.read.run.catalog import read_rows
+from sonde.read.run.ranks import rank_events
+from sonde.read.run.state import RunState
+from sonde.read.series.stats import find_sites
+from sonde.schema.checkpoints import RUN_STEP
+from sonde.schema.names import split_pattern
+from sonde.schema.sketch import Array
+
+_SITES = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("site", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("dtype", pa.string()),
+        ("owner", pa.string()),
+        ("module_type", pa.string()),
+        ("aliases", pa.list_(pa.string())),
+    ]
+)
+_EVENTS = pa.schema(
+    [
+        ("time", pa.float64()),
+        ("step", pa.int64()),
+        ("type", pa.string()),
+        ("severity", pa.string()),
+        ("message", pa.string()),
+        ("details", pa.string()),
+    ]
+)
+_SYSTEM = pa.schema([("time", pa.float64()), ("step", pa.int64()), ("name", pa.string()), ("value", pa.float64())])
+_CHECKPOINTS = pa.schema(
+    [("id", pa.int64()), ("step", pa.int64()), ("time", pa.float64()), ("path", pa.string()), ("metrics", pa.string())]
+)
+_FINDINGS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("time", pa.float64()),
+        ("rule", pa.string()),
+        ("severity", pa.string()),
+        ("confidence", pa.float64()),
+        ("step", pa.int64()),
+        ("last_step", pa.int64()),
+        ("sites", pa.string()),
+        ("message", pa.string()),
+        ("evidence", pa.string()),
+        ("remedy", pa.string()),
+    ]
+)
+
+
+def site_table(state: RunState, pattern: str) -> pa.Table:
+    """Sites that a pattern `kind/site` names, in the order in which they were first measured."""
+    sites = state.catalog.require().sites
+    found = [sites[number] for number in sorted(find_sites(sites, split_pattern(pattern)))]
+    columns = [
+        [site.kind for site in found],
+        [site.name for site in found],
+        [list(site.shape) for site in found],
+        [site.dtype for site in found],
+        [site.owner for site in found],
+        [site.module_type for site in found],
+        [list(site.aliases) for site in found],
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _SITES, strict=True)], schema=_SITES)
+
+
+def event_table(state: RunState) -> pa.Table:
+    """What happened, oldest first."""
+    own = [row[1:] for row in _rows(state, "events", itemgetter(2))]
+    found = rank_events(state.run, state.catalog.attempts)
+    others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])]
+    rows = sorted([*own, *others], key=lambda row: row[0]) if others else own
+    return _table(rows, _EVENTS, "events")
+
+
+def system_table(state: RunState) -> pa.Table:
+    """Readings of the machine, one row per number."""
+    return _table(_rows(state, "system_metrics", itemgetter(1)), _SYSTEM, "system_metrics")
+
+
+def checkpoint_table(state: RunState) -> pa.Table:
+    """Checkpoints that were saved. One of step 10 is made by the steps up to 9: a run that returns to it keeps it."""
+    return _table(_rows(state, "checkpoints", lambda row: _run_step(row) - 1), _CHECKPOINTS, "checkpoints")
+
+
+def _run_step(row: tuple[Any, ...]) -> int:
+    """The step of the run that comes after a checkpoint."""
+    try:
+        return int(json.loads(row[4])[RUN_STEP])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return int(row[1])
+
+
+def finding_table(state: RunState) -> pa.Table:
+    """What was found during training; not what is based on steps that were abandoned."""
+    return _table(_rows(state, "findings", itemgetter(6)), _FINDINGS, "findings")
+
+
+def _rows(state: RunState, table: str, step_of: Callable[[tuple[Any, ...]], Any]) -> list[tuple[Any, ...]]:
+    """Rows of what is shown, without their attempt; `step_of` tells the step that a row belongs to."""
+    rows = read_rows(state.run, table, is_live=state.is_held)
+    try:
+        return [row[:-1] for row in rows if state.is_shown(int(row[-1]), int(step_of(row)))]
+    except (ValueError, TypeError) as error:
+        raise CorruptError(f"catalog.sqlite: the table {table} is damaged ({error}).") from error
+
+
+def health_table(steps: NDArray[np.int64], sites: Sequence[str], scores: Array) -> pa.Table:
+    """Scores of sites over steps as one row each; steps before a site was first measured are left out."""
+    site, step = np.nonzero(~np.isnan(scores))
+    codes = pa.array(site.astype(np.int32))
+    return pa.table(
+        {
+            "step": pa.array(steps[step]),
+            "site": pa.DictionaryArray.from_arrays(codes, pa.array(list(sites), pa.string())).dictionary_decode(),
+            "score": pa.array(scores[site, step]),
+        }
+    )
+
+
+def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema, name: str) -> pa.Table:
+    try:
+        columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+        return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise CorruptError(f"catalog.sqlite: the table {name} is damaged ({error}).") from error

@@ -1,0 +1,73 @@
+"""Series of some sites as columns, file by file: nothing is sorted that lies in order already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.errors import CorruptError
+from sonde.read.run.catalog import Segment
+from sonde.read.run.segments import Span
+from sonde.read.run.state import RunState
+from sonde.read.series.cut import Column
+from sonde.read.series.raw import read_raw
+from sonde.read.series.stats import Question, stat_column
+from sonde.read.series.steps import StepFilter
+
+
+def read_columns(state: RunState, question: Question, stat: str, span: Span) -> dict[int, Column]:
+    """One stat of each wanted site, every recorded step of the span; of values at the same step the last counts.
+
+    Damaged files are left out and noted; if nothing is left, an error.
+    """
+    parts: dict[int, list[Column]] = {site: [] for site in question.wanted[stat]}
+    errors = []
+    segments = [s for s in state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
+    sources: list[Sequence[Segment]] = [*([segment] for segment in segments), []]
+    for source in sources:
+        try:
+            _add(parts, state, question, stat, span, source)
+        except CorruptError as error:
+            errors.append(error)
+    columns = {site: _joined(own) for site, own in parts.items()}
+    if errors and not any(len(steps) for steps, _ in columns.values()):
+        raise errors[0]
+    return columns
+
+
+def _add(
+    parts: dict[int, list[Column]],
+    state: RunState,
+    question: Question,
+    stat: str,
+    span: Span,
+    segments: Sequence[Segment],
+) -> None:
+    raw = read_raw(
+        state,
+        question.ids,
+        StepFilter(span),
+        question.fields,
+        with_hist=question.needs_hist,
+        segments=segments,
+        with_live=not segments,
+    )
+    found = stat_column(question, raw, stat)
+    site, step = raw.site[found.index], raw.step[found.index]
+    for number, own in parts.items():
+        begin, end = np.searchsorted(site, (number, number + 1))
+        if end > begin:
+            own.append((step[begin:end], found.value[begin:end]))
+
+
+def _joined(parts: Sequence[Column]) -> Column:
+    steps: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *(steps for steps, _ in parts)])
+    values = np.concatenate([np.empty(0), *(values for _, values in parts)])
+    if (steps[1:] > steps[:-1]).all():
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    is_last = np.append(steps[1:] != steps[:-1], True)
+    return steps[is_last], values[is_last]

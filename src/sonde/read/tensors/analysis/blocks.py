@@ -1,0 +1,103 @@
+"""Which tensors a question is about, at which steps, and in which blocks of rows they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import numpy as np
+
+from sonde.errors import UsageError, nearest
+from sonde.read.series.steps import Steps, parse_steps
+from sonde.read.tensors.lake import Lake, open_lake
+from sonde.schema.names import matches_any
+from sonde.schema.tensors import AnyArray, storage_dtype
+
+BLOCK: Final = 8 << 20
+"""Bytes of one block as stored: what a task has in memory is a few times that, in float64."""
+Rows = tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """One tensor and the steps at which it was kept."""
+
+    name: str
+    steps: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def site(self) -> str:
+        return self.name.partition("/")[2]
+
+    def blocks(self, size: int = BLOCK) -> list[Rows]:
+        """Rows (first, stop) of about `size` bytes; None for a tensor that is read whole."""
+        shape = self.shapes[0]
+        if len(set(self.shapes)) > 1 or not shape:
+            return [None]
+        row = max(math.prod(shape[1:]) * storage_dtype(self.dtype).itemsize, 1)
+        rows = max(1, size // row)
+        return [(first, min(first + rows, shape[0])) for first in range(0, max(shape[0], 1), rows)]
+
+
+def track(lake: Lake, pattern: str | Sequence[str], steps: Steps = None) -> list[Tracked]:
+    """The tensors that globs name, in the order in which they were first kept."""
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    every = lake.steps
+    if not every:
+        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+    wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
+    found: dict[str, list[tuple[int, tuple[int, ...], str]]] = {}
+    known: dict[str, None] = {}
+    for step in (step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted):
+        for name, entry in lake.entries(step).items():
+            known[name] = None
+            if matches_any(patterns, name):
+                found.setdefault(name, []).append((step, entry.shape, entry.dtype))
+    if not found:
+        raise UsageError(_nothing(patterns, list(known)))
+    return [
+        Tracked(name, tuple(s for s, _, _ in kept), tuple(shape for _, shape, _ in kept), kept[0][2])
+        for name, kept in found.items()
+    ]
+
+
+def _nothing(patterns: Sequence[str], known: Sequence[str]) -> str:
+    asked = ", ".join(f'"{pattern}"' for pattern in patterns)
+    if not known:
+        return "no snapshot was kept at the steps asked for. run.snapshots() lists them."
+    shown = ", ".join(known[:4])
+    return f"no tensor matches {asked}.{nearest(patterns[0], known)} The snapshots have {len(known)}: {shown}, …"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Where a question's tensors lie: what a worker in another process needs to open them."""
+
+    run: str
+    version: tuple[tuple[str, str], ...] = ()
+    """A branch, tag or commit, where the run has such."""
+    question: str = field(default_factory=lambda: uuid4().hex)
+    """A lake is opened anew for each question: a live run has more snapshots than it had."""
+
+
+@lru_cache(maxsize=8)
+def lake_at(place: BlockRef) -> Lake:
+    """The lake of a question, opened once per process."""
+    at = dict(place.version)
+    return open_lake(Path(place.run), branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+
+
+def read_block(place: BlockRef, step: int, name: str, rows: Rows) -> AnyArray:
+    lake = lake_at(place)
+    return lake.read(step, name) if rows is None else lake.read_part(step, name, slice(*rows))

@@ -1,0 +1,287 @@
+"""`run.tensors`: the questions that whole tensors answer. Reads block by block; every answer is a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.errors import UsageError
+from sonde.read.run.folder import find_run
+from sonde.read.run.structure import structure_of
+from sonde.read.series.steps import Steps
+from sonde.read.tensors.analysis import tables
+from sonde.read.tensors.analysis.blocks import BLOCK, BlockRef, Rows, Tracked, lake_at, track
+from sonde.read.tensors.analysis.distribution import MAX_SAMPLE, NUM_BINS
+from sonde.read.tensors.analysis.evolution import evolution_columns
+from sonde.read.tensors.analysis.lora import adapter_pairs, adapter_scales, delta_spectrum
+from sonde.read.tensors.analysis.representations import representation_rows
+from sonde.read.tensors.analysis.similarity import cosines, mean_cosine, same_turns
+from sonde.read.tensors.analysis.spectra import effective_rank, stable_rank
+from sonde.read.tensors.analysis.spread import spread
+from sonde.read.tensors.analysis.tables import over_steps, split_names
+from sonde.read.tensors.analysis.tasks import distribution_rows, evolution_block, gram_block, spectrum_at, standing_row
+from sonde.read.tensors.tensors import find_step
+from sonde.schema.sketch import Array
+
+Pattern = str | Sequence[str]
+
+
+class RunTensors:
+    """Analysis of the snapshots of one run. Patterns are globs over names: "param/*", "grad/layers.3.*".
+
+    `cluster` is a Dask client; where one is active it is used without being named.
+    """
+
+    def __init__(self, run: Path, version: Mapping[str, str] | None = None) -> None:
+        self._run, self._version = run, tuple(sorted((version or {}).items()))
+
+    def __repr__(self) -> str:
+        return f"<whole tensors of {self._run}: evolution, distribution, spectra, similarity, standing, cka, lora>"
+
+    def place(self) -> BlockRef:
+        """Where the tensors are, for one question."""
+        return BlockRef(str(self._run), self._version)
+
+    def evolution(self, pattern: Pattern = "param/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
+        """How tensors move: norm, distance from the first snapshot and from the one before, cosines, relative change.
+
+        Cost: every snapshot of the tensors is read once; three blocks of 8 MiB in memory per task.
+        """
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        sums = self._summed(place, evolution_block, found, cluster)
+        rows = ((tracked, evolution_columns(total)) for tracked, total in zip(found, sums, strict=True))
+        return over_steps(tables.EVOLUTION, rows)
+
+    def distribution(
+        self,
+        pattern: Pattern = "param/*",
+        *,
+        steps: Steps = None,
+        bins: int = NUM_BINS,
+        max_sample: int = MAX_SAMPLE,
+        cluster: Any = None,
+    ) -> pa.Table:
+        """How values are spread: quantiles, histograms on common bins, KL and Wasserstein-1 to the first and previous.
+
+        Tensors larger than `max_sample` are sampled, evenly and at the same places; `num_sampled` says so.
+        """
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        calls = [(place, tracked, bins, max_sample) for tracked in found]
+        rows = (row for answer in spread(distribution_rows, calls, cluster) for row in answer)
+        return pa.Table.from_pylist(list(rows), schema=tables.DISTRIBUTION)
+
+    def spectra(
+        self,
+        pattern: Pattern = "param/*",
+        *,
+        steps: Steps = None,
+        k: int = 8,
+        exact: bool | None = None,
+        seed: int = 0,
+        cluster: Any = None,
+    ) -> pa.Table:
+        """Singular values of matrices (convolutions by output channel): the k largest, ranks, and the tail's exponent.
+
+        Exact up to a smaller side of 1,024; beyond that randomised, without effective rank and alpha, unless `exact`.
+        """
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        calls = [
+            (place, tracked.name, step, k, exact, seed)
+            for tracked in found
+            for step, shape in zip(tracked.steps, tracked.shapes, strict=True)
+            if len(shape) > 1
+        ]
+        answers = spread(spectrum_at, calls, cluster)
+        rows = [
+            {"step": step, **split_names(name), **row}
+            for (_, name, step, *_), row in zip(calls, answers, strict=True)
+            if row
+        ]
+        return pa.Table.from_pylist(rows, schema=tables.SPECTRA)
+
+    def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
+        """Cosine of each tensor with itself at every later step: do gradients agree from step to step?"""
+        place = self.place()
+        found = [tracked for tracked in track(lake_at(place), pattern, steps) if len(tracked.steps) > 1]
+        sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
+        rows = []
+        for tracked, total in zip(found, sums, strict=True):
+            cosine = cosines(total)
+            rows += [
+                {**split_names(tracked.name), "step_a": a, "step_b": b, "cosine": cosine[i, j]}
+                for i, a in enumerate(tracked.steps)
+                for j, b in enumerate(tracked.steps)
+                if i < j
+            ]
+        return pa.Table.from_pylist(rows, schema=tables.SIMILARITY)
+
+    def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
+        """How alike layers are: the mean cosine of those of one shape, and whether they turn at the same steps."""
+        place = self.place()
+        found = track(lake_at(place), pattern, steps)
+        sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
+        turns = [cosines(total) for total in sums]
+        pairs = [(i, j) for i in range(len(found)) for j in range(i + 1, len(found)) if found[i].kind == found[j].kind]
+        rows = []
+        for i, j in pairs:
+            common = sorted(set(found[i].steps) & set(found[j].steps))
+            a, b = (_at(turns[n], found[n].steps, common) for n in (i, j))
+            rows.append(
+                {
+                    "kind": found[i].kind,
+                    "site_a": found[i].site,
+                    "site_b": found[j].site,
+                    "cosine": self._mean_cosine(place, found[i], found[j], common),
+                    "same_turns": same_turns(a, b),
+                    "num_steps": len(common),
+                }
+            )
+        return pa.Table.from_pylist(rows, schema=tables.LAYERS)
+
+    def standing(
+        self,
+        pattern: Pattern = "param/*",
+        *,
+        step: int | str = "latest",
+        spectra: bool = True,
+        on_tensor: Callable[[int, int], None] | None = None,
+        cluster: Any = None,
+    ) -> pa.Table:
+        """Where each tensor of one snapshot stands, the most moved first: one row of `evolution` and of `spectra` each.
+
+        Reads the first snapshot, this one and the one before. `on_tensor(done, total)` is told how far it is.
+        """
+        place = self.place()
+        at = find_step(lake_at(place), step)
+        calls = []
+        for tracked in track(lake_at(place), pattern, slice(None, at + 1)):
+            if tracked.steps[-1] == at:
+                steps = tuple(dict.fromkeys((tracked.steps[0], *tracked.steps[-2:])))
+                calls.append((place, tracked.name, steps, spectra))
+        rows = []
+        for row in spread(standing_row, calls, cluster):
+            rows.append(row)
+            if on_tensor is not None:
+                on_tensor(len(rows), len(calls))
+        rows.sort(key=lambda row: -(row["relative_from_first"] or 0.0))
+        return pa.Table.from_pylist(rows, schema=tables.STANDING)
+
+    def cka(
+        self,
+        pattern: Pattern = "probe/*",
+        *,
+        other: Any = None,
+        steps: Steps = None,
+        unbiased: bool = True,
+        per_position: bool = False,
+        check: bool = True,
+    ) -> pa.Table:
+        """Linear CKA of activations: each step against every later one, or each common step against another run's.
+
+        With `unbiased`, HSIC is averaged over batches of 256 examples without bias. Activations of different batches
+        cannot be compared; where the batches were kept they are checked, unless `check` is off.
+        """
+        place = self.place()
+        theirs = None if other is None else _place_of(other)
+        rows = representation_rows(
+            place,
+            theirs,
+            track(lake_at(place), pattern, steps),
+            unbiased=unbiased,
+            per_position=per_position,
+            check=check,
+        )
+        answers = list(rows)
+        if theirs is not None and not answers:
+            raise UsageError(
+                f"{theirs.run} has no snapshot of a tensor that matches {pattern!r} at a step of this run's. "
+                "run.snapshots() lists the steps of each."
+            )
+        return pa.Table.from_pylist(answers, schema=tables.CKA)
+
+    def lora(self, *, steps: Steps = None, scale: float | None = None) -> pa.Table:
+        """What low-rank adapters have added: norm and ranks of ΔW = scale · B · A, and its size relative to the weight.
+
+        The scale (alpha / rank, or alpha / √rank) is what the model said it is; give it where it is 1 for not known.
+        """
+        place = self.place()
+        found = {tracked.name: tracked for tracked in track(lake_at(place), "param/*", steps)}
+        pairs = adapter_pairs(found)
+        if not pairs:
+            raise UsageError("no pair of tensors named …lora_A… and …lora_B… is in the snapshots.")
+        known = adapter_scales(structure_of(self._run)) if scale is None else {}
+        rows = []
+        for pair in pairs:
+            base = _base(pair.module, found)
+            module = pair.module.partition("/")[2]
+            factor = known.get((module, pair.adapter), 1.0) if scale is None else scale
+            for step in sorted(set(found[pair.a].steps) & set(found[pair.b].steps)):
+                a, b = (lake_at(place).read(step, name) for name in (pair.a, pair.b))
+                delta = delta_spectrum(a, b, factor)
+                rows.append(
+                    {
+                        "step": step,
+                        "module": module,
+                        "adapter": pair.adapter,
+                        "rank": a.shape[0],
+                        "scale": factor,
+                        "norm": delta.frobenius,
+                        "spectral_norm": float(delta.values[0]),
+                        "stable_rank": stable_rank(delta),
+                        "effective_rank": effective_rank(delta),
+                        "relative": self._relative(place, delta.frobenius, base, step),
+                        "singular_values": delta.values,
+                    }
+                )
+        return pa.Table.from_pylist(rows, schema=tables.LORA)
+
+    def _relative(self, place: BlockRef, norm: float, base: Tracked | None, step: int) -> float | None:
+        """To the frozen weight, which the nearest earlier snapshot may hold."""
+        if base is None:
+            return None
+        at = max((known for known in base.steps if known <= step), default=base.steps[0])
+        weight = float(np.linalg.norm(lake_at(place).read(at, base.name).astype(np.float64)))
+        return norm / weight if weight > 0 else None
+
+    def _summed(
+        self,
+        place: BlockRef,
+        task: Callable[[BlockRef, Tracked, Rows], Array],
+        found: Sequence[Tracked],
+        cluster: Any,
+        size: Callable[[Tracked], int] = lambda _: BLOCK,
+    ) -> list[Array]:
+        """A task's sums over all blocks of each tensor."""
+        blocks = [tracked.blocks(size(tracked)) for tracked in found]
+        calls = [(place, tracked, rows) for tracked, own in zip(found, blocks, strict=True) for rows in own]
+        answers = spread(task, calls, cluster)
+        return [sum((next(answers) for _ in own[1:]), start=next(answers)) for own in blocks]
+
+    def _mean_cosine(self, place: BlockRef, a: Tracked, b: Tracked, steps: Sequence[int]) -> float | None:
+        if {*a.shapes} != {*b.shapes} or len({*a.shapes}) > 1:
+            return None
+        lake = lake_at(place)
+        return mean_cosine([(lake.read(step, a.name), lake.read(step, b.name)) for step in steps])
+
+
+def _place_of(other: Any) -> BlockRef:
+    """Of another run, or of the name or folder of one."""
+    tensors = getattr(other, "tensors", None)
+    return tensors.place() if isinstance(tensors, RunTensors) else BlockRef(str(find_run(other)))
+
+
+def _at(cosine: Array, steps: Sequence[int], common: Sequence[int]) -> Array:
+    places = [steps.index(step) for step in common]
+    return cosine[np.ix_(places, places)]
+
+
+def _base(module: str, found: dict[str, Tracked]) -> Tracked | None:
+    names = (f"{module}.base_layer.weight", f"{module}.weight", f"{module}.base.weight")
+    return next((found[name] for name in names if name in found), None)

@@ -1,0 +1,122 @@
+"""HDF5 files as lazy tensors: sonde's exports, Keras's weights by the names Keras shows, any other by its paths."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.errors import CorruptError, MissingPackageError
+from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.tensors import STORAGE, AnyArray, as_values
+
+NAME, DTYPE, STEP = "name", "dtype", "step"
+"""Attributes of an exported tensor: its true name, its type as torch names it, its step."""
+FORMAT: Final = "sonde_tensors"
+"""Attribute of the file: the version of the layout `/step-000000500/<kind>/<site>`."""
+
+_KERAS_VARS: Final = re.compile(r"(?:(?P<layer>.*)/)?vars/(?P<index>\d+)")
+_KERAS_LEAVES: Final = {
+    "batch_normalization": ("gamma", "beta", "moving_mean", "moving_variance"),
+    "layer_normalization": ("gamma", "beta"),
+    "group_normalization": ("gamma", "beta"),
+    "embedding": ("embeddings",),
+    "cell": ("kernel", "recurrent_kernel", "bias"),
+    "rms_normalization": ("scale",),
+}
+"""What Keras calls a layer's variables; its files only number them."""
+_KERNELS: Final = re.compile(r"(.*_)?(dense|conv\dd(_transpose)?)")
+
+
+def require_h5py() -> Any:
+    """The package, or the line that installs it."""
+    try:
+        import h5py
+    except ImportError:
+        raise MissingPackageError("h5py", "h5", "Reading or writing HDF5") from None
+    return h5py
+
+
+def open_hdf5(path: Path) -> LazyTensors:
+    """The tensors of one file. Where an export holds several steps, names begin with theirs: step-000000500/param/…"""
+    places, order = {}, _keras_order(path)
+    with open_file(path) as file:
+        is_ours = FORMAT in file.attrs
+        several = is_ours and len(file) > 1
+        for place, dataset in _datasets(file):
+            name = str(dataset.attrs.get(NAME, place)) if is_ours else _keras_name(file, place)
+            dtype = str(dataset.attrs.get(DTYPE, dataset.dtype.name))
+            if dtype in STORAGE:
+                places[f"{place.partition('/')[0]}/{name}" if several else name] = place, dataset.shape, dtype
+
+    def read(name: str) -> AnyArray:
+        place, _, dtype = places[name]
+        with open_file(path) as file:
+            values: AnyArray = np.asarray(file[place][()])
+        return as_values(values, dtype) if values.dtype.name != dtype else values
+
+    names = sorted(places, key=lambda name: order.get(name.partition("/")[0], len(order))) if order else list(places)
+    return LazyTensors(str(path), {name: TensorSpec(*places[name][1:]) for name in names}, read)
+
+
+def open_file(path: Path) -> Any:
+    """An h5py file to read; of a .keras archive the weights inside it."""
+    try:
+        if path.suffix == ".keras":
+            with zipfile.ZipFile(path) as archive:
+                return require_h5py().File(io.BytesIO(archive.read("model.weights.h5")), "r")
+        return require_h5py().File(path, "r")
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise CorruptError(f"{path} cannot be read as HDF5: {error}.") from error
+
+
+def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    h5py = require_h5py()
+    for key in group:
+        # A link could lead to another file; what is wanted is in this one.
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            continue
+        member = group[key]
+        if isinstance(member, h5py.Dataset):
+            yield f"{prefix}{key}", member
+        else:
+            yield from _datasets(member, f"{prefix}{key}/")
+
+
+def _keras_name(file: Any, place: str) -> str:
+    """`layers/conv2d/vars/0` is `stem/kernel`, where the layer is called so."""
+    match = _KERAS_VARS.fullmatch(place)
+    if match is None or match["layer"] is None:
+        return place
+    parts = match["layer"].split("/")
+    shown = []
+    for depth, part in enumerate(parts, 1):
+        group = file["/".join(parts[:depth])]
+        if part != "layers":
+            shown.append(str(group["vars"].attrs.get("name", part)) if "vars" in group else part)
+    kind = re.sub(r"_\d+$", "", parts[-1])
+    leaves = _KERAS_LEAVES.get(kind) or (("kernel", "bias") if _KERNELS.fullmatch(kind) else ())
+    index = int(match["index"])
+    shown.append(leaves[index] if index < len(leaves) else f"vars/{index}")
+    return "/".join(shown)
+
+
+def _keras_order(path: Path) -> dict[str, int]:
+    """The place of each layer in the model, which only the archive tells: HDF5 sorts by name."""
+    if path.suffix != ".keras":
+        return {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+        layers = [layer.get("name") or layer["config"]["name"] for layer in config["config"]["layers"]]
+    except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile):
+        return {}  # a subclassed model has no list of layers; its names are then in the order of the alphabet
+    return {str(name): place for place, name in enumerate(layers)}

@@ -1,0 +1,89 @@
+"""safetensors files as lazy tensors, every type bit-exact. The package's own numpy reader knows no 8-bit floats."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sonde.errors import CorruptError
+from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.tensors import AnyArray, as_values, storage_dtype
+
+MAX_HEADER: Final = 100 << 20
+"""What the format allows."""
+DTYPES: Final = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+
+
+def open_safetensors(path: Path) -> LazyTensors:
+    """The tensors of one file, mapped into memory: only what is used is read from disk."""
+    header, start = _header(path)
+    places = {name: _place(path, name, entry) for name, entry in header.items() if name != "__metadata__"}
+    size = path.stat().st_size - start
+    for name, (spec, first) in places.items():
+        if first < 0 or first + spec.nbytes > size:
+            raise CorruptError(f'{path}: the tensor "{name}" ends beyond the file; it was cut short.')
+
+    def read(name: str) -> AnyArray:
+        spec, first = places[name]
+        if not math.prod(spec.shape):
+            return as_values(np.empty(spec.shape, storage_dtype(spec.dtype)), spec.dtype)
+        bits = np.memmap(path, storage_dtype(spec.dtype), "r", start + first, spec.shape)
+        return as_values(np.asarray(bits), spec.dtype)
+
+    return LazyTensors(str(path), {name: spec for name, (spec, _) in places.items()}, read)
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """What a file says of itself."""
+    said = _header(path)[0].get("__metadata__", {})
+    return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= MAX_HEADER:
+            raise CorruptError(f"{path} is not a safetensors file: its header would have {length:,} bytes.")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{path} is not a safetensors file, or damaged: {error}.") from error
+    if not isinstance(header, dict):
+        raise CorruptError(f"{path} is not a safetensors file: its header is no object.")
+    return header, 8 + length
+
+
+def _place(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int]:
+    try:
+        spec = TensorSpec(tuple(int(length) for length in entry["shape"]), DTYPES[entry["dtype"]])
+        first, last = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptError(f'{path}: the entry of the tensor "{name}" cannot be read ({error!r}).') from error
+    if last - first != spec.nbytes or min(spec.shape, default=0) < 0:
+        raise CorruptError(f'{path}: the tensor "{name}" has {last - first:,} bytes, its shape {spec.nbytes:,}.')
+    return spec, first

@@ -1,0 +1,211 @@
+"""Whole tensors of a run, read from `tensors/` one at a time. Damage is a CorruptError, never a number.
+
+Nothing but the directory and the document of a snapshot and the chunks of the tensor that is asked for is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sonde.errors import RunError, UsageError
+from sonde.read.run.folder import inside, open_inside
+from sonde.read.tensors.readers import SnapshotReaders
+from sonde.schema.addresses import read_address
+from sonde.schema.archive import open_archive
+from sonde.schema.lake import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.tensors import (
+    GROUP_FILE,
+    AnyArray,
+    archive_name,
+    group_name,
+    hidden_folder,
+    step_of,
+    tensors_folder,
+)
+from sonde.schema.uploads import UploadState, upload_file
+
+if TYPE_CHECKING:
+    from sonde.read.tensors.icechunk import IcechunkLake
+
+
+class Lake(Protocol):
+    """The snapshots of a run, wherever they are kept."""
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which there is a snapshot, in order."""
+        ...
+
+    def document(self, step: int) -> SnapshotDocument:
+        """What is known of a snapshot without reading a tensor."""
+        ...
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        """The tensors of a snapshot, by name."""
+        ...
+
+    def read(self, step: int, name: str) -> AnyArray:
+        """A tensor's values; bfloat16 and 8-bit floats have ml_dtypes' types."""
+        ...
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        """`read(step, name)[slices]`, reading only what lies along the first axis."""
+        ...
+
+
+def open_lake(
+    run: Path, *, rank: int = 0, branch: str | None = None, tag: str | None = None, commit: str | None = None
+) -> Lake:
+    """The snapshots of a run; a run that took none has none.
+
+    With `branch`, `tag` or `commit`: as the run's Icechunk repository was there, and nothing from the spool.
+    """
+    state = upload_state(run, rank=rank)
+    if state is None:
+        if branch or tag or commit:
+            raise UsageError(f"{run} has no Icechunk repository; branches, tags and commits belong to one.")
+        return FolderLake(Path(run), rank=rank)
+    from sonde.read.tensors.icechunk import IcechunkLake
+
+    address = read_address(state.url, Path(run))
+    if branch or tag or commit:
+        return IcechunkLake(address, rank=rank, branch=branch, tag=tag, commit=commit)
+    return SpooledLake(FolderLake(Path(run), rank=rank), lambda: IcechunkLake(address, rank=rank, branch=state.branch))
+
+
+def upload_state(run: Path, *, rank: int = 0) -> UploadState | None:
+    """How far the upload has come; none: the run's snapshots stay where they are."""
+    path = upload_file(Path(run), rank)
+    try:
+        return UploadState.from_bytes(read_file(path, 0, -1), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def upload_warnings(run: Path, *, is_live: bool) -> list[str]:
+    """That snapshots are not where they were to go. While a run lives they are on their way, unless that fails."""
+    try:
+        state = upload_state(run)
+    except RunError as error:
+        return [str(error)]
+    waiting = [] if state is None else state.waiting(FolderLake(run).steps)
+    if state is None or not waiting or (is_live and not state.last_error):
+        return []
+    why = f" ({state.last_error})" if state.last_error else ""
+    snapshots = "1 snapshot is" if len(waiting) == 1 else f"{len(waiting)} snapshots are"
+    return [f"{snapshots} on this disk and not yet at {state.url}{why}; `sonde push` sends them"]
+
+
+def read_file(path: Path, offset: int, size: int) -> bytes:
+    """Bytes of a file: from an offset (below zero: from the end), at most `size` (below zero: all).
+
+    A link in a run folder is not followed: a folder from elsewhere must not read what is outside it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        length = os.fstat(fd).st_size
+        start = max(length + offset, 0) if offset < 0 else min(offset, length)
+        return os.pread(fd, length - start if size < 0 else min(size, length - start), start)
+    finally:
+        os.close(fd)
+
+
+class FolderLake(SnapshotReaders):
+    """`tensors/` on a disk. Snapshots that appear later are found."""
+
+    def __init__(self, run: Path, *, rank: int = 0) -> None:
+        super().__init__()
+        self.run, self.rank = run, rank
+        self._folder = (tensors_folder(run) / group_name(0, rank)).parent
+        self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
+
+    @property
+    def steps(self) -> list[int]:
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(step for step in map(step_of, names) if step is not None)
+
+    def path(self, step: int) -> Path:
+        """The file of a snapshot, or the folder that an earlier version made."""
+        folder = self._folder / group_name(step)
+        return folder if folder.is_dir() else self._folder / archive_name(step)
+
+    def _visible(self, step: int) -> SnapshotReader:
+        path = self.path(step)
+        if not path.exists():
+            raise RunError(f"{self.run} has no snapshot of step {step}. {_known(self.steps)}")
+        return self._kept(step, lambda: self._open(path))
+
+    def _open(self, path: Path) -> SnapshotReader:
+        where = f"{self.run.name}/{path.name}"
+        if path.is_dir():
+            document = SnapshotDocument.from_bytes(self._bytes(path / GROUP_FILE, 0, MAX_DOCUMENT_BYTES + 1), where)
+            return SnapshotReader(document, lambda key, *at: self._bytes(path / key, *at), self._base, where)
+        try:
+            with open_inside(self.run, str(path.relative_to(self.run))) as file:
+                return open_archive(file, lambda *at: self._bytes(path, *at), self._base, where)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}.") from error
+
+    def _base(self, step: int) -> SnapshotReader:
+        """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
+        hidden = self._hidden / group_name(step)
+        return self._open(hidden if hidden.is_dir() else self.path(step))
+
+    def _bytes(self, path: Path, offset: int, size: int) -> bytes:
+        """A folder that is a link to somewhere else is not followed either."""
+        try:
+            inside(self.run, str(path.parent.relative_to(self.run)))
+            return read_file(path, offset, size)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error.strerror}.") from error
+
+
+class SpooledLake:
+    """Snapshots that are here, and those that are in a repository; the repository is opened when it is needed."""
+
+    def __init__(self, local: FolderLake, open_remote: Callable[[], IcechunkLake]) -> None:
+        self._local, self._open_remote = local, open_remote
+        self._remote: IcechunkLake | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        state = upload_state(self._local.run, rank=self._local.rank)
+        return sorted({*self._local.steps, *(state.uploaded if state else ())})
+
+    def document(self, step: int) -> SnapshotDocument:
+        return self._of(step).document(step)
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        return self._of(step).entries(step)
+
+    def read(self, step: int, name: str) -> AnyArray:
+        return self._of(step).read(step, name)
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        return self._of(step).read_part(step, name, slices)
+
+    def _of(self, step: int) -> Lake:
+        if step in self._local.steps:
+            return self._local
+        if step not in self.steps:
+            raise RunError(f"{self._local.run} has no snapshot of step {step}. {_known(self.steps)}")
+        if self._remote is None:
+            self._remote = self._open_remote()
+        elif step not in self._remote.steps:
+            self._remote.refresh()
+        return self._remote
+
+
+def _known(steps: list[int]) -> str:
+    if not steps:
+        return "It has none; take some with watch(model, snapshots=every(500))."
+    shown = ", ".join(map(str, steps[:8]))
+    return f"There are {len(steps)}: {shown}{', …' if len(steps) > 8 else ''}."

@@ -1,0 +1,225 @@
+"""Whole tensors of a run as people use them: one tensor over time, one snapshot as a mapping, a table of snapshots.
+
+Nothing is read until it is asked for, and then only the part that was.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.read.run.catalog import snapshot_details
+from sonde.read.run.state import RunState
+from sonde.read.series.steps import Steps, parse_steps
+from sonde.read.tensors.lake import Lake
+from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.names import matches
+from sonde.schema.tensors import AnyArray, as_values, kind_of, storage_dtype
+
+if TYPE_CHECKING:
+    import xarray
+
+LARGE: Final = 32 << 20
+"""Bytes from which on an array is cut into chunks for Dask, where Dask is installed; without it, it is as lazy."""
+CHUNK: Final = 16 << 20
+_SNAPSHOTS: Final = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("time", pa.float64()),
+        ("reason", pa.string()),
+        ("num_tensors", pa.int64()),
+        ("bytes", pa.int64()),
+        ("stored_bytes", pa.int64()),
+        ("ratio", pa.float64()),
+        ("attempt", pa.int64()),
+    ]
+)
+
+
+def find_step(lake: Lake, step: int | str) -> int:
+    """The step that is meant: itself, "latest", or counted from the end when negative."""
+    steps = _some_steps(lake)
+    if step == "latest":
+        return steps[-1]
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise UsageError(f'a snapshot is named by its step, by a negative index or by "latest"; got {step!r}.')
+    if -len(steps) <= step < 0:
+        return steps[step]
+    if step not in steps:
+        raise UsageError(f"no snapshot of step {step}. {_nearest_steps(step, steps)}")
+    return step
+
+
+def _some_steps(lake: Lake) -> list[int]:
+    steps = lake.steps
+    if not steps:
+        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+    return steps
+
+
+def _nearest_steps(step: int, steps: Sequence[int]) -> str:
+    if step < 0:
+        return f"There are {len(steps)}, so -{len(steps)} is the first."
+    nearest = min(steps, key=lambda known: abs(known - step))
+    shown = [*map(str, steps[:4]), *(["…"] if len(steps) > 8 else []), *map(str, steps[max(4, len(steps) - 4) :])]
+    return f"The nearest is {nearest}. There are {len(steps)}: {', '.join(shown)}."
+
+
+def snapshot_tensors(lake: Lake, step: int | str, pattern: str = "*") -> LazyTensors:
+    """The tensors of one snapshot by name, each read when asked for."""
+    at = find_step(lake, step)
+    entries = {name: entry for name, entry in lake.entries(at).items() if matches(pattern, name)}
+    specs = {name: TensorSpec(entry.shape, entry.dtype) for name, entry in entries.items()}
+    return LazyTensors(f"the snapshot of step {at}", specs, lambda name: lake.read(at, name))
+
+
+def snapshot_table(state: RunState, lake: Lake) -> pa.Table:
+    """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of what was kept.
+
+    What a snapshot takes on disk is known to the catalog only; null where its row is not there yet.
+    """
+    said = snapshot_details(state.run, "stored_bytes", is_live=state.is_held)
+    attempts = snapshot_details(state.run, "attempt", is_live=state.is_held)
+    stored = {step: size for step, size in said.items() if isinstance(size, int)}
+    rows = []
+    for step in lake.steps:
+        attempt = found if isinstance(found := attempts.get(step), int) else 0
+        if not state.is_shown(attempt, step):
+            continue  # still readable by its step
+        document = lake.document(step)
+        on_disk = stored.get(step)
+        rows.append(
+            {
+                "step": step,
+                "time": document.time,
+                "reason": document.reason,
+                "num_tensors": len(document.tensors),
+                "bytes": document.nbytes,
+                "stored_bytes": on_disk,
+                "ratio": document.nbytes / on_disk if on_disk else None,
+                "attempt": attempt,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_SNAPSHOTS)
+
+
+def steps_of(lake: Lake, name: str, steps: Steps = None) -> list[int]:
+    """The steps at which a tensor was kept; an unknown name is answered with the nearest."""
+    every = _some_steps(lake)
+    wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
+    found = [step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted and name in lake.entries(step)]
+    if not found:
+        known = {tensor for step in every for tensor in lake.entries(step)}
+        if name in known:
+            raise UsageError(f'"{name}" was not kept at the steps asked for. run.snapshots() lists them.')
+        if f"param/{name}" in known:  # what a state dict calls it
+            raise UsageError(f'no tensor "{name}": a name begins with its kind, as "param/{name}".')
+        raise UnknownNameError("tensor", name, known)
+    return found
+
+
+def tensor_over_steps(open: Callable[[], Lake], name: str, steps: Steps = None) -> xarray.DataArray:
+    """One tensor over the snapshots that have it: dims (step, d0, d1, …), read when its values are asked for.
+
+    `open` gives the lake; the array takes it along to other processes, where a cluster's workers open it anew.
+    """
+    lake = open()
+    found = steps_of(lake, name, steps)
+    entries = [lake.entries(step)[name] for step in found]
+    shapes = {entry.shape for entry in entries}
+    if len(shapes) > 1:
+        raise UsageError(
+            f'"{name}" has {len(shapes)} shapes over its {len(found)} snapshots, among them '
+            f"{' and '.join(str(list(shape)) for shape in sorted(shapes)[:2])}: one array cannot hold them. "
+            "Name the steps with steps=, or read one with run.snapshot(step)."
+        )
+    dtype = _dtype(entries[-1].dtype if len({entry.dtype for entry in entries}) == 1 else "float64")
+    return _data_array(_Backing(open, lake, name, found, entries[0].shape, dtype), entries[-1].dtype)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return as_values(np.empty(0, storage_dtype(name)), name).dtype
+
+
+class _Backing:
+    """What xarray reads through: an array that is in no memory."""
+
+    def __init__(
+        self,
+        open: Callable[[], Lake],
+        lake: Lake | None,
+        name: str,
+        steps: list[int],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._open, self._lake, self.name, self.steps, self.dtype = open, lake, name, steps, dtype
+        self.shape = (len(steps), *shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the open lake, whose locks and files belong to this process."""
+        return _Backing, (self._open, None, self.name, self.steps, self.shape[1:], self.dtype)
+
+    @property
+    def lake(self) -> Lake:
+        if self._lake is None:
+            self._lake = self._open()
+        return self._lake
+
+    def read(self, key: tuple[int | slice, ...]) -> AnyArray:
+        """Integers and slices, one per axis; each step is opened for its part only."""
+        first, *rest = key
+        if isinstance(first, int | np.integer):
+            return self._part(self.steps[int(first)], rest)
+        parts = [self._part(step, rest) for step in self.steps[first]]
+        if parts:
+            return np.stack(parts)
+        shape = [
+            len(range(*index.indices(n)))
+            for index, n in zip(rest, self.shape[1:], strict=True)
+            if isinstance(index, slice)
+        ]
+        return np.empty((0, *shape), self.dtype)
+
+    def _part(self, step: int, rest: Sequence[int | slice]) -> AnyArray:
+        return self.lake.read_part(step, self.name, tuple(rest)).astype(self.dtype, copy=False)
+
+
+def _data_array(backing: _Backing, dtype: str) -> xarray.DataArray:
+    try:
+        import xarray
+        from xarray.backends import BackendArray
+        from xarray.core import indexing
+    except ImportError:
+        raise MissingPackageError("xarray", "tensors", "Reading tensors over time") from None
+
+    class Lazy(BackendArray):
+        shape = backing.shape
+        dtype = backing.dtype
+
+        def __getitem__(self, key: Any) -> Any:
+            support = indexing.IndexingSupport.BASIC
+            return indexing.explicit_indexing_adapter(key, self.shape, support, backing.read)
+
+    dims = ("step", *(f"d{axis}" for axis in range(len(backing.shape) - 1)))
+    kind, _, site = backing.name.partition("/")
+    attributes = {"kind": kind_of(backing.name), "site": site or kind, "dtype": dtype, "units": "1"}
+    steps = xarray.Variable(("step",), np.array(backing.steps, np.int64), {"units": "optimizer steps"})
+    lazy = xarray.Variable(dims, indexing.LazilyIndexedArray(Lazy()), attributes)
+    array = xarray.DataArray(lazy, coords={"step": steps}, name=backing.name)
+    size = int(np.prod(backing.shape)) * backing.dtype.itemsize
+    if size <= LARGE or importlib.util.find_spec("dask") is None:
+        return array
+    return array.chunk(_chunks(backing.shape, backing.dtype.itemsize))
+
+
+def _chunks(shape: tuple[int, ...], itemsize: int) -> dict[str, int]:
+    """One step, and as many rows as make a chunk: what the store reads together."""
+    row = int(np.prod(shape[2:])) * itemsize
+    rows = {"d0": max(1, min(shape[1], CHUNK // max(row, 1)))} if len(shape) > 1 else {}
+    return {"step": 1, **rows}

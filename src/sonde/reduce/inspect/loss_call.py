@@ -1,0 +1,55 @@
+"""What rules ask of a call of a loss: its value, its reduction, its shapes, and what it was given."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sonde.reduce.inspect.baseline import Baseline
+from sonde.reduce.inspect.data import Values, inspect_target
+from sonde.reduce.inspect.output import inspect_output
+
+REDUCTIONS: Final = {"mean": 0.0, "batchmean": 0.0, "sum": 1.0, "none": 2.0}
+_CLASSES: Final = ("cross_entropy", "nll_loss")
+
+
+def inspect_loss(
+    name: str, output: Tensor, target: Tensor, result: Tensor, reduction: str, ignore_index: int, baseline: Baseline
+) -> dict[str, Values]:
+    """{site: values} of one call; of the loss, and of the output and the target as the loss was given them."""
+    is_choice = name in _CLASSES
+    class_dim = 1 if is_choice and output.ndim > 1 else -1
+    width = output.shape[class_dim] if output.ndim else 1
+    threshold = 0.5 if name == "binary_cross_entropy" else 0.0
+    is_binary = name.startswith("binary_cross_entropy")
+    if is_choice and output.ndim == 1:
+        output, target = output.unsqueeze(0), target.reshape(1, *target.shape)
+    loss: dict[str, Tensor | float] = {
+        "reduction": REDUCTIONS.get(reduction, -1.0),
+        "numel": float(_num_terms(is_choice, output, target)),
+        "target_numel": float(target.numel()),
+    }
+    if result.numel():
+        loss["value"] = result.mean()
+    expected = baseline.of_loss(name, target, width, ignore_index)
+    if expected is not None:
+        loss["baseline"] = expected
+    judged = target if is_choice or is_binary else None
+    return {
+        "loss": loss,
+        "output": inspect_output(output, judged, class_dim=class_dim, ignore_index=ignore_index, threshold=threshold),
+        "target": inspect_target(target, ignore_index),
+    }
+
+
+def _num_terms(is_choice: bool, output: Tensor, target: Tensor) -> int:
+    """How many terms the loss has before they are reduced; a forgotten dimension squares their number."""
+    if is_choice:
+        return output.numel() // max(output.shape[1], 1)
+    try:
+        return math.prod(torch.broadcast_shapes(output.shape, target.shape))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return max(output.numel(), target.numel())

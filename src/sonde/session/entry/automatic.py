@@ -1,0 +1,106 @@
+"""Finds the models of a program that does not name them: whatever is called for training and has parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from sonde.probe.guards import is_observable, protected
+from sonde.session.session import Session
+from sonde.session.watched_model import WatchedModel
+
+_SEARCH_STEPS: Final = 50
+"""After this many steps every model of an ordinary program has been seen, and looking for more would only cost."""
+
+
+class Automatic:
+    """Watches each outermost module that runs with gradients on, until the program watches a model itself. Its
+    submodules are its own, not models."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._own: list[WatchedModel] = []
+        self._num_of: dict[str, int] = {}
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._is_watching = False
+        self._handle: Any = register_module_forward_pre_hook(protected(self.seen, session.breaker, "model search"))
+        session.automatic = self
+        session.on_finish(self.detach)
+
+    def detach(self) -> None:
+        self._handle.remove()
+
+    def seen(self, module: nn.Module, args: Any) -> None:
+        """A module is about to run."""
+        if module in self._known or self.session.step_number > _SEARCH_STEPS:
+            return
+        if not _is_training(args):
+            return
+        self._known.update(module.modules())
+        if _is_keras(module):
+            # Keras on torch, inside `fit`: its adapter records that. torch does not know all its layers.
+            self._known.update(module._flatten_layers())  # type: ignore[operator]
+        elif _has_trainable(module):
+            self._watch(module)
+
+    def _watch(self, module: nn.Module) -> None:
+        # The second model and those after it carry their class's name, so that two "layers.0" stay apart.
+        prefix = self._named(type(module).__name__) if self._own else ""
+        self._is_watching = True
+        try:
+            self.session.watch(module, prefix=prefix)
+        finally:
+            self._is_watching = False
+        self._own.append(self.session.watched_models[-1])
+
+    def give_way(self) -> None:
+        """The program watches a model itself: from now on it says what is recorded, and how."""
+        if self._is_watching:
+            return
+        self.detach()
+        self.session.automatic = None
+        self.session.unwatch([watching for watching in self._own if watching in self.session.watched_models])
+
+    def _named(self, name: str) -> str:
+        """`Sequential.`, and of the next one `Sequential_2.`"""
+        self._num_of[name] = self._num_of.get(name, 0) + 1
+        return f"{name}." if self._num_of[name] == 1 else f"{name}_{self._num_of[name]}."
+
+
+class FirstModel:
+    """Calls `found` when a module that can be trained is about to run for the first time, and looks no further."""
+
+    def __init__(self, found: Callable[[nn.Module, Any], None], on_error: Callable[[str, Exception], None]) -> None:
+        self._found = found
+        self._handle: Any = register_module_forward_pre_hook(protected(self._seen, on_error, "model search"))
+
+    def detach(self) -> None:
+        self._handle.remove()
+
+    def _seen(self, module: nn.Module, args: Any) -> None:
+        if _is_training(args) and not _is_keras(module) and _has_trainable(module):
+            self.detach()
+            self._found(module, args)
+
+
+def _is_training(args: Any) -> bool:
+    return torch.is_grad_enabled() and is_observable() and not _is_symbolic(args)
+
+
+def _is_keras(module: nn.Module) -> bool:
+    return getattr(module, "train_function", None) is not None
+
+
+def _has_trainable(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _is_symbolic(args: Any) -> bool:
+    """Keras on torch calls each layer once without values, while a model is put together."""
+    flat = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else (arg,))]
+    return any(type(x).__name__ == "KerasTensor" for x in flat)

@@ -1,0 +1,269 @@
+"""What is seen of a run's data: the model's inputs and outputs, the loss, the batch. Logged as `data/<site>/<stat>`.
+
+One for a session, fed by the first model watched, by the loss functions and by `sonde.batch`. Keeps no tensor of the
+user's longer than a step, and token sequences only.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.probe.guards import is_observable, protected, quiet
+from sonde.probe.loss.inputs import INPUT_NAMES, all_tensors, main_input, main_of, main_output
+from sonde.probe.loss.modules import LossCall, LossTap
+from sonde.probe.schedule import NEVER
+from sonde.reduce.inspect.baseline import Baseline
+from sonde.reduce.inspect.data import Values, inspect_input, inspect_target, is_integer, shift
+from sonde.reduce.inspect.identity import batch_hash
+from sonde.reduce.inspect.loss_call import inspect_loss
+from sonde.reduce.inspect.output import inspect_output
+from sonde.session.inspect.loss import SeenLoss
+from sonde.session.inspect.validation import SeenValidation
+
+if TYPE_CHECKING:
+    from sonde.probe.optimizer.tap import OptimizerStep
+    from sonde.session.session import Session
+    from sonde.session.watched_model import WatchedModel
+
+
+class DataInspection:
+    """Collects the numbers of a step and logs them when it ends."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.own_s = 0.0
+        self.loss_name: str | None = None
+        self.baseline = Baseline()
+        self._baseline_before = copy.copy(self.baseline)
+        """As the step before has left it."""
+        self._values: dict[str, Values] = {}
+        self._tokens: Tensor | None = None
+        self._labels: tuple[Tensor, int] | None = None
+        self._given_targets: Tensor | None = None
+        self._root_output: int | None = None
+        self._is_loss_of_root = False
+        self._has_root = self._has_loss = False
+        """Whether an earlier step saw them: then there is no need to make do with something else meanwhile."""
+        self._hashed_step = -1
+        self._is_purity_known = False
+        self.tap = LossTap(self, session.breaker)
+        self.training = SeenLoss(session)
+        self.validation = SeenValidation(session, self.training)
+        self._output: int | None = None
+        """Where the newest output of the model is."""
+
+    def follow(self, watching: WatchedModel) -> None:
+        """See what this model is called with."""
+        ref, on_error = weakref.ref(watching), self.session.breaker
+        watching.on_begin = protected(functools.partial(self._root_begins, ref), on_error, "evaluation")
+        watching.on_evaluated = protected(functools.partial(self._root_evaluated, ref), on_error, "evaluation")
+        watching.on_number = protected(functools.partial(self._number_given, ref), on_error, "evaluation")
+        watching.on_root = protected(functools.partial(self._root_called, ref), on_error, "data inspection")
+
+    def detach(self) -> None:
+        self.tap.detach()
+        self.training.detach()
+        self.validation.detach()
+        self._forget()
+
+    # ------------------------------------------------------------------------------------------------ what is wanted
+
+    @property
+    def watching(self) -> WatchedModel | None:
+        """The first model watched: one run has one kind of data."""
+        return next(iter(self.session.watched_models), None)
+
+    @property
+    def is_inspecting(self) -> bool:
+        watching = self.watching
+        return watching is not None and watching.wants_inspection
+
+    @property
+    def wants_loss(self) -> bool:
+        watching = self.watching
+        return watching is not None and watching.is_allowed and self._is_asked(watching)
+
+    def _is_asked(self, watching: WatchedModel | None) -> bool:
+        """Whether this model is the one, and this call of it the user's."""
+        if watching is None or watching is not self.watching:
+            return False
+        return watching.plan.inspect is not NEVER and not watching.forward.is_instead
+
+    def restart(self, watching: WatchedModel) -> None:
+        """What was seen since the step began was of a pass that may be none of its own."""
+        if watching is self.watching:
+            self._forget()
+            self._hashed_step, self.baseline = -1, copy.copy(self._baseline_before)
+
+    # -------------------------------------------------------------------------------------------------- what is seen
+
+    def _root_begins(self, ref: weakref.ref[WatchedModel]) -> None:
+        watching = ref()
+        model = None if watching is None or not self._is_asked(watching) else watching.names.model()
+        if model is not None and is_observable(in_inference=True):
+            self.validation.model_begins(is_evaluating=not (model.training and torch.is_grad_enabled()))
+
+    def _root_evaluated(
+        self, ref: weakref.ref[WatchedModel], args: Any, kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        if self._is_asked(ref()) and is_observable(in_inference=True):
+            with quiet():
+                self._root_gave(args, kwargs, output)
+
+    def _root_gave(self, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        self.validation.model_gave(args, kwargs, output)
+        if self.validation.is_evaluating:
+            found = main_output(output)
+            self._output = None if found is None else _address(found)
+
+    def _number_given(self, ref: weakref.ref[WatchedModel], module: nn.Module, args: Any, value: Tensor) -> None:
+        if self._is_asked(ref()):
+            self.validation.module_gave(module, args, value)
+
+    def _root_called(self, ref: weakref.ref[WatchedModel], args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        watching = ref()
+        if watching is None or not self._is_asked(watching):
+            return
+        start = time.perf_counter()
+        with quiet():
+            self._root_gave(args, kwargs, output)
+            if watching.is_allowed and self._hashed_step != self.session.step_number:
+                self._identify(all_tensors(args, kwargs))
+            if self.is_inspecting and "root" not in self._values:
+                self._inspect_root(main_input(args, kwargs), main_output(output))
+        self.own_s += time.perf_counter() - start
+
+    def _inspect_root(self, x: Tensor | None, output: Tensor | None) -> None:
+        self._values["root"] = {}  # once a step: of micro-batches, the first
+        if x is not None:
+            self._values["input"] = inspect_input(x.detach())
+            self._pair(x.detach())
+        if output is None:
+            return
+        self._root_output = _address(output)
+        if "loss" not in self._values and not self._has_loss:
+            self._values["output"] = inspect_output(output.detach(), self._given_targets)
+
+    def loss_called(self, call: LossCall) -> None:
+        start = time.perf_counter()
+        is_trained = torch.is_grad_enabled() and is_observable()
+        with quiet():
+            is_of_output = self._output is not None and _address(call.input) == self._output
+            self.validation.function_called(call, is_of_output=is_of_output)
+        # A loss computed after the optimizer's step belongs to no step.
+        if is_trained and self.is_inspecting and not self.session.is_step_over:
+            self._loss_trained(call)
+        self.own_s += time.perf_counter() - start
+
+    def _loss_trained(self, call: LossCall) -> None:
+        is_of_root = self._root_output is not None and _address(call.input) == self._root_output
+        # Several losses: the one of the model's own output speaks, or else the first.
+        if "loss" not in self._values or (is_of_root and not self._is_loss_of_root):
+            self._is_loss_of_root = is_of_root
+            self._name_loss(call.name)
+            with quiet():
+                self._inspect_loss(call)
+
+    def _inspect_loss(self, call: LossCall) -> None:
+        output, target = call.input.detach(), call.target.detach()
+        self._values |= inspect_loss(
+            call.name, output, target, call.result.detach(), call.reduction, call.ignore_index, self.baseline
+        )
+        self._set_purity()
+        if is_integer(target):
+            self._labels = target, call.ignore_index
+            self._pair(self._tokens)
+
+    def given(self, inputs: Any, targets: Any, *, is_purity_known: bool) -> None:
+        """What `sonde.batch` was told, for models and losses that are not seen themselves."""
+        self._hashed_step, self._is_purity_known = self.session.step_number, is_purity_known
+        if not self.is_inspecting:
+            return
+        start = time.perf_counter()
+        with quiet():
+            x, y = main_of(inputs, INPUT_NAMES), main_of(targets, ())
+            if x is not None and not self._has_root:
+                self._values.setdefault("input", inspect_input(x.detach()))
+            if y is not None and not self._has_loss:
+                self._given_targets = y.detach()
+                self._values.setdefault("target", _targets_given(x, y.detach()))
+                self._set_purity()
+        self.own_s += time.perf_counter() - start
+
+    def _pair(self, x: Tensor | None) -> None:
+        """Tokens and labels come in either order: models that compute their loss inside are heard of last."""
+        if x is None or not is_integer(x):
+            return
+        self._tokens = x
+        if self._labels is not None and "target" in self._values:
+            found = shift(x, *self._labels)
+            if found is not None:
+                self._values["target"] = {**self._values["target"], "shift": found}
+
+    def _set_purity(self) -> None:
+        target = self._values.get("target", {})
+        if target.get("is_class") == 1.0 and not self._is_purity_known:
+            self._values["batch"] = {**self._values.get("batch", {}), "label_purity": target["top_share"]}
+
+    def _identify(self, tensors: list[Tensor]) -> None:
+        """One number for the batch of this step, unless `sonde.batch` has told it."""
+        self._hashed_step = self.session.step_number
+        found = batch_hash(tensors)
+        if found is not None:
+            self._values["batch"] = {**self._values.get("batch", {}), "hash": found}
+
+    # -------------------------------------------------------------------------------------------------- the step ends
+
+    def emit(self, step: int) -> None:
+        """Log what the step has shown."""
+        start = time.perf_counter()
+        if self._values:
+            self._has_root = self._has_root or "root" in self._values
+            self._has_loss = self._has_loss or "loss" in self._values
+            found = {
+                f"data/{site}/{stat}": value for site, values in self._values.items() for stat, value in values.items()
+            }
+            if found:
+                self.session.log(found, step)
+        self.training.emit(step)
+        self.validation.emit(step)
+        self._forget()
+        self._baseline_before = copy.copy(self.baseline)
+        self.own_s += time.perf_counter() - start
+
+    def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
+        self.training.before_update(watching, step)
+
+    def after_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
+        self.training.after_update(watching, step)
+
+    def _name_loss(self, name: str) -> None:
+        if name != self.loss_name:
+            self.loss_name = name
+            self.session.writer.note(loss=name)
+            for watching in self.session.watched_models:
+                watching.loss_name = name
+
+    def _forget(self) -> None:
+        self._values = {}
+        self._tokens = self._labels = self._given_targets = self._root_output = None
+        self._is_loss_of_root = self._is_purity_known = False
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Where its first element is: a view of the model's output is the model's output."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else None
+
+
+def _targets_given(x: Tensor | None, y: Tensor) -> Values:
+    values = dict(inspect_target(y))
+    found = shift(x, y, is_raw=True) if x is not None else None
+    return values if found is None else {**values, "shift": found}

@@ -1,0 +1,195 @@
+"""The validation loss of programs that log none: what the loss of the training gives while nothing is trained.
+
+Logged as `data/loss/validation`: the mean over the first data set that is evaluated after a step and that is not the
+one trained on. Every term of the loss counts alike, also those of a smaller last batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sonde.probe.guards import is_observable, quiet
+from sonde.probe.loss.backward import mark
+from sonde.probe.loss.batches import BatchTap, DataSource
+from sonde.probe.loss.inputs import main_input
+from sonde.probe.loss.modules import LossCall
+from sonde.probe.outputs import is_plain_tensor, items_of
+from sonde.reduce.inspect.evaluated import Evaluated, num_terms
+from sonde.reduce.scalars import PendingScalars
+from sonde.schema.losses import SEEN_VALIDATION
+from sonde.schema.records import ScalarsRecord
+
+if TYPE_CHECKING:
+    from sonde.session.inspect.loss import SeenLoss
+    from sonde.session.session import Session
+
+_MAX: Final = 8
+"""Kinds of calls in one evaluation, and data sets trained on: beyond them nothing more is kept."""
+_REDUCTIONS: Final = ("mean", "batchmean", "sum")
+Key = tuple[Literal["function", "output", "module"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A call that gives a loss: of a loss function, of the model itself, or of a module that is given its output."""
+
+    key: Key
+    num_terms: Tensor | float | None = None
+    """Of a function that adds up its terms, how many there were."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call since the model was last called: counted, unless `backward()` shows that it was a training one."""
+
+    value: Tensor
+    weight: Tensor | float
+    is_sum: bool = False
+    is_of_output: bool = True
+
+
+class SeenValidation:
+    """Follows evaluations of the first model watched."""
+
+    def __init__(self, session: Session, training: SeenLoss) -> None:
+        self.session, self.training = session, training
+        self.is_evaluating = False
+        """Whether the model was last called for an evaluation."""
+        self._calls: dict[Key, _Call] = {}
+        self._sums: dict[Key, Evaluated] = {}
+        self._criteria: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self.batches = BatchTap(session.breaker)
+        self._source: DataSource | None = None
+        """What the batches of this evaluation, or of this training, are drawn from."""
+        self._trained_on: dict[tuple[int, int], DataSource] = {}
+        self._validated_on: DataSource | None = None
+        self._is_chosen = False
+        """Whether a data set was chosen since something was last trained."""
+
+    def detach(self) -> None:
+        self.batches.detach()
+        self._calls, self._sums = {}, {}
+
+    # -------------------------------------------------------------------------------------------------- what is seen
+
+    def model_begins(self, *, is_evaluating: bool) -> None:
+        """The model is about to run: what was computed since its last call, and not trained on, was an evaluation."""
+        self._count()
+        if is_evaluating != self.is_evaluating:
+            self.is_evaluating, self._source = is_evaluating, None
+        self._source = self.batches.take() or self._source
+
+    def trained(self) -> None:
+        """`backward()` was called."""
+        self._calls, self._is_chosen = {}, False
+        self._trained_on = {key: known for key, known in self._trained_on.items() if not known.is_gone}
+        if self._source is not None and len(self._trained_on) < _MAX:
+            self._trained_on[self._source.key] = self._source
+
+    def function_called(self, call: LossCall, *, is_of_output: bool) -> None:
+        """A loss function of torch gave a result. Called, as what follows, with modes and gradients off."""
+        if call.result.numel() != 1 or call.reduction not in _REDUCTIONS:
+            return
+        key: Key = ("function", call.name)
+        is_sum, has_graph = call.reduction == "sum", call.result.grad_fn is not None
+        known = self._calls.get(key)
+        is_counted = self.is_evaluating and (known is None or (is_of_output and not known.is_of_output))
+        if has_graph and not is_sum:
+            mark(call.result, Origin(key))
+        if is_counted or (has_graph and is_sum):
+            with torch.inference_mode(False):
+                terms = num_terms(call.name, call.target.detach(), call.reduction, call.ignore_index)
+                if has_graph and is_sum:
+                    mark(call.result, Origin(key, terms))
+                if is_counted:
+                    self._hold(key, call.result, terms, is_sum=is_sum, is_of_output=is_of_output)
+
+    def model_gave(self, args: Any, kwargs: Any, output: Any) -> None:
+        """The model returned; a single number in its output may be its loss."""
+        for name, value in _numbers(output):
+            self._gave(("output", name), value, main_input(args, kwargs))
+
+    def module_gave(self, module: nn.Module, args: Any, value: Tensor) -> None:
+        """A module outside of the model, such as a criterion, returned a number."""
+        if is_observable(in_inference=True) and is_plain_tensor(value) and value.is_floating_point():
+            number = self._criteria.setdefault(module, len(self._criteria))
+            self._gave(("module", number), value, main_input(args, {}))
+
+    def _gave(self, key: Key, value: Tensor, x: Tensor | None) -> None:
+        if value.grad_fn is not None:
+            mark(value, Origin(key))
+        if self.is_evaluating:
+            with torch.inference_mode(False):
+                self._hold(key, value, float(len(x)) if x is not None and x.ndim else 1.0)
+
+    def _hold(self, key: Key, value: Tensor, weight: Tensor | float, **about: bool) -> None:
+        if key in self._calls or len(self._calls) < _MAX:
+            # A copy: what the user divides in place afterwards would change it.
+            self._calls[key] = _Call(value.detach().clone(), weight, **about)
+
+    # ----------------------------------------------------------------------------------------------- what is counted
+
+    def _count(self) -> None:
+        calls, self._calls = self._calls, {}
+        if not calls or not self._is_validation():
+            return
+        with quiet(), torch.inference_mode(False):
+            for key, call in calls.items():
+                if key in self._sums or len(self._sums) < _MAX:
+                    known = self._sums.setdefault(key, Evaluated(is_sum=call.is_sum))
+                    known.add(call.value, call.weight)
+
+    def _is_validation(self) -> bool:
+        """Whether the batch is of the data set validated on: after each step the first one that is not trained on.
+
+        A set that was made anew for this evaluation is known by its type and length.
+        """
+        source, known = self._source, self._validated_on
+        if source is not None and source.key in self._trained_on:
+            return False
+        if known is not None and known.key in self._trained_on:
+            known = None
+        if source is not None and known is not None and source.key != known.key:
+            is_made_again = known.is_gone and known.kind == source.kind
+            if self._is_chosen or not is_made_again:
+                return False
+        self._validated_on, self._is_chosen = source or known, True
+        return True
+
+    # ------------------------------------------------------------------------------------------------ what is logged
+
+    def emit(self, step: int) -> None:
+        self._count()
+        sums, self._sums = self._sums, {}
+        origin, source = self.training.origin, self._validated_on
+        is_trained_on = source is not None and source.key in self._trained_on  # as is known by now
+        if isinstance(origin, Origin) and origin.key in sums and not is_trained_on:
+            self._put(sums[origin.key], step)
+
+    def _put(self, found: Evaluated, step: int) -> None:
+        pending = PendingScalars([found.total, found.weight], are_ours=True)
+        ids = np.array([self.session.writer.scalar_id(SEEN_VALIDATION)], np.int32)
+        steps, times, known = np.array([step]), np.array([time.time()]), self.training.step_loss
+
+        def resolve() -> ScalarsRecord | None:
+            total, weight = pending.resolve()
+            loss = found.mean(total, weight, known)
+            return None if math.isnan(known.factor) else ScalarsRecord(ids, steps, times, np.array([loss]))
+
+        self.session.writer.put(resolve, 64, step=step, stream="scalars")
+
+
+def _numbers(output: Any) -> list[tuple[str, Tensor]]:
+    """The single numbers that a model returns, by where they are."""
+    pairs = [("", output)] if isinstance(output, Tensor) else [(str(key), item) for key, item in items_of(output)]
+    return [
+        (key, item) for key, item in pairs if is_plain_tensor(item) and item.dim() == 0 and item.is_floating_point()
+    ]

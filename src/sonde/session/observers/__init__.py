@@ -1,0 +1,1 @@
+"""Who looks at what is recorded, on the writer's thread: live rules, mirrors, non-finite values."""

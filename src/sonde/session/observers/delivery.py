@@ -1,0 +1,128 @@
+"""Delivery to another tracker, on a thread of its own. Nothing waits for it, and it says what it did not deliver."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from sonde.schema.layout import RunStatus
+from sonde.write.items import FindingRow
+
+MAX_WAITING: Final = 1 << 17
+"""Values that wait for a tracker which is slow, or which has not started yet; a few tens of megabytes."""
+MAX_FAILURES: Final = 5
+"""Calls that may fail one after the other before the tracker is given up."""
+
+
+class Sink(Protocol):
+    """Another tracker. Called on one thread of its own, which it may keep waiting.
+
+    One that can forget steps also has a method `rewound(step)`: training returned to this step.
+    """
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        """The content of run.json: name, project, config, tags."""
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def finding(self, found: FindingRow) -> None: ...
+
+    def close(self, status: RunStatus) -> None: ...
+
+
+class Unopened:
+    """A sink that could not be opened, and says so when it begins."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        raise self._error
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def finding(self, found: FindingRow) -> None: ...
+
+    def close(self, status: RunStatus) -> None: ...
+
+
+class Delivery:
+    """Hands everything to one sink, in order. Used by the writer thread only."""
+
+    def __init__(self, sink: Sink, run: Mapping[str, Any]) -> None:
+        self._sink = sink
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
+        self.num_given = self.num_delivered = 0
+        self._num_refused = self._num_lost = 0
+        self.problem = ""
+        """The first failure of the tracker."""
+        self.has_begun = self.has_stopped = False
+        # A context of its own: some trackers keep the user's run in the one they are called in.
+        main = contextvars.Context().run
+        self._thread = threading.Thread(target=main, args=(self._work, run), name="sonde-mirror", daemon=True)
+        self._thread.start()
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        """Send these, unless too many are waiting already."""
+        num_waiting = self.num_given - self._num_refused - self._num_lost - self.num_delivered
+        self.num_given += len(values)
+        if self.has_stopped or num_waiting + len(values) > MAX_WAITING:
+            self._num_refused += len(values)
+        elif values:
+            self._waiting.put((lambda: self._sink.numbers(step, values), len(values)))
+
+    def finding(self, found: FindingRow) -> None:
+        self._waiting.put((lambda: self._sink.finding(found), 0))
+
+    def rewound(self, step: int) -> None:
+        """Training returned to this step: have the tracker forget the later ones, if it can."""
+        forget: Callable[[int], None] | None = getattr(self._sink, "rewound", None)
+        if forget is not None:
+            self._waiting.put((lambda: forget(step), 0))
+
+    def close(self, status: RunStatus) -> None:
+        """Send what is waiting, then say how the run ended. Does not wait for it."""
+        self._waiting.put((lambda: self._sink.close(status), 0))
+        self._waiting.put(None)
+
+    def wait(self, end: float) -> str:
+        """Until everything is delivered, or the monotonic clock says `end`: why something is missing, or nothing."""
+        began = time.monotonic()
+        self._thread.join(max(end - began, 0.0))
+        if self._thread.is_alive():
+            return f"still sending when the run had been over for {time.monotonic() - began:.0f} s"
+        return self.problem or ("too slow for the others" if self._num_refused else "")
+
+    def _work(self, run: Mapping[str, Any]) -> None:
+        try:
+            self._sink.begin(run)
+            self.has_begun = True
+            self._send_all()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - their tracker failed; the run is complete without it
+            self._note(error)
+            self.has_stopped = True
+            while not self._waiting.empty():
+                self._waiting.get()
+
+    def _send_all(self) -> None:
+        num_in_a_row = 0
+        while (item := self._waiting.get()) is not None:
+            work, num_values = item
+            try:
+                work()
+            except Exception as error:
+                self._note(error)
+                self._num_lost += num_values
+                num_in_a_row += 1
+                if num_in_a_row == MAX_FAILURES:
+                    raise
+            else:
+                self.num_delivered += num_values
+                num_in_a_row = 0
+
+    def _note(self, error: BaseException) -> None:
+        self.problem = self.problem or f"{type(error).__name__}: {error}"

@@ -1,0 +1,301 @@
+"""Chosen values and findings, forwarded to another tracker while training continues.
+
+A mirror is an observer of the writer: it is shown every record, picks what was asked for, and hands it to a thread of
+its own. A tracker that is slow, fails or does not start delays nothing; what it did not take is counted and reported.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.joined import JOINED
+from sonde.schema.layout import RunStatus
+from sonde.schema.names import KINDS, Series, matches
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
+from sonde.schema.stats import STATS
+from sonde.session.observers.delivery import Delivery, Sink, Unopened
+from sonde.session.observers.values import MirrorValues
+from sonde.write.items import Facts, FindingRow, NewAttempt, NewScalar, NewSite
+from sonde.write.observer import Observer, Said, Shown
+
+GROUP: Final = "sonde.mirrors"
+"""The entry points by which sinks are found."""
+DEFAULT_STATS: Final = ("grad/*/norm", "param/*/norm", "update/*/norm")
+CLOSE_S: Final = 10.0
+"""How long the end of a run waits for its mirrors, where it has no deadline of its own."""
+_SHARE: Final = 0.8
+"""Of a deadline: the rest is for the run's own files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """What to forward, and where to: `watch(model, mirror=Mirror(to="wandb", stats=["grad/*/rms"], every=100))`."""
+
+    to: Any
+    stats: Sequence[str] = DEFAULT_STATS
+    """Patterns of series."""
+    scalars: str = "*"
+    """A pattern of scalars. `"*"` leaves out those that sonde measures for its rules."""
+    every: int = 10
+    """Forward the stats of every n-th step. Scalars and findings are all forwarded."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"every= is at least 1; got {self.every}.")
+        for pattern in self.stats:
+            kind, _, stat = _split(pattern)
+            if not any(matches(kind, known) for known in KINDS):
+                raise UnknownNameError("kind", kind, KINDS)
+            if not any(matches(stat, known) for known in (*STATS, *JOINED)):
+                raise UnknownNameError("stat", stat, (*STATS, *JOINED))
+
+
+def _split(pattern: str) -> Series:
+    if pattern.count("/") != 2:
+        raise UsageError(f'"{pattern}" names no stat to forward. Write kind/site/stat, such as "grad/*/norm".')
+    return Series(*pattern.split("/"))
+
+
+class Experiment:
+    """A sink of any object with `log_metrics(values, step=…)`, as Comet's experiments and Lightning's loggers have."""
+
+    def __init__(self, experiment: Any) -> None:
+        self.experiment = experiment
+
+    def begin(self, run: Mapping[str, Any]) -> None:
+        if hasattr(self.experiment, "log_parameters"):
+            self.experiment.log_parameters(dict(run["config"] or {}))
+
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+        self.experiment.log_metrics(dict(values), step=step)
+
+    def finding(self, found: FindingRow) -> None:
+        if hasattr(self.experiment, "log_text"):
+            self.experiment.log_text(f"{found.severity} since step {found.step}: {found.message} {found.remedy}")
+
+    def close(self, status: RunStatus) -> None:
+        """It is the user's, and stays open."""
+
+
+def name_of(run: Mapping[str, Any]) -> str:
+    """What a run is called where names must differ; one without a name of its own is called by its id."""
+    return str(run["id"]) if run["name"] in (None, run["id"]) else f"{run['name']}-{run['id']}"
+
+
+def open_sink(to: Any) -> Sink:
+    """The sink of that name; an error where there is none, or where it cannot be opened."""
+    if not isinstance(to, str):
+        return to if hasattr(to, "numbers") else Experiment(to)
+    # Adapters stand above this room, and are plugged in.
+    (entry,) = entry_points(group=GROUP, name=to)
+    made: Callable[[], Sink] = entry.load()
+    return made()
+
+
+def _check(to: Any) -> None:
+    """Refuse what is not a tracker, before anything is opened."""
+    known = sorted({entry.name for entry in entry_points(group=GROUP)})
+    if isinstance(to, str):
+        if to not in known:
+            raise UnknownNameError("mirror", to, known)
+    elif not (hasattr(to, "log_metrics") or all(hasattr(to, n) for n in ("begin", "numbers", "finding", "close"))):
+        names = ", ".join(known)
+        raise UsageError(f"mirror= takes {names}, or an object with log_metrics(); got {type(to).__name__}.")
+
+
+def mirror_observers(mirror: Any, warn: Callable[[str], None]) -> list[MirrorObserver]:
+    """Observers for `mirror=`: "wandb", a `Mirror`, an object with `log_metrics`, or several of these.
+
+    An unknown name is an error. A tracker that cannot be opened is a warning, and training continues without it.
+    """
+    given = mirror if isinstance(mirror, list | tuple) else [mirror]
+    wanted = [one if isinstance(one, Mirror) else Mirror(to=one) for one in given]
+    for one in wanted:
+        _check(one.to)
+    return [MirrorObserver(one, _name(one.to), _opened(one.to), warn) for one in wanted]
+
+
+def _name(to: Any) -> str:
+    return to if isinstance(to, str) else type(to).__name__
+
+
+def _opened(to: Any) -> Sink:
+    try:
+        return open_sink(to)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - their tracker failed, and the run does not need it
+        return Unopened(error)
+
+
+@dataclass(slots=True)
+class MirrorObserver:
+    """An `Observer` for one sink."""
+
+    mirror: Mirror
+    name: str
+    sink: Sink
+    warn: Callable[[str], None]
+    _values: MirrorValues = field(init=False)
+    _delivery: Delivery | None = None
+    _findings: dict[int, str] = field(default_factory=dict)
+    _has_warned: bool = False
+    _step: int = 0
+
+    def __post_init__(self) -> None:
+        self._values = MirrorValues([_split(pattern) for pattern in self.mirror.stats], self.mirror.scalars)
+
+    def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
+        for id, site in sites.items():
+            self._values.add_site(id, site)
+        for id, name in scalars.items():
+            self._values.add_scalar(id, name)
+        keys = ("id", "name", "project", "config", "tags", "notes")
+        self._delivery = Delivery(self.sink, {key: content.get(key) for key in keys})
+
+    def saw(self, item: Shown) -> None:
+        assert self._delivery is not None, "begin comes first"
+        if isinstance(item, NewSite):
+            self._values.add_site(item.id, item.site)
+        elif isinstance(item, NewScalar):
+            self._values.add_scalar(item.id, item.name)
+        elif isinstance(item, StatsRecord):
+            self._step = item.step
+            if item.step % self.mirror.every == 0:
+                self._delivery.numbers(item.step, self._values.of_stats(item))
+        elif isinstance(item, ScalarsRecord):
+            for step, values in self._values.of_scalars(item).items():
+                self._delivery.numbers(step, values)
+        elif isinstance(item, NewAttempt):
+            self._delivery.rewound(item.step)
+
+    def heard(self, items: Iterable[Said]) -> None:
+        """What the rules have found: each finding once, and again when its severity changes."""
+        for item in items:
+            if isinstance(item, FindingRow) and self._delivery is not None:
+                if self._findings.get(item.number) != item.severity:
+                    self._delivery.finding(item)
+                self._findings[item.number] = item.severity
+
+    def look(self, now: float) -> list[Said]:
+        """The tracker's first failure, as soon as it is known."""
+        if self._delivery is None or self._has_warned or not self._delivery.problem:
+            return []
+        if not self._delivery.has_begun:
+            return [self._warned(f"it did not start: {self._delivery.problem}")]
+        return [self._warned(f"{self._count()} so far; {self._delivery.problem}")]
+
+    def close(self, status: RunStatus) -> None:
+        if self._delivery is not None:
+            self._delivery.close(status)
+
+    def last_look(self, end: float) -> list[Said]:
+        """Wait until `end` for what is on its way, and say what did not arrive."""
+        why = self._delivery.wait(end) if self._delivery is not None else ""
+        return [self._warned(f"{self._count()}; {why}")] if why else []
+
+    def facts(self) -> dict[str, Any]:
+        """For run.json."""
+        delivery = self._delivery
+        return {"to": self.name, "delivered": delivery.num_delivered, "of": delivery.num_given} if delivery else {}
+
+    def fail(self, error: Exception) -> None:
+        """A failure of ours: it is shown nothing more."""
+        self._warned(f"{self._count()}; {type(error).__name__}: {error}")
+
+    def _count(self) -> str:
+        num, total = (self._delivery.num_delivered, self._delivery.num_given) if self._delivery else (0, 0)
+        return f"{num:,} of {total:,} values delivered"
+
+    def _warned(self, what: str) -> Event:
+        message = f'the mirror "{self.name}": {what}. All values are in the run.'
+        if not self._has_warned:
+            self.warn(message)
+        self._has_warned = True
+        return Event(type="mirror", message=message, step=self._step, time=time.time(), severity="warning")
+
+
+class Observers:
+    """The rules first, if there are any, then the mirrors, which hear what the rules say. One that fails leaves the
+    others."""
+
+    def __init__(self, rules: Observer | None) -> None:
+        self._rules = rules
+        self._mirrors: list[MirrorObserver] = []
+        self._new: queue.SimpleQueue[MirrorObserver] = queue.SimpleQueue()
+        self._sites: dict[int, Site] = {}
+        self._scalars: dict[int, str] = {}
+        self._content: Mapping[str, Any] = {}
+        self._asked: list[Mirror] = []
+        self.end: float | None = None
+        """When the run must be over, by the monotonic clock, once it ends."""
+
+    def add(self, *mirror_observers: MirrorObserver) -> None:
+        """From any thread; they begin on the writer's. One that is there already would be told everything twice."""
+        for mirroring in mirror_observers:
+            if mirroring.mirror not in self._asked:
+                self._asked.append(mirroring.mirror)
+                self._new.put(mirroring)
+
+    def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
+        self._sites, self._scalars, self._content = dict(sites), dict(scalars), content
+        if self._rules is not None:
+            self._rules.begin(sites, scalars, content)
+
+    def saw(self, item: Shown) -> None:
+        if isinstance(item, NewSite):
+            self._sites[item.id] = item.site
+        elif isinstance(item, NewScalar):
+            self._scalars[item.id] = item.name
+        if not self._new.empty():
+            self._begin_new()
+        if self._rules is not None:
+            self._rules.saw(item)
+        for mirroring in self._mirrors:
+            self._try(mirroring, lambda found: found.saw(item))
+
+    def look(self, now: float) -> list[Said]:
+        self._begin_new()
+        said = self._tell([] if self._rules is None else list(self._rules.look(now)))
+        for mirroring in self._mirrors:
+            self._try(mirroring, lambda found: said.extend(found.look(now)))
+        return said
+
+    def last_look(self, status: RunStatus) -> list[Said]:
+        self._begin_new()
+        said = self._tell([] if self._rules is None else list(self._rules.last_look(status)))
+        return said + self._deliver(status)
+
+    def _deliver(self, status: RunStatus) -> list[Said]:
+        """All of them at the same time, and within what is left of the deadline."""
+        now = time.monotonic()
+        end = now + CLOSE_S if self.end is None else now + _SHARE * (self.end - now)
+        said: list[Said] = []
+        for mirroring in self._mirrors:
+            self._try(mirroring, lambda found: found.close(status))
+        for mirroring in self._mirrors:
+            self._try(mirroring, lambda found: said.extend(found.last_look(end)))
+        facts = [mirroring.facts() for mirroring in self._mirrors]
+        return [*said, Facts({"mirrors": facts})] if facts else said
+
+    def _tell(self, said: list[Said]) -> list[Said]:
+        for mirroring in self._mirrors if said else ():
+            self._try(mirroring, lambda found: found.heard(said))
+        return said
+
+    def _begin_new(self) -> None:
+        while not self._new.empty():
+            mirroring = self._new.get()
+            self._mirrors.append(mirroring)
+            self._try(mirroring, lambda found: found.begin(self._sites, self._scalars, self._content))
+
+    def _try(self, mirroring: MirrorObserver, work: Callable[[MirrorObserver], object]) -> None:
+        try:
+            work(mirroring)
+        except Exception as error:  # noqa: BLE001 - a mirror that fails leaves the rules and the other mirrors
+            mirroring.fail(error)
+            self._mirrors = [other for other in self._mirrors if other is not mirroring]

@@ -1,0 +1,253 @@
+"""Rules while training goes on: on the writer thread, in bounded memory, for a bounded share of the time.
+
+Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. The next comes
+when the process has worked long enough to afford it: all looks so far, and one more like the last, are at most SHARE of
+the process's own time. However slow the rules are, they cost no more than that share of what training costs; only a
+value that stops being finite is looked at without delay, a few times in a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sonde.schema.layout import MODEL_FILE, RunStatus
+from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, SystemSample
+from sonde.write.items import Document, Facts, FindingRow, NewAttempt, NewScalar, NewSite
+from sonde.write.observer import Said, Shown
+
+if TYPE_CHECKING:
+    from sonde.diagnose.diagnosis import Diagnosis
+    from sonde.diagnose.finding import Finding
+    from sonde.diagnose.rolling import Rolling
+
+SHARE: Final = 0.003
+FIRST_LOOK_S: Final = 2.0
+SHORTEST_PAUSE_S: Final = 2.0
+IDLE_FACTOR: Final = 10
+"""A process that mostly waits works little; there a look comes after so many times t / SHARE seconds of real time."""
+MAX_WAITING_BYTES: Final = 16 << 20
+"""Records wait for the next look; beyond this they are made into columns at once."""
+_RECORD_BYTES: Final = 640
+"""What a record takes beside its numbers: of a single logged number that is nearly all."""
+MAX_EVENTS: Final = 1000
+MAX_URGENT: Final = 3
+"""Looks that are not waited for, because a value stopped being finite: who pays for a GPU wants to know now."""
+_EARLY_RECORDS: Final = 512
+
+
+class LiveRules:
+    """An `Observer`: shown every record, asked now and then what is wrong."""
+
+    def __init__(self, say: Callable[[Finding], None]) -> None:
+        self._say = say
+        self._rolling: Rolling | None = None
+        self._sites: dict[int, Site] = {}
+        self._scalar_names: dict[int, str] = {}
+        self._content: Mapping[str, Any] = {}
+        self._facts: dict[str, Any] = {}
+        self._structure: dict[str, Any] = {}
+        self._events: list[dict[str, Any]] = []
+        self._waiting: list[StatsRecord | ScalarsRecord | SystemSample] = []
+        self._waiting_bytes = self._num_records = 0
+        self._stride = 1
+        self._is_urgent = False
+        self._num_urgent = 0
+        self._said_rules: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._began_work_s = time.process_time()
+        self._next_look = self._latest_look = time.monotonic() + FIRST_LOOK_S
+        self._next_work_s = 0.0
+        self.spent_s = 0.0
+        """Of this thread's own time, on columns and rules; without `import_s`, for importing them."""
+        self.import_s = 0.0
+        self.num_looks = 0
+
+    # ---------------------------------------------------------------------------------------------------- being shown
+
+    def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
+        self._sites.update(sites)
+        self._scalar_names.update(scalars)
+        self._content = content  # the writer's own; what is added to it later is seen here
+        self._facts.update(content.get("facts") or {})
+
+    def saw(self, item: Shown) -> None:
+        if isinstance(item, StatsRecord | ScalarsRecord | SystemSample):
+            self._keep(item)
+        elif isinstance(item, NewSite):
+            self._sites[item.id] = item.site
+        elif isinstance(item, NewScalar):
+            self._scalar_names[item.id] = item.name
+        elif isinstance(item, Document):
+            if item.name == MODEL_FILE:
+                self._structure = item.content
+        elif isinstance(item, Facts):
+            self._facts.update({} if item.is_top else item.facts)
+        elif isinstance(item, NewAttempt):
+            self._forget(item.step)
+        elif len(self._events) < MAX_EVENTS:
+            self._is_urgent |= item.type == "nonfinite" and self._num_urgent < MAX_URGENT
+            self._events.append({name: getattr(item, name) for name in Event.__dataclass_fields__})
+
+    def _forget(self, step: int) -> None:
+        """Training returned to this step: what came after it is no ground for a finding any more."""
+        if self._waiting:
+            self._measured(self._take_in)
+        if self._rolling is not None:
+            self._rolling.forget(step)
+            self._said_rules -= self._tracker.forget(step)
+        self._events = [event for event in self._events if event["step"] < step]
+
+    def _keep(self, record: StatsRecord | ScalarsRecord | SystemSample) -> None:
+        if isinstance(record, StatsRecord):
+            self._num_records += 1
+            if self._num_records > _EARLY_RECORDS and self._num_records % self._stride:
+                return
+            self._waiting_bytes += record.rows.nbytes + record.hist.nbytes
+        elif isinstance(record, ScalarsRecord):
+            self._waiting_bytes += 4 * record.values.nbytes
+        self._waiting_bytes += _RECORD_BYTES
+        self._waiting.append(record)
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            self._measured(self._take_in)
+
+    # --------------------------------------------------------------------------------------------------------- looking
+
+    def look(self, now: float) -> Iterator[Said]:
+        is_earned = now >= self._next_look and (time.process_time() >= self._next_work_s or now >= self._latest_look)
+        if not is_earned and not self._is_urgent:
+            return
+        self._num_urgent += self._is_urgent
+        self._is_urgent = False
+        took_s = -self.spent_s
+        yield from self._look("running")
+        took_s += self.spent_s
+        self._next_look = now + SHORTEST_PAUSE_S
+        self._next_work_s = self._began_work_s + (self.spent_s + took_s) / SHARE
+        self._latest_look = now + IDLE_FACTOR * took_s / SHARE
+
+    def last_look(self, status: RunStatus) -> Iterator[Said]:
+        yield from self._look(status, is_last=True)
+
+    def _look(self, status: RunStatus, *, is_last: bool = False) -> Iterator[Said]:
+        if self._rolling is None and not self._waiting:
+            return
+        self._import()
+        said = self._measured(lambda: list(self._diagnosed(status, is_last=is_last)))
+        self.num_looks += 1
+        yield from said
+
+    def _diagnosed(self, status: RunStatus, *, is_last: bool) -> Iterator[Said]:
+        from sonde.diagnose.check import all_rules
+        from sonde.diagnose.diagnosis import diagnose
+
+        rolling = self._take_in()
+        rules = [rule for name, rule in all_rules().items() if name not in self._failed]
+        failed: list[tuple[str, Exception]] = []
+        found = diagnose(
+            rolling.window(self._known(status)), rules, on_error=lambda name, error: failed.append((name, error))
+        )
+        for name, error in failed:
+            self._failed[name] = repr(error)
+            yield self._event(found, "rule_failed", f"the rule {name} failed and is skipped: {error!r}", "warning")
+        yield from self._changes(found, is_last=is_last)
+        yield Facts({"diagnosis": self._summary(found)})
+
+    def _changes(self, found: Diagnosis, *, is_last: bool) -> Iterator[Said]:
+        changes = self._tracker.look(found.findings, is_last=is_last)
+        for tracked in changes.begun:
+            finding = tracked.finding
+            if not found.is_explained(finding):
+                self._announce(finding)
+            details = {"rule": finding.rule, "sites": list(finding.sites), "confidence": finding.confidence}
+            yield self._event(found, "finding", finding.message, str(finding.severity), **details)
+        for tracked in (*changes.begun, *changes.updated):
+            yield _row(tracked.number, tracked.finding)
+        for tracked in changes.ended:
+            finding = tracked.finding
+            message = f"{finding.rule} was last seen at step {finding.last_step}"
+            yield self._event(found, "finding_ended", message, "info", rule=finding.rule, sites=list(finding.sites))
+
+    def _announce(self, finding: Finding) -> None:
+        if finding.severity > "info" and finding.rule not in self._said_rules:
+            self._said_rules.add(finding.rule)
+            self._say(finding)
+
+    def _summary(self, found: Diagnosis) -> dict[str, Any]:
+        health = found.health.last
+        open = self._tracker.open
+        counts = {severity: sum(f.severity == severity for f in open) for severity in ("critical", "warning", "info")}
+        return {
+            **counts,
+            "health": None if health != health else round(health, 1),
+            "step": found.window.last_step,
+            "num_rules": found.num_rules,
+            "spent_s": round(self.spent_s, 4),
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """What the columns take."""
+        return 0 if self._rolling is None else self._rolling.num_bytes
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _import(self) -> None:
+        """On the first look, and not when training starts."""
+        if self._rolling is None:
+            before = time.thread_time()
+            from sonde.diagnose.diagnosis import all_needs
+            from sonde.diagnose.rolling import Rolling
+            from sonde.diagnose.tracker import Tracker
+
+            self._rolling, self._tracker = Rolling(all_needs()), Tracker()
+            self._rolling.sites, self._rolling.scalar_names = self._sites, self._scalar_names
+            self.import_s = time.thread_time() - before
+
+    def _take_in(self) -> Rolling:
+        self._import()
+        assert self._rolling is not None
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        before = time.thread_time()
+        self._rolling.add(waiting)
+        self._thin(time.thread_time() - before, len(waiting))
+        return self._rolling
+
+    def _thin(self, took_s: float, num_records: int) -> None:
+        """Take in every second, fourth, … record where taking in alone would use up half of the share."""
+        rate = self._num_records / max(time.process_time() - self._began_work_s, 1.0) / self._stride
+        cost = rate * took_s / max(num_records, 1)
+        if cost > SHARE / 2 and self._num_records > _EARLY_RECORDS:
+            self._stride *= 2
+        elif cost < SHARE / 8 and self._stride > 1:
+            self._stride //= 2
+
+    def _measured(self, work: Callable[[], Any]) -> Any:
+        before = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.spent_s += time.thread_time() - before
+
+    def _known(self, status: RunStatus) -> dict[str, Any]:
+        """What is known of the run besides numbers, as in a window that is read from disk."""
+        return {
+            **self._facts,
+            "model": self._structure,
+            "dtypes": {f"{site.kind}/{site.name}": site.dtype for site in self._sites.values()},
+            "config": self._content.get("config") or {},
+            "environment": self._content.get("environment") or {},
+            "status": status,
+            "events": self._events,
+        }
+
+    def _event(self, found: Diagnosis, type: str, message: str, severity: Any, **details: Any) -> Event:
+        step = found.window.last_step
+        return Event(type=type, message=message, severity=severity, step=step, time=time.time(), details=details)
+
+
+def _row(number: int, finding: Finding) -> FindingRow:
+    values = finding.as_dict()
+    kept = ("rule", "severity", "confidence", "step", "last_step", "sites", "message", "evidence", "remedy")
+    return FindingRow(number=number, time=time.time(), **{name: values[name] for name in kept})

@@ -1,0 +1,263 @@
+"""A rank that is not the first: it records nothing but what only it can know.
+
+Its numbers would be those of the first rank over again. What differs is the data, and so where a value stopped being
+finite; and that its weights are still the same is worth a number now and then.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from sonde.config import Settings
+from sonde.probe.entry import EntryTap
+from sonde.probe.forward import ForwardTap
+from sonde.probe.guarded import attempt
+from sonde.probe.guards import quiet
+from sonde.probe.model import ModelNames, ModuleRef
+from sonde.probe.optimizer.hooks import OptimizerHooks
+from sonde.probe.optimizer.scaler import ScalerTap
+from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
+from sonde.schema.layout import RunStatus
+from sonde.schema.records import Event
+from sonde.session.arguments import check_model, check_optimizers
+from sonde.session.breaker import Breaker
+from sonde.session.null import NullSession
+from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
+from sonde.session.ranks.same_weights import is_due, later_event, model_fingerprint
+from sonde.session.training.count import Steps
+from sonde.session.training.position import Position
+from sonde.write.ranks import RankLog, Start, find_announced, rank
+
+MAX_PENDING: Final = 256
+"""Steps whose numbers are still on their way; beyond that the newest are let go."""
+PATIENCE_S: Final = 120.0
+"""How long the first rank may take to begin its run."""
+POLL_S: Final = (0.01, 0.5)
+"""How often it is looked for: at first, and in the end. A short run must not be over before it is found."""
+
+
+class RankSession(NullSession):
+    """Watches for values that are not finite; every other call does nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.steps = Steps(0, self)
+        self.position = Position()
+        self.breaker = Breaker(settings.max_errors, lambda _: None, lambda _: self._detach())
+        self.writer = _Later(settings.dir, rank())
+        self._taps: list[Any] = []
+
+    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> RankSession:
+        checked, optimizers = check_model(model), check_optimizers(optimizer)
+        if not self._taps and self.settings.finite:
+            self._attach(checked, optimizers, str(options.get("prefix", "")))
+            self.writer.start()
+        return self
+
+    def _attach(self, model: nn.Module, optimizers: Any, prefix: str) -> None:
+        names = self._names = ModelNames(model, prefix=prefix)
+        root = names.place(model)
+        self._watch = NonFiniteWatch(self.writer, root.name if root is not None else "")
+        steps = self.steps
+        hooks = OptimizerHooks(self.breaker, on_begin=steps.optimizer_begins, on_end=steps.optimizer_ended)
+        self._taps = [
+            EntryTap(names, lambda: steps.model_entered(self), self.breaker),
+            ForwardTap(names, self, self.breaker),
+            OptimizerTap(
+                names,
+                optimizers,
+                is_wanted=lambda: False,
+                on_before=_nothing,
+                on_after=_nothing,
+                on_error=self.breaker,
+                hooks=hooks,
+            ),
+            ScalerTap(hooks.skip, self.breaker),
+        ]
+
+    # ------------------------------------------------------------------------------------ what the forward tap wants
+
+    wants_activations = False
+    wants_activation_grads = False
+    is_idle = False
+
+    def forward_seen(self, place: ModuleRef, output: Any) -> None:
+        if place.ref() is self._names.model():
+            self.steps.model_called(self, output)
+        else:
+            self.steps.part_called(self, place, output)
+
+    def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None: ...
+
+    def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None: ...
+
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
+        self._watch.called(place, not module._modules, args, output, self.step_number)
+
+    # ----------------------------------------------------------------- the steps, counted as the first rank counts them
+
+    @property
+    def step_number(self) -> int:  # type: ignore[override]
+        return self.steps.number
+
+    @property
+    def next_step(self) -> int:
+        return self.steps.number + self.steps.is_over
+
+    def skip_step(self) -> None:
+        self.steps.skip()
+
+    @property
+    def is_fresh(self) -> bool:  # type: ignore[override]
+        return not self.is_finished and self.position.is_new
+
+    def rewind(self, step: int) -> bool:
+        """As the first rank does it."""
+        if self.is_finished or not self.position.may_return_to(step, self.next_step):
+            return False
+        self.position.returned(self.next_step)
+        self.steps.restart(step)
+        self.writer.start_at = Start(time.time(), step)
+        return True
+
+    def optimizers(self) -> set[int]:
+        return {id(one) for tap in self._taps if isinstance(tap, OptimizerTap) for one in tap.watched}
+
+    def optimizers_stepped(self, step: int) -> None:
+        with attempt(self.breaker, "handing over"):
+            self._watch.emit(step)
+            self._compare(step)
+
+    def step_begins(self, step: int) -> None: ...
+
+    def step_ended(self, step: int) -> None:
+        self.position.step_made()
+        with attempt(self.breaker, "handing over"):
+            self._watch.emit(step)
+
+    def cut(self) -> Looks | None:
+        with quiet():
+            return self._watch.cut()
+
+    def keep(self, measured: Looks | None) -> None:
+        if measured is not None:
+            self._watch.keep(measured)
+
+    def retire(self, measured: Looks | None) -> None:
+        if measured is not None:
+            self._watch.drop(measured, self.step_number)
+
+    drop = retire
+
+    def restart(self) -> None: ...
+
+    def _compare(self, step: int) -> None:
+        model = self._names.model()
+        if model is not None and is_due(step + self.writer.offset):
+            with quiet():
+                value = model_fingerprint(model)
+                if value is not None:
+                    self.writer.put(later_event(value, step), 16, step=step)
+
+    def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
+        if not self.is_finished:
+            self.is_finished = True
+            self._detach()
+            self.writer.close(deadline_s or self.settings.exit_deadline_s)
+
+    def _detach(self) -> None:
+        for tap in self._taps:
+            tap.detach()
+        self._taps = []
+
+    def __exit__(self, *exc: object) -> None:
+        self.finish()
+
+
+def _nothing(step: OptimizerStep) -> None:
+    """Before the step there is nothing to look at."""
+
+
+class _Later:
+    """Waits for numbers off the training thread, and writes down what they say."""
+
+    def __init__(self, dir: Path, number: int) -> None:
+        self.dir, self.number = dir, number
+        self._since = time.time()
+        self.start_at = Start(self._since, None)
+        self.first_step = 0
+        """The step that the first rank has begun with, once it is known."""
+        self._items: queue.SimpleQueue[tuple[Callable[[], Event | None], Start] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._num_dropped = 0
+        self._has_failed = False
+
+    @property
+    def offset(self) -> int:
+        """What to add to this rank's steps, as far as it is known."""
+        return self.first_step if self.start_at.first_step is None else 0
+
+    def put(self, item: Callable[[], Event | None], num_bytes: int, *, step: int) -> None:
+        if self._is_over:
+            return
+        if self._items.qsize() < MAX_PENDING:
+            self._items.put((item, self.start_at))
+        else:
+            self._num_dropped += 1
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sonde-rank", daemon=True)
+            self._thread.start()
+
+    def close(self, deadline_s: float) -> None:
+        if self._thread is not None:
+            self._items.put(None)
+            self._thread.join(deadline_s)
+
+    def _run(self) -> None:
+        try:
+            # At once, not at the first event: the first rank may have finished by then, and its note be gone.
+            log = self._find()
+            while log is not None and (item := self._items.get()) is not None:
+                resolve, start = item
+                event = self._resolved(resolve)
+                if event is not None:
+                    log.write(event, start)
+            if log is not None and self._num_dropped:
+                lost = f"{self._num_dropped} steps were not checked for NaN: the device was slow to answer"
+                log.write(_loss(lost), self.start_at)
+        except OSError:  # a full or read-only disk; training goes on
+            return
+        finally:
+            self._is_over = True  # also when there is nobody to tell: the first rank records elsewhere, or not at all
+
+    def _resolved(self, resolve: Callable[[], Event | None]) -> Event | None:
+        try:
+            return resolve()
+        except Exception as error:  # noqa: BLE001 - a device that has failed, say; training goes on, and the next is tried
+            is_known, self._has_failed = self._has_failed, True
+            return None if is_known else _loss(f"a check for NaN failed: {type(error).__name__}: {error}"[:500])
+
+    def _find(self) -> RankLog | None:
+        deadline, pause_s = time.monotonic() + PATIENCE_S, POLL_S[0]
+        while time.monotonic() < deadline:
+            found = find_announced(self.dir, since=self._since)
+            if found is not None:
+                self.first_step = found.step
+                return RankLog(found.run, self.number, found.step)
+            time.sleep(pause_s)
+            pause_s = min(1.1 * pause_s, POLL_S[1])
+        return None
+
+
+def _loss(message: str) -> Event:
+    return Event(type="warning", message=message, step=-1, time=time.time(), severity="warning")

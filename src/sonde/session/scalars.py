@@ -1,0 +1,166 @@
+"""Numbers that `log` was given, on their way to the writer: plain ones, and such as are still on a device.
+
+A value that cannot be recorded costs that value and one warning, never the others of its call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from sonde.schema.records import Event, ScalarsRecord
+from sonde.session.numbers import NotANumberError, flattened, take
+
+if TYPE_CHECKING:
+    from sonde.reduce.scalars import PendingScalars
+    from sonde.session.session import Session
+    from sonde.session.training.writer import StepWriter
+    from sonde.write.writer import Writer
+
+MAX_STEP: Final = 1 << 53
+"""Beyond it neighbours are one number to JSON and to a browser."""
+
+
+def put_logged(session: Session, values: Any, step: Any = None) -> None:
+    """Hand them to the writer. What cannot be recorded is named once and left out: it is no failure of ours."""
+    at = _step_of(session, step)
+    if not isinstance(values, Mapping):
+        _leave_out(session, "values", f'a mapping of names to numbers, log({{"loss": loss}}), not {_short(values)}')
+    elif at is None:
+        _leave_out(session, "step", f"a whole number as its step, not {_short(step)}")
+    else:
+        writer = session.writer if step is not None else session.step_writer
+        put_numbers(session, _taken(session, values), at, writer)
+
+
+def put_numbers(
+    session: Session, taken: Mapping[str, Any], step: int, writer: Writer | StepWriter | None = None
+) -> None:
+    """Floats, `Late` numbers, and tensors of one element on a GPU, each under its name."""
+    writer = writer or session.writer
+    taken = _sent(session, taken)
+    if not taken:
+        return
+    ids = np.array([session.writer.scalar_id(name) for name in taken], np.int32)
+    steps = np.full(len(ids), step, np.int64)
+    times = np.full(len(ids), time.time())
+    values = np.array([value if isinstance(value, float) else np.nan for value in taken.values()])
+    made = session.step_number
+    counted = np.full(len(ids), made, np.int64) if step > made else None
+    record = ScalarsRecord(ids, steps, times, values, counted)
+    late = [(place, name, value) for place, (name, value) in enumerate(taken.items()) if callable(value)]
+    if not late:
+        writer.put(record, 32 * len(ids), step=step)
+        return
+
+    def resolve() -> list[ScalarsRecord | Event]:
+        is_known, events = np.ones(len(ids), bool), []
+        for place, name, number in late:
+            try:
+                values[place] = number()
+            except Exception as error:  # noqa: BLE001 - a value that cannot be read must not cost the others
+                is_known[place] = False
+                events.append(session.warned(f"log {name}", _refusal(name, error)))
+        return [record.where(is_known), *(event for event in events if event is not None)]
+
+    writer.put(resolve, 64 * len(ids), step=step, stream="scalars")
+
+
+def _taken(session: Session, values: Mapping[Any, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        for name, value in flattened(values):
+            if name in found:
+                session.warn_once(
+                    f"log twice {name}", f'log() was given "{name}" twice in one call; the last is recorded.'
+                )
+            try:
+                found[name] = take(value)
+            except Exception as error:  # noqa: BLE001 - whatever the value does when it is read, it is the user's
+                session.warn_once(f"log {name}", _refusal(name, error))
+    except Exception as error:  # noqa: BLE001 - the mapping is the user's as well
+        session.warn_once("log mapping", f"log() could not read all names of a mapping: {_in_words(error)}.")
+    return found
+
+
+def _sent(session: Session, taken: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tensors on a GPU become `Late` numbers; their copies to the host are under way, all in one."""
+    on_gpu = {name: value for name, value in taken.items() if getattr(value, "is_cuda", False)}
+    if not on_gpu:
+        return taken
+    from sonde.reduce.scalars import PendingScalars
+
+    others = {name: value for name, value in taken.items() if name not in on_gpu}
+    try:
+        parcel = _Parcel(PendingScalars(list(on_gpu.values())))
+    except Exception as error:  # noqa: BLE001 - a device that has failed is no failure of ours
+        for name in on_gpu:
+            session.warn_once(f"log {name}", _refusal(name, error))
+        return others
+    return {**others, **{name: partial(parcel.number, place) for place, name in enumerate(on_gpu)}}
+
+
+class _Parcel:
+    """Numbers that arrive together, or not at all: a device that has failed is waited for once."""
+
+    def __init__(self, pending: PendingScalars) -> None:
+        self._pending = pending
+        self._found: list[float] | None = None
+        self._error: Exception | None = None
+
+    def number(self, place: int) -> float:
+        if self._found is None and self._error is None:
+            try:
+                self._found = self._pending.resolve()
+            except Exception as error:  # noqa: BLE001 - raised again for each of them
+                self._error = error
+        if self._found is None:
+            raise self._error or RuntimeError("nothing arrived")
+        return self._found[place]
+
+
+def _step_of(session: Session, step: Any) -> int | None:
+    if step is None:
+        return session.step_number
+    try:
+        at = int(step) if isinstance(step, int | str) else _whole(step)
+    except Exception:  # noqa: BLE001 - whatever it is, it is not a step
+        return None
+    if abs(at) > MAX_STEP:
+        return None
+    if at > session.step_number and not session.is_logged_ahead:
+        session.is_logged_ahead = True
+        session.writer.note(logged_ahead=True)  # a count of the user's own: it says nothing of where to go on
+    return at
+
+
+def _whole(step: Any) -> int:
+    """A step is waited for, should it be on a device: nothing can be recorded without it."""
+    taken = take(step)
+    number = float(taken() if callable(taken) and not hasattr(taken, "is_cuda") else taken)
+    if not number.is_integer():
+        raise NotANumberError("not a whole number")
+    return int(number)
+
+
+def _leave_out(session: Session, key: str, wanted: str) -> None:
+    session.warn_once(f"log, {key}", f"log() takes {wanted}. It was left out.")
+
+
+def _refusal(name: str, error: Exception) -> str:
+    return f'"{name}" was left out of log(): {_in_words(error)}.'
+
+
+def _in_words(error: Exception) -> str:
+    """An error of ours is a sentence; a foreign one comes with its type."""
+    if isinstance(error, NotANumberError):
+        return str(error)
+    return f"it cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"[:300]
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.40}" if isinstance(value, str | float | int) else type(value).__name__

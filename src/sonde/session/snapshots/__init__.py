@@ -1,0 +1,1 @@
+"""Whole tensors of chosen steps: planned, staged, copied and handed to the store."""

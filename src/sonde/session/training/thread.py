@@ -1,0 +1,112 @@
+"""What one thread of the program trains: its models and its steps, and what is done at the end of each step.
+
+Everything here may fail, part by part, without keeping the rest from being done or the step from being counted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from sonde.probe.guarded import attempt
+from sonde.session.training.count import Steps
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+    from sonde.session.watched_model import WatchedModel
+
+_FACTS_EVERY: Final = 100
+
+
+class TrainingThread:
+    """A `StepHost`: acts on what `Steps` finds."""
+
+    def __init__(self, session: Session, first: int) -> None:
+        self.session, self.breaker = session, session.breaker
+        self.steps = Steps(first, self)
+        self._began_s = time.perf_counter()
+        self._described = -1
+        """The step in which models were described last."""
+
+    @property
+    def watched_models(self) -> list[WatchedModel]:
+        """The models it trains."""
+        return [watching for watching in self.session.watched_models if watching.training is self]
+
+    def optimizers(self) -> set[int]:
+        return {id(optimizer) for watching in self.watched_models for optimizer in watching.optimizers.watched}
+
+    # ---------------------------------------------------------------------------------------------- a step, in order
+
+    def step_begins(self, step: int) -> None:
+        for watching in self.watched_models:
+            with attempt(self.breaker, "schedule"):
+                watching.begin_step(step)
+        with attempt(self.breaker, "schedule of snapshots"):
+            self.session.snapshots.begin_step(step)
+
+    def optimizers_stepped(self, step: int) -> None:
+        self.emit(step)
+        with attempt(self.breaker, "snapshot"):
+            self.session.snapshots.step_over()
+        if step != self._described:  # again at the end: in the first step more of them may follow
+            self._described = step
+            with attempt(self.breaker, "structure of the model"):
+                self._describe_models()
+
+    def step_ended(self, step: int) -> None:
+        now = time.perf_counter()
+        wall_s, self._began_s = now - self._began_s, now
+        self.emit(step)
+        self.session.position.step_made()
+        self.session.writer.set_step(step + 1)
+        with attempt(self.breaker, "budget"):
+            self._keep_to_budget(step, wall_s)
+        with attempt(self.breaker, "structure of the model"):
+            self._describe_models()
+        if step % _FACTS_EVERY == 0:
+            with attempt(self.breaker, "facts"):
+                self.session.note_facts()
+
+    def emit(self, step: int) -> None:
+        """Hand what was measured to the writer, as a part of this step."""
+        for watching in self.watched_models:
+            with attempt(self.breaker, "handing over"):
+                watching.emit(step)
+        if self.session.data is not None:
+            with attempt(self.breaker, "data inspection"):
+                self.session.data.emit(step)
+
+    def sweep(self) -> None:
+        """The user ends the step, and no optimizer is there to tell of: take what is there now."""
+        for watching in self.watched_models:
+            with attempt(self.breaker, "step"):
+                watching.sweep()
+        with attempt(self.breaker, "snapshot"):
+            self.session.snapshots.step_over()
+
+    def finish(self) -> None:
+        """No step follows."""
+        with attempt(self.breaker, "finish"):
+            self.steps.finish()
+        if self.steps.is_over:
+            with attempt(self.breaker, "finish"):
+                self.steps.close()
+        self.emit(self.steps.number)
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _keep_to_budget(self, step: int, wall_s: float) -> None:
+        session = self.session
+        if session.data is not None:
+            # Batches are told apart in every step, which nothing thins out.
+            session.governing.meter.add("inspect" if session.data.is_inspecting else "", session.data.own_s)
+            session.data.own_s = 0.0
+        session.governing.end_step(step, wall_s)
+
+    def _describe_models(self) -> None:
+        """model.json, if what it says has changed."""
+        if self.session.watched_models:
+            from sonde.session.structure import write_structure
+
+            write_structure(self.session, self.session.watched_models)

@@ -1,0 +1,522 @@
+"""One watched model: taps in, sketches out. Written as the flow goes: probe -> reduce -> record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sonde.probe.entry import EntryTap
+from sonde.probe.forward import ForwardTap
+from sonde.probe.guarded import attempt
+from sonde.probe.guards import quiet
+from sonde.probe.in_graph import InGraphTaps
+from sonde.probe.model import ModelNames, ModuleRef, NamedParameter
+from sonde.probe.optimizer.clip import ClipTap
+from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
+from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.schedule import ALWAYS, Schedule
+from sonde.probe.select import chooser, is_chosen
+from sonde.reduce.optimizer_pass import OptimizerPass
+from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
+from sonde.schema.names import Kind
+from sonde.session.inspect.inspection import Inspection
+from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
+from sonde.session.plan import Plan
+from sonde.session.ranks.same_weights import is_due, model_fingerprint
+from sonde.session.structure import StructureDocument
+from sonde.session.training.optimizer_scalars import OptimizerScalars
+from sonde.session.training.parameter_subset import ParameterSubset, adam_moments, is_state, split_by_grad
+from sonde.session.training.predicted_update import UpdatePrediction
+from sonde.session.training.site_ids import SiteIds
+from sonde.session.training.tables import put_tables
+from sonde.write.ranks import world_size
+
+if TYPE_CHECKING:
+    from sonde.session.session import Session
+
+
+MAX_ONES: Final = 1 << 16
+"""Activations of one step. What is recorded of a step is held until it is over, and it may never be."""
+MAX_SAMPLED: Final = 1 << 14
+"""Of these, with histograms: a sample takes as much memory as twenty sketches."""
+
+
+class Measured(NamedTuple):
+    """What was measured in some forward passes."""
+
+    tables: list[Table]
+    looks: Looks | None
+    num_ones: int
+
+
+class WatchedModel:
+    """Records one model until `detach`. Holds no reference that would keep the model or its tensors alive."""
+
+    def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
+        self.session, self.plan = session, plan
+        self.training = session.training
+        self.names: ModelNames = ModelNames(model, prefix=plan.prefix)
+        self._select()
+        asked, tell = session.settings, self._note_unreadable
+        self.reducer: Reducer = Reducer(
+            hist_samples=asked.hist_samples, max_rows=asked.activation_rows, on_unreadable=tell
+        )
+        self.optimizer_pass = OptimizerPass(self.reducer)
+        self.prediction = UpdatePrediction(self)
+        self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
+        self._wants_forward = True
+        self.wants: dict[str, bool] = {}
+        self.histogram = False
+        self.meter = session.governing.meter
+        self._kind = ""
+        """What most of this step's cost is for."""
+        self.sites = SiteIds(session.writer)
+        self.without_grad: set[str] = set()
+        """Parameters, by name, that were seen without a gradient, with one, and in an optimizer."""
+        self.with_grad: set[str] = set()
+        self.in_optimizer: set[str] = set()
+        self.unreadable: dict[str, str] = {}
+        self._kept: list[Table] = []
+        """Of this step, taken out of the reducer before a forward pass that may be of the next."""
+        self._num_ones = self._num_cut = 0
+        self.is_allowed = True
+        self.on_root: Callable[[Any, Any, Any], None] | None = None
+        """Who else wants to know what the model was called with."""
+        self.on_begin: Callable[[], None] | None = None
+        """The model is about to be called, in training or not."""
+        self.on_evaluated: Callable[[Any, Any, Any], None] | None = None
+        self.on_number: Callable[[nn.Module, Any, Tensor], None] | None = None
+        self._has_other_ranks = world_size() > 1
+        self._root = root = self.names.place(model)
+        self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
+        on_error = session.breaker
+        self.inspection = Inspection(session, self.names, on_error)
+        self.structure = StructureDocument()
+        self.loss_name = ""
+        self._is_inspecting = repr(plan.inspect) != "never"
+        self.clips = ClipTap(on_error)
+        self.entry = EntryTap(self.names, self._entered, on_error, on_call=self._begins)
+        self.forward = ForwardTap(
+            self.names,
+            self,
+            on_error,
+            on_root=self._root_called,
+            on_evaluated=self._evaluated,
+            on_number=self._number_given,
+        )
+        self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
+        self.optimizers = OptimizerTap(
+            self.names,
+            optimizers,
+            is_wanted=lambda: any(self.wants.values()),
+            on_before=self._before_update,
+            on_after=self._after_update,
+            on_error=on_error,
+            take_clips=self.clips.take,
+            on_failed=self._void,
+            on_unnamed=self._tell_unnamed,
+            hooks=session.optimizer_hooks,
+        )
+        self.optimizer_scalars: OptimizerScalars = OptimizerScalars(self, self.optimizers)
+        self.begin_step(session.step_number)
+        self._tell_scripted()
+
+    def detach(self) -> None:
+        """Leave no trace."""
+        self.entry.detach()
+        self.forward.detach()
+        if self.in_graph is not None:
+            self.in_graph.detach()
+        self.optimizers.detach()
+        self.clips.detach()
+        self.inspection.detach()
+        # Not left to the garbage collector: the copies of the parameters are as large as the model.
+        self.reducer.forget()
+        self.optimizer_pass.forget()
+        self.prediction.step_pass.forget()
+
+    # --------------------------------------------------------------------------------------------------- the steps
+
+    def begin_step(self, step: int) -> None:
+        """Decide once what this step will record."""
+        self.is_allowed = not self.session.breaker.is_open
+        plan = self.plan
+        schedules: dict[str, Schedule] = {
+            "param": plan.params, "grad": plan.grads, "update": plan.updates, "optim": plan.optim,
+        }  # fmt: skip
+        self.wants = {kind: self._may(kind, step, schedule) for kind, schedule in schedules.items()}
+        self.wants_activations = self._may("activations", step, plan.activations)
+        self.wants_activation_grads = self._may("activation_grads", step, plan.activation_grads)
+        self.wants_inspection = self._may("inspect", step, plan.inspect)
+        self.wants_finite = self.nonfinite is not None and self._may("finite", step, ALWAYS)
+        self._wants_forward = (
+            self.wants_activations or self.wants_activation_grads or self.wants_inspection or self.wants_finite
+        )
+        self._kind = self._main_kind()
+        self.inspection.begin_step(is_wanted=self.wants_inspection)
+        self.histogram = step % self.session.settings.hist_every == 0
+        self._num_ones = self._num_cut = 0
+
+    def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
+        return self.is_allowed and self.session.governing.allows(step, kind, scheduled=schedule(step))
+
+    def _main_kind(self) -> str:
+        if any(self.wants[kind] for kind in ("param", "update", "optim")):
+            return "optimizer"
+        if self.wants["grad"]:
+            return "grads"
+        return "activations" if self.wants_activations or self.wants_activation_grads else ""
+
+    @property
+    def has_seen_gradients(self) -> bool:
+        """Whether this model was trained, since it is watched."""
+        return bool(self.in_optimizer or self.with_grad)
+
+    @property
+    def is_recording(self) -> bool:
+        return self.wants_activations or self.wants_activation_grads or any(self.wants.values())
+
+    @property
+    def is_idle(self) -> bool:
+        return not (
+            self._wants_forward or self.session.snapshots.draft is not None or self.training.steps.wants_part(self)
+        )
+
+    def forward_seen(self, place: ModuleRef, output: Any) -> None:
+        if place is self._root:
+            self.training.steps.model_called(self, output)
+        else:
+            self.training.steps.part_called(self, place, output)
+        self.session.snapshots.forward_begins(self)
+
+    def _entered(self) -> None:
+        self.forward.is_running = True
+        self.training.steps.model_entered(self)
+        self.session.snapshots.forward_begins(self)
+        if self.wants_inspection:
+            self.inspection.forward_begins()
+
+    def _begins(self) -> None:
+        if self.on_begin is not None:
+            self.on_begin()
+
+    def _evaluated(self, args: Any, kwargs: Any, output: Any) -> None:
+        if self.on_evaluated is not None:
+            self.on_evaluated(args, kwargs, output)
+
+    def _number_given(self, module: nn.Module, args: Any, value: Tensor) -> None:
+        if self.on_number is not None:
+            self.on_number(module, args, value)
+
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
+        if self.nonfinite is not None and self.wants_finite and place.is_selected:
+            with self.meter.span("finite"):
+                is_leaf = not module._modules
+                self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
+        if self.wants_inspection:
+            with self.meter.span("inspect"):
+                self.inspection.module_called(place, module, args, output)
+        if self.session.snapshots.draft is not None:
+            self.session.snapshots.output(self, place, output)
+
+    def _root_called(self, args: Any, kwargs: Any, output: Any) -> None:
+        if self.session.snapshots.draft is not None:
+            self.session.snapshots.called(self, args, kwargs)
+        if self.on_root is not None:
+            self.on_root(args, kwargs, output)
+
+    def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
+        self._one("act", place, suffix, tensor)
+
+    def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
+        self._one("actgrad", place, suffix, tensor)
+
+    def _one(self, kind: Kind, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
+        self._num_ones += 1
+        if self._num_ones > MAX_ONES:
+            self._tell_no_end()
+            return
+        self.meter.see(tensor)
+        histogram = self.histogram and self._num_ones <= MAX_SAMPLED
+        with self.meter.span("activations"):
+            self.reducer.add(self.sites.of_place(kind, place, suffix, tensor), tensor, histogram=histogram)
+
+    # ------------------------------------------------------------ passes of which it is not known what they are for
+
+    def cut(self) -> Measured:
+        """What was measured since the last cut; for another step, or for none."""
+        with quiet(), self.meter.span("activations"):
+            tables = self.reducer.cut()
+        num_ones, self._num_cut = self._num_ones - self._num_cut, self._num_ones
+        return Measured(tables, self.nonfinite.cut() if self.nonfinite is not None else None, num_ones)
+
+    def keep(self, measured: Measured) -> None:
+        self._kept += measured.tables
+        if self.nonfinite is not None and measured.looks is not None:
+            self.nonfinite.keep(measured.looks)
+
+    def retire(self, measured: Measured) -> Measured:
+        """A value that is not finite is told of at once: the batch may have been left out because of it."""
+        if self.nonfinite is not None and measured.looks is not None:
+            self.nonfinite.drop(measured.looks, self.session.step_number)
+        return measured._replace(looks=None)
+
+    def drop(self, measured: Measured) -> None:
+        self._num_ones -= measured.num_ones
+        self._num_cut -= measured.num_ones
+        self.retire(measured)
+
+    def restart(self) -> None:
+        """The pass before may have been none of the step's: what is looked at once in a step is looked at again."""
+        self.inspection.restart()
+        self.session.snapshots.restart(self)
+        if self.session.data is not None:
+            self.session.data.restart(self)
+
+    # ------------------------------------------------------------------------------------------- the optimizer step
+
+    def _before_update(self, step: OptimizerStep) -> None:
+        """Each part by itself: one that fails costs its own numbers only."""
+        self.session.snapshots.before_update(self, step)
+        if self.session.data is not None:
+            with attempt(self.session.breaker, "loss of the step"):
+                self.session.data.before_update(self, step)
+        self.in_optimizer.update(named.name for named in step.names)
+        self.in_optimizer.update(named.name for named, _ in step.unreadable)
+        num_before, failed = self.reducer.num_tables, self.session.breaker
+        with quiet():
+            with attempt(failed, "gradients and parameters"):
+                self._read_before(step)
+            with attempt(failed, "inspection"), self.meter.span(self._kind):
+                self.inspection.before_update()
+            with attempt(failed, "scalars of the optimizer"), self.meter.span(self._kind):
+                self.optimizer_scalars.log(step)
+            if not step.has_closure:
+                with attempt(failed, "scalars of the gradients"), self.meter.span(self._kind):
+                    self._gradient_scalars(step)
+        step.tables = self.reducer.held_since(num_before)
+
+    def _read_before(self, step: OptimizerStep) -> None:
+        if step.params:
+            self.meter.see(step.params[0])
+        with self.meter.span(self._kind):
+            for named, what in step.unreadable:
+                self._note_unreadable_site(f"param/{named.name}", what)
+            step.parts = split_by_grad(step, is_made=not step.has_closure)
+            for part in step.parts:
+                self._predict(step, part)
+        if self.wants["grad"] and not step.has_closure:
+            is_read = all(part.is_predicted for part in step.parts)
+            with self.meter.span(self._kind if is_read else "grads"):
+                self._grads(step, step.parts)
+        with self.meter.span(self._kind):
+            self._keep(step)
+
+    def _void(self, step: OptimizerStep) -> None:
+        """The step failed. What was measured before it would be merged with the next one's, as if it had been twice."""
+        self.reducer.drop(step.tables)
+        void = {id(table) for table in step.tables}
+        self._kept = [table for table in self._kept if id(table) not in void]
+
+    def _keep(self, step: OptimizerStep) -> None:
+        """Sketch and copy the parameters, where the step is not known before it is made."""
+        for part in step.parts:
+            if not part.is_predicted:
+                self.optimizer_pass.before(
+                    (step.number, part.name),
+                    self.sites.of_part("param", part),
+                    part.params,
+                    sketch=self.wants["param"],
+                    keep=self.wants["update"],
+                    pairs=self.wants["optim"],
+                    histogram=self.histogram,
+                )
+
+    def _after_update(self, step: OptimizerStep) -> None:
+        failed = self.session.breaker
+        with quiet(), self.meter.span(self._kind):
+            if step.has_closure:
+                with attempt(failed, "scalars of the gradients"):
+                    self._gradient_scalars(step)
+                if self.wants["grad"]:
+                    with attempt(failed, "gradients"):
+                        self._grads(step, split_by_grad(step, is_made=True))
+            if self.wants["update"]:
+                with attempt(failed, "updates"):
+                    self._updates(step)
+            if self.wants["optim"]:
+                with attempt(failed, "optimizer states"):
+                    self._states(step)
+            with attempt(failed, "fingerprint"):
+                self._note_weights(step)
+        self.session.snapshots.after_update(self, step)
+        if self.session.data is not None:
+            with attempt(self.session.breaker, "loss of the step"):
+                self.session.data.after_update(self, step)
+
+    def _note_weights(self, step: OptimizerStep) -> None:
+        """What the other ranks compare theirs with."""
+        model = self.names.model()
+        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.session.step_number):
+            value = model_fingerprint(model)
+            if value is not None:
+                self.session.log({"model/model/fingerprint": value})
+
+    def _predict(self, step: OptimizerStep, part: ParameterSubset) -> None:
+        tables = self.prediction.before(step, part)
+        if tables is None:
+            return
+        part.is_predicted = True
+        factors = self._clipped(step, part)
+        for table in tables if factors else ():
+            set_raw(table, factors)
+
+    def _grads(self, step: OptimizerStep, parts: list[ParameterSubset]) -> None:
+        for part in parts:
+            (self.with_grad if part.has_grads else self.without_grad).update(named.name for named in part.names)
+            if part.is_predicted or not part.has_grads:
+                continue
+            readable, grads = part.with_plain_grads()
+            keys = self.sites.of_part("grad", readable)
+            tables = self.reducer.add_all(("grad", step.number), keys, grads, histogram=self.histogram)
+            factors = self._clipped(step, readable)
+            for table in tables:
+                if step.grad_scale is not None:
+                    scale_rows(table, 1.0 / step.grad_scale)
+                if factors:
+                    set_raw(table, factors)
+
+    def _clipped(self, step: OptimizerStep, part: ParameterSubset) -> dict[int, Any]:
+        """By what the gradients of these sites were multiplied."""
+        factors = step.clips.factors
+        if not factors:
+            return {}
+        pairs = zip(self.sites.of_part("grad", part), part.params, strict=True)
+        return {key: factors[id(p)] for key, p in pairs if id(p) in factors}
+
+    def _updates(self, step: OptimizerStep) -> None:
+        for part in step.parts:
+            if part.is_predicted:
+                self.prediction.after(step, part.name)
+                continue
+            self.optimizer_pass.after(
+                (step.number, part.name),
+                self.sites.of_part("update", part),
+                part.params,
+                # A fused optimizer unscales gradients in place: what they were times the scale is not known here.
+                grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
+                moments=adam_moments(step.optimizer, part.params) if self.wants["optim"] else None,
+                histogram=self.histogram,
+            )
+
+    def _states(self, step: OptimizerStep) -> None:
+        keys, tensors = [], []
+        left = [pair for part in step.parts if not part.is_predicted for pair in part]
+        for named, parameter in left:
+            for state, value in step.optimizer.state.get(parameter, {}).items():
+                if is_plain_tensor(value) and is_state(str(state), value, parameter):
+                    keys.append(self.sites.of_parameter("optim", named, value, f".{state}"))
+                    tensors.append(value)
+        self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
+
+    def _gradient_scalars(self, step: OptimizerStep) -> None:
+        """What clipping saw, and how the gradients lie: once they are made, which a closure does inside the step."""
+        values = self.optimizer_scalars.clipped(step)
+        if self._is_inspecting:
+            values.update(self.inspection.gradients(step))
+        if values:
+            self.session.log(values)
+
+    # --------------------------------------------------------------------------------- without an optimizer, and end
+
+    def sweep(self) -> None:
+        """Parameters and gradients as they are now, for loops whose optimizer is not torch's."""
+        model = self.names.model()
+        if model is None:
+            return
+        self.names.refresh()
+        clips = self.clips.take(list(model.parameters()))
+        step = OptimizerStep(None, 0, [], [], clips=clips)  # type: ignore[arg-type]
+        for parameter in model.parameters():
+            named = self.names.parameter(parameter)
+            if named is not None and named.is_selected and is_plain_tensor(parameter):
+                step.names.append(named)
+                step.params.append(parameter)
+        if step.params:
+            self.meter.see(step.params[0])
+        self.session.snapshots.before_update(self, step)
+        with quiet(), self.meter.span(self._kind):
+            self.session.log(self.optimizer_scalars.clipped(step))
+            if self.wants["grad"]:
+                self._grads(step, split_by_grad(step, is_made=True))
+            self.inspection.before_update()
+            if self.wants["param"]:
+                keys = self.sites.of_part("param", ParameterSubset("all", step.names, step.params))
+                self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
+
+    def emit(self, step: int) -> None:
+        """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
+        failed = self.session.breaker
+        with attempt(failed, "handing over"), quiet(), self.meter.span(self._kind):
+            kept, self._kept = self._kept, []
+            tables = [*kept, *self.reducer.take()]
+            if tables:
+                put_tables(self.session.writer, tables, step)
+        with attempt(failed, "handing over an inspection"), quiet(), self.meter.span(self._kind):
+            self.inspection.emit(step)
+        if self.nonfinite is not None:
+            with attempt(failed, "non-finite values"), quiet(), self.meter.span("finite" if self.wants_finite else ""):
+                self.nonfinite.emit(step)
+        self.prediction.tell()
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _select(self) -> None:
+        """By what was asked for; what the model gains later is chosen in the same way."""
+        choose, names = chooser(self.plan.sites), self.names
+
+        def choose_place(place: ModuleRef) -> bool:
+            return is_chosen(choose, place.name, place.aliases, [place.ref()])
+
+        def choose_parameter(named: NamedParameter) -> bool:
+            return is_chosen(choose, named.name, named.aliases, [owner() for owner in named.owners])
+
+        for place in names.places.values():
+            place.is_selected = choose_place(place)
+        names.choose_place, names.choose = choose_place, choose_parameter
+        names.refresh()
+
+    def _tell_scripted(self) -> None:
+        inside = self.names.scripted_inside() if repr(self.plan.activations) != "never" else []
+        if inside:
+            self.session.warn_once(
+                "scripted",
+                f"torch.jit runs {len(inside)} modules of this model without Python (the first is {inside[0]}): their "
+                "activations are not recorded. Parameters, gradients and updates are, and what a scripted module as a "
+                "whole returns.",
+            )
+
+    def _tell_no_end(self) -> None:
+        self.session.warn_once(
+            "no end of a step",
+            f"{MAX_ONES:,} activations since the last step of an optimizer: more are recorded from the next one on. "
+            "A model that is evaluated wants torch.no_grad(), which keeps it out of the steps.",
+        )
+
+    def _tell_unnamed(self, optimizer: Optimizer) -> None:
+        self.session.warn_once(
+            "unnamed optimizer",
+            f"{type(optimizer).__name__} steps parameters of this model and was not named in watch(): its steps are "
+            "not recorded. Name it, watch(model, [first, second]), or none: then every one is followed.",
+        )
+
+    def _note_unreadable(self, key: int, why: str) -> None:
+        self._note_unreadable_site(self.sites.name_of(key), why)
+
+    def _note_unreadable_site(self, site: str, why: str) -> None:
+        if site not in self.unreadable:
+            self.unreadable[site] = why
+            self.session.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")

@@ -1,0 +1,151 @@
+"""TRL's `SFTTrainer` whose checkpoints are ours: atomic, verified, without pickle, and continued bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
+from trl import SFTTrainer
+
+from sonde.adapters.transformers import inner_optimizer
+from sonde.tune.checkpoint.manager import CheckpointManager
+from sonde.tune.checkpoint.rng import put_rng
+from sonde.tune.checkpoint.tree import decode
+from sonde.tune.config import KeepConfig
+from sonde.tune.method import FineTuningMethod
+from sonde.tune.train.console import Console, introduction, is_terminal
+from sonde.tune.train.own_step import own_step
+
+STATE_NAME = "trainer_state.json"
+RETAINED = "retained"
+
+
+class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
+    """`save_strategy` decides when; `save_checkpoint` of the method is left for the end."""
+
+    def __init__(
+        self,
+        *,
+        method: FineTuningMethod,
+        keep: KeepConfig,
+        folder: Path,
+        eval_dataset: Any = None,
+        retained_dataset: Any = None,
+        is_verbose: bool = True,
+        **given: Any,
+    ) -> None:
+        self.method, self.keep, self.folder = method, keep, folder
+        self.manager: CheckpointManager | None = None
+        sets = {name: data for name, data in (("", eval_dataset), (RETAINED, retained_dataset)) if data is not None}
+        super().__init__(eval_dataset=sets or None, **given)  # which makes tokens of them
+        prepared: dict[str, Any] = vars(self)["eval_dataset"] or {}
+        self.retained_dataset = prepared.get(RETAINED)
+        self.eval_dataset: Any = prepared.get("")
+        for theirs in (ProgressCallback, PrinterCallback):
+            self.remove_callback(theirs)
+        self.console = Console(has_bar=is_terminal() and not self.args.disable_tqdm)
+        if is_verbose and self.is_world_process_zero():
+            self.add_callback(self.console)
+            sys.stderr.write("\n".join(introduction(self.model, self.train_dataset, self.args.max_length)) + "\n")
+
+    def mean_loss(self, otherwise: float) -> float:
+        """Over all steps: the trainer's own leaves out those before it was resumed."""
+        weighted = num_steps = 0.0
+        for entry in self.state.log_history:
+            if "loss" in entry:
+                weighted += entry["loss"] * (entry["step"] - num_steps)
+                num_steps = entry["step"]
+        return weighted / num_steps if num_steps else otherwise
+
+    def log(self, logs: dict[str, float], *rest: Any, **given: Any) -> None:
+        if "train_loss" in logs:
+            logs["train_loss"] = self.mean_loss(logs["train_loss"])
+        super().log(logs, *rest, **given)
+
+    def checkpoints(self) -> CheckpointManager:
+        """Made when the optimizer is there."""
+        if self.manager is None:
+            scaler = self.accelerator.scaler
+            self.manager = CheckpointManager(
+                self.folder,
+                model=self.accelerator.unwrap_model(self.model),
+                optimizer=inner_optimizer(self.optimizer),
+                scheduler=self.lr_scheduler,
+                scaler=scaler,
+                interval=None,
+                keep_last=self.keep.keep_last,
+                keep_best=self.keep.keep_best,
+                metric=self.keep.metric,
+                mode=self.keep.mode,
+                adapters_only=self.method.is_adapter,
+                background=self.keep.background,
+            )
+            self.manager.documents[STATE_NAME] = self._state_document
+        return self.manager
+
+    def _state_document(self) -> Any:
+        """What the trainer needs to find its place again; numbers that JSON lacks become null."""
+        for part in (*self.callback_handler.callbacks, self.control):
+            if isinstance(part, ExportableState):
+                self.state.stateful_callbacks[type(part).__name__] = part.state()
+        return _plain(dataclasses.asdict(self.state))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        metrics: dict[str, float] = {}
+        for entry in self.state.log_history:
+            if entry.get("step") == self.state.global_step:
+                metrics.update({name: value for name, value in entry.items() if _is_metric(name, value)})
+        self.checkpoints().try_save(self.state.global_step, metrics)
+
+    def training_step(self, model: Any, inputs: Any, *rest: Any, **given: Any) -> torch.Tensor:
+        if self.method.uses_trainer_step:
+            loss: torch.Tensor = super().training_step(model, inputs, *rest, **given)
+            return loss
+        return own_step(self, model, inputs)
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        """Also on what the model could do before it was tuned."""
+        metrics: dict[str, float] = {}
+        if eval_dataset is not None or self.eval_dataset is not None:
+            metrics.update(super().evaluate(eval_dataset, ignore_keys, metric_key_prefix))
+        if eval_dataset is None and self.retained_dataset is not None:
+            prefix = f"{metric_key_prefix}_{RETAINED}"
+            metrics.update(super().evaluate(self.retained_dataset, ignore_keys, prefix))
+        return metrics
+
+    # ------------------------------------------------------------------------------- where transformers would unpickle
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Weights are restored together with the optimizer, which is not there yet."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            self.checkpoints().restore(Path(checkpoint).name, rng=False)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Restored with the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Called when the batches that were seen have been passed over."""
+        if checkpoint is not None:
+            payload = self.checkpoints().load(Path(checkpoint).name)
+            put_rng(decode(payload.state["rng"], payload.tensors.get("state", {})))
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    is_wanted = name == "loss" or (name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")))
+    return is_wanted and isinstance(value, int | float)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    return value if value is None or isinstance(value, bool | int | str) else None

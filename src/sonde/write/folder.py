@@ -1,0 +1,224 @@
+"""Make run folders and find those that can be continued. No name, however hostile, leads out of the folder of runs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunError, SondeError
+from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
+from sonde.write.durable import TMP_SUFFIX, sync_folder
+from sonde.write.environment import describe_machine
+from sonde.write.runfile import RunFile
+
+MAX_NAME_BYTES: Final = 80
+_UNSAFE: Final = re.compile(r"[^\w.+=-]")
+_RESERVED: Final = frozenset({LATEST_LINK, TRASH_FOLDER})
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The path as it is meant now: a program may change its working directory later.
+
+    >>> absolute("/data/runs").as_posix()
+    '/data/runs'
+    """
+    try:
+        return Path(path).absolute()
+    except OSError as error:
+        raise RunError(
+            f"cannot find the folder {path}: the working directory no longer exists ({error.strerror}). "
+            "Change to one that does, or give an absolute path with dir= or SONDE_DIR."
+        ) from error
+
+
+def create_run(
+    dir: Path,
+    *,
+    project: str,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Sequence[str] = (),
+    notes: str = "",
+    command: Sequence[str] | None = None,
+) -> Path:
+    """Make `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
+    created_time = time.time()
+    id = secrets.token_hex(4)
+    dir = absolute(dir)
+    try:
+        run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
+        content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
+        for stream in STREAMS:
+            (run / stream).mkdir()
+        RunFile(run, content).write()
+        sync_folder(run.parent)
+    except OSError as error:
+        raise RunError(_explain(dir, error)) from error
+    _point_latest(dir, run)
+    return run
+
+
+def check_place(dir: Path) -> None:
+    """Raise the error that `create_run` would raise here, as far as can be told without making anything."""
+    found = next(parent for parent in (dir, *dir.parents) if parent.exists())
+    if not found.is_dir():
+        raise RunError(_explain(dir, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))))
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise RunError(_explain(dir, PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
+
+
+def remove_run(run: Path) -> None:
+    """Delete a run that its own process began and recorded nothing in. What cannot be deleted stays an empty run."""
+    shutil.rmtree(run, ignore_errors=True)
+
+
+def find_resumable(dir: Path, *, project: str, name: str | None = None) -> Path | None:
+    """The newest run of that project, or of that name in it; an id, or a folder's name, is found in any project.
+
+    Whether another process still writes it, its lock says: to pass it over would be to resume some older run instead.
+    """
+    own = Path(dir) / folder_name(project, "default")
+    found, foreign = [], []
+    for path in Path(dir).glob(f"*/*/{RUN_FILE}"):
+        try:
+            content = RunFile.load(path.parent).content
+        except SondeError:
+            continue
+        entry = _number(content.get("created_time")), path.parent.name, path.parent
+        is_own = path.parent.parent == own and content.get("project") == _text(project)
+        if is_own and (name is None or content.get("name") == _text(name)):
+            found.append(entry)
+        if name is not None and name in (content.get("id"), path.parent.name):
+            foreign.append(entry)
+    newest = max(found or foreign, default=None)
+    return None if newest is None else newest[2]
+
+
+def folder_name(name: str, empty: str) -> str:
+    """A name as one path component. One that had to be changed ends in a hash, so that two names never share a folder.
+
+    >>> folder_name("gpt-2", "default")
+    'gpt-2'
+    >>> folder_name("../../etc", "default").startswith("etc-")
+    True
+    """
+    if not name:
+        return empty
+    safe = _UNSAFE.sub("_", name).lstrip("._-")
+    safe = safe.encode()[:MAX_NAME_BYTES].decode("utf-8", "ignore")
+    if safe == name and safe.lower() not in _RESERVED:
+        return safe
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{safe or empty}-{digest}"
+
+
+def _make_folder(dir: Path, project: str, created_time: float, name: str) -> Path:
+    parent = dir / project
+    parent.mkdir(parents=True, exist_ok=True)
+    stem = f"{datetime.fromtimestamp(created_time, UTC):%Y%m%d-%H%M%S}-{name}"
+    for attempt in range(1, 10_000):
+        run = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            run.mkdir()
+        except FileExistsError:
+            continue
+        return run
+    raise OSError(errno.EEXIST, "ten thousand runs began in one second", str(parent))
+
+
+def _first_content(
+    project: str,
+    name: str,
+    id: str,
+    created_time: float,
+    config: Mapping[str, Any] | None,
+    tags: Sequence[str],
+    notes: str,
+    command: Sequence[str] | None,
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT_VERSION,
+        "id": id,
+        "name": _text(name),
+        "project": _text(project),
+        "created": datetime.fromtimestamp(created_time, UTC).isoformat(),
+        "created_time": created_time,
+        "config": dict(config or {}),
+        "tags": [str(tag) for tag in tags],
+        "notes": str(notes),
+        "command": [str(part) for part in (sys.argv if command is None else command)],
+        "environment": describe_machine(),
+        "git": None,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "rank": _from_environment("RANK", 0),
+        "world_size": _from_environment("WORLD_SIZE", 1),
+        "status": "running",
+        "reason": "",
+        "ended_time": None,
+        "heartbeat": {
+            "time": created_time,
+            "step": -1,
+            "acknowledged": dict.fromkeys(STREAMS, -1),
+            "dropped": dict.fromkeys(STREAMS, 0),
+            "failed": dict.fromkeys(STREAMS, 0),
+            "degraded": "",
+        },
+        "facts": {},
+    }
+
+
+def _point_latest(dir: Path, run: Path) -> None:
+    """Move the link in one step. A folder of runs without one is no reason to stop."""
+    link = dir / LATEST_LINK
+    tmp = dir / f".{LATEST_LINK}-{os.getpid()}-{secrets.token_hex(4)}{TMP_SUFFIX}"
+    target = run.relative_to(dir)
+    try:
+        try:
+            tmp.symlink_to(target, target_is_directory=True)
+        except (OSError, NotImplementedError):
+            tmp.write_text(f"{target.as_posix()}\n", encoding="utf-8")
+        tmp.replace(link)
+    except OSError:
+        with contextlib.suppress(OSError):
+            tmp.unlink(missing_ok=True)
+
+
+def _explain(dir: Path, error: OSError) -> str:
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        remedy = "It cannot be written to; choose another folder with dir= or SONDE_DIR."
+    elif error.errno in (errno.ENOTDIR, errno.EEXIST):
+        remedy = "A file is in the way; choose another folder with dir= or SONDE_DIR."
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "This process has too many files open; close some, or raise the limit:  ulimit -n 65536"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "The disk is full; free some space, or choose another folder with dir= or SONDE_DIR."
+    else:
+        remedy = "Choose another folder with dir= or SONDE_DIR."
+    return f"cannot make a run in {dir}: {error.strerror or error}. {remedy}"
+
+
+def _text(text: str) -> str:
+    """As run.json will give it back."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _from_environment(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default

@@ -1,0 +1,1 @@
+"""Whole tensors on their way to disk or to a bucket. One store, one file."""

@@ -1,0 +1,261 @@
+"""An Icechunk repository of snapshots: one commit per snapshot. For the uploader's process only.
+
+icechunk hangs in a forked child and must not be imported where training runs. The entries of a snapshot's file are put
+into the repository as they are: the same chunks, the same checksums, read back by the same code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zipfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import RunError, UsageError
+from sonde.schema.addresses import Address, icechunk_storage
+from sonde.schema.lake import SnapshotDocument
+from sonde.schema.tensors import GROUP_FILE, group_name, older_group, step_of
+from sonde.write.lock import RunLock
+
+_ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'
+_AT_ONCE: Final = 16
+_REBASE_TRIES: Final = 1000
+_OPEN_TRIES: Final = 10
+_BEING_MADE: Final = ("clean prefixes", "updated by other session")
+"""What icechunk says when two writers make the same repository at once."""
+
+Tick = Callable[[], None]
+
+
+class Repository:
+    """One writer of a repository. On a local disk it is the only one: there, two commits at once lose one of them."""
+
+    def __init__(self, address: Address, *, rank: int = 0, branch: str = "main", tick: Tick = lambda: None) -> None:
+        self.address, self._rank, self._branch, self._tick = address, rank, branch, tick
+        self._lock: RunLock | None = None
+        if address.is_local:
+            beside = Path(address.bucket).parent  # icechunk wants its own folder empty when it begins
+            beside.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(beside, patience_s=0.0)
+        try:
+            self._repository = self._open()
+            self._make_root()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    # ------------------------------------------------------------------------------------------------------ snapshots
+
+    def commit(self, step: int, path: Path) -> str:
+        """Put a snapshot's file into the repository; the commit that has it, also if an earlier attempt made it."""
+        while True:
+            session = self._repository.writable_session(self._branch)
+            if _run(session.store.exists(f"{group_name(step, self._rank)}/{GROUP_FILE}")):
+                return self.commit_of(step) or self._newest()
+            with zipfile.ZipFile(path) as archive:
+                _run(self._put_all(session, group_name(step, self._rank), archive))
+                document = SnapshotDocument.from_bytes(archive.read(GROUP_FILE), str(path))
+            metadata = {"step": step, "rank": self._rank, "reason": document.reason, "num": len(document.tensors)}
+            commit = self._commit(session, f"step {step}", metadata)
+            if commit is not None:
+                return commit
+
+    def steps(self) -> list[int]:
+        steps: list[int] = _run(self._steps(self._reading(), group_name(0, self._rank).rpartition("/")[0]))
+        return steps
+
+    def commit_of(self, step: int) -> str | None:
+        """The newest commit that brought a step; none where there never was one, or it was expired."""
+        for info in self._repository.ancestry(branch=self._branch):
+            if info.metadata.get("step") == step and info.metadata.get("rank", 0) == self._rank:
+                return str(info.id)
+        return None
+
+    def fetch(self, step: int, path: Path, *, is_base: bool = False) -> None:
+        """Copy a snapshot into a file, as it was in the spool. `is_base`: also a deleted one, see `older_group`."""
+        _run(self._fetch(self._reading(), step, path, is_base=is_base))
+
+    def delete(self, step: int) -> None:
+        """One commit. What others are a difference to, in a repository of an earlier version, is refused."""
+        while True:
+            session = self._repository.writable_session(self._branch)
+            if not _run(self._delete(session, step)):
+                return
+            if self._commit(session, f"delete step {step}", {"deleted": step, "rank": self._rank}) is not None:
+                return
+
+    # -------------------------------------------------------------------------------------------------------- history
+
+    def tag(self, name: str, step: int | None = None) -> str:
+        """Name the state as it is now, or as it was when a step came. A tag is set once and never moves."""
+        if name in self._repository.list_tags():
+            raise UsageError(f'there is a tag "{name}" already, and a tag never moves. Choose another name.')
+        commit = self._commit_at(step)
+        self._repository.create_tag(name, commit)
+        return commit
+
+    def create_branch(self, name: str, step: int | None = None) -> str:
+        """A line of commits of its own, from the state as it is now, or as it was when a step came."""
+        if name in self._repository.list_branches():
+            raise UsageError(f'there is a branch "{name}" already. Choose another name.')
+        commit = self._commit_at(step)
+        self._repository.create_branch(name, commit)
+        return commit
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every commit of the branch, newest first."""
+        return [
+            {"id": info.id, "message": info.message, "time": info.written_at.timestamp(), "metadata": info.metadata}
+            for info in self._repository.ancestry(branch=self._branch)
+        ]
+
+    def expire(self, older_than: datetime) -> int:
+        """Forget commits before a time (what they brought stays if it is still there), and free what nothing uses.
+
+        Nothing newer than that time is freed: the parts of an upload that is going on belong to no commit yet.
+        """
+        num = len(self._repository.expire_snapshots(older_than))
+        self._repository.garbage_collect(older_than)
+        return num
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _newest(self) -> str:
+        return str(self._repository.lookup_branch(self._branch))
+
+    def _commit_at(self, step: int | None) -> str:
+        """What a tag or a branch is to name. Never another state than the one that was asked for: a tag is for good."""
+        if step is None:
+            return self._newest()
+        commit = self.commit_of(step)
+        if commit is None:
+            why = "Its commit was expired" if step in self.steps() else f"There are: {self.steps()}"
+            raise RunError(f"no commit brought step {step}. {why}.")
+        return commit
+
+    def _open(self) -> Any:
+        storage = icechunk_storage(self.address)
+        import icechunk
+
+        config = icechunk.RepositoryConfig.default()
+        config.storage = icechunk.StorageSettings(
+            retries=icechunk.StorageRetriesSettings(max_tries=3, initial_backoff_ms=100, max_backoff_ms=1000)
+        )
+        for _ in range(_OPEN_TRIES):
+            try:
+                return icechunk.Repository.open_or_create(storage, config=config)
+            except icechunk.IcechunkError as error:
+                if not any(words in str(error) for words in _BEING_MADE):
+                    raise
+                time.sleep(0.3)  # another writer is making it at this moment
+        raise RunError(
+            f"{self.address} is no repository and not empty: whoever began to make one was stopped half way. "
+            "Remove what is there, and it will be made again."
+        )
+
+    def _make_root(self) -> None:
+        """The groups above the snapshots; another writer may be making the same root at the same time."""
+        keys = [GROUP_FILE]
+        if self._rank:
+            keys.append(f"rank-{self._rank:04d}/{GROUP_FILE}")
+        while True:
+            session = self._repository.writable_session(self._branch)
+            missing = [key for key in keys if not _run(session.store.exists(key))]
+            if not missing:
+                return
+            for key in missing:
+                _run(_put(session, key, _ROOT))
+            if self._commit(session, "begin", {}) is not None:
+                return
+
+    def _commit(self, session: Any, message: str, metadata: dict[str, Any]) -> str | None:
+        """None: somebody else changed the same thing; look again, and try again."""
+        import icechunk
+
+        try:
+            commit = session.commit(
+                message, metadata, rebase_with=icechunk.ConflictDetector(), rebase_tries=_REBASE_TRIES
+            )
+        except (icechunk.ConflictError, icechunk.RebaseFailedError):
+            return None
+        self._tick()
+        return str(commit)
+
+    def _reading(self) -> Any:
+        return self._repository.readonly_session(self._branch)
+
+    async def _put_all(self, session: Any, group: str, archive: zipfile.ZipFile) -> None:
+        """Documents first, the group's before those in it: a chunk needs the array it belongs to."""
+        documents = [key for key in archive.namelist() if key.endswith(GROUP_FILE)]
+        for key in sorted(documents, key=lambda key: key.count("/")):
+            await _put(session, f"{group}/{key}", archive.read(key))
+        limit = asyncio.Semaphore(_AT_ONCE)
+
+        async def put(key: str) -> None:
+            async with limit:
+                await _put(session, f"{group}/{key}", await asyncio.to_thread(archive.read, key))
+                self._tick()
+
+        await asyncio.gather(*[put(key) for key in archive.namelist() if not key.endswith(GROUP_FILE)])
+
+    async def _steps(self, session: Any, prefix: str) -> list[int]:
+        found = [step_of(name.strip("/")) async for name in session.store.list_dir(prefix)]
+        return sorted(step for step in found if step is not None)
+
+    async def _fetch(self, session: Any, step: int, path: Path, *, is_base: bool) -> None:
+        group = group_name(step, self._rank)
+        if is_base and await session.store.exists(f"{older_group(group)}/{GROUP_FILE}"):
+            group = older_group(group)
+        elif not await session.store.exists(f"{group}/{GROUP_FILE}"):
+            raise RunError(f"{self.address} has no snapshot of step {step}.")
+        with zipfile.ZipFile(path, "w") as archive:
+            async for key in session.store.list_prefix(f"{group}/"):
+                archive.writestr(key.removeprefix(f"{group}/"), await _get(session, key))
+                self._tick()
+
+    async def _delete(self, session: Any, step: int) -> bool:
+        """False: there was nothing to delete."""
+        steps = await self._steps(session, group_name(0, self._rank).rpartition("/")[0])
+        if step not in steps:
+            return False
+        for other in steps:
+            group = group_name(other, self._rank)
+            document = SnapshotDocument.from_bytes(await _get(session, f"{group}/{GROUP_FILE}"), group)
+            if step in document.bases:
+                raise RunError(
+                    f"the snapshot of step {step} stays: an earlier version of sonde stored step {other} as the "
+                    f"difference to it. Delete step {other} first."
+                )
+        await session.store.delete_dir(group_name(step, self._rank))
+        return True
+
+
+def _run(work: Any) -> Any:
+    return asyncio.run(_awaited(work))
+
+
+async def _awaited(work: Any) -> Any:
+    return await work
+
+
+async def _put(session: Any, key: str, data: bytes) -> None:
+    from zarr.core.buffer.cpu import Buffer
+
+    await session.store.set(key, Buffer.from_bytes(data))
+
+
+async def _get(session: Any, key: str) -> bytes:
+    from zarr.core.buffer import default_buffer_prototype
+
+    found = await session.store.get(key, default_buffer_prototype())
+    if found is None:
+        raise RunError(f"{key} is missing from the repository.")
+    data: bytes = found.to_bytes()
+    return data

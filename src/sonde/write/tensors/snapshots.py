@@ -1,0 +1,239 @@
+"""Snapshots on their way to the store: one thread of their own, so that the writer of statistics is never delayed.
+
+A snapshot is acknowledged when the store has it and the catalog has its row, in this order: a row never speaks of
+something that is not there. What fails is told and counted; nothing here is seen by the training thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any, Final, Literal
+
+from sonde.errors import SondeError
+from sonde.schema.tensors import Snapshot
+from sonde.write.items import KeptRow
+from sonde.write.recorder import lower_priority
+from sonde.write.tensors.store import Receipt, Store
+from sonde.write.writer import Writer
+
+_ROW_PATIENCE_S: Final = 60.0
+_POLL_S: Final = 0.005
+_TELL_S: Final = 10.0
+_CLOSE_S: Final = 5.0
+_abandoned: list[Any] = []
+"""What a forked child must not let die: a destructor would touch the parent's files."""
+
+State = Literal["taken", "exists", "changed", "failed", "lost"]
+
+
+def abandon(*things: Any) -> None:
+    """In a forked child: keep these for ever, and let go of what only the parent may hold."""
+    for thing in things:
+        forget = getattr(thing, "forget_in_child", None)
+        if forget is not None:
+            forget()
+    _abandoned.append(things)
+
+
+class ChangedError(Exception):
+    """A tensor was written to while it was copied: what was copied is thrown away, whole."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """A snapshot whose tensors may still be being copied."""
+
+    step: int
+    time: float
+    reason: str
+    nbytes: int
+    resolve: Callable[[], Snapshot]
+    """Waits for the copies. Raises ChangedError when they do not belong together."""
+    release: Callable[[], None]
+    """Gives the memory back."""
+    tickets: tuple[str, ...] = ()
+    """Who waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a snapshot."""
+
+    pending: Pending
+    state: State
+    why: str = ""
+    receipt: Receipt | None = None
+    took_s: float = 0.0
+    error: Exception | None = field(default=None, compare=False)
+    upload: dict[str, Any] | None = None
+    """How far a store that lives elsewhere has come."""
+
+
+class SnapshotWriter:
+    """Takes `Pending` snapshots in order; `on_done` is told about each, on this thread."""
+
+    def __init__(
+        self,
+        open: Callable[[], Store],
+        store_name: str,
+        writer: Writer,
+        on_done: Callable[[Outcome], None],
+        on_error: Callable[[str, Exception], None],
+    ) -> None:
+        self.store_name, self._open, self._writer = store_name, open, writer
+        self._on_done, self._on_error = on_done, on_error
+        self._store: Store | None = None
+        self._steps: set[int] = set()
+        self._queue: SimpleQueue[Pending | None] = SimpleQueue()
+        # Two counters, each with one writer: `+=` on a shared one would lose updates.
+        self._num_put = self._num_done = 0
+        self._has_given_up = False
+        self.upload: dict[str, Any] | None = None
+        """How far a store that lives elsewhere had come when it was closed."""
+        self._thread = threading.Thread(target=self._work, name="sonde-snapshots", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """Snapshots that were given and are not done."""
+        return self._num_put - self._num_done
+
+    @property
+    def num_done(self) -> int:
+        """Snapshots that have come to their end, one way or another."""
+        return self._num_done
+
+    @property
+    def written_bytes(self) -> int:
+        """By the store so far, where it counts them: grows while a snapshot is written."""
+        return int(getattr(self._store, "written_bytes", 0))
+
+    def put(self, pending: Pending) -> None:
+        """From the training thread; never waits."""
+        self._num_put += 1
+        self._queue.put(pending)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every snapshot given so far is done."""
+        wanted, end = self._num_put, time.monotonic() + timeout_s
+        while self._num_done < wanted and self._thread.is_alive() and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return self._num_done >= wanted
+
+    def drain(self, patience_s: float, tell: Callable[[], None]) -> bool:
+        """Wait for what is open as long as something is written. False: nothing was for so long."""
+        seen, since = (-1, -1), time.monotonic()
+        told = since
+        while not self.flush(min(_TELL_S, patience_s) / 4):
+            made, now = (self._num_done, self.written_bytes), time.monotonic()
+            if made != seen:
+                seen, since = made, now
+            elif now - since >= patience_s:
+                return False
+            if now - told >= _TELL_S:
+                told = now
+                tell()
+        return True
+
+    def close(self, deadline_s: float, *, is_patient: bool = False) -> bool:
+        """Wait for what is open, at most so long, then let go. False: some are lost, and have been told so.
+
+        Patient: a store that is elsewhere has the time for its uploads that it was set.
+        """
+        is_done = self.flush(deadline_s)
+        self._has_given_up = not is_done
+        self._queue.put(None)
+        if is_done:
+            self._thread.join(_CLOSE_S + (getattr(self._store, "close_s", 0.0) if is_patient else 0.0))
+        return is_done
+
+    def abandon(self) -> None:
+        """In a forked child: the store is the parent's."""
+        abandon(self._store, self._queue)
+        self._store, self._queue = None, SimpleQueue()
+        self._num_put = self._num_done = 0
+
+    # ------------------------------------------------------------------------------------------------- on the thread
+
+    def _work(self) -> None:
+        lower_priority()
+        while (pending := self._queue.get()) is not None:
+            self._done(replace(self._kept(pending), upload=self._upload()))
+        if self._store is not None:
+            self._store.close()
+            self.upload = self._upload()
+
+    def _upload(self) -> dict[str, Any] | None:
+        status = getattr(self._store, "status", None)
+        return status() if status is not None else None
+
+    def _done(self, outcome: Outcome) -> None:
+        try:
+            outcome.pending.release()
+            self._on_done(outcome)
+        except Exception as error:  # noqa: BLE001  the next one must still be written
+            self._on_error("snapshot", error)
+        finally:
+            self._num_done += 1
+
+    def _kept(self, pending: Pending) -> Outcome:
+        if self._has_given_up:
+            return Outcome(pending, "lost", "there was no time left to write it")
+        began = time.monotonic()
+        try:
+            return self._write(pending, began)
+        except ChangedError as error:
+            return Outcome(pending, "changed", str(error))
+        except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told and counted
+            why = str(error).rstrip(".") if isinstance(error, SondeError) else f"{type(error).__name__}: {error}"
+            return Outcome(pending, "failed", why[:500], error=error)
+
+    def _write(self, pending: Pending, began: float) -> Outcome:
+        store = self._opened()
+        if pending.step in self._steps:
+            self._writer.kept(self._found_row(pending))
+            self._writer.flush(_ROW_PATIENCE_S)
+            return Outcome(pending, "exists", f"step {pending.step} has a snapshot already; it is kept")
+        snapshot = pending.resolve()
+        receipt = store.write(snapshot)
+        self._steps.add(pending.step)
+        del snapshot  # its memory goes back to the pool before anybody is told
+        self._writer.kept(self._row(pending, receipt))
+        took_s = time.monotonic() - began
+        if not self._writer.flush(_ROW_PATIENCE_S):
+            why = "it is in the store; its row of the catalog still waits for the disk"
+            return Outcome(pending, "taken", why, receipt, took_s)
+        return Outcome(pending, "taken", "", receipt, took_s)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = self._open()
+            self._steps = set(self._store.steps())
+        return self._store
+
+    def _found_row(self, pending: Pending) -> KeptRow:
+        """For a snapshot whose process was killed between making it visible and writing its row."""
+        details = {"reason": pending.reason}
+        return KeptRow(
+            table="snapshots",
+            step=pending.step,
+            time=pending.time,
+            where=self.store_name,
+            details=details,
+            is_found=True,
+        )
+
+    def _row(self, pending: Pending, receipt: Receipt) -> KeptRow:
+        details = {
+            "nbytes": receipt.nbytes,
+            "stored_bytes": receipt.stored_bytes,
+            "num_tensors": receipt.num_tensors,
+            "reason": pending.reason,
+            "sha256": receipt.sha256,
+            **({"store": dict(receipt.details)} if receipt.details else {}),
+        }
+        return KeptRow(table="snapshots", step=pending.step, time=pending.time, where=self.store_name, details=details)

@@ -1,0 +1,299 @@
+"""A store that lives elsewhere: snapshots are kept on this disk, acknowledged, and uploaded by another process.
+
+A slow or dead network is never waited for. What could not be uploaded stays in the spool, is visible to readers from
+there, and goes up in the next session or by `sonde push`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from sonde.errors import MissingPackageError, RunError, UsageError
+from sonde.schema.addresses import Address, written_address
+from sonde.schema.lake import SnapshotReader
+from sonde.schema.tensors import Receipt, Snapshot, hidden_folder
+from sonde.schema.uploads import UploadState
+from sonde.write.tensors.files import open_path, read_snapshot
+from sonde.write.tensors.local import LocalLake
+from sonde.write.tensors.upload import LINGER_S, TIMEOUT_S, Spool, command_line
+
+OPTIONS: Final = ("branch", "keep_local", "close_s", "timeout_s", "linger_s", "compression", "keep_mantissa_bits")
+"""What may be chosen of every store that has a spool."""
+_POLL_S: Final = 0.02
+_EXIT_S: Final = 10.0
+
+
+class SpooledStore:
+    """A local lake in front of a repository."""
+
+    def __init__(
+        self,
+        run: Path,
+        address: Address,
+        *,
+        rank: int = 0,
+        branch: str = "main",
+        keep_local: bool = True,
+        close_s: float = 20.0,
+        timeout_s: float = TIMEOUT_S,
+        linger_s: float = LINGER_S,
+        **options: Any,
+    ) -> None:
+        _require("icechunk", address)
+        _require("zarr", address)
+        self._run, self._address, self._rank, self.close_s = run, address, rank, close_s
+        self._lake = LocalLake(run, rank=rank, **options)
+        self._spool = Spool(run, rank)
+        self._is_closed = False
+        try:
+            self._begin(UploadState(written_address(address, run), branch, keep_local))
+        except BaseException:
+            self._lake.close()
+            raise
+        self._process = _Process(
+            {"run": str(run.absolute()), "rank": rank, "timeout_s": timeout_s, "linger_s": linger_s},
+            hidden_folder(run) / "uploader.log",
+        )
+        if self._waiting():
+            self._process.look()
+
+    @property
+    def written_bytes(self) -> int:
+        return self._lake.written_bytes
+
+    # ------------------------------------------------------------------------------------------------------ the store
+
+    def write(self, snapshot: Snapshot) -> Receipt:
+        if snapshot.step in self._state().uploaded:
+            raise UsageError(f"step {snapshot.step} is in the store already. Delete it first.")
+        receipt = self._lake.write(snapshot)
+        self._process.look()
+        self._sweep()
+        return receipt
+
+    def steps(self) -> list[int]:
+        return sorted({*self._lake.steps(), *self._state().uploaded})
+
+    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
+        if step in self._lake.steps():
+            return self._lake.read(step, names)
+        if step not in self._state().uploaded:
+            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
+        with tempfile.TemporaryDirectory(dir=hidden_folder(self._run), prefix="tmp-") as folder:
+            return read_snapshot(self._fetched(step, Path(folder)), names)
+
+    def delete(self, step: int) -> None:
+        """Asks the far side, and waits for its answer."""
+        if step not in self.steps():
+            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
+        if step in self._lake.steps():
+            self._lake.delete(step)
+        self._process.ask("delete", step=step)  # in any case: it may be on its way at this moment
+
+    def close(self) -> None:
+        """Wait a while for the uploads; what is left over goes on alone for a few minutes."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.drain(self.close_s)
+        self._sweep()
+        self._process.leave(wait=not self._waiting())
+        self._lake.close()
+
+    def forget_in_child(self) -> None:
+        """In a forked child: neither the lock nor the uploader is ours."""
+        self._is_closed = True
+        self._lake.forget_in_child()
+        self._process.forget_in_child()
+
+    # ------------------------------------------------------------------------------------------------- for this store
+
+    def status(self) -> dict[str, Any]:
+        """For run.json: what waits, what is uploaded, why not."""
+        return self._state().facts(self._lake.steps())
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing waits. False: something does."""
+        end = time.monotonic() + timeout_s
+        while self._waiting() and time.monotonic() < end:
+            self._process.keep_alive()
+            time.sleep(_POLL_S)
+        return not self._waiting()
+
+    def tag(self, name: str, step: int | None = None) -> str:
+        """Name the repository's state of now, or of when a step came. Waits for what is on its way there."""
+        self._require_arrived(step)
+        return str(self._process.ask("tag", name=name, step=step))
+
+    def create_branch(self, name: str, step: int | None = None) -> str:
+        """A branch from the repository's state of now, or of when a step came. Waits for what is on its way there."""
+        self._require_arrived(step)
+        return str(self._process.ask("branch", name=name, step=step))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every commit, newest first."""
+        return list(self._process.ask("history"))
+
+    def expire(self, before: float) -> int:
+        """Forget commits from before a time (seconds since 1970) and free what only they used."""
+        return int(self._process.ask("expire", before=before))
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _begin(self, wanted: UploadState) -> None:
+        if self._spool.file.exists():
+            known = self._spool.state()
+            if (known.url, known.branch) != (wanted.url, wanted.branch):
+                raise RunError(
+                    f"snapshots of this run go to {known.url} ({known.branch}), not to {wanted.url} ({wanted.branch}). "
+                    "A run has one store; start another run."
+                )
+        else:
+            self._spool.keep(wanted)
+
+    def _state(self) -> UploadState:
+        return self._spool.state()
+
+    def _waiting(self) -> list[int]:
+        return self._state().waiting(self._lake.steps())
+
+    def _require_arrived(self, step: int | None) -> None:
+        """A snapshot that is still in the spool has no commit yet that could be named."""
+        end = time.monotonic() + float(self.close_s)
+        while (waiting := self._waiting()) and (step is None or step in waiting):
+            if time.monotonic() > end:
+                late = waiting[0] if step is None else step
+                raise RunError(
+                    f"the snapshot of step {late} has not arrived at {self._address} yet: "
+                    f"{self._state().last_error or 'it is on its way'}. Try again later, or see `sonde push`."
+                )
+            self._process.keep_alive()
+            time.sleep(_POLL_S)
+
+    def _sweep(self) -> None:
+        """Delete local copies of what the far side has, where they are not to be kept."""
+        state = self._state()
+        if not state.keeps_local:
+            self._lake.delete_copies(state.uploaded)
+
+    def _fetched(self, step: int, folder: Path, *, is_base: bool = False) -> SnapshotReader:
+        """A snapshot from the far side; `is_base`: another, of an earlier version, is a difference to it."""
+        target = folder / f"{step}-{is_base}"
+        if not target.exists():
+            self._process.ask("fetch", step=step, path=str(target), is_base=is_base)
+        return open_path(target, f"{self._address}/{step}", lambda base: self._fetched(base, folder, is_base=True))
+
+
+class _Process:
+    """The uploader as its parent sees it. Nothing here waits for the network, but for `ask`."""
+
+    def __init__(self, options: dict[str, Any], log: Path) -> None:
+        self._options, self._log = options, log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._answers = b""
+        self._num_asked = 0
+        self._next_start = 0.0
+
+    def look(self) -> None:
+        """There is something new in the spool."""
+        self.keep_alive()
+        self._send({"do": "look"})
+
+    def keep_alive(self) -> None:
+        """Start it, or start it again; not more often than every few seconds."""
+        if (self._process is None or self._process.poll() is not None) and time.monotonic() >= self._next_start:
+            self._next_start = time.monotonic() + 2.0
+            self._start()
+
+    def ask(self, what: str, **details: Any) -> Any:
+        """An answer from the far side, or a RunError when there is none in time."""
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        self._num_asked += 1
+        self._send({"do": what, "id": self._num_asked, **details})
+        end = time.monotonic() + float(self._options["timeout_s"]) * 2
+        while (answer := self._answer(end)) is not None:
+            if answer["id"] == self._num_asked:
+                if "error" in answer:
+                    raise RunError(f"{what}: {answer['error']}")
+                return answer["found"]
+        raise RunError(f"{what}: the uploader gave no answer. See {self._log}.")
+
+    def forget_in_child(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _close_pipes(process)
+            process.returncode = 0
+
+    def leave(self, *, wait: bool) -> None:
+        """Its input ends: it goes on with what waits, alone."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _close_pipes(process)
+        if wait:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_S)
+        if process.poll() is None:
+            process.returncode = 0  # it is left behind on purpose; nobody waits for it
+
+    def _start(self) -> None:
+        if self._process is not None:
+            _close_pipes(self._process)
+        self._answers = b""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command_line({**self._options, "parent": os.getpid()}),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the training, not for its upload
+            )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    def _send(self, request: dict[str, Any]) -> None:
+        """A full or broken pipe loses a `look` only: the uploader looks by itself when it starts or is done."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                os.write(self._process.stdin.fileno(), json.dumps(request).encode() + b"\n")
+
+    def _answer(self, end: float) -> dict[str, Any] | None:
+        process = self._process
+        if process is None or process.stdout is None:
+            return None
+        while b"\n" not in self._answers:
+            poll = select.poll()
+            poll.register(process.stdout.fileno(), select.POLLIN)
+            if not poll.poll(max(int(1000 * (end - time.monotonic())), 0)):
+                return None
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                return None
+            self._answers += data
+        line, _, self._answers = self._answers.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _require(package: str, address: Address) -> None:
+    """Without importing it: here is where training runs."""
+    if importlib.util.find_spec(package) is None:
+        raise MissingPackageError(package, "tensors", f"The store at {address}")

@@ -1,0 +1,78 @@
+"""Where snapshots go: the interface every store keeps to, and `open_store`. Adding a store is adding a file to stores/.
+
+A store is used from one background thread. It may raise; the path that feeds it reports, and training goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+from sonde.errors import UnknownNameError, UsageError, nearest
+from sonde.schema.tensors import Receipt, Snapshot
+
+__all__ = ["Receipt", "Store", "known_stores", "open_store"]
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Snapshots by step. `sonde.testing.StoreTests` is what a store must pass."""
+
+    def write(self, snapshot: Snapshot) -> Receipt:
+        """Keep a snapshot: durable and visible when this returns, all of it or none. A step is written once."""
+        ...
+
+    def steps(self) -> list[int]:
+        """The steps that can be read, in order."""
+        ...
+
+    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
+        """A snapshot, or some tensors of it, bit by bit as it was written."""
+        ...
+
+    def delete(self, step: int) -> None:
+        """Forget a snapshot; every other one stays readable."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files, locks and processes. May be called twice."""
+        ...
+
+
+def known_stores() -> list[str]:
+    """The stores there are, by the names of their files."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "stores")]))
+
+
+def open_store(kind: str, run: Path, options: Mapping[str, Any] | None = None) -> Store:
+    """Open the store of a run: "zarr", "icechunk", "memory", or the address of a bucket ("s3://bucket/prefix").
+
+    Raises here, before training starts, when the kind is unknown, an option is wrong or a package is missing.
+    """
+    given = dict(options or {})
+    if "://" in kind:
+        given["url"] = kind
+        kind = "cloud"
+    elif kind == "cloud" or kind not in known_stores():
+        named = [name for name in known_stores() if name != "cloud"]  # that one is named by its address
+        raise UnknownNameError("store", kind, [*named, "s3://…", "gs://…", "az://…"])
+    module = importlib.import_module(f"sonde.write.tensors.stores.{kind}")
+    known = store_options(module)
+    for name in given.keys() - {"url", "rank"} - set(known):
+        near, names = nearest(name, known), ", ".join(known) or "none"
+        raise UsageError(f'the store "{kind}" has no such option: "{name}".{near} Known: {names}.')
+    store: Store = module.open(Path(run), **given)
+    return store
+
+
+def store_options(module: ModuleType) -> list[str]:
+    """What may be given to a store: its `OPTIONS`, or what its `open` takes by name."""
+    named = getattr(module, "OPTIONS", None)
+    if named is None:
+        named = [p.name for p in inspect.signature(module.open).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return sorted(set(named) - {"url", "rank"})

@@ -1,0 +1,324 @@
+"""The writer as the session sees it: ids, `put`, `event`, `flush`, `close`. Nothing here waits for a disk or raises.
+
+The work is done by a `Recorder` on a daemon thread of its own; the two share a queue and a few numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from sonde.errors import CorruptError, RunError
+from sonde.schema.layout import RunStatus, Stream
+from sonde.schema.records import Event, ScalarsRecord, Site
+from sonde.write.ending import announce_ending
+from sonde.write.environment import git_state, package_versions, working_directory
+from sonde.write.folder import absolute
+from sonde.write.items import (
+    Barrier,
+    Document,
+    Facts,
+    KeptRow,
+    LateRecord,
+    NewAttempt,
+    NewScalar,
+    NewSite,
+    Record,
+    StepBegan,
+)
+from sonde.write.lock import RunLock
+from sonde.write.observer import Observer
+from sonde.write.options import WriterOptions
+from sonde.write.queue import BoundedQueue
+from sonde.write.recorder import MAX_EVENTS, Recorder, Shared, Shutdown, lower_priority
+from sonde.write.tensors.storable import storable_name, storable_site
+
+__all__ = ["Writer", "WriterOptions"]
+
+_MIB: Final = 1 << 20
+_ENVIRONMENT_PATIENCE_S: Final = 1.0
+_ANNOUNCING_PATIENCE_S: Final = 0.2
+_POLL_S: Final = 0.05
+_CLOSING_PATIENCE_S: Final = 60.0
+_closing: dict[Path, threading.Thread] = {}
+"""Writers of this process that still seal a run which has ended."""
+_STEP_BYTES: Final = 64
+_abandoned: list[Any] = []
+"""What a forked child must not let die: a destructor would touch the parent's files."""
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"sonde: {message}", RuntimeWarning, stacklevel=2)
+
+
+class Writer:
+    """Writes one run. Arrays given to `put` must not be changed afterwards.
+
+    writer = Writer(create_run(Path("runs"), project="gpt"), WriterOptions())
+    site = writer.site_id(Site(kind="grad", name="0.weight"))
+    writer.put(StatsRecord.without_hist(0, time.time(), np.array([site], np.int32), rows), rows.nbytes, step=0)
+    writer.close("finished")
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        options: WriterOptions,
+        *,
+        resume: bool = False,
+        is_same_attempt: bool = False,
+        on_warning: Callable[[str], None] = _warn,
+        observer: Observer | None = None,
+        on_beat: Callable[[], None] | None = None,
+    ) -> None:
+        self.run, self.options = absolute(run), options
+        self._on_beat = on_beat
+        wait_for_closing(self.run)
+        self._lock = RunLock(self.run)
+        self._queue = BoundedQueue(int(options.queue_mib * _MIB), int(options.flush_mib * _MIB))
+        self._shared = Shared()
+        self._is_closed = False
+        self._num_events = 0
+        self._site_ids: dict[Site, int] = {}
+        self._ids_by_name: dict[tuple[str, str], int] = {}
+        self._scalar_ids: dict[str, int] = {}
+        self._ids_by_scalar: dict[str, int] = {}
+        self._pid = os.getpid()
+        self._recorder: Recorder | None = None
+        answer: SimpleQueue[Recorder | BaseException] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._main,
+            args=(answer, resume, is_same_attempt, on_warning, observer),
+            name="sonde-writer",
+            daemon=True,
+        )
+        try:
+            self._thread.start()
+            self._begin(answer.get())
+        except BaseException:
+            self._lock.release()
+            raise
+        self._environment = threading.Thread(
+            target=_describe, args=(self._queue, working_directory()), name="sonde-environment", daemon=True
+        )
+        self._environment.start()
+
+    # ------------------------------------------------------------------------------------------- the training thread
+
+    def site_id(self, site: Site) -> int:
+        """The id of a site; the same in every session of a run."""
+        id = self._site_ids.get(site)
+        return self._learn_site(site) if id is None else id
+
+    def scalar_id(self, name: str) -> int:
+        """The id of a scalar's name."""
+        id = self._scalar_ids.get(name)
+        return self._learn_scalar(name) if id is None else id
+
+    def put(self, item: Record | LateRecord, num_bytes: int, *, step: int, stream: Stream = "stats") -> bool:
+        """Queue a record, or a function that makes one on the writer thread. False: it was dropped, and counted.
+
+        `stream` says where a dropped function is counted; a record knows its own.
+        """
+        if self._is_closed:
+            return False
+        if self._queue.offer(item, num_bytes):
+            return True
+        shared = self._shared
+        if isinstance(item, ScalarsRecord):
+            stream = "scalars"
+        shared.dropped[stream] += 1
+        if shared.first_dropped_step < 0:
+            shared.first_dropped_step = step
+        shared.last_dropped_step = step
+        return False
+
+    def event(self, event: Event) -> None:
+        """Record something that happened. After ten thousand they are only counted."""
+        self._num_events += 1
+        if not self._is_closed and self._num_events <= MAX_EVENTS:
+            self._queue.add(event)
+
+    def kept(self, row: KeptRow) -> None:
+        """Whole tensors became visible on disk: a row of the catalog says so."""
+        if not self._is_closed:
+            self._queue.add(row)
+
+    def begin_attempt(self, step: int, *, after: int) -> None:
+        """Training returns to this step: records put from now on belong to a new attempt. `after` is the step that
+        would have come next."""
+        if not self._is_closed:
+            self._queue.add(NewAttempt(step=step, after=after))
+        self._shared.step = step
+
+    def set_step(self, step: int, *, is_first: bool = False) -> None:
+        """Everything of the steps below this one was put. `is_first`: no step has ended yet."""
+        self._shared.step = step
+        if not self._is_closed:
+            self._queue.offer(StepBegan(step, is_first), _STEP_BYTES)  # where there is no room, the next one says it
+
+    def note(self, **facts: Any) -> None:
+        """Facts for run.json; they are there after the next heartbeat."""
+        if not self._is_closed:
+            self._queue.add(Facts(facts))
+
+    def document(self, name: str, content: dict[str, Any]) -> None:
+        """A file of its own in the run folder: replaced whole, signed like run.json. The name is one of ours."""
+        if not self._is_closed:
+            self._queue.add(Document(name, content))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Records that will not be on disk, by stream."""
+        return dict(self._shared.num_dropped())
+
+    @property
+    def degraded(self) -> str:
+        """Why nothing can be written at the moment; empty when all is well."""
+        return self._shared.degraded
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything that was put, and how the run ended, is on disk, or cannot be."""
+        return self._shared.said.is_set() or not self._thread.is_alive()
+
+    def flush(self, timeout_s: float, *, is_asked: bool = False) -> bool:
+        """Wait until everything put so far is acknowledged; False when that took too long.
+
+        `is_asked`: the user wants to see the open step, even if the process is killed in the middle of it.
+        """
+        if self._is_closed:
+            return self._shared.is_complete
+        barrier = Barrier(SimpleQueue(), is_asked)
+        self._queue.add(barrier)
+        self._queue.wake()
+        try:
+            return barrier.reply.get(timeout=max(timeout_s, 0.0))
+        except Empty:
+            return False
+
+    def close(self, status: RunStatus, *, reason: str = "", deadline_s: float = 10.0) -> None:
+        """Drain, write the status, seal, let go. Returns at the deadline even if the disk does not answer."""
+        if self._is_closed:
+            return
+        end = time.monotonic() + deadline_s
+        self._environment.join(min(_ENVIRONMENT_PATIENCE_S, deadline_s))
+        self._is_closed = True
+        announcing = threading.Thread(target=announce_ending, args=(self.run, status, reason), daemon=True)
+        announcing.start()
+        announcing.join(min(_ANNOUNCING_PATIENCE_S, deadline_s))
+        self._shared.shutdown = Shutdown(status, reason, end)
+        self._queue.wake()
+        self._wait_for_the_end(end)
+
+    def _wait_for_the_end(self, end: float) -> None:
+        """Wait for the records and the status, and for the sealing unless the disk is slow: then it continues alone."""
+        while self._thread.is_alive() and time.monotonic() < end:
+            if self._shared.said.is_set() and self._shared.is_slow:
+                _closing[self.run] = self._thread
+                return
+            self._thread.join(_POLL_S)
+
+    def abandon(self) -> None:
+        """In a forked child: forget everything. The parent's files are not touched; our copies of them are closed."""
+        self._is_closed = True
+        self._queue, self._shared = BoundedQueue(0), Shared()
+        self._lock.forget()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            for stream in recorder.streams.values():
+                stream.close()
+            _abandoned.append(recorder)
+
+    # --------------------------------------------------------------------------------------------- the writer thread
+
+    def _main(
+        self,
+        answer: SimpleQueue[Recorder | BaseException],
+        resume: bool,
+        is_same_attempt: bool,
+        on_warning: Callable[[str], None],
+        observer: Observer | None,
+    ) -> None:
+        lower_priority()
+        try:
+            recorder = Recorder(
+                self.run,
+                self.options,
+                self._queue,
+                self._shared,
+                on_warning,
+                resume=resume,
+                is_same_attempt=is_same_attempt,
+                observer=observer,
+                on_beat=self._on_beat,
+            )
+        except BaseException as error:  # noqa: BLE001  raised where somebody can hear it
+            answer.put(error)
+            return
+        answer.put(recorder)
+        try:
+            recorder.work()
+        except Exception as error:  # noqa: BLE001  no thread is left to try again: stop taking records, and say why
+            self._is_closed = True
+            self._shared.degraded = f"the writer stopped: {error!r}"
+        finally:
+            self._lock.release()
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _begin(self, answer: Recorder | BaseException) -> None:
+        if isinstance(answer, sqlite3.DatabaseError) and not isinstance(answer, sqlite3.OperationalError):
+            raise CorruptError(f"the catalog of {self.run} is damaged ({answer}). Start a new run.") from answer
+        if isinstance(answer, OSError | sqlite3.Error):
+            raise RunError(
+                f"cannot write to {self.run}: {answer}. Free some space, or choose another folder with dir= or "
+                "SONDE_DIR."
+            ) from answer
+        if isinstance(answer, BaseException):
+            raise answer
+        self._recorder = answer
+        self.next_step = answer.next_step
+        self._ids_by_name = {(site.kind, site.name): id for id, site in answer.sites.items()}
+        self._site_ids = {site: id for id, site in answer.sites.items()}
+        self._ids_by_scalar = {name: id for id, name in answer.scalars.items()}
+        self._next_site = itertools.count(max(answer.sites, default=-1) + 1)
+        self._next_scalar = itertools.count(max(answer.scalars, default=-1) + 1)
+
+    def _learn_site(self, site: Site) -> int:
+        """`setdefault` decides between two threads; a number that was not used is no loss."""
+        id = self._ids_by_name.setdefault((storable_site(site.kind), storable_site(site.name)), next(self._next_site))
+        # Also when the site was known with another shape: the newest description is kept.
+        if self._site_ids.setdefault(site, id) == id and not self._is_closed:
+            self._queue.add(NewSite(id, site))
+        return id
+
+    def _learn_scalar(self, name: str) -> int:
+        text = storable_name(name)
+        new = next(self._next_scalar)
+        id = self._ids_by_scalar.setdefault(text, new)
+        self._scalar_ids[name] = id
+        if id == new and not self._is_closed:
+            self._queue.add(NewScalar(id, text))
+        return id
+
+
+def wait_for_closing(run: Path) -> None:
+    """Where this process has just finished the run, its writer may still hold it."""
+    thread = _closing.pop(run, None)
+    if thread is not None:
+        thread.join(_CLOSING_PATIENCE_S)
+
+
+def _describe(queue: BoundedQueue, folder: Path | None) -> None:
+    """git may be slow: neither training nor the writer waits for it."""
+    git = None if folder is None else git_state(folder)
+    queue.add(Facts({"environment": {"packages": package_versions()}, "git": git}, is_top=True))

@@ -1,0 +1,202 @@
+"""The store of commits, on a disk: the shared suite, history, time travel, expiry, and exactly one writer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sonde.errors import MissingPackageError, RunError, RunLockedError, UnknownNameError, UsageError
+from sonde.read.tensors.icechunk import IcechunkLake
+from sonde.read.tensors.lake import open_lake
+from sonde.schema.addresses import local_address
+from sonde.schema.tensors import Snapshot
+from sonde.testing.stores import StoreTests, drifting
+from sonde.write.tensors import spooled
+from sonde.write.tensors.files import LakeFiles
+from sonde.write.tensors.repository import Repository
+from sonde.write.tensors.store import Store, open_store
+
+
+@pytest.mark.slow
+class TestIcechunk(StoreTests):
+    def open(self, run: Path) -> Store:
+        return open_store("icechunk", run)
+
+
+def weight(step: int) -> bytes:
+    return drifting(step)["param/weight"].flat().tobytes()
+
+
+def write(store: Any, *steps: int) -> None:
+    for step in steps:
+        store.write(Snapshot(step, float(step), "every", drifting(step)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with six snapshots, a tag at the third, a branch at the second, the first deleted."""
+    run = tmp_path_factory.mktemp("project") / "run"
+    run.mkdir()
+    store: Any = open_store("icechunk", run)
+    write(store, 10, 20, 30, 40, 50, 60)
+    assert store.drain(60)
+    store.tag("best", 30)
+    store.create_branch("what-if", 20)
+    store.delete(10)
+    store.close()
+    return run
+
+
+@pytest.mark.slow
+class TestFinishedRun:
+    def test_everything_is_in_the_repository_and_the_spool_is_empty(self, finished: Path) -> None:
+        lake = open_lake(finished)
+        assert lake.steps == [20, 30, 40, 50, 60]
+        assert all(lake.read(step, "param/weight").tobytes() == weight(step) for step in lake.steps)
+        assert [path.name for path in (finished / "tensors").iterdir()] == []
+
+    def test_every_snapshot_is_a_commit(self, finished: Path) -> None:
+        lake: Any = open_lake(finished, branch="main")
+        assert [commit.step for commit in lake.history() if commit.step is not None] == [60, 50, 40, 30, 20, 10]
+        assert next(iter(lake.history())).message == "delete step 10"
+
+    def test_time_travel_by_tag_branch_and_commit(self, finished: Path) -> None:
+        assert open_lake(finished, tag="best").steps == [10, 20, 30]
+        assert open_lake(finished, branch="what-if").steps == [10, 20]
+        lake: Any = open_lake(finished, branch="main")
+        fifty = next(commit.id for commit in lake.history() if commit.step == 50)
+        before = open_lake(finished, commit=fifty)
+        assert before.steps == [10, 20, 30, 40, 50]
+        assert before.read(10, "param/weight").tobytes() == weight(10)
+
+    def test_what_does_not_exist_is_said(self, finished: Path) -> None:
+        with pytest.raises(UnknownNameError, match='Did you mean "best"'):
+            open_lake(finished, tag="bset")
+        with pytest.raises(UnknownNameError, match="what-if"):
+            open_lake(finished, branch="nope")
+        with pytest.raises(UnknownNameError, match='no commit "HEAD"'):
+            open_lake(finished, commit="HEAD")
+        with pytest.raises(UsageError, match="one of"):
+            open_lake(finished, branch="main", tag="best")
+
+    def test_zarr_python_opens_a_commit(self, finished: Path) -> None:
+        import zarr
+
+        lake = IcechunkLake(local_address(finished), tag="best")
+        group: Any = zarr.open_group(lake._store, mode="r")
+        assert sorted(name for name, _ in group.members()) == [f"step-{step:09d}" for step in (10, 20, 30)]
+
+    def test_the_run_may_be_moved(self, finished: Path, tmp_path: Path) -> None:
+        import shutil
+
+        moved = tmp_path / "elsewhere"
+        shutil.copytree(finished, moved)
+        assert open_lake(moved).read(40, "param/weight").tobytes() == weight(40)
+        assert str(finished).encode() not in (moved / ".tensors/upload.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_tag_names_the_step_that_was_asked_for_or_nothing(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder)
+    write(store, 1, 2, 3)
+    store.tag("second", 2)  # with no waiting in between: its commit does not exist yet
+    store.tag("newest")
+    for name_it in (store.tag, store.create_branch):
+        with pytest.raises(RunError, match=r"no commit brought step 7. There are: \[1, 2, 3\]"):
+            name_it("seventh", 7)
+    with pytest.raises(RunError, match='there is a tag "second" already, and a tag never moves'):
+        store.tag("second", 3)
+    store.close()
+    assert open_lake(run_folder, tag="second").steps == [1, 2]
+    assert open_lake(run_folder, tag="newest").steps == [1, 2, 3]
+    lake: Any = open_lake(run_folder, branch="main")
+    assert (lake.tags, lake.branches) == (["newest", "second"], ["main"])
+
+
+@pytest.mark.slow
+def test_expiry_forgets_commits_and_frees_what_only_they_used(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder)
+    write(store, 1, 2, 3)
+    assert store.drain(60)
+    store.delete(1)
+    store.delete(2)
+    before = size_of(run_folder / "icechunk")
+    assert store.expire(time.time()) > 0
+    assert size_of(run_folder / "icechunk") < before
+    assert store.read(3).tensors["param/weight"].flat().tobytes() == weight(3)
+    store.close()
+
+
+@pytest.mark.slow
+def test_what_was_uploaded_is_found_again_without_the_file_that_says_so(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder)
+    write(store, 1, 2)
+    assert store.drain(60)
+    store.close()
+    (run_folder / ".tensors/upload.json").unlink()
+    store = open_store("icechunk", run_folder)
+    write(store, 3)
+    assert store.drain(60)
+    assert store.steps() == [1, 2, 3]
+    assert store.read(1).tensors["param/weight"].flat().tobytes() == weight(1)
+    store.close()
+
+
+@pytest.mark.slow
+def test_training_never_imports_icechunk_or_zarr(run_folder: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from sonde.write.tensors.store import open_store
+from sonde.schema.tensors import HostTensor, Snapshot
+import numpy as np
+store = open_store("icechunk", Path({str(run_folder)!r}))
+store.write(Snapshot(1, 0.0, "", {{"param/w": HostTensor.of(np.ones(5, np.float32))}}))
+assert store.drain(60)
+store.read(1)
+store.close()
+print(sorted({{"icechunk", "zarr", "obstore"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.slow
+def test_a_second_writer_of_a_local_repository_is_refused(tmp_path: Path) -> None:
+    """Sixty commits of two writers: one is refused, and none of the other's is lost."""
+    lake = open_store("zarr", tmp_path)
+    write(lake, *range(60))
+    first = Repository(local_address(tmp_path))
+    landed = []
+    for step in range(60):
+        if step % 2:
+            with pytest.raises(RunLockedError):
+                Repository(local_address(tmp_path), rank=1)
+        landed.append(first.commit(step, LakeFiles(tmp_path).path(step)))
+    first.close()
+    lake.close()
+    assert len(set(landed)) == 60
+    assert IcechunkLake(local_address(tmp_path)).steps == list(range(60))
+
+
+def test_without_the_package_it_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooled.importlib.util, "find_spec", lambda name: None)
+    for kind in ("icechunk", "s3://bucket/prefix"):
+        with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):
+            open_store(kind, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_repository_has_no_branches(tmp_path: Path) -> None:
+    open_store("zarr", tmp_path).close()
+    with pytest.raises(UsageError, match="no Icechunk repository"):
+        open_lake(tmp_path, tag="best")
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
