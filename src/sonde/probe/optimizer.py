@@ -41,6 +41,8 @@ class OptimizerStep:
     """What a GradScaler has multiplied the loss by."""
     has_closure: bool = False
     """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    is_made: bool = False
+    """It is over already: parameters are those after it, and gradients may be another step's."""
     clips: Clips = field(default_factory=Clips)
     """What clipping did to the gradients; known once they are made."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
@@ -98,6 +100,11 @@ class OptimizerTap:
     def num_watched(self) -> int:
         """An optimizer that is gone is waited for no longer."""
         return sum(ref() is not None for ref, _ in self.numbers.values())
+
+    @property
+    def has_unnamed(self) -> bool:
+        """Whether an optimizer that was not named has stepped: its steps are not ours to count."""
+        return len(self._unnamed) > 0
 
     @property
     def watched(self) -> list[Optimizer]:
@@ -171,7 +178,7 @@ class OptimizerTap:
 
     def _describe(self, call: Call, number: int) -> OptimizerStep:
         optimizer, params = call.optimizer, parameters_of(call.optimizer)
-        step = OptimizerStep(optimizer, number, [], [], has_closure=call.has_closure)
+        step = OptimizerStep(optimizer, number, [], [], has_closure=call.has_closure, is_made=call.is_made)
         if not call.has_closure:
             step.clips = self.take_clips(params)
         step.grad_scale = getattr(optimizer, "grad_scale", None)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from sonde.probe import compiled_steps
 from sonde.probe.guards import protected
 from sonde.probe.replaced import Replaced
 
@@ -33,7 +33,8 @@ class ScalerTap:
         self.on_skipped = protected(on_skipped, on_error, "skipped step")
         if not _taps:
             _replaced.put(GradScaler, "step", _watch)
-            _handles.append(register_optimizer_step_pre_hook(_note_begun))
+            _handles.append(register_optimizer_step_pre_hook(compiled_steps.beginning(_note_begun)))
+            compiled_steps.follow(_compiled)
         _taps.append(self)
 
     def detach(self) -> None:
@@ -42,6 +43,7 @@ class ScalerTap:
             if not _taps:
                 _replaced.restore()
                 _handles.pop().remove()
+                compiled_steps.unfollow(_compiled)
 
 
 def loss_scale() -> Tensor | None:
@@ -71,5 +73,22 @@ def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_begun(optimizer: Optimizer, *_: object) -> None:
-    if not torch.compiler.is_compiling() and _scales:
+    if _scales:
         _begun.append(id(optimizer))
+
+
+class _Compiled:
+    """A `Follower`: what is compiled has begun, or been made, or is not known not to have been."""
+
+    def begun(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        _note_begun(optimizer)
+
+    def ended(self, optimizer: Optimizer) -> None: ...
+
+    def made(self, optimizer: Optimizer) -> None:
+        _note_begun(optimizer)
+
+    def unseen(self, optimizer: Optimizer) -> None: ...
+
+
+_compiled = _Compiled()

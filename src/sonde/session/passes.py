@@ -188,6 +188,9 @@ class Passes:
     def is_any_used(self) -> bool:
         return any(one.is_used for one in self._all)
 
+    def is_used_by(self, model: Recorded) -> bool:
+        return any(one.is_used and one.model is model for one in self._all)
+
     def wait(self, put: Callable[[int], object]) -> bool:
         """Call it with the number of its step once that is known. False: no pass has begun, so it is known."""
         for now in self._now.values():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +35,7 @@ from sonde.session.position import Position, rewind
 from sonde.session.snapshots import Snapshotting
 from sonde.session.step_writer import StepWriter
 from sonde.session.training_thread import TrainingThread
+from sonde.session.unseen_steps import warn_of_unseen
 
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
@@ -170,7 +172,12 @@ class Session:
             from sonde.probe.optimizer_hooks import OptimizerHooks
             from sonde.probe.scaler import ScalerTap
 
-            hooks = OptimizerHooks(self.breaker, on_begin=self._optimizer_begins, on_end=self._optimizer_ended)
+            hooks = OptimizerHooks(
+                self.breaker,
+                on_begin=self._optimizer_begins,
+                on_end=self._optimizer_ended,
+                on_unseen=partial(warn_of_unseen, self),
+            )
             self.optimizer_hooks = hooks
             self._at_finish.append(ScalerTap(hooks.skip, self.breaker).detach)
 
@@ -223,7 +230,7 @@ class Session:
             self.warn_once("step after finish", "step() after finish() records nothing.")
             return
         with attempt(self.breaker, "step"):
-            if not self.training.steps.has_seen_optimizer:
+            if not (self.training.steps.is_counted_by_hooks or self.training.steps.is_over):
                 self.training.steps.finish()
                 self.training.sweep()
         with attempt(self.breaker, "step"):
@@ -315,6 +322,9 @@ class Session:
         """Write everything, remove every hook. Safe to call twice."""
         if self.is_finished:
             return
+        for watching in self._watchings if status == "finished" else ():
+            with attempt(self.breaker, "finish"):
+                watching.unseen_updates.finish()
         self.training.finish()
         with attempt(self.breaker, "finish"):
             self.note_facts()

@@ -241,7 +241,8 @@ class Snapshotting:
         if draft is None or followed is None:
             return
         self._do(lambda: self._settle(draft, followed, watching))
-        if self.draft is draft and "grad" in self._kinds(draft, followed) and not step.has_closure:
+        are_grads_made = not (step.has_closure or step.is_made)
+        if self.draft is draft and "grad" in self._kinds(draft, followed) and are_grads_made:
             self._gradients(draft, followed, step)
 
     def after_update(self, watching: Watching, step: OptimizerStep) -> None:

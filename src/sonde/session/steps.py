@@ -55,10 +55,22 @@ class Steps:
         self._num_steps: dict[int, int] = {}
         self._expected: set[int] = set()
         """Those that are watched, as far as was asked."""
+        self._is_sight_lost = self._is_told = False
+        """Whether some steps are seen by no hook, and whether the user has ended one."""
 
     @property
     def has_seen_optimizer(self) -> bool:
         return bool(self._num_steps or self._open)
+
+    @property
+    def is_counted_by_hooks(self) -> bool:
+        """Whether steps end when optimizers have stepped, and not when the user says so."""
+        return self.has_seen_optimizer and not self._is_sight_lost
+
+    @property
+    def is_count_known(self) -> bool:
+        """Whether as many steps were counted as were made."""
+        return self._is_told or not self._is_sight_lost
 
     @property
     def last(self) -> int:
@@ -173,7 +185,8 @@ class Steps:
 
     def close(self) -> None:
         """The user says that the step is over; where optimizers are watched, only if they have stepped."""
-        if self.has_seen_optimizer and not self.is_over and not (self._is_ahead and not self.passes.is_any_used):
+        self._is_told = self._is_told or not self.is_over
+        if self.is_counted_by_hooks and not self.is_over and not (self._is_ahead and not self.passes.is_any_used):
             return
         self.finish()
         self._usual, self._stepped = self._stepped, set()
@@ -182,13 +195,20 @@ class Steps:
     def finish(self) -> None:
         """No step follows the passes of which no gradient came back."""
         passes, self.passes = self.passes, Passes()
-        is_partial = passes.is_any_used or not self.has_seen_optimizer
+        is_partial = passes.is_any_used or not self.is_counted_by_hooks
         last, step = self.last, self.number
         if self._is_ahead and not is_partial:
             self.number -= 1
             self.is_over = True
         self._is_ahead = False
-        passes.settle(last, step, are_for_step=not self.has_seen_optimizer)
+        passes.settle(last, step, are_for_step=not self.is_counted_by_hooks)
+
+    def lose_sight(self) -> None:
+        """Steps are made that no hook shows. What comes now is of the next one, which the user ends."""
+        if not self._is_sight_lost:
+            self._is_sight_lost, self._is_told = True, False
+            if self.is_over:
+                self._next()
 
     def skip(self) -> None:
         """The step counts, though its optimizer was kept from it and no hook tells of it."""

@@ -33,6 +33,7 @@ from sonde.session.put_tables import put_tables
 from sonde.session.same_weights import is_due, model_fingerprint
 from sonde.session.site_ids import SiteIds
 from sonde.session.structure import StructureDocument
+from sonde.session.unseen_steps import UnseenUpdates, warn_of_missing
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
@@ -121,6 +122,7 @@ class Watching:
             hooks=session.optimizer_hooks,
         )
         self.optimizer_scalars: OptimizerScalars = OptimizerScalars(self, self.optimizers)
+        self.unseen_updates = UnseenUpdates(self)
         self.begin_step(session.step_number)
         self._tell_scripted()
 
@@ -194,6 +196,7 @@ class Watching:
 
     def _entered(self) -> None:
         self.forward.is_running = True
+        self.unseen_updates.model_entered()
         self.training.steps.model_entered(self)
         self.session.snapshots.forward_begins(self)
         if self.wants_inspection:
@@ -223,6 +226,7 @@ class Watching:
             self.session.snapshots.output(self, place, output)
 
     def _root_called(self, args: Any, kwargs: Any, output: Any) -> None:
+        self.unseen_updates.model_returned()
         if self.session.snapshots.draft is not None:
             self.session.snapshots.called(self, args, kwargs)
         if self.on_root is not None:
@@ -294,7 +298,7 @@ class Watching:
                 self.inspection.before_update()
             with attempt(failed, "scalars of the optimizer"), self.meter.span(self._kind):
                 self.optimizer_scalars.log(step)
-            if not step.has_closure:
+            if not step.has_closure and not step.is_made:
                 with attempt(failed, "scalars of the gradients"), self.meter.span(self._kind):
                     self._gradient_scalars(step)
         step.tables = self.reducer.held_since(num_before)
@@ -305,10 +309,10 @@ class Watching:
         with self.meter.span(self._kind):
             for named, what in step.unreadable:
                 self._note_unreadable_site(f"param/{named.name}", what)
-            step.parts = by_grad(step, is_made=not step.has_closure)
-            for part in step.parts:
+            step.parts = by_grad(step, is_made=not (step.has_closure or step.is_made))
+            for part in step.parts if not step.is_made else ():
                 self._foresee(step, part)
-        if self.wants["grad"] and not step.has_closure:
+        if self.wants["grad"] and not step.has_closure and not step.is_made:
             is_read = all(part.is_foreseen for part in step.parts)
             with self.meter.span(self._kind if is_read else "grads"):
                 self._grads(step, step.parts)
@@ -330,7 +334,7 @@ class Watching:
                     self.sites.of_part("param", part),
                     part.params,
                     sketch=self.wants["param"],
-                    keep=self.wants["update"],
+                    keep=self.wants["update"] and not step.is_made,
                     pairs=self.wants["optim"],
                     histogram=self.histogram,
                 )
@@ -344,7 +348,9 @@ class Watching:
                 if self.wants["grad"]:
                     with attempt(failed, "gradients"):
                         self._grads(step, by_grad(step, is_made=True))
-            if self.wants["update"]:
+            if step.is_made:
+                warn_of_missing(self.session, step.optimizer)
+            elif self.wants["update"]:
                 with attempt(failed, "updates"):
                     self._updates(step)
             if self.wants["optim"]:
