@@ -6,6 +6,8 @@ fused optimizer under GradScaler still has them scaled (`grad_scale`).
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,6 +92,9 @@ class OptimizerTap:
         """Steps that went into a CUDA graph: what it replays is seen by no hook."""
         self._strangers: dict[int, frozenset[int]] = {}
         """Parameters of each optimizer that are not this model's, so that the model is not searched for them again."""
+        self._measured: Call | None = None
+        """The call that is being measured. When two threads step one model at the same time, only one is measured."""
+        self._lock = threading.Lock()
         self.hooks = hooks or OptimizerHooks(on_error)
         self.hooks.add(self)
 
@@ -158,7 +163,7 @@ class OptimizerTap:
     def before(self, call: Call) -> None:
         with attempt(self.on_error, "optimizer pre hook"):
             number = self._find(call.optimizer)
-            if number is not None:
+            if number is not None and self._begin(call):
                 call.steps[self] = step = self._describe(call, number)
                 self.on_before(step)
 
@@ -169,12 +174,23 @@ class OptimizerTap:
                 if step.has_closure:
                     step.clips = self.take_clips(parameters_of(call.optimizer))
                 self.on_after(step)
+        if self._measured is call:
+            self._measured = None
 
     def failed(self, call: Call) -> None:
         with attempt(self.on_error, "optimizer pre hook"):
             step = call.steps.get(self)
             if step is not None and self.on_failed is not None:
                 self.on_failed(step)
+
+    def _begin(self, call: Call) -> bool:
+        """Whether to measure this call: not while another thread's is being measured."""
+        with self._lock:
+            other = self._measured
+            if other is not None and other.thread != call.thread and other.thread in sys._current_frames():
+                return False
+            self._measured = call
+            return True
 
     def _describe(self, call: Call, number: int) -> OptimizerStep:
         optimizer, params = call.optimizer, parameters_of(call.optimizer)

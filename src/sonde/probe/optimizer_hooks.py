@@ -6,6 +6,7 @@ One pair of hooks serves all models of a session, so that a call is announced on
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -36,8 +37,10 @@ class Call:
     """Nothing of ours ran before the step, which is inside one graph. Gradients may be gone, or another step's."""
     is_retry: bool = False
     """The call before it of the same optimizer raised."""
-    is_counted: bool = False
-    """For those who count: whether they know that it has begun."""
+    counted_by: list[Any] = field(default_factory=list)
+    """Those who count, as soon as they know that it has begun."""
+    thread: int = field(default_factory=threading.get_ident)
+    """Two threads may call one optimizer, or step one model, at the same time."""
     num_inside: int = 0
     """Steps of the classes it inherits from that have begun inside of it: torch calls hooks for them too."""
     listeners: Sequence[Listener] = ()
@@ -91,7 +94,8 @@ class OptimizerHooks:
         self._replays = GraphReplays(self.made, on_error)
         self._on_unseen = on_unseen
         self._listeners: list[Listener] = []
-        self._open: dict[int, Call] = {}
+        self._open: dict[tuple[int, int], Call] = {}
+        """By thread and optimizer."""
         self._handles: list[Any] = []
 
     def add(self, listener: Listener) -> None:
@@ -138,12 +142,14 @@ class OptimizerHooks:
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._open and self._is_inside(optimizer):
             return
-        failed, call = self._open.get(id(optimizer)), Call(optimizer)
-        self._open[id(optimizer)] = call  # before anything can fail: what is not open is not counted at its end
+        call = Call(optimizer)
+        key = call.thread, id(optimizer)
+        failed = self._open.get(key)
+        self._open[key] = call  # before anything can fail: what is not open is not counted at its end
         call.is_retry = failed is not None
         call.has_closure = _closure(optimizer, args, kwargs) is not None
         if is_capturing():
-            del self._open[id(optimizer)]
+            del self._open[key]
             concerned = self._concerned(optimizer)
             for listener in concerned:
                 listener.captured()
@@ -154,16 +160,17 @@ class OptimizerHooks:
             for listener in failed.listeners:
                 listener.failed(failed)
         if not self._begin(call):
-            del self._open[id(optimizer)]
+            del self._open[key]
 
     def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        call = self._open.get(id(optimizer))
+        key = threading.get_ident(), id(optimizer)
+        call = self._open.get(key)
         if call is None:
             return
         if call.num_inside:
             call.num_inside -= 1
             return
-        del self._open[id(optimizer)]
+        del self._open[key]
         # No one was found before the step if the search for them failed: it counts all the same.
         if call.listeners or self._concerned(optimizer):
             self._end(call)
@@ -193,7 +200,8 @@ class OptimizerHooks:
         running = _running()
         if optimizer in running:
             running.remove(optimizer)  # the step that begins now
-        for call in self._open.values():
+        here = threading.get_ident()
+        for call in [call for call in tuple(self._open.values()) if call.thread == here]:
             if call.optimizer is optimizer and optimizer in running:
                 call.num_inside += 1
                 return True

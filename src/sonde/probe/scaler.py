@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,19 @@ from sonde.probe.replaced import Replaced
 _taps: list[ScalerTap] = []
 _replaced = Replaced()
 _handles: list[Any] = []
-_begun: list[int] = []
-"""The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
-_scales: list[Tensor | None] = []
-"""What the losses were multiplied by, of the scalers that are making a step now; the innermost last."""
+
+
+class _Here(threading.local):
+    """Of the thread that asks: several may train, each with its scaler."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        """The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
+        self.scales: list[Tensor | None] = []
+        """What the losses were multiplied by, of the scalers that are making a step now; the innermost last."""
+
+
+_here = _Here()
 
 
 class ScalerTap:
@@ -48,33 +58,35 @@ class ScalerTap:
 
 def loss_scale() -> Tensor | None:
     """What the loss was multiplied by in the step that is being made; None where no scaler makes it."""
-    return _scales[-1] if _scales else None
+    scales = _here.scales
+    return scales[-1] if scales else None
 
 
 def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_enabled():
             return original(self, optimizer, *args, **kwargs)
-        if not _scales:
-            _begun.clear()
-        _scales.append(getattr(self, "_scale", None))
+        begun, scales = _here.begun, _here.scales
+        if not scales:
+            begun.clear()
+        scales.append(getattr(self, "_scale", None))
         try:
             result = original(self, optimizer, *args, **kwargs)
             # What is no optimizer of torch's calls no hook, so nobody can tell whether it stepped. And where somebody
             # has replaced the method between two of ours, both are called: the outer one tells.
-            if isinstance(optimizer, Optimizer) and id(optimizer) not in _begun and len(_scales) == 1:
+            if isinstance(optimizer, Optimizer) and id(optimizer) not in begun and len(scales) == 1:
                 for tap in (*_taps,):
                     tap.on_skipped(optimizer)
         finally:
-            _scales.pop()
+            scales.pop()
         return result
 
     return step
 
 
 def _note_begun(optimizer: Optimizer, *_: object) -> None:
-    if _scales:
-        _begun.append(id(optimizer))
+    if _here.scales:
+        _here.begun.append(id(optimizer))
 
 
 class _Compiled:

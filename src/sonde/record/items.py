@@ -36,6 +36,9 @@ class StepBegan:
     step: int
     is_first: bool = False
     """Nothing has ended yet: steps are about to be made, and this will be the first."""
+    visible: int = -1
+    """Where several threads train, the step of the one that is furthest ahead: what is below it is shown, though the
+    others have not come so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class Journal:
     def step_began(self, item: StepBegan) -> int:
         """Take note. The mark of the first step is stored before anything of that step, so that a kill cannot leave
         the sketches of a step that no mark covers. Returns the same as `end_turn`."""
-        self._open.began(item.step, is_first=item.is_first)
+        self._open.began(item.step, is_first=item.is_first, visible=item.visible)
         is_first = self._last_mark.complete == NO_LIMIT and self._open.mark.complete != NO_LIMIT
         self._is_beginning = is_first and self.attempts.has_frames
         return self.end_turn() if self._is_beginning else 0

@@ -159,11 +159,13 @@ class Writer:
             self._queue.add(NewAttempt(step=step, after=after))
         self._shared.step = step
 
-    def set_step(self, step: int, *, is_first: bool = False) -> None:
-        """Everything of the steps below this one was put. `is_first`: no step has ended yet."""
-        self._shared.step = step
+    def set_step(self, step: int, *, is_first: bool = False, visible: int = -1) -> None:
+        """Everything of the steps below this one was put. `is_first`: no step has ended yet. `visible`: where several
+        threads count steps, how far the furthest is."""
+        self._shared.step = max(step, visible)
         if not self._is_closed:
-            self._queue.offer(StepBegan(step, is_first), _STEP_BYTES)  # where there is no room, the next one says it
+            # Where there is no room, the next one says it.
+            self._queue.offer(StepBegan(step, is_first, visible), _STEP_BYTES)
 
     def note(self, **facts: Any) -> None:
         """Facts for run.json; they are there after the next heartbeat."""

@@ -35,7 +35,7 @@ class OptimizerScalars:
         """What the optimizer is told."""
         place = self.place(step)
         values = {f"{place}/lr": step.lr, f"{place}/loss_scale": step.loss_scale}
-        self._session.log({name: value for name, value in values.items() if value is not None})
+        self._watching.log({name: value for name, value in values.items() if value is not None})
         if self._watching.is_recording:
             self._log_groups(step, place)
         if step.found_inf is not None:
@@ -64,12 +64,12 @@ class OptimizerScalars:
     def _log_groups(self, step: OptimizerStep, place: str) -> None:
         """The learning rate of the first group is logged at every step anyhow."""
         known = self._known.setdefault(step.number, Hyperparameters())
-        for at, values in known.at(group_numbers(step.optimizer.param_groups), self._session.step_number):
+        for at, values in known.at(group_numbers(step.optimizer.param_groups), self._watching.training.steps.number):
             values.pop(RATE, None)
-            self._session.log({f"{place}/{name}": value for name, value in values.items()}, step=at)
+            self._watching.log({f"{place}/{name}": value for name, value in values.items()}, step=at)
 
     def _watch_for_skip(self, found_inf: Tensor) -> None:
-        pending, step, now = PendingScalars([found_inf]), self._session.step_number, time.time()
+        pending, step, now = PendingScalars([found_inf]), self._watching.training.steps.number, time.time()
 
         def resolve() -> Event | None:
             message = "the optimizer skipped this step: a gradient was not finite after unscaling"

@@ -101,6 +101,15 @@ class Pass:
         self.is_unknown = False
 
 
+@dataclass(slots=True)
+class PassesOf:
+    """The passes of one model, moved from one training thread to another."""
+
+    all: list[Pass]
+    retired: list[Pass]
+    now: Pass | None
+
+
 class Passes:
     """Of one line of steps, from one optimizer step to the next. Knows which pass began, and what waits for which."""
 
@@ -149,6 +158,11 @@ class Passes:
         now = self._now.get(id(model))
         return now is None or not now.is_open or (not now.is_whole and not now.tokens)
 
+    def wants_again(self, model: Recorded, part: object) -> bool:
+        """Whether a call of this part, though no part's is wanted, begins another pass. Asked at every call: cheap."""
+        now = self._now.get(id(model))
+        return now is not None and not now.is_whole and now.first is part and not self._is_certain
+
     def part_called(self, model: Recorded, part: object, output: Any) -> None:
         """A part ran, within the model's own pass or by itself."""
         if self._is_certain:
@@ -176,6 +190,26 @@ class Passes:
                 return
         now.is_whole, now.is_open, now.is_unknown = True, False, True
         now.follow(output)
+
+    def leave(self, model: Recorded) -> PassesOf:
+        """Take the passes of this model out: another thread counts its steps from now on."""
+        mine = {id(one) for one in self._all if one.model is model}
+        before = [sum(id(one) in mine for one in self._all[:index]) for index in range(len(self._all) + 1)]
+        self._waiting = [(index - before[min(index, len(self._all))], put) for index, put in self._waiting]
+        found = PassesOf(
+            [one for one in self._all if id(one) in mine],
+            [one for one in self._retired if one.model is model],
+            self._now.pop(id(model), None),
+        )
+        self._all = [one for one in self._all if id(one) not in mine]
+        self._retired = [one for one in self._retired if one.model is not model]
+        return found
+
+    def join(self, passes: PassesOf) -> None:
+        self._all += passes.all
+        self._retired += passes.retired
+        if passes.now is not None:
+            self._now[id(passes.now.model)] = passes.now
 
     def step_begun(self) -> None:
         """The user says so."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
@@ -14,6 +15,9 @@ from sonde.schema.layout import MODEL_FILE
 if TYPE_CHECKING:
     from sonde.session.session import Session
     from sonde.session.watching import Watching
+
+
+_writing: Final = threading.Lock()
 
 
 class StructureDocument:
@@ -57,10 +61,13 @@ def _signature(watching: Watching) -> object:
 
 
 def write_structure(session: Session, watchings: list[Watching]) -> None:
-    """One document for all watched models; their modules and parameters stand one after the other."""
+    """Describe these models anew. One document for all that are watched; their modules and parameters stand one after
+    the other. Those that other threads train are described there."""
     changed = [watching.structure.refresh(watching) for watching in watchings]
     if any(changed):
-        session.writer.document(MODEL_FILE, _together([watching.structure.content for watching in watchings]))
+        with _writing:  # or the older of two documents could be the last
+            known = [watching.structure.content for watching in session.watchings if watching.structure.content]
+            session.writer.document(MODEL_FILE, _together(known))
 
 
 def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from sonde.session.unseen_steps import UnseenUpdates, warn_of_missing
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
+    from sonde.session.training_thread import TrainingThread
 
 
 MAX_ONES: Final = 1 << 16
@@ -58,7 +59,14 @@ class Watching:
 
     def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
         self.session, self.plan = session, plan
-        self.training = session.training
+        self.training: TrainingThread = session.training
+        """Where its steps are counted; `join` changes it."""
+        self.watched_in = session.threads.here
+        """The thread that has called `watch`."""
+        self.has_run = False
+        """A forward pass with gradients on was seen, or a step of an optimizer."""
+        self.is_trained = False
+        """An optimizer has stepped it, or the user has ended a step of it."""
         self.names: ModelNames = ModelNames(model, prefix=plan.prefix)
         self._select()
         asked, tell = session.settings, self._note_unreadable
@@ -71,7 +79,9 @@ class Watching:
         self._wants_forward = True
         self.wants: dict[str, bool] = {}
         self.histogram = False
-        self.meter = session.governing.meter
+        self.meter = self.training.governing.meter
+        self._step = -1
+        """The step of which it was decided what to record."""
         self._kind = ""
         """What most of this step's cost is for."""
         self.sites = SiteIds(session.writer)
@@ -94,7 +104,7 @@ class Watching:
         self._root = root = self.names.place(model)
         self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
-        self.inspection = Inspection(session, self.names, on_error)
+        self.inspection = Inspection(self, on_error)
         self.structure = StructureDocument()
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
@@ -123,7 +133,7 @@ class Watching:
         )
         self.optimizer_scalars: OptimizerScalars = OptimizerScalars(self, self.optimizers)
         self.unseen_updates = UnseenUpdates(self)
-        self.begin_step(session.step_number)
+        self.begin_step(self.training.steps.number)
         self._tell_scripted()
 
     def detach(self) -> None:
@@ -142,8 +152,19 @@ class Watching:
 
     # --------------------------------------------------------------------------------------------------- the steps
 
+    def join(self, training: TrainingThread) -> None:
+        """Record at the steps of this training thread from now on."""
+        self.training, self.meter = training, training.governing.meter
+        if self._step != training.steps.number:
+            self.begin_step(training.steps.number)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers of this model, by default at the step of the thread that trains it."""
+        self.session.log_for(self.training, values, step)
+
     def begin_step(self, step: int) -> None:
         """Decide once what this step will record."""
+        self._step = step
         self.is_allowed = not self.session.breaker.is_open
         plan = self.plan
         schedules: dict[str, Schedule] = {
@@ -163,7 +184,7 @@ class Watching:
         self._num_ones = self._num_cut = 0
 
     def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
-        return self.is_allowed and self.session.governing.allows(step, kind, scheduled=schedule(step))
+        return self.is_allowed and self.training.governing.allows(step, kind, scheduled=schedule(step))
 
     def _main_kind(self) -> str:
         if any(self.wants[kind] for kind in ("param", "update", "optim")):
@@ -188,6 +209,9 @@ class Watching:
         )
 
     def forward_seen(self, place: Place, output: Any) -> None:
+        # Parts of a pass that was seen to begin may run in other threads, which train nothing.
+        if not self.forward.is_running:
+            self.session.threads.runs(self)
         if place is self._root:
             self.training.steps.model_called(self, output)
         else:
@@ -195,7 +219,9 @@ class Watching:
         self.session.snapshots.forward_begins(self)
 
     def _entered(self) -> None:
-        self.forward.is_running = True
+        if not self.forward.entered():
+            return
+        self.session.threads.runs(self)
         self.unseen_updates.model_entered()
         self.training.steps.model_entered(self)
         self.session.snapshots.forward_begins(self)
@@ -218,7 +244,7 @@ class Watching:
         if self.nonfinite is not None and self.wants_finite and place.is_selected:
             with self.meter.span("finite"):
                 is_leaf = not module._modules
-                self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
+                self.nonfinite.called(place, is_leaf, args, output, self.training.steps.number)
         if self.wants_inspection:
             with self.meter.span("inspect"):
                 self.inspection.module_called(place, module, args, output)
@@ -265,7 +291,7 @@ class Watching:
     def retire(self, measured: Measured) -> Measured:
         """A value that is not finite is told of at once: the batch may have been left out because of it."""
         if self.nonfinite is not None and measured.looks is not None:
-            self.nonfinite.drop(measured.looks, self.session.step_number)
+            self.nonfinite.drop(measured.looks, self.training.steps.number)
         return measured._replace(looks=None)
 
     def drop(self, measured: Measured) -> None:
@@ -366,10 +392,10 @@ class Watching:
     def _note_weights(self, step: OptimizerStep) -> None:
         """What the other ranks compare theirs with."""
         model = self.names.model()
-        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.session.step_number):
+        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
             value = model_fingerprint(model)
             if value is not None:
-                self.session.log({"model/model/fingerprint": value})
+                self.log({"model/model/fingerprint": value})
 
     def _foresee(self, step: OptimizerStep, part: ByGrad) -> None:
         tables = self.foresight.before(step, part)
@@ -434,7 +460,7 @@ class Watching:
         if self._is_inspecting:
             values.update(self.inspection.gradients(step))
         if values:
-            self.session.log(values)
+            self.log(values)
 
     # --------------------------------------------------------------------------------- without an optimizer, and end
 
@@ -455,7 +481,7 @@ class Watching:
             self.meter.see(step.params[0])
         self.session.snapshots.before_update(self, step)
         with quiet(), self.meter.span(self._kind):
-            self.session.log(self.optimizer_scalars.clipped(step))
+            self.log(self.optimizer_scalars.clipped(step))
             if self.wants["grad"]:
                 self._grads(step, by_grad(step, is_made=True))
             self.inspection.before_update()
