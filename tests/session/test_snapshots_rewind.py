@@ -188,6 +188,24 @@ def test_every_view_shows_the_last_attempt(begin, reopen, tmp_path):
     assert sample_paths(run.attempt(0))[3] == str(run.path / "tensors/step-000000003.zarr.zip")
 
 
+def test_the_dashboard_shows_the_last_attempt(begin, reopen):
+    from sonde.show.web.answers import overview, snapshots
+    from sonde.show.web.query import Query
+
+    loop = Loop(begin(**QUICK)).train(7).rewind(2).train(2)
+    run = reopen()
+    for shown, history in ((run, loop.histories[-1]), (run.attempt(0), loop.histories[0])):
+        listed = json.loads(snapshots.snapshots(shown, Query("")).body)["snapshots"]
+        assert [row["step"] for row in listed] == sorted(history)
+        assert overview._num_snapshots(shown._now) == len(history)
+        images = {
+            entry["name"]: entry["n"] for entry in json.loads(snapshots.snapshot(shown, 3, Query("")).body)["tensors"]
+        }
+        image = snapshots.image(shown, 3, images["param/0.weight"], Query("")).body
+        assert history[3] in image
+    assert json.loads(snapshots.snapshots(run, Query("")).body)["snapshots"][-1]["attempt"] == 1
+
+
 def sample_paths(run: sonde.Run) -> dict[int, str]:
     from sonde.read.sample_paths import sample_paths
 
