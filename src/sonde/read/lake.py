@@ -55,12 +55,12 @@ def open_lake(
         if branch or tag or commit:
             raise UsageError(f"{run} has no Icechunk repository; branches, tags and commits belong to one.")
         return SnapshotView(run, FolderSource(run, rank), attempt=attempt)
-    from sonde.read.lake_icechunk import IcechunkLake
+    from sonde.read.lake_icechunk import IcechunkLake, VersionView
 
     address = read_address(state.url, run)
     if branch or tag or commit:
         there = IcechunkLake(address, rank=rank, branch=branch, tag=tag, commit=commit)
-        return SnapshotView(run, there, attempt=attempt, is_version=True)
+        return VersionView(run, there, attempt=attempt)
     source = SpooledSource(run, rank, lambda: IcechunkLake(address, rank=rank, branch=state.branch))
     return SnapshotView(run, source, attempt=attempt)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.snapshot_readers import SnapshotReaders
+from sonde.read.snapshot_view import SnapshotView
 from sonde.schema.addresses import Address, icechunk_storage
 from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument, SnapshotReader
@@ -160,6 +162,30 @@ class IcechunkLake(SnapshotReaders):
             return sync(work)
         except icechunk.IcechunkError as error:
             raise RunError(f"cannot read {self.address}: {in_words(error)}.") from error
+
+
+class VersionView(SnapshotView):
+    """What is shown at one point of a repository's history; it knows nothing of attempts that began later."""
+
+    def __init__(self, run: Path, lake: IcechunkLake, *, attempt: int | None = None) -> None:
+        super().__init__(run, lake, attempt=attempt)
+        self._repository = lake
+
+    @property
+    def branches(self) -> list[str]:
+        return self._repository.branches
+
+    @property
+    def tags(self) -> list[str]:
+        return self._repository.tags
+
+    def history(self) -> Iterator[Commit]:
+        """The commits that led here, newest first."""
+        return self._repository.history()
+
+    def _viewed(self, attempts: list[int]) -> int | None:
+        last = max(attempts, default=0)
+        return last if self._view is None else min(self._view, last)
 
 
 def _open(address: Address) -> Any:

@@ -41,7 +41,8 @@ def is_shown(history: History, view: int | None, attempt: int, step: int) -> boo
     """Whether the snapshot that an attempt took of a step is shown. `history` ends with the attempt that is viewed;
     `view` is None for the last one."""
     if attempt > history.last:
-        return view is None  # earlier versions did not enter an attempt that recorded nothing else
+        # Earlier versions did not enter an attempt that recorded nothing else.
+        return view is None or attempt <= view
     return step < history.abandoned_from(attempt)
 
 
@@ -60,8 +61,8 @@ class _Known:
 class SnapshotView:
     """A lake of what is shown. Snapshots and attempts that appear later are found."""
 
-    def __init__(self, run: Path, source: Source, *, attempt: int | None = None, is_version: bool = False) -> None:
-        self.run, self._source, self._view, self._is_version = run, source, attempt, is_version
+    def __init__(self, run: Path, source: Source, *, attempt: int | None = None) -> None:
+        self.run, self._source, self._view = run, source, attempt
         self._signature: object = None
         self._known = _Known()
         self._shown: dict[int, tuple[SnapshotKey, int]] = {}
@@ -118,16 +119,16 @@ class SnapshotView:
         if signature != self._signature or not self._shown:
             self._known = self._read_catalog()
         every = sorted(self._all(), key=lambda found: found[1])
-        view, history = self._view, self._known.history
-        if self._is_version:  # of attempts that began later it knows nothing
-            last = max((attempt for _, attempt in every), default=0)
-            view = last if view is None else min(view, last)
-        if view is not None:
-            history = history.until(view)
+        view = self._viewed([attempt for _, attempt in every])
+        history = self._known.history if view is None else self._known.history.until(view)
         shown = [(place, attempt) for place, attempt in every if is_shown(history, view, attempt, place.step)]
         self._shown = {place.step: (place, attempt) for place, attempt in shown}
         self._signature = signature
         return self._shown
+
+    def _viewed(self, attempts: list[int]) -> int | None:
+        """The attempt that is viewed, None for the last. `attempts` are those of the snapshots that are there."""
+        return self._view
 
     def _all(self) -> Iterator[tuple[SnapshotKey, int]]:
         for attempt in self._source.attempts():
