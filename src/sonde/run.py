@@ -32,7 +32,7 @@ from sonde.read.files import is_tensor_file, open_tensors
 from sonde.read.folder import default_dir, find_run, run_folders
 from sonde.read.follow import Update, follow
 from sonde.read.forward_order import ForwardOrder
-from sonde.read.lake import Lake, open_lake, upload_warnings
+from sonde.read.lake import open_lake, open_local_lake, upload_warnings
 from sonde.read.lazy import LazyTensors, of_kind
 from sonde.read.manifest import Manifest
 from sonde.read.pyramid import read_overview
@@ -40,6 +40,7 @@ from sonde.read.rounding import Tolerance
 from sonde.read.scalars import read_scalars
 from sonde.read.series import by_series
 from sonde.read.snapshot_check import damaged_snapshots
+from sonde.read.snapshot_view import SnapshotView
 from sonde.read.sql import DEFAULT_LIMIT, run_query
 from sonde.read.state import RunState, open_state
 from sonde.read.stats import read_stats
@@ -192,8 +193,8 @@ def _try_open(folder: Path) -> Run | SondeError:
         return error
 
 
-def _open_lake(path: Path, at: Mapping[str, str]) -> Lake:
-    return open_lake(path, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+def _open_lake(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
+    return open_lake(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
 
 def _view(name: str) -> Any:
@@ -410,19 +411,33 @@ class Run:
 
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
-        return tensor_over_steps(partial(_open_lake, self.path, self._version), name, steps)
+        self._require_attempts()
+        return tensor_over_steps(partial(_open_lake, self.path, self._version, self._attempt), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
-        """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last."""
+        """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last.
+
+        Of a step that was made again, the snapshot of the last attempt that covers it; `run.attempt(0)` has the others.
+        """
         return snapshot_tensors(self.lake(), step, pattern)
 
     def snapshots(self) -> pa.Table:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
         return snapshot_table(self._now, self.lake())
 
-    def lake(self) -> Lake:
-        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors."""
-        return _open_lake(self.path, self._version)
+    def lake(self, *, is_local: bool = False) -> SnapshotView:
+        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `is_local`: only
+        those that are on this disk."""
+        self._require_attempts()
+        if is_local:
+            return open_local_lake(self.path, attempt=self._attempt)
+        return _open_lake(self.path, self._version, self._attempt)
+
+    def _require_attempts(self) -> None:
+        """Without the catalog of a run with several attempts no one can tell which snapshots are abandoned."""
+        state = self._now
+        if state.manifest.heartbeat.attempt > 0:
+            state.catalog.require()
 
     def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
         """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").
@@ -439,7 +454,8 @@ class Run:
 
         run.tensors.evolution("param/*").to_pandas()
         """
-        return RunTensors(self.path, self._version)
+        self._require_attempts()
+        return RunTensors(self.path, self._version, self._attempt)
 
     def verify(self) -> list[str]:
         """Hash every sealed file, read every log and every snapshot on this disk: what is damaged, in words.

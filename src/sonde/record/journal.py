@@ -86,6 +86,14 @@ class Journal:
         self._is_beginning = is_first and self.attempts.has_frames
         return self.end_turn() if self._is_beginning else 0
 
+    def require_frame(self) -> int:
+        """The number of the attempt, which has a frame from now on: whole tensors belong to it, so that it must be in
+        the catalog, and must not be moved to another step."""
+        if not self.attempts.has_frames:
+            self._last_mark = self._open.mark
+            self.streams["scalars"].add(ScalarsRecord.empty(), self._last_mark)
+        return self.attempt
+
     def asked_for(self) -> None:
         """The user flushed: what is recorded of the open step is to be shown, too."""
         self._open.flushed()
@@ -129,7 +137,7 @@ class Journal:
             return
         if self.attempts.has_frames:
             self.attempts.set_mark(self.attempt, self._last_mark)
-            self.attempts.begin(item.step, "rewind", after=item.after)
+            self.attempts.begin(item.step, "rewind", after=item.after, moment=item.time)
         else:
             self.attempts.move(item.step)
         self._open = OpenStep()

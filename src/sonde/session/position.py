@@ -79,6 +79,7 @@ def _checked(session: Session, step: Any) -> int | None:
 def _return_to(session: Session, step: int) -> None:
     next_step = session.next_step
     session.threads.finish()  # a step in progress is given up; what was measured of it stays in the attempt that ends
+    session.snapshots.rewound()
     session.writer.begin_attempt(step, after=next_step)
     session.position.returned(next_step)
     session.threads.restart(step)

@@ -302,6 +302,18 @@ class Snapshotting:
         if draft is not None and draft.step == self.training.steps.number:
             self._do(lambda: self._hand_over(draft))
 
+    def rewound(self) -> None:
+        """Training returns to an earlier step. The step in progress was given up, and so is its snapshot; one that was
+        asked for is taken of the step that comes next."""
+        draft = self.draft
+        self._drop("training returned to an earlier step", is_loss=False)
+        if draft is None or not draft.is_asked:
+            return
+        if draft.is_as_planned:
+            self.asks.put(Ask(draft.reason, None, draft.tickets))
+        if draft.kinds:
+            self.asks.put(Ask(draft.reason, tuple(draft.kinds), () if draft.is_as_planned else draft.tickets))
+
     def _settle(self, draft: Draft, followed: Followed, watching: Watching) -> None:
         model, kinds = id(watching), self._kinds(draft, followed)
         if draft.is_settled(model):
@@ -363,7 +375,7 @@ class Snapshotting:
         if draft.is_empty:
             self._drop(self._nothing(draft))
             return
-        pending, writer = draft.pending(), self._writing()
+        pending, writer = draft.pending(self.session.writer.attempt()), self._writing()
         self.draft = None
         writer.put(pending)
         if draft.waited_s > _PATIENCE_S:

@@ -10,7 +10,7 @@ import numpy as np
 from sonde.errors import UsageError
 from sonde.read.analysis.blocks import Place, Tracked, lake_at
 from sonde.read.analysis.cka import as_examples, linear_cka, unbiased_cka
-from sonde.read.lake import Lake
+from sonde.read.snapshot_readers import Lake
 
 
 def representation_rows(

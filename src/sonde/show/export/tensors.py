@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.read.lake import Lake
 from sonde.read.lazy import LazyTensors, TensorSpec
+from sonde.read.snapshot_readers import Lake
 from sonde.read.tensors import snapshot_tensors
 from sonde.run import Run
 from sonde.schema.names import matches_any
