@@ -39,7 +39,7 @@ def test_keras(backend: str, programs: tuple[str, ...], tmp_path: Path) -> None:
         env={
             **os.environ,
             "KERAS_BACKEND": backend,
-            "PYTHONPATH": str(here),
+            "PYTHONPATH": os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
         },
