@@ -49,8 +49,8 @@ def test_a_closure_is_a_part_of_its_step_and_a_look_before_it_is_not(begin: Any,
 def test_passes_before_a_closure_that_makes_none_are_of_its_step(
     is_backward_inside: bool, begin: Any, reopen: Any
 ) -> None:
-    """Lightning's closure does nothing where the user calls `backward`. Here gradients come back through the second part
-    of the model and not through the first."""
+    """Lightning passes a closure that does nothing where the user calls `backward`. Here gradients come back through
+    the second part of the model and not through the first."""
     model = nn.ModuleDict({"maker": nn.Linear(3, 3), "critic": nn.Linear(3, 1)})
     optimizer = torch.optim.SGD(model["critic"].parameters(), lr=0.1)
     session = begin().watch(model, optimizer, activations=True)
