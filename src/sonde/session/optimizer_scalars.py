@@ -28,11 +28,13 @@ class OptimizerScalars:
         self._watching, self._session, self._tap = watching, watching.session, tap
         others = [other.optimizer_scalars.names for other in self._session.watchings]
         self.names: OptimizerNames = others[0] if others else OptimizerNames()
-        self.names.expect(watching.names, tap.num_watched)
+        self.names.expect(watching.names, tap.watched)
         self._known: dict[int, Hyperparameters] = {}
 
     def log(self, step: OptimizerStep) -> None:
         """What the optimizer is told."""
+        if not self._is_reported(step):
+            return
         place = self.place(step)
         values = {f"{place}/lr": step.lr, f"{place}/loss_scale": step.loss_scale}
         self._watching.log({name: value for name, value in values.items() if value is not None})
@@ -45,6 +47,8 @@ class OptimizerScalars:
         """The total norm and the limit of `clip_grad_norm_`. Where parts of the parameters were clipped by themselves,
         of each, in the order of the optimizer's parameters."""
         values: dict[str, Any] = {}
+        if not self._is_reported(step):
+            return values
         for number, (norm, limit) in enumerate(step.clips.norms[:MAX_CLIPS]):
             place = f"{self.place(step)}/clip.{number}" if number else self.place(step)
             values[f"{place}/grad_norm"], values[f"{place}/max_norm"] = norm, limit
@@ -52,13 +56,19 @@ class OptimizerScalars:
 
     def place(self, step: OptimizerStep) -> str:
         """What the names of its scalars begin with."""
-        return self.names.of(self._watching.names, step.number)
+        return self.names.of(self._watching.names, step.number, step.optimizer)
+
+    def _is_reported(self, step: OptimizerStep) -> bool:
+        """Whether to report it here: the numbers of an optimizer that trains several models come with the first."""
+        taps = (watching.optimizers for watching in self._session.watchings)
+        first = next((tap for tap in taps if any(one is step.optimizer for one in tap.watched)), self._tap)
+        return first is self._tap
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
         """Those that are still there, by the numbers they have in the run."""
         known = [(number, ref()) for ref, number in self._tap.numbers.values()]
-        found = {self.names.number(self._watching.names, n): one for n, one in known if one is not None}
+        found = {self.names.number(self._watching.names, n, one): one for n, one in known if one is not None}
         return dict(sorted(found.items()))
 
     def _log_groups(self, step: OptimizerStep, place: str) -> None:

@@ -166,7 +166,10 @@ class Steps:
             self.number -= is_ahead
             before = self.number
         self.is_over = False
-        passes.settle(before, self.number, are_for_step=are_for_step)
+        if are_for_step or passes.are_known:
+            passes.settle(before, self.number, are_for_step=are_for_step)
+        else:
+            self.passes.hold(passes, before, self.number)
 
     # ------------------------------------------------------------------------------------------------- by the user
 

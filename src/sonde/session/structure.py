@@ -75,4 +75,6 @@ def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:
     for document in documents[1:]:
         for key, value in document.items():
             total[key] = (total[key] or value) if isinstance(value, str) else total[key] + value
-    return {**total, "optimizers": sorted(total["optimizers"], key=itemgetter("number"))}
+    # One that trains several models is described once.
+    by_number = {optimizer["number"]: optimizer for optimizer in total["optimizers"]}
+    return {**total, "optimizers": sorted(by_number.values(), key=itemgetter("number"))}
