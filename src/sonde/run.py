@@ -46,9 +46,10 @@ from sonde.read.series.window import read_window
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots
 from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
-from sonde.read.tensors.lake import Lake, open_lake, upload_warnings
+from sonde.read.tensors.lake import open_lake, open_local_lake, upload_warnings
 from sonde.read.tensors.lazy import LazyTensors, of_kind
 from sonde.read.tensors.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
+from sonde.read.tensors.view import SnapshotView
 from sonde.schema.layout import RunStatus
 from sonde.schema.losses import shown_scalars
 from sonde.schema.window import Window
@@ -192,8 +193,8 @@ def _try_open(folder: Path) -> Run | SondeError:
         return error
 
 
-def _open_lake(path: Path, at: Mapping[str, str]) -> Lake:
-    return open_lake(path, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+def _open_lake(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
+    return open_lake(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
 
 def _view(name: str) -> Any:
@@ -410,19 +411,33 @@ class Run:
 
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
-        return tensor_over_steps(partial(_open_lake, self.path, self._version), name, steps)
+        self._require_attempts()
+        return tensor_over_steps(partial(_open_lake, self.path, self._version, self._attempt), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
-        """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last."""
+        """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last.
+
+        Of a step that was made again, the snapshot of the last attempt that covers it; `run.attempt(0)` has the others.
+        """
         return snapshot_tensors(self.lake(), step, pattern)
 
     def snapshots(self) -> pa.Table:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
         return snapshot_table(self._now, self.lake())
 
-    def lake(self) -> Lake:
-        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors."""
-        return _open_lake(self.path, self._version)
+    def lake(self, *, is_local: bool = False) -> SnapshotView:
+        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `is_local`: only
+        those that are on this disk."""
+        self._require_attempts()
+        if is_local:
+            return open_local_lake(self.path, attempt=self._attempt)
+        return _open_lake(self.path, self._version, self._attempt)
+
+    def _require_attempts(self) -> None:
+        """Without the catalog of a run with several attempts no one can tell which snapshots are abandoned."""
+        state = self._now
+        if state.manifest.heartbeat.attempt > 0:
+            state.catalog.require()
 
     def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
         """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").
@@ -439,7 +454,8 @@ class Run:
 
         run.tensors.evolution("param/*").to_pandas()
         """
-        return RunTensors(self.path, self._version)
+        self._require_attempts()
+        return RunTensors(self.path, self._version, self._attempt)
 
     def verify(self) -> list[str]:
         """Hash every sealed file, read every log and every snapshot on this disk: what is damaged, in words.

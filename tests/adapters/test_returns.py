@@ -110,6 +110,33 @@ class TestHuggingFace:
         assert run.checkpoints()["step"].to_pylist() == [5, 10, 15, 16]
         assert run.attempt(0).checkpoints()["step"].to_pylist() == [5, 10, 15, 20]
 
+    def test_snapshots_of_both_trainings_are_kept(self, tmp_path, runs):
+        from transformers import TrainerCallback
+
+        weights: list[dict[int, bytes]] = []
+
+        class Weights(TrainerCallback):  # type: ignore[misc]
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **given: Any) -> None:
+                weights[-1][state.global_step] = model.first.weight.detach().numpy().tobytes()
+
+        def train(num_steps: int, factor: float, resume: str | None = None) -> None:
+            weights.append({})
+            plan = sonde.Snapshots(when=lambda step: step % 5 == 2, kinds=("param",))
+            ours = self.callback(dir=runs, watch={"snapshots": plan})
+            self.train(tmp_path, num_steps, factor, [Weights(), ours], resume=resume)
+
+        train(20, 1.0)
+        train(16, 2.0, str(tmp_path / "out" / "checkpoint-10"))
+        (run,) = sonde.runs(dir=runs)
+        for shown, expected in ((run, {**weights[0], **weights[1]}), (run.attempt(0), weights[0])):
+            steps = [0, 2, 7, 12] if shown is run else [0, 2, 7, 12, 17]
+            assert shown.snapshots()["step"].to_pylist() == steps
+            for step in steps:
+                assert shown.snapshot(step)["param/first.weight"].tobytes() == expected[step]
+        assert weights[0][12] != weights[1][12]
+        assert run.snapshots()["attempt"].to_pylist() == [0, 0, 0, 1]
+        assert run.verify() == []
+
     def test_resumed_from_the_last_checkpoint_abandons_nothing(self, tmp_path, runs):
         first = self.train(tmp_path, 10, 1.0, [self.callback(dir=runs)])
         second = self.train(tmp_path, 14, 1.0, [self.callback(dir=runs)], resume=True)

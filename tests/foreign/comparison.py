@@ -32,6 +32,8 @@ class Comparison:
     missing: list[str] = field(default_factory=list)
     extra: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    """Kinds that were recorded and have no reference."""
     num_series: int = 0
     num_values: int = 0
 
@@ -63,6 +65,8 @@ def compare(
     """
     result = Comparison()
     kinds = tuple(kinds)
+    found = pc.unique(pc.cast(pa.table(run.stats("*/*/n")).column("kind"), pa.string())).to_pylist()
+    result.not_compared = sorted(set(found) - set(kinds))
     recorded = _recorded(run, kinds, oracle.measures)
     tallies = {key: tally for key, tally in oracle.tallies.items() if key[0] in kinds}
     counted = {key for key in oracle.counted if key[0] in kinds}
@@ -152,9 +156,12 @@ def _is_own(name: str) -> bool:
 def _scalars(result: Comparison, run: Any, oracle: Oracle, names: set[str]) -> None:
     table = run.scalars("*")
     columns = [table.column(name).to_pylist() for name in ("name", "step", "value")]
-    recorded = {
-        (name, step): value for name, step, value in zip(*columns, strict=True) if name in names or _is_own(name)
-    }
+    recorded: dict[tuple[str, int], float] = {}
+    for name, step, value in zip(*columns, strict=True):
+        if name in names or _is_own(name):
+            if (name, step) in recorded:
+                result.extra.append(f"scalar {name} at step {step}: a second value")
+            recorded[name, step] = value
     for (name, step), (value, tolerance) in oracle.scalars.items():
         if (name, step) not in recorded:
             result.missing.append(f"scalar {name} at step {step}")

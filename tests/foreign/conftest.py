@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import sonde
+from examination import names_recorded
+from outcomes import DID_NOT_RUN, Outcome, note, note_report, short
 from sonde.session.entry import current
 
 
@@ -18,6 +21,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "1")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    names_recorded.clear()
     yield
     torch.set_num_threads(before)
     sonde.finish()
@@ -32,3 +36,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore"), append=False)
             if item.get_closest_marker("slow") is None:
                 item.add_marker(pytest.mark.foreign)
+            note(Outcome(short(item.nodeid), DID_NOT_RUN), is_new=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    report = yield
+    note_report(report)
+    return report
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file that cannot be imported, or is skipped as a whole, has no tests."""
+    note_report(report)

@@ -44,6 +44,10 @@ class Answers:
     name: str
     group: str
     not_identical: list[str] = field(default_factory=list)
+    num_identical: int = 0
+    """Tensors and numbers that were compared to the bit."""
+    identity_of: str = ""
+    """What they are, where that is not all of the training's state."""
     values: Comparison | None = None
     warnings: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
@@ -74,15 +78,26 @@ class Answers:
         if self.values is not None:
             fields["values"] = {
                 "problems": len(self.values.problems),
+                "not_compared": self.values.not_compared,
                 "num_series": self.values.num_series,
                 "num_values": self.values.num_values,
             }
         return fields | {"problems": self.problems}
 
 
-def record(answers: Answers, folder: Path | None = None) -> None:
+names_recorded: list[str] = []
+"""Of the test that is running."""
+
+
+def results_folder() -> Path | None:
+    """Where a table is being made."""
+    return Path(os.environ[FOLDER_VARIABLE]) if FOLDER_VARIABLE in os.environ else None
+
+
+def record(answers: Answers) -> None:
     """Keep them for the table, where a table is being made."""
-    folder = folder or (Path(os.environ[FOLDER_VARIABLE]) if FOLDER_VARIABLE in os.environ else None)
+    names_recorded.append(answers.name)
+    folder = results_folder()
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{answers.group}-{answers.name}.json".replace("/", "-").replace(" ", "-")
@@ -96,7 +111,6 @@ def examine(
     *,
     known_findings: Iterable[str] = (),
     seed: int = 0,
-    is_healthy: bool = True,
     steps: Container[int] | None = None,
 ) -> Answers:
     """Train three times in the current folder, with the default `sonde.watch(model, optimizer)`, and compare the values
@@ -113,10 +127,10 @@ def examine(
         watched = _seeded(train, lambda *given: sonde.watch(*given).log, seed)
         sonde.finish()
     run = sonde.open("latest")
-    answers.not_identical = differences(plain, watched)
+    answers.not_identical, answers.num_identical = differences(plain, watched), len(plain)
     answers.values = compare(run, witness[0])
     answers.warnings = [*words, *run.warnings, *sorted(now - usual)]
-    answers.findings = faults_of(run) if is_healthy else []
+    answers.findings = faults_of(run)
     answers.num_steps = witness[0].step + 1
     answers.num_parameters = sum(p.numel() for p in witness[0].model.parameters())
     answers.seconds = time.perf_counter() - began

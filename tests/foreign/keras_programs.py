@@ -329,10 +329,12 @@ def imprint(model: Any, losses: list[float]) -> dict[str, Any]:
     return found | {f"loss {number}": float(loss).hex() for number, loss in enumerate(losses)}
 
 
-def trained(program: Program, callback: Any) -> dict[str, Any]:
+def trained(program: Program, callback: Any) -> tuple[dict[str, Any], int]:
+    """What came out of it, and the number of parameters."""
     keras.utils.set_random_seed(0)
     keras.utils.clear_session(free_memory=False)
-    return imprint(*program.train(callback))
+    model, losses = program.train(callback)
+    return imprint(model, losses), model.count_params()
 
 
 def examine(name: str, program: Program, folder: Path) -> Answers:
@@ -340,17 +342,18 @@ def examine(name: str, program: Program, folder: Path) -> Answers:
     answers = Answers(f"Keras on {BACKEND}, {name}", "trainer")
     witness = Witness(is_deterministic=program.is_deterministic, clipnorm=program.clipnorm)
     with python_warnings() as usual:
-        plain = trained(program, None)
-        seen = trained(program, witness)
+        plain, answers.num_parameters = trained(program, None)
+        seen, _ = trained(program, witness)
     assert plain == seen, [key for key in plain if plain[key] != seen[key]]
     with python_warnings() as now, sonde_words() as words:
         if program.is_by_hand:
             with sonde.init(dir=folder):
-                watched = trained(program, "sonde")
+                watched, _ = trained(program, "sonde")
         else:
-            watched = trained(program, SondeCallback(dir=folder))
+            watched, _ = trained(program, SondeCallback(dir=folder))
     run = sonde.open("latest", dir=folder)
     answers.not_identical = [key for key in plain if plain[key] != watched.get(key)]
+    answers.num_identical, answers.identity_of = len(plain), "variables, optimizer state and losses"
     kinds = () if program.is_by_hand else KINDS if program.is_deterministic else ("param", "update", "optim")
     answers.values = compare(run, witness, kinds=kinds)
     answers.findings = faults_of(run)
@@ -358,7 +361,7 @@ def examine(name: str, program: Program, folder: Path) -> Answers:
     answers.values.different += [str(problem) for problem in run.verify()]
     if (run.status, run.last_step) != ("finished", witness.step):
         answers.values.different.append(f"{run.status} after step {run.last_step}, should be {witness.step}")
-    answers.num_steps, answers.num_parameters = witness.step + 1, 0
+    answers.num_steps = witness.step + 1
     answers.seconds = time.perf_counter() - began
     return answers
 

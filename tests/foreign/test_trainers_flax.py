@@ -245,6 +245,8 @@ def examine(program: Program, folder: Path) -> Answers:
         if plain["params"][name].tobytes() != watched["params"][name].tobytes()
     ]
     answers.not_identical += [f"loss {n}" for n, loss in enumerate(plain["losses"]) if loss != watched["losses"][n]]
+    answers.num_identical = len(plain["params"]) + len(plain["losses"])
+    answers.identity_of = "parameters and losses"
     answers.values = compare(run, witness, kinds=("param", "grad", "update"))
     answers.findings = faults_of(run)
     answers.warnings = [*words, *run.warnings, *sorted(now - usual)]

@@ -39,7 +39,7 @@ def test_keras(backend: str, programs: tuple[str, ...], tmp_path: Path) -> None:
         env={
             **os.environ,
             "KERAS_BACKEND": backend,
-            "PYTHONPATH": str(here),
+            "PYTHONPATH": os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
         },
@@ -60,6 +60,7 @@ def answers_of(found: dict) -> Answers:
     """As they were in the other process, with numbers in place of what was compared."""
     made = {key: value for key, value in found.items() if key not in ("values", "problems", "told")}
     numbers = found["values"]
-    values = Comparison(num_series=numbers["num_series"], num_values=numbers["num_values"])
+    counted = {name: numbers[name] for name in ("num_series", "num_values", "not_compared")}
+    values = Comparison(**counted)
     values.different = [line for line in found["told"].splitlines()[1:] if numbers["problems"]]
     return Answers(**made, values=values)

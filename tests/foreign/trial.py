@@ -196,9 +196,10 @@ class Program:
         with python_warnings() as now, sonde_words() as words:
             watched = self._train(Recorded(folder) if self.group == "loop" else Hosted(folder), folder / "with")
             sonde.finish()
+        assert witnessed.models, f"{self.name} says of no model that it was trained"
         run, oracle = sonde.open("latest", dir=folder), witnessed.oracle
         answers = Answers(self.name, self.group, known_findings=self.known_findings)
-        answers.not_identical = differences(plain, watched)
+        answers.not_identical, answers.num_identical = differences(plain, watched), len(plain)
         answers.values = compare(run, oracle, promised=self.promised)
         answers.findings = faults_of(run)
         answers.warnings = [*words, *run.warnings, *sorted(now - usual)]

@@ -54,7 +54,7 @@ def test_each_module_is_seen_with_its_output_and_gradient(watch):
 def test_a_layer_that_was_replaced_is_seen_when_it_is_first_called(watch):
     model = mlp()
     sink = watch(model)
-    sink.tap.is_running = True
+    sink.tap.entered()
     model[2] = nn.Linear(8, 3)
     model(torch.randn(3, 4))
     assert [(name, tuple(tensor.shape)) for name, tensor in sink.activations][-2:] == [("2", (3, 3)), ("model", (3, 3))]
@@ -76,7 +76,7 @@ def test_modules_made_in_every_pass_do_not_have_the_names_read_every_time(watch)
     sink = watch(model)
     before = sink.tap.names.version
     for _ in range(1000):
-        sink.tap.is_running = True
+        sink.tap.entered()
         model(torch.randn(1, 4))
     assert sink.tap.names.version - before == 10
 

@@ -192,6 +192,46 @@ def test_two_watched_models_have_optimizers_of_different_names(begin: Any, reope
     assert [optimizer["groups"][0]["lr"] for optimizer in run.structure()["optimizers"]] == [0.1, 0.2]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_optimizer_of_two_watched_models_has_one_name(is_named: bool, begin: Any, reopen: Any) -> None:
+    encoder, decoder = Net(), Net()
+    params = [*encoder.parameters(), *decoder.parameters()]
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    session = begin()
+    for model, prefix in ((encoder, "encoder."), (decoder, "decoder.")):
+        session.watch(model, optimizer if is_named else None, prefix=prefix)
+    for _ in range(STEPS):
+        (encoder(torch.randn(5, 4)).square().mean() + decoder(torch.randn(5, 4)).square().mean()).backward()
+        torch.nn.utils.clip_grad_norm_(params, 0.5)
+        optimizer.step()
+    run = reopen()
+    own = [name for name in run.scalars("optim/*").column("name").to_pylist() if name.startswith("optim/1")]
+    assert not own
+    for name in ("lr", "grad_norm", "max_norm"):
+        assert run.scalars(f"optim/{name}").column("step").to_pylist() == list(range(STEPS))
+    assert [optimizer["number"] for optimizer in run.structure()["optimizers"]] == [0]
+    assert {p["optimizer"] for p in run.structure()["parameters"]} == {0}
+
+
+def test_models_that_had_an_optimizer_in_common_and_get_one_each_have_two_names(begin: Any, reopen: Any) -> None:
+    encoder, decoder = Net(), Net()
+    session = begin()
+    session.watch(encoder, prefix="encoder.")
+    session.watch(decoder, prefix="decoder.")
+
+    def made(*optimizers: torch.optim.Optimizer) -> None:
+        for _ in range(STEPS):
+            (encoder(torch.randn(5, 4)).square().mean() + decoder(torch.randn(5, 4)).square().mean()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    made(torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1))
+    made(torch.optim.SGD(encoder.parameters(), lr=0.2), torch.optim.SGD(decoder.parameters(), lr=0.3))
+    run = reopen()
+    assert list(numbers(run, "optim/lr").values()) == [0.1] * STEPS + [0.2] * STEPS
+    assert numbers(run, "optim/1/lr") == dict.fromkeys(range(STEPS, 2 * STEPS), 0.3)
+
+
 def test_other_steps_record_the_first_groups_learning_rate_only(begin: Any, reopen: Any) -> None:
     net = Net()
     optimizer = torch.optim.AdamW(in_groups(net))

@@ -45,6 +45,37 @@ def test_a_closure_is_a_part_of_its_step_and_a_look_before_it_is_not(begin: Any,
     assert rows_seen(run) == num_rows
 
 
+@pytest.mark.parametrize("is_backward_inside", [True, False])
+def test_passes_before_a_closure_that_makes_none_are_of_its_step(
+    is_backward_inside: bool, begin: Any, reopen: Any
+) -> None:
+    """Lightning passes a closure that does nothing where the user calls `backward`. Here gradients come back through
+    the second part of the model and not through the first."""
+    model = nn.ModuleDict({"maker": nn.Linear(3, 3), "critic": nn.Linear(3, 1)})
+    optimizer = torch.optim.SGD(model["critic"].parameters(), lr=0.1)
+    session = begin().watch(model, optimizer, activations=True)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        made = model["maker"](torch.randn(2, 3))
+        loss = model["critic"](made.detach()).square().mean()
+        session.log({"loss": step})
+        if is_backward_inside:
+            optimizer.step(lambda loss=loss: (loss.backward(), loss)[1])
+        else:
+            loss.backward()
+            optimizer.step(lambda: None)
+        session.log({"after": step})
+        del made
+    run = reopen()
+    check_steps(run, "loss", "after")
+    check_count(run, site="critic.bias")
+    for site, width in (("maker", 3), ("critic", 1)):
+        table = run.stats(f"act/{site}/n")
+        assert dict(zip(table["step"].to_pylist(), table["value"].to_pylist(), strict=True)) == dict.fromkeys(
+            range(STEPS), 2 * width
+        )
+
+
 @pytest.mark.parametrize("is_looking", [False, True])
 def test_a_step_that_the_scaler_skips_is_a_step(is_looking: bool, begin: Any, reopen: Any) -> None:
     model = net()

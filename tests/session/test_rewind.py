@@ -393,4 +393,4 @@ def test_a_snapshot_of_an_abandoned_step_is_marked_and_left_out(begin, reopen):
     assert run.snapshots()["step"].to_pylist() == [0, 3]
     earlier = run.attempt(0).snapshots()
     assert (earlier["step"].to_pylist(), earlier["attempt"].to_pylist()) == ([0, 3, 6], [0, 0, 0])
-    assert run.snapshot(6)  # still readable by its step
+    assert run.attempt(0).snapshot(6)

@@ -38,10 +38,11 @@ def check(run: Path, acknowledged: set[int]) -> set[int]:
     """The steps that can be read."""
     store = open_store("zarr", run)
     try:
-        steps = set(store.steps())
+        keys = [(attempt, step) for attempt in store.attempts() for step in store.steps(attempt)]
+        steps = {step for _, step in keys}
         assert steps >= acknowledged
-        for step in steps:
-            tensors = store.read(step).tensors
+        for attempt, step in keys:
+            tensors = store.read(step, attempt=attempt).tensors
             assert len(tensors) == 2 * 41
             for name, tensor in tensors.items():
                 wanted = -0.5 * step if name.startswith("param/") else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,8 +173,25 @@ def test_the_latest_checkpoint_is_one_of_the_history_that_continued(training, tm
     assert [row["step"] for row in rows] == list(range(9))
     assert [row["value"].hex() for row in rows] == [*run.losses[:4], *again.losses]
     assert opened.checkpoints()["step"].to_pylist() == [4, 8]
+    assert opened.attempt(0).checkpoints()["step"].to_pylist() == [4]  # that of step 8 was replaced
     assert opened.attempts()["first_step"].to_pylist() == [0, 4, 4]
     assert [value.hex() for value in opened.attempt(1).scalars("loss")["value"].to_pylist()] == run.losses
+
+
+def test_a_checkpoint_belongs_to_the_attempt_that_saved_it_last(training, tmp_path):
+    """Its folder is deleted and used again after training has returned to an older checkpoint, without a flush."""
+    run = training()
+    with sonde.init(project="p", name="n", dir=tmp_path) as session:
+        session.watch(run.net, run.optimizer)
+        manager = run.manager(session, interval=4)
+        run.train(9, lambda step, loss: manager.step(step))
+        shutil.rmtree(manager.latest().path)
+        run.num_steps = manager.restore(4)
+        run.train(9, lambda step, loss: manager.step(step))
+    opened = sonde.open("p/n", dir=tmp_path)
+    assert opened.checkpoints()["step"].to_pylist() == [4, 8]
+    assert opened.attempt(1).checkpoints()["step"].to_pylist() == [4, 8]
+    assert opened.attempt(0).checkpoints()["step"].to_pylist() == [4]
 
 
 def test_another_data_set_is_noticed(training, folder):

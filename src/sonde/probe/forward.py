@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -87,11 +90,14 @@ class ForwardTap:
         model = names.model()
         self._root = names.place(model) if model is not None else None
         self._is_attached = True
-        self.is_running = False
-        """Whether the model itself has been called and has not returned: told by who sees it enter."""
+        self._running_in = 0
+        """The thread in which the model itself is running; 0: none."""
+        self._others: set[int] = set()
+        """Threads that called it meanwhile. Their passes are not measured: they would be mixed with the first."""
         self._num_unknown = 0
         self._look_at = 1
         self._instead: Callable[[ModuleRef, Any], None] | None = None
+        self._instead_in = 0
         self._gone_back = protected(self._grad_seen, on_error, "activation gradient hook")
         _silence_compile_warning(self)
         # Many models are called with keywords only: without them nothing would be seen of their inputs.
@@ -105,9 +111,34 @@ class ForwardTap:
         getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)
         _restore_compile_warning(self)
 
+    def entered(self) -> bool:
+        """The model itself was called. Returns whether to measure this pass."""
+        here = threading.get_ident()
+        if self._running_in not in (0, here) and self._is_running_elsewhere():
+            self._others.add(here)
+            return False
+        self._others.discard(here)
+        self._running_in = here
+        return True
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the model itself has been called and has not returned, in any thread."""
+        return self._running_in != 0
+
+    def _is_running_elsewhere(self) -> bool:
+        """Read from the frames of that thread, which may have ended or left the call by an exception."""
+        model = self.names.model()
+        frame: FrameType | None = sys._current_frames().get(self._running_in)
+        while frame is not None:
+            if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
+                return True
+            frame = frame.f_back
+        return False
+
     def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         place = self.names.place(module)
-        if place is None and self.is_running:
+        if place is None and self._running_in and self._running_in == threading.get_ident():
             place = self._look_again(module)
         if place is None:
             if self.on_number is not None and type(output) is Tensor:
@@ -115,9 +146,13 @@ class ForwardTap:
                     if output.dim() == 0:
                         self.on_number(module, args, output)
             return
+        if self._others and threading.get_ident() in self._others:
+            if place is self._root:
+                self._others.discard(threading.get_ident())
+            return
         if place is self._root:
-            self.is_running = False
-        if self._instead is not None:
+            self._running_in = 0
+        if self._instead is not None and self._instead_in == threading.get_ident():
             if place.is_selected:
                 with quiet():
                     self._instead(place, output)
@@ -160,12 +195,12 @@ class ForwardTap:
     @property
     def is_instead(self) -> bool:
         """Whether a pass of ours is running."""
-        return self._instead is not None
+        return self._instead is not None and self._instead_in == threading.get_ident()
 
     @contextmanager
     def instead(self, seen: Callable[[ModuleRef, Any], None]) -> Iterator[None]:
         """While a pass of ours runs, `seen` is given what the selected modules return, and nothing is recorded."""
-        self._instead = seen
+        self._instead, self._instead_in = seen, threading.get_ident()
         try:
             yield
         finally:

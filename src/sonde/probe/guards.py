@@ -47,6 +47,11 @@ def is_observable(*, in_inference: bool = False) -> bool:
     )
 
 
+def is_in_backward() -> bool:
+    """Whether this runs inside a backward pass; on a GPU that is in a thread of autograd's."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def is_capturing() -> bool:
     initialized: Callable[[], bool] = torch.cuda.is_initialized
     return initialized() and torch.cuda.is_current_stream_capturing()

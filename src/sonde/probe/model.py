@@ -63,9 +63,10 @@ class ModelNames:
         root = _root_name(named)
         fresh = dict(_places(named, root, self.prefix))
         self.places = {key: self._known(key, place) for key, place in fresh.items()} if self.places else fresh
-        self.parameters = dict(_parameters(named, root, self.prefix))
-        for parameter in self.parameters.values():
+        parameters = dict(_parameters(named, root, self.prefix))
+        for parameter in parameters.values():
             parameter.is_selected = self.choose(parameter)
+        self.parameters = parameters  # not before they are chosen: another thread may read them
 
     def _known(self, key: int, place: ModuleRef) -> ModuleRef:
         """What is known of a place survives a refresh."""

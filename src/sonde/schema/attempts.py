@@ -74,10 +74,11 @@ class History:
 
     def limit(self, number: int) -> int:
         """The first step at which rows of this attempt are not shown; below it all of them are."""
-        if not self.attempts:
-            return NO_LIMIT
-        later = self.attempts[number + 1 :]
-        return min([self.attempts[number].mark.visible, *(attempt.first_step for attempt in later)])
+        return min(self.attempts[number].mark.visible, self.abandoned_from(number)) if self.attempts else NO_LIMIT
+
+    def abandoned_from(self, number: int) -> int:
+        """The first step of this attempt that a later one covers."""
+        return min((attempt.first_step for attempt in self.attempts[number + 1 :]), default=NO_LIMIT)
 
     def until(self, number: int) -> History:
         """The history as it was before the next attempt began."""

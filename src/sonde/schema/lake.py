@@ -91,6 +91,7 @@ class SnapshotDocument:
     reason: str
     tensors: Mapping[str, TensorEntry]
     rank: int = 0
+    attempt: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
     sha256: str = ""
     """Of the bytes it was read from."""
@@ -111,6 +112,7 @@ class SnapshotDocument:
             "time": self.time,
             "reason": self.reason,
             "rank": self.rank,
+            **({"attempt": self.attempt} if self.attempt else {}),
             "details": dict(self.details),
             "tensors": {name: entry.to_json() for name, entry in self.tensors.items()},
         }
@@ -150,6 +152,7 @@ class SnapshotDocument:
             time=float(content["time"]),
             reason=str(content["reason"]),
             rank=int(content["rank"]),
+            attempt=int(content.get("attempt", 0)),
             details=dict(content["details"]),
             tensors={name: TensorEntry.from_json(entry, arrays) for name, entry in content["tensors"].items()},
         )

@@ -28,6 +28,8 @@ STREAMS: Final[tuple[Stream, ...]] = ("stats", "scalars")
 
 RunStatus = Literal["running", "finished", "crashed", "interrupted"]
 
+_STEP_BITS: Final = 44
+
 PYRAMID_FACTOR: Final = 4
 """Level k of the pyramid merges PYRAMID_FACTOR**k steps into one row."""
 
@@ -91,6 +93,24 @@ create table if not exists snapshots (
 
 ATTEMPT_TABLES: Final = ("events", "findings", "system_metrics", "checkpoints")
 """Tables whose rows say in their last column which attempt they belong to; those of format 1 have no such column."""
+
+
+def snapshot_row_id(attempt: int, step: int) -> int:
+    """The id of a snapshot's row: an attempt has one snapshot of a step, and a checksum needs to know all of a row.
+
+    >>> snapshot_row_id(0, 500), snapshot_row_id(1, 500) - (1 << 44)
+    (500, 500)
+    """
+    return (attempt << _STEP_BITS) + step
+
+
+def snapshot_row_attempt(id: int) -> int:
+    """The attempt whose place in the store a row's snapshot has. Earlier versions had one place for all attempts.
+
+    >>> snapshot_row_attempt(snapshot_row_id(1, 500)), snapshot_row_attempt(500)
+    (1, 0)
+    """
+    return id >> _STEP_BITS
 
 
 def row_text(*columns: object) -> bytes:

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,21 @@ STORAGE: Final[Mapping[str, str]] = {
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")
 _MAX_NAME_BYTES: Final = 200
 _STEP: Final = re.compile(r"step-(\d{9,})(?:\.zarr\.zip)?")
+_ATTEMPT: Final = re.compile(r"attempt-(\d{4,9})")
+
+
+class SnapshotKey(NamedTuple):
+    """Which snapshot: a run that returns to an earlier step may take one of the same step in several attempts.
+
+    >>> str(SnapshotKey(0, 500)), str(SnapshotKey(1, 500))
+    ('step 500', 'step 500 of attempt 1')
+    """
+
+    attempt: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} of attempt {self.attempt}" if self.attempt else f"step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,11 @@ class Snapshot:
     time: float
     reason: str
     tensors: Mapping[str, HostTensor]
+    attempt: int = 0
+
+    @property
+    def key(self) -> SnapshotKey:
+        return SnapshotKey(self.attempt, self.step)
 
     @property
     def nbytes(self) -> int:
@@ -187,15 +207,26 @@ def kind_of(name: str) -> str:
     return kind if slash and kind in KINDS else "custom"
 
 
-def group_name(step: int, rank: int = 0) -> str:
+def group_name(step: int, rank: int = 0, attempt: int = 0) -> str:
     """The group of a snapshot in a repository. Every rank has its own groups: no two writers share an array.
 
-    >>> group_name(500), group_name(500, rank=1)
-    ('step-000000500', 'rank-0001/step-000000500')
+    >>> group_name(500), group_name(500, rank=1), group_name(500, attempt=2)
+    ('step-000000500', 'rank-0001/step-000000500', 'attempt-0002/step-000000500')
     """
     if step < 0:
         raise UsageError(f"a snapshot is of a step from 0 on; got {step}.")
-    return f"rank-{rank:04d}/step-{step:09d}" if rank else f"step-{step:09d}"
+    parent = parent_name(rank, attempt)
+    return f"{parent}/step-{step:09d}" if parent else f"step-{step:09d}"
+
+
+def parent_name(rank: int = 0, attempt: int = 0) -> str:
+    """The group, or the folder, that holds the snapshots of a rank and an attempt. The first attempt has none of its
+    own: that is where all snapshots were before there were attempts.
+
+    >>> parent_name(), parent_name(1), parent_name(1, 2)
+    ('', 'rank-0001', 'rank-0001/attempt-0002')
+    """
+    return "/".join([f"rank-{rank:04d}"] * (rank > 0) + [f"attempt-{attempt:04d}"] * (attempt > 0))
 
 
 def older_group(group: str) -> str:
@@ -220,6 +251,17 @@ def step_of(name: str) -> int | None:
     """
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match else None
+
+
+def attempt_of(name: str) -> int | None:
+    """The attempt of a folder or a group of snapshots; none for another name.
+
+    >>> attempt_of("attempt-0002"), attempt_of("attempt-0000"), attempt_of("step-000000500")
+    (2, None, None)
+    """
+    match = _ATTEMPT.fullmatch(name)
+    number = int(match.group(1)) if match else 0
+    return number if number and parent_name(attempt=number) == name else None
 
 
 def array_paths(names: Iterable[str]) -> dict[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import CorruptError
 from sonde.schema.records import check_document, sign_document
-from sonde.schema.tensors import group_name, hidden_folder
+from sonde.schema.tensors import SnapshotKey, hidden_folder, parent_name
 
 UPLOAD_FILE: Final = "upload.json"
 UPLOAD_LOCK: Final = "uploading"
@@ -25,17 +25,21 @@ class UploadState:
     branch: str = "main"
     keeps_local: bool = True
     """Whether the local copy stays when the far side has it."""
-    uploaded: dict[int, str] = field(default_factory=dict)
-    """Commits by step."""
+    uploaded: dict[SnapshotKey, str] = field(default_factory=dict)
+    """The commit of each snapshot."""
     last_error: str = ""
     """Why the last attempt failed; empty when it did not."""
     time: float = 0.0
 
-    def waiting(self, local: Iterable[int]) -> list[int]:
-        """Of the snapshots that are here, those that are not there."""
-        return sorted(step for step in local if step not in self.uploaded)
+    def steps(self, attempt: int = 0) -> list[int]:
+        """The steps of an attempt that are uploaded, in order."""
+        return sorted(key.step for key in self.uploaded if key.attempt == attempt)
 
-    def facts(self, local: Iterable[int]) -> dict[str, Any]:
+    def waiting(self, local: Iterable[SnapshotKey]) -> list[SnapshotKey]:
+        """Of the snapshots that are here, those that are not there."""
+        return sorted(key for key in local if key not in self.uploaded)
+
+    def facts(self, local: Iterable[SnapshotKey]) -> dict[str, Any]:
         """For people: run.json, `sonde info`, `sonde push`."""
         return {
             "url": self.url,
@@ -45,15 +49,20 @@ class UploadState:
         }
 
     def to_bytes(self) -> bytes:
+        later = sorted({key.attempt for key in self.uploaded} - {0})
         content = {
             "url": self.url,
             "branch": self.branch,
             "keeps_local": self.keeps_local,
-            "uploaded": {str(step): commit for step, commit in self.uploaded.items()},
+            "uploaded": self._commits(0),
+            **({"uploaded_later": {str(attempt): self._commits(attempt) for attempt in later}} if later else {}),
             "last_error": self.last_error,
             "time": self.time,
         }
         return sign_document(json.dumps(content)).encode()
+
+    def _commits(self, attempt: int) -> dict[str, str]:
+        return {str(key.step): commit for key, commit in self.uploaded.items() if key.attempt == attempt}
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> UploadState:
@@ -65,7 +74,7 @@ class UploadState:
                 url=str(content["url"]),
                 branch=str(content["branch"]),
                 keeps_local=bool(content["keeps_local"]),
-                uploaded={int(step): str(commit) for step, commit in content["uploaded"].items()},
+                uploaded=_parsed({0: content["uploaded"], **content.get("uploaded_later", {})}),
                 last_error=str(content["last_error"]),
                 time=float(content["time"]),
             )
@@ -75,5 +84,13 @@ class UploadState:
             ) from error
 
 
+def _parsed(commits: Mapping[Any, Mapping[str, Any]]) -> dict[SnapshotKey, str]:
+    return {
+        SnapshotKey(int(attempt), int(step)): str(commit)
+        for attempt, own in commits.items()
+        for step, commit in own.items()
+    }
+
+
 def upload_file(run: Path, rank: int = 0) -> Path:
-    return (hidden_folder(run) / group_name(0, rank)).parent / UPLOAD_FILE
+    return hidden_folder(run) / parent_name(rank) / UPLOAD_FILE

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 def put_batch(session: Session, inputs: Any, targets: Any, ids: Any) -> None:
     """Begin the step if the one before is over; log the batch's identity; sketch its tensors."""
-    session.training.steps.begin_next()
+    session.threads.begins().steps.begin_next()
+    if session.data is not None and not session.data.is_here:
+        session.warn_once(
+            "batch of another thread",
+            "sonde.batch() records the batches of the thread that trains the first watched model; those of other "
+            "threads are not recorded.",
+        )
+        return
     parts, labels = _parts(inputs), _parts(targets)
     named = {f"batch.{number}": value for number, value in enumerate([*parts, *labels])}
     read = {name: readable(session, name, value) for name, value in named.items()}

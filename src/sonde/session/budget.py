@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.budget.governor import KINDS, Change, Governor
@@ -31,7 +32,7 @@ OF_KIND: Final = {
 
 
 class BudgetController:
-    """One per session."""
+    """One for each thread that trains: its clocks and its cadence."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.meter = session, Meter()
@@ -68,10 +69,6 @@ class BudgetController:
         if self.unknown:
             facts |= {"fraction": None, "uncertainty": None, "unknown": self.unknown}
         return facts
-
-    @property
-    def overhead(self) -> float:
-        return self.governor.overhead
 
     def _begin(self) -> None:
         """The free steps are over. What things cost where all is recorded at once is not what they cost from now on."""
@@ -139,6 +136,23 @@ class BudgetController:
             often = "nothing" if self.is_together else "gradients only"
         message = f"recording changes, {change.reason}: {often}"
         self.session.event("cadence", message, details={**self.facts(), **details})
+
+
+def joined_facts(all: Sequence[BudgetController]) -> dict[str, Any]:
+    """Of all threads that train: shares of their time together, and how often the rarest of each kind is recorded."""
+    first, *others = [governing.facts() for governing in all]
+    if not others:
+        return first
+    facts, weights = [first, *others], [governing.governor.total_s for governing in all]
+    total_s = sum(weights) or 1.0
+    for name in ("fraction", "uncertainty", "host_fraction", "gpu_fraction"):
+        known = [one[name] for one in facts]
+        is_known = None not in known
+        first[name] = sum(w * v for w, v in zip(weights, known, strict=True)) / total_s if is_known else None
+    if all_are_dicts := [one["stride"] for one in facts if isinstance(one["stride"], dict)]:
+        first["stride"] = {kind: max(one[kind] for one in all_are_dicts) for kind in all_are_dicts[0]}
+    first["snapshots_s"] = sum(one["snapshots_s"] for one in facts)
+    return first
 
 
 def _often(stride: float) -> str:

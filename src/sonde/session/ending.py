@@ -44,9 +44,10 @@ def _of_exit(code: object) -> tuple[RunStatus, str]:
 
 def final_status(session: Session, status: RunStatus, *, has_faults: bool) -> str:
     """The last line: how it went, what it cost, what is missing, and where to look."""
-    parts = [f"{status} after {session.step_number} steps"]
-    if session.governing.overhead:
-        parts.append(f"{session.governing.overhead:.1%} of the time was sonde's")
+    is_known = session.training.steps.is_count_known
+    parts = [f"{status} after {session.step_number} steps" if is_known else f"{status}; its steps were not counted"]
+    if session.overhead:
+        parts.append(f"{session.overhead:.1%} of the time was sonde's")
     dropped = sum(session.writer.dropped.values())
     if dropped:
         parts.append(f"{dropped} records dropped")

@@ -6,6 +6,8 @@ import os
 import weakref
 from typing import Final, Protocol
 
+import sonde.probe.locks  # noqa: F401 - its locks must be free before sessions are told
+
 
 class Forked(Protocol):
     def forked(self) -> None:

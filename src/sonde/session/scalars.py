@@ -18,6 +18,7 @@ from sonde.session.numbers import NotANumberError, flattened, take
 if TYPE_CHECKING:
     from sonde.reduce.scalars import PendingScalars
     from sonde.session.session import Session
+    from sonde.session.training.thread import TrainingThread
     from sonde.session.training.writer import StepWriter
     from sonde.write.writer import Writer
 
@@ -25,22 +26,29 @@ MAX_STEP: Final = 1 << 53
 """Beyond it neighbours are one number to JSON and to a browser."""
 
 
-def put_logged(session: Session, values: Any, step: Any = None) -> None:
-    """Hand them to the writer. What cannot be recorded is named once and left out: it is no failure of ours."""
-    at = _step_of(session, step)
+def put_logged(session: Session, training: TrainingThread, values: Any, step: Any = None) -> None:
+    """Hand them to the writer. What cannot be recorded is named once and left out: it is no failure of ours. Without a
+    step they belong to the one that the training thread is in."""
+    at = _step_of(session, step, training)
     if not isinstance(values, Mapping):
         _leave_out(session, "values", f'a mapping of names to numbers, log({{"loss": loss}}), not {_short(values)}')
     elif at is None:
         _leave_out(session, "step", f"a whole number as its step, not {_short(step)}")
     else:
-        writer = session.writer if step is not None else session.step_writer
-        put_numbers(session, _taken(session, values), at, writer)
+        writer = session.writer if step is not None else training.step_writer
+        put_numbers(session, _taken(session, values), at, writer, made=training.steps.number)
 
 
 def put_numbers(
-    session: Session, taken: Mapping[str, Any], step: int, writer: Writer | StepWriter | None = None
+    session: Session,
+    taken: Mapping[str, Any],
+    step: int,
+    writer: Writer | StepWriter | None = None,
+    *,
+    made: int | None = None,
 ) -> None:
-    """Floats, `Late` numbers, and tensors of one element on a GPU, each under its name."""
+    """Floats, `Late` numbers, and tensors of one element on a GPU, each under its name. `made` is the step that is
+    being made."""
     writer = writer or session.writer
     taken = _sent(session, taken)
     if not taken:
@@ -49,7 +57,7 @@ def put_numbers(
     steps = np.full(len(ids), step, np.int64)
     times = np.full(len(ids), time.time())
     values = np.array([value if isinstance(value, float) else np.nan for value in taken.values()])
-    made = session.step_number
+    made = session.step_number if made is None else made
     counted = np.full(len(ids), made, np.int64) if step > made else None
     record = ScalarsRecord(ids, steps, times, values, counted)
     late = [(place, name, value) for place, (name, value) in enumerate(taken.items()) if callable(value)]
@@ -123,16 +131,17 @@ class _Parcel:
         return self._found[place]
 
 
-def _step_of(session: Session, step: Any) -> int | None:
+def _step_of(session: Session, step: Any, training: TrainingThread) -> int | None:
+    made = training.steps.number
     if step is None:
-        return session.step_number
+        return made
     try:
         at = int(step) if isinstance(step, int | str) else _whole(step)
     except Exception:  # noqa: BLE001 - whatever it is, it is not a step
         return None
     if abs(at) > MAX_STEP:
         return None
-    if at > session.step_number and not session.is_logged_ahead:
+    if at > made and not session.is_logged_ahead:
         session.is_logged_ahead = True
         session.writer.note(logged_ahead=True)  # a count of the user's own: it says nothing of where to go on
     return at

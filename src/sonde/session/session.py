@@ -5,8 +5,10 @@ Nothing here raises once training runs, except what the user did not ask us to s
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -20,7 +22,6 @@ from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, Severity
 from sonde.session import forks
 from sonde.session.breaker import Breaker
-from sonde.session.budget import BudgetController
 from sonde.session.ending import final_status, keep_exit_by_signal, last_error, print_line, shown, status_of
 from sonde.session.exits import exits
 from sonde.session.null import NullSession
@@ -29,8 +30,8 @@ from sonde.session.observers.rules import LiveRules
 from sonde.session.scalars import put_logged
 from sonde.session.snapshots.taker import SnapshotTaker
 from sonde.session.training.position import Position, rewind
-from sonde.session.training.thread import TrainingThread
-from sonde.session.training.writer import StepWriter
+from sonde.session.training.threads import TrainingThreads
+from sonde.session.training.unseen_steps import warn_of_unseen
 from sonde.write.ending import leave_exit_code
 from sonde.write.folder import absolute, remove_run
 from sonde.write.writer import Writer, WriterOptions
@@ -38,8 +39,11 @@ from sonde.write.writer import Writer, WriterOptions
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
     from sonde.probe.optimizer.hooks import Call, OptimizerHooks
+    from sonde.session.budget import BudgetController
     from sonde.session.entry.automatic import Automatic
     from sonde.session.inspect.data import DataInspection
+    from sonde.session.training.thread import TrainingThread
+    from sonde.session.training.writer import StepWriter
     from sonde.session.watched_model import WatchedModel
 
 DEFAULT_ACTIVATIONS = first(100) | every(10)
@@ -78,11 +82,10 @@ class Session:
             on_beat=self.snapshots.asks.poll,
         )
         self.position = Position()
-        self.governing = BudgetController(self)
         self.is_finished = False
         self._watched_models: list[WatchedModel] = []
-        self.training = TrainingThread(self, self.writer.next_step)
-        self.step_writer = StepWriter(self)
+        self._watching_lock = threading.RLock()
+        self.threads = TrainingThreads(self, self.writer.next_step)
         self.optimizer_hooks: OptimizerHooks | None = None
         self.data: DataInspection | None = None
         self.automatic: Automatic | None = None
@@ -149,15 +152,19 @@ class Session:
             in_graph=activations == IN_GRAPH,
         )
         if budget is not ...:
-            self.governing.governor.budget = self.settings.changed(budget=budget).budget
+            self.threads.set_budget(self.settings.changed(budget=budget).budget)
         checked, optimizers = check_model(model), check_optimizers(optimizer)
-        self.unwatch(watched_before(checked, prefix, self._watched_models))
-        self._hook_optimizers()
-        self._watched_models.append(WatchedModel(self, checked, optimizers, plan))
-        self._keep_snapshots(self._watched_models[-1], snapshots)
-        if mirror is not None:
-            self.observers.add(*mirror_observers(mirror, self.warn))
-        self._inspect_data(self._watched_models[-1])
+        with self._watching_lock:
+            replaced = watched_before(checked, prefix, self._watched_models)
+            self._tell_taken_over(replaced)
+            self.unwatch(replaced)
+            self._hook_optimizers()
+            watching = WatchedModel(self, checked, optimizers, plan)
+            self._watched_models = [*self._watched_models, watching]  # other threads may be going through the old one
+            self._keep_snapshots(watching, snapshots)
+            if mirror is not None:
+                self.observers.add(*mirror_observers(mirror, self.warn))
+            self._inspect_data(watching)
         if self.position.is_fresh:
             self.writer.set_step(self.step_number, is_first=True)
         schedules = {name: repr(getattr(plan, name)) for name in SCHEDULED}
@@ -170,15 +177,30 @@ class Session:
             from sonde.probe.optimizer.hooks import OptimizerHooks
             from sonde.probe.optimizer.scaler import ScalerTap
 
-            hooks = OptimizerHooks(self.breaker, on_begin=self._optimizer_begins, on_end=self._optimizer_ended)
+            hooks = OptimizerHooks(
+                self.breaker,
+                on_begin=self._optimizer_begins,
+                on_end=self._optimizer_ended,
+                on_unseen=partial(warn_of_unseen, self),
+            )
             self.optimizer_hooks = hooks
             self._at_finish.append(ScalerTap(hooks.skip, self.breaker).detach)
 
     def _optimizer_begins(self, call: Call) -> None:
-        self.training.steps.optimizer_begins(call)
+        for training in self.threads.of_call(call):
+            training.steps.optimizer_begins(call)
 
     def _optimizer_ended(self, call: Call) -> None:
-        self.training.steps.optimizer_ended(call)
+        for steps in call.counted_by or [training.steps for training in self.threads.of_call(call)]:
+            steps.optimizer_ended(call)
+
+    def _tell_taken_over(self, replaced: Iterable[WatchedModel]) -> None:
+        if any(self.threads.is_elsewhere(watching) for watching in replaced):
+            self.warn_once(
+                "watched in two threads",
+                "a model that another thread trains is no longer recorded: one with the same parameter names was "
+                'watched in its place. Tell them apart by a name: watch(model, optimizer, prefix="generator.").',
+            )
 
     def _inspect_data(self, watching: WatchedModel) -> None:
         from sonde.session.inspect.data import DataInspection
@@ -191,29 +213,34 @@ class Session:
         try:
             self.snapshots.follow(watching, snapshots)
         except BaseException:
-            self._watched_models.remove(watching)
+            self._watched_models = [other for other in self._watched_models if other is not watching]
             watching.detach()
             raise
-        self.snapshots.begin_step(self.step_number)
+        if self.snapshots.training is watching.training:
+            self.snapshots.begin_step(watching.training.steps.number)
 
     def unwatch(self, replaced: Iterable[WatchedModel]) -> None:
         """WatchedModel a model again replaces what was asked for before."""
-        for watching in replaced:
+        for watching in list(replaced):
             watching.detach()
-            self._watched_models.remove(watching)
+            self._watched_models = [other for other in self._watched_models if other is not watching]
             self.snapshots.unfollow(watching)
 
     # ------------------------------------------------------------------------------------------------ while it runs
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Record numbers at this step. Tensors on a device are not waited for."""
+        self.log_for(self.training, values, step)
+
+    def log_for(self, training: TrainingThread, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers that belong to this training thread, whichever thread calls."""
         if self.is_finished:
             self.warn_once(
                 "log after finish", "log() after finish() records nothing. Start a new run with sonde.init()."
             )
             return
         try:
-            put_logged(self, values, step)
+            put_logged(self, training, values, step)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.breaker("log", error)
 
@@ -222,12 +249,13 @@ class Session:
         if self.is_finished:
             self.warn_once("step after finish", "step() after finish() records nothing.")
             return
+        training = self.training
         with attempt(self.breaker, "step"):
-            if not self.training.steps.has_seen_optimizer:
-                self.training.steps.finish()
-                self.training.sweep()
+            if not (training.steps.is_counted_by_hooks or training.steps.is_over):
+                training.steps.finish()
+                training.sweep()
         with attempt(self.breaker, "step"):
-            self.training.steps.close()
+            training.steps.close()
 
     def snapshot(self, kinds: Any = None) -> int | None:
         """Keep whole tensors of the step that comes next, or is being made: its number. None: there will be none.
@@ -269,6 +297,27 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- the steps
 
     @property
+    def training(self) -> TrainingThread:
+        """Where the steps of the calling thread are counted; for a thread that trains nothing, those of the training
+        thread that is furthest ahead. Most programs have only one."""
+        return self.threads.current
+
+    @property
+    def governing(self) -> BudgetController:
+        return self.training.governing
+
+    @property
+    def overhead(self) -> float:
+        """Share of all time that recording took, as far as is known."""
+        if len(self.threads.all) == 1:
+            return self.governing.governor.overhead
+        return float(self.threads.facts()["fraction"] or 0.0)
+
+    @property
+    def step_writer(self) -> StepWriter:
+        return self.training.step_writer
+
+    @property
     def step_number(self) -> int:
         """The step that is being made, or that was made last."""
         return self.training.steps.number
@@ -308,14 +357,18 @@ class Session:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything recorded so far is on disk; False when that took too long."""
         end = time.monotonic() + timeout_s
-        self.training.steps.flush()
+        for training in self.threads.all:
+            training.steps.flush()
         return self.snapshots.flush(timeout_s) and self.writer.flush(max(end - time.monotonic(), 0.0), is_asked=True)
 
     def finish(self, status: RunStatus = "finished", reason: str = "", *, deadline_s: float | None = None) -> None:
         """Write everything, remove every hook. Safe to call twice."""
         if self.is_finished:
             return
-        self.training.finish()
+        for watching in self._watched_models if status == "finished" else ():
+            with attempt(self.breaker, "finish"):
+                watching.unseen_updates.finish()
+        self.threads.finish()
         with attempt(self.breaker, "finish"):
             self.note_facts()
         self.is_finished = True
@@ -340,7 +393,7 @@ class Session:
     def _detach(self) -> None:
         for watching in self._watched_models:
             watching.detach()
-        self._watched_models.clear()
+        self._watched_models = []
         if self.data is not None:
             self.data.detach()
         for restore in self._at_finish:
@@ -434,7 +487,7 @@ class Session:
 
     def note_facts(self) -> None:
         """What a viewer should know of how this was recorded."""
-        facts: dict[str, Any] = {"overhead": self.governing.facts()}
+        facts: dict[str, Any] = {"overhead": self.threads.facts()}
         if self._watched_models:
             from sonde.session.coverage import coverage_of
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
@@ -14,6 +15,9 @@ from sonde.schema.layout import MODEL_FILE
 if TYPE_CHECKING:
     from sonde.session.session import Session
     from sonde.session.watched_model import WatchedModel
+
+
+_writing: Final = threading.Lock()
 
 
 class StructureDocument:
@@ -57,10 +61,13 @@ def _signature(watching: WatchedModel) -> object:
 
 
 def write_structure(session: Session, watched_models: list[WatchedModel]) -> None:
-    """One document for all watched models; their modules and parameters stand one after the other."""
+    """Describe these models anew. One document for all that are watched; their modules and parameters stand one after
+    the other. Those that other threads train are described there."""
     changed = [watching.structure.refresh(watching) for watching in watched_models]
     if any(changed):
-        session.writer.document(MODEL_FILE, _together([watching.structure.content for watching in watched_models]))
+        with _writing:  # or the older of two documents could be the last
+            known = [watching.structure.content for watching in session.watched_models if watching.structure.content]
+            session.writer.document(MODEL_FILE, _together(known))
 
 
 def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -68,4 +75,6 @@ def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:
     for document in documents[1:]:
         for key, value in document.items():
             total[key] = (total[key] or value) if isinstance(value, str) else total[key] + value
-    return {**total, "optimizers": sorted(total["optimizers"], key=itemgetter("number"))}
+    # One that trains several models is described once.
+    by_number = {optimizer["number"]: optimizer for optimizer in total["optimizers"]}
+    return {**total, "optimizers": sorted(by_number.values(), key=itemgetter("number"))}

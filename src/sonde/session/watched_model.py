@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
@@ -32,10 +32,12 @@ from sonde.session.training.parameter_subset import ParameterSubset, adam_moment
 from sonde.session.training.predicted_update import UpdatePrediction
 from sonde.session.training.site_ids import SiteIds
 from sonde.session.training.tables import put_tables
+from sonde.session.training.unseen_steps import UnseenUpdates, warn_of_missing
 from sonde.write.ranks import world_size
 
 if TYPE_CHECKING:
     from sonde.session.session import Session
+    from sonde.session.training.thread import TrainingThread
 
 
 MAX_ONES: Final = 1 << 16
@@ -57,7 +59,14 @@ class WatchedModel:
 
     def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
         self.session, self.plan = session, plan
-        self.training = session.training
+        self.training: TrainingThread = session.training
+        """Where its steps are counted; `join` changes it."""
+        self.watched_in = session.threads.here
+        """The thread that has called `watch`."""
+        self.has_run = False
+        """A forward pass with gradients on was seen, or a step of an optimizer."""
+        self.is_trained = False
+        """An optimizer has stepped it, or the user has ended a step of it."""
         self.names: ModelNames = ModelNames(model, prefix=plan.prefix)
         self._select()
         asked, tell = session.settings, self._note_unreadable
@@ -70,7 +79,9 @@ class WatchedModel:
         self._wants_forward = True
         self.wants: dict[str, bool] = {}
         self.histogram = False
-        self.meter = session.governing.meter
+        self.meter = self.training.governing.meter
+        self._step = -1
+        """The step of which it was decided what to record."""
         self._kind = ""
         """What most of this step's cost is for."""
         self.sites = SiteIds(session.writer)
@@ -93,7 +104,7 @@ class WatchedModel:
         self._root = root = self.names.place(model)
         self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
         on_error = session.breaker
-        self.inspection = Inspection(session, self.names, on_error)
+        self.inspection = Inspection(self, on_error)
         self.structure = StructureDocument()
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
@@ -121,7 +132,8 @@ class WatchedModel:
             hooks=session.optimizer_hooks,
         )
         self.optimizer_scalars: OptimizerScalars = OptimizerScalars(self, self.optimizers)
-        self.begin_step(session.step_number)
+        self.unseen_updates = UnseenUpdates(self)
+        self.begin_step(self.training.steps.number)
         self._tell_scripted()
 
     def detach(self) -> None:
@@ -140,8 +152,19 @@ class WatchedModel:
 
     # --------------------------------------------------------------------------------------------------- the steps
 
+    def join(self, training: TrainingThread) -> None:
+        """Record at the steps of this training thread from now on."""
+        self.training, self.meter = training, training.governing.meter
+        if self._step != training.steps.number:
+            self.begin_step(training.steps.number)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Record numbers of this model, by default at the step of the thread that trains it."""
+        self.session.log_for(self.training, values, step)
+
     def begin_step(self, step: int) -> None:
         """Decide once what this step will record."""
+        self._step = step
         self.is_allowed = not self.session.breaker.is_open
         plan = self.plan
         schedules: dict[str, Schedule] = {
@@ -161,7 +184,7 @@ class WatchedModel:
         self._num_ones = self._num_cut = 0
 
     def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
-        return self.is_allowed and self.session.governing.allows(step, kind, scheduled=schedule(step))
+        return self.is_allowed and self.training.governing.allows(step, kind, scheduled=schedule(step))
 
     def _main_kind(self) -> str:
         if any(self.wants[kind] for kind in ("param", "update", "optim")):
@@ -186,6 +209,9 @@ class WatchedModel:
         )
 
     def forward_seen(self, place: ModuleRef, output: Any) -> None:
+        # Parts of a pass that was seen to begin may run in other threads, which train nothing.
+        if not self.forward.is_running:
+            self.session.threads.runs(self)
         if place is self._root:
             self.training.steps.model_called(self, output)
         else:
@@ -193,7 +219,10 @@ class WatchedModel:
         self.session.snapshots.forward_begins(self)
 
     def _entered(self) -> None:
-        self.forward.is_running = True
+        if not self.forward.entered():
+            return
+        self.session.threads.runs(self)
+        self.unseen_updates.model_entered()
         self.training.steps.model_entered(self)
         self.session.snapshots.forward_begins(self)
         if self.wants_inspection:
@@ -215,7 +244,7 @@ class WatchedModel:
         if self.nonfinite is not None and self.wants_finite and place.is_selected:
             with self.meter.span("finite"):
                 is_leaf = not module._modules
-                self.nonfinite.called(place, is_leaf, args, output, self.session.step_number)
+                self.nonfinite.called(place, is_leaf, args, output, self.training.steps.number)
         if self.wants_inspection:
             with self.meter.span("inspect"):
                 self.inspection.module_called(place, module, args, output)
@@ -223,6 +252,7 @@ class WatchedModel:
             self.session.snapshots.output(self, place, output)
 
     def _root_called(self, args: Any, kwargs: Any, output: Any) -> None:
+        self.unseen_updates.model_returned()
         if self.session.snapshots.draft is not None:
             self.session.snapshots.called(self, args, kwargs)
         if self.on_root is not None:
@@ -261,7 +291,7 @@ class WatchedModel:
     def retire(self, measured: Measured) -> Measured:
         """A value that is not finite is told of at once: the batch may have been left out because of it."""
         if self.nonfinite is not None and measured.looks is not None:
-            self.nonfinite.drop(measured.looks, self.session.step_number)
+            self.nonfinite.drop(measured.looks, self.training.steps.number)
         return measured._replace(looks=None)
 
     def drop(self, measured: Measured) -> None:
@@ -294,7 +324,7 @@ class WatchedModel:
                 self.inspection.before_update()
             with attempt(failed, "scalars of the optimizer"), self.meter.span(self._kind):
                 self.optimizer_scalars.log(step)
-            if not step.has_closure:
+            if not step.has_closure and not step.is_made:
                 with attempt(failed, "scalars of the gradients"), self.meter.span(self._kind):
                     self._gradient_scalars(step)
         step.tables = self.reducer.held_since(num_before)
@@ -305,10 +335,10 @@ class WatchedModel:
         with self.meter.span(self._kind):
             for named, what in step.unreadable:
                 self._note_unreadable_site(f"param/{named.name}", what)
-            step.parts = split_by_grad(step, is_made=not step.has_closure)
-            for part in step.parts:
+            step.parts = split_by_grad(step, is_made=not (step.has_closure or step.is_made))
+            for part in step.parts if not step.is_made else ():
                 self._predict(step, part)
-        if self.wants["grad"] and not step.has_closure:
+        if self.wants["grad"] and not step.has_closure and not step.is_made:
             is_read = all(part.is_predicted for part in step.parts)
             with self.meter.span(self._kind if is_read else "grads"):
                 self._grads(step, step.parts)
@@ -330,7 +360,7 @@ class WatchedModel:
                     self.sites.of_part("param", part),
                     part.params,
                     sketch=self.wants["param"],
-                    keep=self.wants["update"],
+                    keep=self.wants["update"] and not step.is_made,
                     pairs=self.wants["optim"],
                     histogram=self.histogram,
                 )
@@ -344,7 +374,9 @@ class WatchedModel:
                 if self.wants["grad"]:
                     with attempt(failed, "gradients"):
                         self._grads(step, split_by_grad(step, is_made=True))
-            if self.wants["update"]:
+            if step.is_made:
+                warn_of_missing(self.session, step.optimizer)
+            elif self.wants["update"]:
                 with attempt(failed, "updates"):
                     self._updates(step)
             if self.wants["optim"]:
@@ -360,10 +392,10 @@ class WatchedModel:
     def _note_weights(self, step: OptimizerStep) -> None:
         """What the other ranks compare theirs with."""
         model = self.names.model()
-        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.session.step_number):
+        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
             value = model_fingerprint(model)
             if value is not None:
-                self.session.log({"model/model/fingerprint": value})
+                self.log({"model/model/fingerprint": value})
 
     def _predict(self, step: OptimizerStep, part: ParameterSubset) -> None:
         tables = self.prediction.before(step, part)
@@ -428,7 +460,7 @@ class WatchedModel:
         if self._is_inspecting:
             values.update(self.inspection.gradients(step))
         if values:
-            self.session.log(values)
+            self.log(values)
 
     # --------------------------------------------------------------------------------- without an optimizer, and end
 
@@ -449,7 +481,7 @@ class WatchedModel:
             self.meter.see(step.params[0])
         self.session.snapshots.before_update(self, step)
         with quiet(), self.meter.span(self._kind):
-            self.session.log(self.optimizer_scalars.clipped(step))
+            self.log(self.optimizer_scalars.clipped(step))
             if self.wants["grad"]:
                 self._grads(step, split_by_grad(step, is_made=True))
             self.inspection.before_update()

@@ -58,7 +58,8 @@ def drifting(step: int, *, size: int = 4000) -> dict[str, HostTensor]:
 
 def assert_same(found: Snapshot, written: Snapshot) -> None:
     """Equal in every bit."""
-    assert (found.step, found.time, found.reason) == (written.step, written.time, written.reason)
+    assert (found.attempt, found.step) == (written.attempt, written.step)
+    assert (found.time, found.reason) == (written.time, written.reason)
     assert set(found.tensors) == set(written.tensors)
     for name, tensor in written.tensors.items():
         other = found.tensors[name]
@@ -135,6 +136,35 @@ class StoreTests:
             store.write(Snapshot(1, 0.0, "second", drifting(2)))
         assert_same(store.read(1), first)
 
+    def test_a_step_is_written_once_in_each_attempt(self, store: Store) -> None:
+        first, again = Snapshot(1, 0.0, "first", drifting(1)), Snapshot(1, 0.5, "again", drifting(2), attempt=1)
+        later = Snapshot(7, 1.0, "later", drifting(7), attempt=12_345)
+        for written in (first, again, later):
+            store.write(written)
+        with pytest.raises(UsageError, match="step 1 of attempt 1 is in the store already"):
+            store.write(again)
+        assert store.attempts() == [0, 1, 12_345]
+        assert [store.steps(), store.steps(1), store.steps(2), store.steps(12_345)] == [[1], [1], [], [7]]
+        for written in (first, again, later):
+            assert_same(store.read(written.step, attempt=written.attempt), written)
+        assert list(store.read(1, ["grad/weight"], attempt=1).tensors) == ["grad/weight"]
+
+    def test_deleting_in_one_attempt_leaves_the_others_readable(self, store: Store) -> None:
+        snapshots = [Snapshot(5, float(attempt), "", drifting(attempt), attempt=attempt) for attempt in range(3)]
+        for written in snapshots:
+            store.write(written)
+        store.delete(5, attempt=1)
+        assert store.attempts() == [0, 2]
+        for written in (snapshots[0], snapshots[2]):
+            assert_same(store.read(5, attempt=written.attempt), written)
+        for call in (store.read, store.delete):
+            with pytest.raises(RunError, match="no snapshot of step 5 of attempt 1"):
+                call(5, attempt=1)
+        store.write(snapshots[1])
+        store.delete(5)
+        assert store.attempts() == [1, 2]
+        assert_same(store.read(5, attempt=1), snapshots[1])
+
     def test_deleting_one_leaves_the_others_readable(self, store: Store) -> None:
         steps = list(range(0, 60, 5))
         for step in steps:
@@ -172,8 +202,12 @@ class StoreTests:
         store.close()
         store = self.open(run)
         store.write(Snapshot(2, 3.0, "after", drifting(2)))
-        assert store.steps() == [1, 2]
+        store.write(Snapshot(1, 4.0, "again", drifting(3), attempt=1))
+        store.close()
+        store = self.open(run)
+        assert (store.attempts(), store.steps(), store.steps(1)) == ([0, 1], [1, 2], [1])
         assert_same(store.read(1), Snapshot(1, 2.0, "before", drifting(1)))
+        assert_same(store.read(1, attempt=1), Snapshot(1, 4.0, "again", drifting(3), attempt=1))
         store.close()
 
     def test_a_second_writer_is_refused(self, run: Path) -> None:

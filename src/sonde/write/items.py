@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -36,6 +37,9 @@ class StepBegan:
     step: int
     is_first: bool = False
     """Nothing has ended yet: steps are about to be made, and this will be the first."""
+    visible: int = -1
+    """Where several threads train, the step of the one that is furthest ahead: what is below it is shown, though the
+    others have not come so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,33 @@ class NewAttempt:
     step: int
     after: int
     """The step that would have come next."""
+    time: float
+    """When training returned."""
+
+
+class AttemptNumber:
+    """The number of the attempt that is being recorded. The writer thread knows it, and tells it once the attempt is in
+    the catalog; from then on a return to an earlier step begins another one.
+
+    >>> AttemptNumber(3).wait(0), AttemptNumber().wait(0)
+    (3, None)
+    """
+
+    __slots__ = ("_is_known", "_number")
+
+    def __init__(self, number: int | None = None) -> None:
+        self._number, self._is_known = number, threading.Event()
+        if number is not None:
+            self._is_known.set()
+
+    def tell(self, number: int) -> None:
+        self._number = number
+        self._is_known.set()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The number, or None when it is not known after so long."""
+        self._is_known.wait(timeout_s)
+        return self._number
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +122,8 @@ class KeptRow:
     where: str
     """A checkpoint's folder, a snapshot's store."""
     details: dict[str, Any]
+    attempt: int | None = None
+    """None: the one that was recorded at that time."""
     is_found: bool = False
     """An earlier process left it, and may have died before it wrote the row: one that is there stays."""
 

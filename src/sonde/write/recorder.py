@@ -24,6 +24,7 @@ from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_d
 from sonde.write.durable import sync_folder, write_durably
 from sonde.write.ending import forget_endings
 from sonde.write.items import (
+    AttemptNumber,
     Barrier,
     Document,
     Facts,
@@ -144,6 +145,8 @@ class Recorder:
         )
         self._rows: list[Row] = []
         self._barriers: list[Barrier] = []
+        self._numbers: list[tuple[AttemptNumber, int]] = []
+        """To be told once their attempts are in the catalog."""
         self._documents: dict[str, str] = {}
         self._num_events = 0
         self._sampler = SystemSampler(self.run) if options.system_interval_s > 0 else None
@@ -245,10 +248,13 @@ class Recorder:
             if item.is_asked:
                 self._journal.asked_for()
         elif isinstance(item, KeptRow):
-            self._rows.append(kept_row(item, self.attempts.at(item.time)))
+            attempt = self.attempts.at(item.time) if item.attempt is None else item.attempt
+            self._rows.append(kept_row(item, attempt))
+        elif isinstance(item, AttemptNumber):
+            self._numbers.append((item, self._journal.require_frame()))
         elif item is not None:
             raise TypeError(f"a record was expected, not {type(item).__name__}")
-        if item is not None and not isinstance(item, Barrier | KeptRow | StepBegan):
+        if item is not None and not isinstance(item, Barrier | KeptRow | StepBegan | AttemptNumber):
             self._observer.saw(item)
 
     def _store(self) -> None:
@@ -264,6 +270,9 @@ class Recorder:
             write_durably(self.run / name, text.encode())
             del self._documents[name]
         self._journal.flush()
+        for asked, number in self._numbers:
+            asked.tell(number)
+        self._numbers = []
         for barrier in self._barriers:
             barrier.reply.put(True)
         self._barriers = []

@@ -23,6 +23,7 @@ from sonde.write.ending import announce_ending
 from sonde.write.environment import git_state, package_versions, working_directory
 from sonde.write.folder import absolute
 from sonde.write.items import (
+    AttemptNumber,
     Barrier,
     Document,
     Facts,
@@ -87,6 +88,7 @@ class Writer:
         self._shared = Shared()
         self._is_closed = False
         self._num_events = 0
+        self._attempt: AttemptNumber | None = None
         self._site_ids: dict[Site, int] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
         self._scalar_ids: dict[str, int] = {}
@@ -155,15 +157,27 @@ class Writer:
     def begin_attempt(self, step: int, *, after: int) -> None:
         """Training returns to this step: records put from now on belong to a new attempt. `after` is the step that
         would have come next."""
+        self._attempt = None
         if not self._is_closed:
-            self._queue.add(NewAttempt(step=step, after=after))
+            self._queue.add(NewAttempt(step=step, after=after, time=time.time()))
         self._shared.step = step
 
-    def set_step(self, step: int, *, is_first: bool = False) -> None:
-        """Everything of the steps below this one was put. `is_first`: no step has ended yet."""
-        self._shared.step = step
+    def attempt(self) -> AttemptNumber:
+        """The number of the attempt that is recorded now, for tensors that belong to it. Never waits."""
+        if self._attempt is None:
+            self._attempt = AttemptNumber()
+            if not self._is_closed:
+                self._queue.add(self._attempt)
+                self._queue.wake()
+        return self._attempt
+
+    def set_step(self, step: int, *, is_first: bool = False, visible: int = -1) -> None:
+        """Everything of the steps below this one was put. `is_first`: no step has ended yet. `visible`: where several
+        threads count steps, how far the furthest is."""
+        self._shared.step = max(step, visible)
         if not self._is_closed:
-            self._queue.offer(StepBegan(step, is_first), _STEP_BYTES)  # where there is no room, the next one says it
+            # Where there is no room, the next one says it.
+            self._queue.offer(StepBegan(step, is_first, visible), _STEP_BYTES)
 
     def note(self, **facts: Any) -> None:
         """Facts for run.json; they are there after the next heartbeat."""

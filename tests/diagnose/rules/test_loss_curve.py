@@ -102,6 +102,18 @@ def test_a_loss_that_settles_does_not_swing() -> None:
     assert not list(loss_oscillation(seen(falling(STEPS), update=0.4)))
 
 
+@pytest.mark.parametrize("num_waiting", [0, 50, 80])
+def test_a_loss_that_is_still_falling_at_the_end_does_not_swing(num_waiting: int) -> None:
+    """Its range is as wide as that of a swing, as where a backbone is frozen for the first half of a run."""
+    rng = np.random.default_rng(0)
+    loss = np.r_[np.full(num_waiting, 2.3), np.linspace(2.3, 0.8, STEPS - num_waiting)]
+    assert not list(loss_oscillation(seen(loss + rng.normal(0.0, 0.1, STEPS), update=0.4)))
+
+
+def test_a_loss_that_swings_and_sinks_is_named() -> None:
+    assert list(loss_oscillation(seen(SWINGING - np.linspace(0.0, 0.3, STEPS), update=0.4)))
+
+
 def test_a_standing_loss_is_a_remark_and_a_falling_one_is_nothing() -> None:
     (finding,) = loss_plateau(seen(stuck(STEPS)))
     assert finding.severity == "info"

@@ -12,10 +12,12 @@ from sonde.diagnose.measures.learned import learned
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import write_rate
 from sonde.diagnose.rule import found, rule
+from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 SWING: Final = 0.4
-"""From the lowest to the highest tenth of the later losses, of the loss at the start."""
+"""From the lowest to the highest tenth of the later losses, and back up from the lowest loss so far; as a fraction of
+the loss at the start."""
 LARGE_STEPS: Final = 0.015
 """Median share of its size that a weight matrix moves in a step. With smaller steps it is the batches that differ."""
 LARGE_FIRST: Final = 0.3
@@ -36,9 +38,12 @@ def loss_oscillation(window: Window) -> Iterator[Finding]:
     if not (moved.typical > LARGE_STEPS or moved.at_first > LARGE_FIRST):
         return
     late = loss.values[len(loss.values) // 5 :]
-    low, high = (float(q) for q in np.quantile(late[np.isfinite(late)], (0.1, 0.9)) / loss.unit)
+    late = late[np.isfinite(late)]
+    low, high = (float(q) for q in np.quantile(late, (0.1, 0.9)) / loss.unit)
     if not (high > 0.9 and high - low > SWING and low < 0.7 * high and loss.left > 0.25):
         return
+    if not _rise(late) / loss.unit > SWING:
+        return  # the range is that of a loss which is still falling
     yield found(
         window,
         "loss_oscillation",
@@ -55,3 +60,8 @@ def loss_oscillation(window: Window) -> Iterator[Finding]:
         ],
         remedy=f"{write_rate(window, 0.1)}; a momentum of at most 0.9; larger batches.",
     )
+
+
+def _rise(values: Array) -> float:
+    """How far the highest tenth of these losses lies above the lowest loss before it."""
+    return float(np.quantile(values - np.minimum.accumulate(values), 0.9))

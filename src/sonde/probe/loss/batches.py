@@ -31,7 +31,9 @@ class DataSource:
 class BatchTap:
     """Remembers where the newest batch came from, until `take` asks."""
 
-    def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
+    def __init__(self, on_error: Callable[[str, Exception], None], is_ours: Callable[[], bool] = lambda: True) -> None:
+        self._is_ours = is_ours
+        """Whether the thread that asks may be the one whose batches are of interest."""
         self._newest: weakref.ref[Any] | None = None
         drawn = protected(self._drawn, on_error, "batch")
         self._functions = FunctionTap(_BaseDataLoaderIter, ["__next__"], drawn, is_traced=False)
@@ -40,7 +42,8 @@ class BatchTap:
         self._functions.detach()
 
     def _drawn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
-        self._newest = weakref.ref(args[0])
+        if self._is_ours():
+            self._newest = weakref.ref(args[0])
 
     def take(self) -> DataSource | None:
         """The source of the batch that was drawn since the last time; None where none was drawn."""

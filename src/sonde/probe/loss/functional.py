@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.probe.guards import is_observable, protected, quiet
+from sonde.probe.locks import ForkLock
 from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.replaced import Replaced
@@ -34,6 +35,8 @@ class CallSink(Protocol):
 
 _taps: list[CallTap] = []
 _replaced = Replaced()
+_lock = ForkLock()
+"""Models in several threads open and close their taps at the same time."""
 
 # (where, its name there, what it is).
 TARGETS: Final = (
@@ -69,7 +72,9 @@ class CallTap:
         self.seen = protected(self._seen, on_error, "function call")
 
     def open(self) -> None:
-        if not self.is_open:
+        if self.is_open:
+            return
+        with _lock:
             if not _taps:
                 try:
                     for holder, attribute, name in TARGETS:
@@ -81,11 +86,14 @@ class CallTap:
             self.is_open = True
 
     def close(self) -> None:
-        if self.is_open:
+        if not self.is_open:
+            return
+        with _lock:
             self.is_open = False
-            _taps.remove(self)
-            if not _taps:
-                _replaced.restore()
+            if self in _taps:
+                _taps.remove(self)
+                if not _taps:
+                    _replaced.restore()
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         with quiet():  # from here on: a mode of the user's sees even a question for a tensor's device

@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch._C._dynamo import eval_frame
 
+from sonde.probe.locks import ForkLock
+
 Seen = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
 """(name, positional arguments, keywords, result) of a call; must not raise: see `guards.protected`."""
 Begins = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
@@ -24,6 +26,8 @@ _originals: Final[dict[str, types.FunctionType]] = {}
 """Copies with the true code. They stay for good: another thread may be in the middle of a call when watching ends."""
 _watchers: Final[dict[str, tuple[FunctionTap, ...]]] = {}
 _swapped: Final[dict[str, types.FunctionType]] = {}
+_lock: Final = ForkLock()
+"""For those who come and go; calls take no lock."""
 
 
 class FunctionTap:
@@ -52,11 +56,13 @@ class FunctionTap:
             # Compiled into torch, or with a closure our code has no cells for: such calls are simply not seen.
             if isinstance(function, types.FunctionType) and not function.__closure__:
                 self.names.append(name)
-                _add(name, function, self)
+                with _lock:
+                    _add(name, function, self)
 
     def detach(self) -> None:
         for name in self.names:
-            _remove(name, self)
+            with _lock:
+                _remove(name, self)
         self.names = []
 
 

@@ -6,6 +6,7 @@ One pair of hooks serves all models of a session, so that a call is announced on
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -15,7 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from sonde.probe.guarded import attempt
 from sonde.probe.guards import is_capturing, protected
+from sonde.probe.optimizer.compiled_steps import beginning, ending, follow, unfollow
+from sonde.probe.optimizer.graph_replays import GraphReplays
 
 _TORCH_FILE: Final = register_optimizer_step_pre_hook.__code__.co_filename
 
@@ -29,10 +33,14 @@ class Call:
     """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
     is_skipped: bool = False
     """A GradScaler keeps the optimizer from its step: a step that changes nothing."""
+    is_made: bool = False
+    """Nothing of ours ran before the step, which is inside one graph. Gradients may be gone, or another step's."""
     is_retry: bool = False
     """The call before it of the same optimizer raised."""
-    is_counted: bool = False
-    """For those who count: whether they know that it has begun."""
+    counted_by: list[Any] = field(default_factory=list)
+    """Those who count, as soon as they know that it has begun."""
+    thread: int = field(default_factory=threading.get_ident)
+    """Two threads may call one optimizer, or step one model, at the same time."""
     num_inside: int = 0
     """Steps of the classes it inherits from that have begun inside of it: torch calls hooks for them too."""
     listeners: Sequence[Listener] = ()
@@ -61,8 +69,15 @@ def _nothing(call: Call) -> None:
     """Nobody counts."""
 
 
+def _no_one(optimizer: Optimizer, where: str) -> None:
+    """Nobody asks for steps that are not seen."""
+
+
 class OptimizerHooks:
-    """Tells listeners about calls of `step`. `on_begin` comes before all of them and `on_end` after: these count."""
+    """Tells listeners about calls of `step`. `on_begin` comes before all of them and `on_end` after: these count.
+
+    A `Follower` as well: calls in compiled code are told like all others. `on_unseen` is given an optimizer of which
+    some steps cannot be seen, and where they are made."""
 
     def __init__(
         self,
@@ -70,18 +85,26 @@ class OptimizerHooks:
         *,
         on_begin: Callable[[Call], None] = _nothing,
         on_end: Callable[[Call], None] = _nothing,
+        on_unseen: Callable[[Optimizer, str], None] = _no_one,
     ) -> None:
         self.on_error, self.on_begin, self.on_end = on_error, on_begin, on_end
+        self.begins = protected(self._pre, on_error, "optimizer pre hook")
+        self.ends = protected(self._post, on_error, "optimizer post hook")
+        self.made = protected(self._made, on_error, "compiled optimizer step")
+        self._replays = GraphReplays(self.made, on_error)
+        self._on_unseen = on_unseen
         self._listeners: list[Listener] = []
-        self._open: dict[int, Call] = {}
+        self._open: dict[tuple[int, int], Call] = {}
+        """By thread and optimizer."""
         self._handles: list[Any] = []
 
     def add(self, listener: Listener) -> None:
         if not self._listeners:
             self._handles = [
-                register_optimizer_step_pre_hook(protected(self._pre, self.on_error, "optimizer pre hook")),
-                register_optimizer_step_post_hook(protected(self._post, self.on_error, "optimizer post hook")),
+                register_optimizer_step_pre_hook(beginning(self.begins)),
+                register_optimizer_step_post_hook(ending(self.ends)),
             ]
+            follow(self)
         self._listeners = [*self._listeners, listener]
 
     def remove(self, listener: Listener) -> None:
@@ -91,6 +114,8 @@ class OptimizerHooks:
                 handle.remove()
             self._handles = []
             self._open.clear()
+            unfollow(self)
+            self._replays.detach()
 
     def skip(self, optimizer: Optimizer) -> None:
         """A scaler kept it from its step, gradients being unscaled already."""
@@ -98,32 +123,54 @@ class OptimizerHooks:
         if not is_capturing() and self._begin(call):
             self._end(call)
 
+    def begun(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        self.begins(optimizer, (), {"closure": True} if has_closure else {})
+
+    def ended(self, optimizer: Optimizer) -> None:
+        self.ends(optimizer, (), {})
+
+    def _made(self, optimizer: Optimizer) -> None:
+        call = Call(optimizer, is_made=True)
+        if not is_capturing() and self._begin(call):
+            self._end(call)
+
+    def unseen(self, optimizer: Optimizer) -> None:
+        with attempt(self.on_error, "compilation of an optimizer step"):
+            if self._concerned(optimizer):
+                self._on_unseen(optimizer, "compiled code")
+
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._open and self._is_inside(optimizer):
             return
-        failed, call = self._open.get(id(optimizer)), Call(optimizer)
-        self._open[id(optimizer)] = call  # before anything can fail: what is not open is not counted at its end
+        call = Call(optimizer)
+        key = call.thread, id(optimizer)
+        failed = self._open.get(key)
+        self._open[key] = call  # before anything can fail: what is not open is not counted at its end
         call.is_retry = failed is not None
         call.has_closure = _closure(optimizer, args, kwargs) is not None
         if is_capturing():
-            del self._open[id(optimizer)]
-            for listener in self._concerned(optimizer):
+            del self._open[key]
+            concerned = self._concerned(optimizer)
+            for listener in concerned:
                 listener.captured()
+            if concerned and not self._replays.captured(optimizer):
+                self._on_unseen(optimizer, "a CUDA graph")
             return
         if failed is not None:
             for listener in failed.listeners:
                 listener.failed(failed)
         if not self._begin(call):
-            del self._open[id(optimizer)]
+            del self._open[key]
 
     def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        call = self._open.get(id(optimizer))
+        key = threading.get_ident(), id(optimizer)
+        call = self._open.get(key)
         if call is None:
             return
         if call.num_inside:
             call.num_inside -= 1
             return
-        del self._open[id(optimizer)]
+        del self._open[key]
         # No one was found before the step if the search for them failed: it counts all the same.
         if call.listeners or self._concerned(optimizer):
             self._end(call)
@@ -153,7 +200,8 @@ class OptimizerHooks:
         running = _running()
         if optimizer in running:
             running.remove(optimizer)  # the step that begins now
-        for call in self._open.values():
+        here = threading.get_ident()
+        for call in [call for call in tuple(self._open.values()) if call.thread == here]:
             if call.optimizer is optimizer and optimizer in running:
                 call.num_inside += 1
                 return True

@@ -5,25 +5,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sonde.probe.guards import protected
+from sonde.probe.optimizer import compiled_steps
 from sonde.probe.replaced import Replaced
 
 _taps: list[ScalerTap] = []
 _replaced = Replaced()
 _handles: list[Any] = []
-_begun: list[int] = []
-"""The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
-_scales: list[Tensor | None] = []
-"""What the losses were multiplied by, of the scalers that are making a step now; the innermost last."""
+
+
+class _Here(threading.local):
+    """Of the thread that asks: several may train, each with its scaler."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        """The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
+        self.scales: list[Tensor | None] = []
+        """What the losses were multiplied by, of the scalers that are making a step now; the innermost last."""
+
+
+_here = _Here()
 
 
 class ScalerTap:
@@ -33,7 +43,8 @@ class ScalerTap:
         self.on_skipped = protected(on_skipped, on_error, "skipped step")
         if not _taps:
             _replaced.put(GradScaler, "step", _watch)
-            _handles.append(register_optimizer_step_pre_hook(_note_begun))
+            _handles.append(register_optimizer_step_pre_hook(compiled_steps.beginning(_note_begun)))
+            compiled_steps.follow(_compiled)
         _taps.append(self)
 
     def detach(self) -> None:
@@ -42,34 +53,54 @@ class ScalerTap:
             if not _taps:
                 _replaced.restore()
                 _handles.pop().remove()
+                compiled_steps.unfollow(_compiled)
 
 
 def loss_scale() -> Tensor | None:
     """What the loss was multiplied by in the step that is being made; None where no scaler makes it."""
-    return _scales[-1] if _scales else None
+    scales = _here.scales
+    return scales[-1] if scales else None
 
 
 def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.is_enabled():
             return original(self, optimizer, *args, **kwargs)
-        if not _scales:
-            _begun.clear()
-        _scales.append(getattr(self, "_scale", None))
+        begun, scales = _here.begun, _here.scales
+        if not scales:
+            begun.clear()
+        scales.append(getattr(self, "_scale", None))
         try:
             result = original(self, optimizer, *args, **kwargs)
             # What is no optimizer of torch's calls no hook, so nobody can tell whether it stepped. And where somebody
             # has replaced the method between two of ours, both are called: the outer one tells.
-            if isinstance(optimizer, Optimizer) and id(optimizer) not in _begun and len(_scales) == 1:
+            if isinstance(optimizer, Optimizer) and id(optimizer) not in begun and len(scales) == 1:
                 for tap in (*_taps,):
                     tap.on_skipped(optimizer)
         finally:
-            _scales.pop()
+            scales.pop()
         return result
 
     return step
 
 
 def _note_begun(optimizer: Optimizer, *_: object) -> None:
-    if not torch.compiler.is_compiling() and _scales:
-        _begun.append(id(optimizer))
+    if _here.scales:
+        _here.begun.append(id(optimizer))
+
+
+class _Compiled:
+    """A `Follower`: what is compiled has begun, or been made, or is not known not to have been."""
+
+    def begun(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        _note_begun(optimizer)
+
+    def ended(self, optimizer: Optimizer) -> None: ...
+
+    def made(self, optimizer: Optimizer) -> None:
+        _note_begun(optimizer)
+
+    def unseen(self, optimizer: Optimizer) -> None: ...
+
+
+_compiled = _Compiled()

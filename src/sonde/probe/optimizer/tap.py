@@ -6,6 +6,8 @@ fused optimizer under GradScaler still has them scaled (`grad_scale`).
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +43,8 @@ class OptimizerStep:
     """What a GradScaler has multiplied the loss by."""
     has_closure: bool = False
     """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    is_made: bool = False
+    """It is over already: parameters are those after it, and gradients may be another step's."""
     clips: Clips = field(default_factory=Clips)
     """What clipping did to the gradients; known once they are made."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
@@ -88,6 +92,9 @@ class OptimizerTap:
         """Steps that went into a CUDA graph: what it replays is seen by no hook."""
         self._strangers: dict[int, frozenset[int]] = {}
         """Parameters of each optimizer that are not this model's, so that the model is not searched for them again."""
+        self._measured: Call | None = None
+        """The call that is being measured. When two threads step one model at the same time, only one is measured."""
+        self._lock = threading.Lock()
         self.hooks = hooks or OptimizerHooks(on_error)
         self.hooks.add(self)
 
@@ -98,6 +105,11 @@ class OptimizerTap:
     def num_watched(self) -> int:
         """An optimizer that is gone is waited for no longer."""
         return sum(ref() is not None for ref, _ in self.numbers.values())
+
+    @property
+    def has_unnamed(self) -> bool:
+        """Whether an optimizer that was not named has stepped: its steps are not ours to count."""
+        return len(self._unnamed) > 0
 
     @property
     def watched(self) -> list[Optimizer]:
@@ -151,7 +163,7 @@ class OptimizerTap:
     def before(self, call: Call) -> None:
         with attempt(self.on_error, "optimizer pre hook"):
             number = self._find(call.optimizer)
-            if number is not None:
+            if number is not None and self._begin(call):
                 call.steps[self] = step = self._describe(call, number)
                 self.on_before(step)
 
@@ -162,6 +174,8 @@ class OptimizerTap:
                 if step.has_closure:
                     step.clips = self.take_clips(parameters_of(call.optimizer))
                 self.on_after(step)
+        if self._measured is call:
+            self._measured = None
 
     def failed(self, call: Call) -> None:
         with attempt(self.on_error, "optimizer pre hook"):
@@ -169,9 +183,18 @@ class OptimizerTap:
             if step is not None and self.on_failed is not None:
                 self.on_failed(step)
 
+    def _begin(self, call: Call) -> bool:
+        """Whether to measure this call: not while another thread's is being measured."""
+        with self._lock:
+            other = self._measured
+            if other is not None and other.thread != call.thread and other.thread in sys._current_frames():
+                return False
+            self._measured = call
+            return True
+
     def _describe(self, call: Call, number: int) -> OptimizerStep:
         optimizer, params = call.optimizer, parameters_of(call.optimizer)
-        step = OptimizerStep(optimizer, number, [], [], has_closure=call.has_closure)
+        step = OptimizerStep(optimizer, number, [], [], has_closure=call.has_closure, is_made=call.is_made)
         if not call.has_closure:
             step.clips = self.take_clips(params)
         step.grad_scale = getattr(optimizer, "grad_scale", None)

@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,9 +25,11 @@ from sonde.schema.layout import (
     Stream,
     pyramid_folder,
     row_text,
+    snapshot_row_attempt,
     stream_folder,
 )
 from sonde.schema.records import Site
+from sonde.schema.tensors import SnapshotKey
 
 MAX_ROWS: Final = 10_000_000
 _TIMEOUT_S: Final = 5.0
@@ -108,16 +110,25 @@ def read_catalog(run: Path, *, is_live: bool) -> Catalog:
     sites = _parsed(_site, rows["sites"], "sites", problems)
     names = _parsed(_scalar_name, rows["scalar_names"], "scalar_names", problems)
     segments = _parsed(partial(_segment, run), rows["segments"], "segments", problems)
-    attempts = _parsed(_attempt, rows["attempts"], "attempts", problems)
+    attempts = _all_attempts(run, rows["attempts"], problems)
+    return Catalog(sites, names, tuple(segments[id] for id in sorted(segments)), attempts, tuple(problems))
+
+
+def read_attempts(run: Path, *, is_live: bool) -> tuple[Attempt, ...]:
+    """The attempts alone, in order; none in a run of format 1."""
+    if not (run / CATALOG_FILE).exists():
+        return ()
+    problems: list[str] = []
+    with connect(run, is_live=is_live) as connection:
+        rows = _checked_rows(connection, "attempts", problems)
+    return _all_attempts(run, rows, problems)
+
+
+def _all_attempts(run: Path, rows: list[tuple[Any, ...]], problems: list[str]) -> tuple[Attempt, ...]:
+    attempts = _parsed(_attempt, rows, "attempts", problems)
     if sorted(attempts) != list(range(len(attempts))):
         raise lost_attempts(run)
-    return Catalog(
-        sites,
-        names,
-        tuple(segments[id] for id in sorted(segments)),
-        tuple(attempts[id] for id in sorted(attempts)),
-        tuple(problems),
-    )
+    return tuple(attempts[id] for id in sorted(attempts))
 
 
 def lost_attempts(run: Path) -> CorruptError:
@@ -143,15 +154,25 @@ def _has_attempts(connection: sqlite3.Connection, table: str) -> bool:
     return any(column == "attempt" for _, column, *_ in connection.execute(f'pragma table_info("{table}")'))
 
 
-def snapshot_details(run: Path, key: str, *, is_live: bool) -> dict[int, Any]:
-    """What each snapshot's row says under this key, by step; a row that is damaged says nothing."""
-    found: dict[int, Any] = {}
-    for _, step, _, _, details, *_ in read_rows(run, "snapshots", is_live=is_live):
-        try:
-            found[int(step)] = json.loads(details)[key]
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """What the catalog says of a snapshot."""
+
+    place: SnapshotKey
+    """Where it is stored."""
+    attempt: int
+    """The attempt that took it; earlier versions stored those of all attempts in one place."""
+    details: Mapping[str, Any]
+
+
+def read_snapshot_rows(run: Path, *, is_live: bool) -> list[SnapshotRow]:
+    """The rows of all snapshots; a row that is damaged is left out."""
+    if not (run / CATALOG_FILE).exists():
+        return []
+    problems: list[str] = []
+    with connect(run, is_live=is_live) as connection:
+        rows = _checked_rows(connection, "snapshots", problems)
+    return list(_parsed(_snapshot, rows, "snapshots", problems).values())
 
 
 @contextmanager
@@ -227,7 +248,7 @@ def _parsed(
     for row in rows:
         try:
             parsed[int(row[0])] = parse(row)
-        except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             problems.append(f"{CATALOG_FILE}: a row of {table} is not understood and not used ({error})")
     return parsed
 
@@ -266,6 +287,13 @@ def _segment(run: Path, row: tuple[Any, ...]) -> Segment:
         sha256=str(sha256),
         tiles=_tiles(tiles),
     )
+
+
+def _snapshot(row: tuple[Any, ...]) -> SnapshotRow:
+    id, step, _, _, text, _ = row
+    details = json.loads(text)
+    place = SnapshotKey(snapshot_row_attempt(int(id)), int(step))
+    return SnapshotRow(place, int(details.get("attempt", place.attempt)), details)
 
 
 def _attempt(row: tuple[Any, ...]) -> Attempt:

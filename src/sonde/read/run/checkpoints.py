@@ -92,9 +92,10 @@ def run_checkpoints(state: RunState) -> list[Checkpoint]:
 
 
 def abandoned_checkpoints(state: RunState) -> set[Path]:
-    """Checkpoints of steps that training returned from; of one that was saved again, the last one counts."""
-    saved = {state.run / str(row[3]) for row in read_rows(state.run, "checkpoints", is_live=state.is_held)}
-    return saved - {state.run / path for path in checkpoint_table(state)["path"].to_pylist()}
+    """Folders of checkpoints that another attempt saved. One that was used twice holds what was saved to it last."""
+    last = {str(row[3]): row[0] for row in read_rows(state.run, "checkpoints", is_live=state.is_held)}
+    shown = set(checkpoint_table(state)["id"].to_pylist())
+    return {state.run / path for path, id in last.items() if id not in shown}
 
 
 def _elsewhere(path: Path, row: Mapping[str, Any]) -> Checkpoint:

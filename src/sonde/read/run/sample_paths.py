@@ -6,12 +6,12 @@ from pathlib import Path
 
 from sonde.read.run.checkpoints import ELSEWHERE, run_checkpoints
 from sonde.read.run.state import RunState
-from sonde.read.tensors.lake import FolderLake, upload_state
+from sonde.read.tensors.lake import FolderLake, open_lake, upload_state
 
 
 def sample_paths(state: RunState) -> dict[int, str]:
     """By step. A snapshot that is only in a repository is named by the repository's address, which is not asked."""
-    return {**_checkpoints(state), **_snapshots(state.run)}
+    return {**_checkpoints(state), **_snapshots(state)}
 
 
 def _checkpoints(state: RunState) -> dict[int, str]:
@@ -19,11 +19,12 @@ def _checkpoints(state: RunState) -> dict[int, str]:
     return {c.step: str(c.path) for c in found if c.problem in ("", ELSEWHERE) and c.path.exists()}
 
 
-def _snapshots(run: Path) -> dict[int, str]:
-    state = upload_state(run)
-    far = dict.fromkeys(state.uploaded, _address(run, state.url)) if state is not None else {}
-    lake = FolderLake(run)
-    return {**far, **{step: str(lake.path(step)) for step in lake.steps}}
+def _snapshots(state: RunState) -> dict[int, str]:
+    run, upload, lake = state.run, upload_state(state.run), open_lake(state.run, attempt=state.view)
+    far = "" if upload is None else _address(run, upload.url)
+    places = [lake.place(step) for step in lake.steps]
+    here = {place.step: FolderLake(run, attempt=place.attempt).path(place.step) for place in places}
+    return {step: str(path) if path.exists() else far for step, path in here.items()}
 
 
 def _address(run: Path, url: str) -> str:

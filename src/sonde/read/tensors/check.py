@@ -7,43 +7,52 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sonde.errors import RunError
-from sonde.read.run.catalog import snapshot_details
+from sonde.read.run.catalog import read_snapshot_rows
 from sonde.read.run.folder import open_inside
-from sonde.read.tensors.lake import FolderLake, Lake, open_lake, upload_state
+from sonde.read.tensors.lake import FolderLake, FolderSource, SpooledSource, upload_state
+from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.view import Source
 from sonde.schema.addresses import read_address
+from sonde.schema.tensors import SnapshotKey
 
 
 def damaged_snapshots(run: Path, *, is_live: bool) -> list[str]:
-    """One sentence for each snapshot that cannot be read whole. What is in a bucket is not fetched for this."""
-    written = snapshot_details(run, "sha256", is_live=is_live)
+    """One sentence for each snapshot that cannot be read whole, of all attempts. What is in a bucket is not fetched for
+    this."""
+    written = {row.place: row.details.get("sha256") for row in read_snapshot_rows(run, is_live=is_live)}
     try:
-        lake = _lake_on_disk(run)
-        return [problem for step in lake.steps for problem in _problems(run, lake, step, written.get(step))]
+        source = _source_on_disk(run)
+        places = [(source.lake(attempt), attempt) for attempt in source.attempts()]
+        found = [(lake, SnapshotKey(attempt, step)) for lake, attempt in places for step in lake.steps]
+        return [problem for lake, key in found for problem in _problems(run, lake, key, written.get(key))]
     except RunError as error:
         return [f"the snapshots cannot be read: {error}"]
 
 
-def _lake_on_disk(run: Path) -> Lake:
+def _source_on_disk(run: Path) -> Source:
     state = upload_state(run)
-    is_here = state is None or read_address(state.url, run).is_local
-    return open_lake(run) if is_here else FolderLake(run)
+    if state is None or not (address := read_address(state.url, run)).is_local:
+        return FolderSource(run)
+    from sonde.read.tensors.icechunk import IcechunkLake
+
+    return SpooledSource(run, 0, lambda: IcechunkLake(address, branch=state.branch))
 
 
-def _problems(run: Path, lake: Lake, step: int, sha256: str | None) -> Iterator[str]:
+def _problems(run: Path, lake: Lake, key: SnapshotKey, sha256: object) -> Iterator[str]:
     """At most one: a snapshot with a damaged tensor is damaged."""
-    path = FolderLake(run).path(step)
+    path, step = FolderLake(run, attempt=key.attempt).path(key.step), key.step
     try:
         if sha256 and path.exists() and lake.document(step).sha256 != sha256:
-            yield f"the document of the snapshot of step {step} is not the one that was acknowledged"
+            yield f"the document of the snapshot of {key} is not the one that was acknowledged"
             return
         for name in lake.entries(step):
             lake.read(step, name)
         if path.is_file() and (damaged := _damaged_entry(run, path)):
-            yield f"the snapshot of step {step}: {damaged} in {path.name} is damaged. sonde reads it; others cannot."
+            yield f"the snapshot of {key}: {damaged} in {path.name} is damaged. sonde reads it; others cannot."
     except RunError as error:
-        yield f"the snapshot of step {step}: {error}"
+        yield f"the snapshot of {key}: {error}"
     except OSError as error:
-        yield f"the snapshot of step {step} cannot be read: {error}"
+        yield f"the snapshot of {key} cannot be read: {error}"
 
 
 def _damaged_entry(run: Path, path: Path) -> str | None:

@@ -5,16 +5,19 @@ Reads the same files by the same code as from a disk, and no more of them: a ran
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.readers import SnapshotReaders
+from sonde.read.tensors.view import SnapshotView
 from sonde.schema.addresses import Address, icechunk_storage
 from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import GROUP_FILE, group_name, older_group, step_of
+from sonde.schema.tensors import GROUP_FILE, attempt_of, group_name, older_group, parent_name, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,31 @@ class IcechunkLake(SnapshotReaders):
         self.address, self._rank = address, rank
         self._branch = branch or (None if tag or commit else "main")
         self._tag, self._commit = tag, commit
+        self._attempt = 0
         self._repository = _open(address)
         self._store = self._session().store
 
     @property
+    def name(self) -> str:
+        return str(self.address)
+
+    @property
     def steps(self) -> list[int]:
-        found = [step_of(name.strip("/")) for name in self._list(group_name(0, self._rank).rpartition("/")[0])]
+        found = map(step_of, self._list(parent_name(self._rank, self._attempt)))
         return sorted(step for step in found if step is not None)
+
+    def attempts(self) -> list[int]:
+        """Those that have a snapshot here."""
+        names = self._list(parent_name(self._rank))
+        later = sorted(attempt for attempt in map(attempt_of, names) if attempt is not None)
+        return [attempt for attempt in (0, *later) if self.lake(attempt).steps]
+
+    def lake(self, attempt: int) -> IcechunkLake:
+        """The snapshots of another attempt, at the same point of the history."""
+        other = copy.copy(self)
+        other._attempt = attempt
+        SnapshotReaders.__init__(other)
+        return other
 
     def refresh(self) -> None:
         """See what was committed since."""
@@ -92,7 +113,7 @@ class IcechunkLake(SnapshotReaders):
         return self._kept(step, lambda: self._open(step))
 
     def _open(self, step: int) -> SnapshotReader:
-        group = group_name(step, self._rank)
+        group = group_name(step, self._rank, self._attempt)
         if not self._exists(f"{group}/{GROUP_FILE}"):
             raise RunError(f"{self.address} has no snapshot of step {step}. There are: {self.steps}.")
         return self._open_group(group)
@@ -113,7 +134,7 @@ class IcechunkLake(SnapshotReaders):
 
     def _list(self, prefix: str) -> list[str]:
         async def listed() -> list[str]:
-            return [name async for name in self._store.list_dir(prefix)]
+            return [name.strip("/") async for name in self._store.list_dir(prefix)]
 
         names: list[str] = self._sync(listed())
         return names
@@ -141,6 +162,30 @@ class IcechunkLake(SnapshotReaders):
             return sync(work)
         except icechunk.IcechunkError as error:
             raise RunError(f"cannot read {self.address}: {in_words(error)}.") from error
+
+
+class VersionView(SnapshotView):
+    """What is shown at one point of a repository's history; it knows nothing of attempts that began later."""
+
+    def __init__(self, run: Path, lake: IcechunkLake, *, attempt: int | None = None) -> None:
+        super().__init__(run, lake, attempt=attempt)
+        self._repository = lake
+
+    @property
+    def branches(self) -> list[str]:
+        return self._repository.branches
+
+    @property
+    def tags(self) -> list[str]:
+        return self._repository.tags
+
+    def history(self) -> Iterator[Commit]:
+        """The commits that led here, newest first."""
+        return self._repository.history()
+
+    def _viewed(self, attempts: list[int]) -> int | None:
+        last = max(attempts, default=0)
+        return last if self._view is None else min(self._view, last)
 
 
 def _open(address: Address) -> Any:

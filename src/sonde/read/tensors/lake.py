@@ -8,20 +8,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sonde.errors import RunError, UsageError
 from sonde.read.run.folder import inside, open_inside
-from sonde.read.tensors.readers import SnapshotReaders
+from sonde.read.tensors.readers import Lake, SnapshotReaders
+from sonde.read.tensors.view import SnapshotView, known_steps
 from sonde.schema.addresses import read_address
 from sonde.schema.archive import open_archive
 from sonde.schema.lake import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
 from sonde.schema.tensors import (
     GROUP_FILE,
     AnyArray,
+    SnapshotKey,
     archive_name,
+    attempt_of,
     group_name,
     hidden_folder,
+    parent_name,
     step_of,
     tensors_folder,
 )
@@ -31,49 +35,39 @@ if TYPE_CHECKING:
     from sonde.read.tensors.icechunk import IcechunkLake
 
 
-class Lake(Protocol):
-    """The snapshots of a run, wherever they are kept."""
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps of which there is a snapshot, in order."""
-        ...
-
-    def document(self, step: int) -> SnapshotDocument:
-        """What is known of a snapshot without reading a tensor."""
-        ...
-
-    def entries(self, step: int) -> dict[str, TensorEntry]:
-        """The tensors of a snapshot, by name."""
-        ...
-
-    def read(self, step: int, name: str) -> AnyArray:
-        """A tensor's values; bfloat16 and 8-bit floats have ml_dtypes' types."""
-        ...
-
-    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        """`read(step, name)[slices]`, reading only what lies along the first axis."""
-        ...
-
-
 def open_lake(
-    run: Path, *, rank: int = 0, branch: str | None = None, tag: str | None = None, commit: str | None = None
-) -> Lake:
-    """The snapshots of a run; a run that took none has none.
+    run: Path,
+    *,
+    rank: int = 0,
+    attempt: int | None = None,
+    branch: str | None = None,
+    tag: str | None = None,
+    commit: str | None = None,
+) -> SnapshotView:
+    """The snapshots of a run; a run that took none has none. Of each step the one of the last attempt that covers it,
+    or with `attempt` as it was at the end of that one.
 
     With `branch`, `tag` or `commit`: as the run's Icechunk repository was there, and nothing from the spool.
     """
+    run = Path(run)
     state = upload_state(run, rank=rank)
     if state is None:
         if branch or tag or commit:
             raise UsageError(f"{run} has no Icechunk repository; branches, tags and commits belong to one.")
-        return FolderLake(Path(run), rank=rank)
-    from sonde.read.tensors.icechunk import IcechunkLake
+        return SnapshotView(run, FolderSource(run, rank), attempt=attempt)
+    from sonde.read.tensors.icechunk import IcechunkLake, VersionView
 
-    address = read_address(state.url, Path(run))
+    address = read_address(state.url, run)
     if branch or tag or commit:
-        return IcechunkLake(address, rank=rank, branch=branch, tag=tag, commit=commit)
-    return SpooledLake(FolderLake(Path(run), rank=rank), lambda: IcechunkLake(address, rank=rank, branch=state.branch))
+        there = IcechunkLake(address, rank=rank, branch=branch, tag=tag, commit=commit)
+        return VersionView(run, there, attempt=attempt)
+    source = SpooledSource(run, rank, lambda: IcechunkLake(address, rank=rank, branch=state.branch))
+    return SnapshotView(run, source, attempt=attempt)
+
+
+def open_local_lake(run: Path, *, attempt: int | None = None) -> SnapshotView:
+    """The snapshots that are on this disk, whatever is elsewhere."""
+    return SnapshotView(run, FolderSource(run), attempt=attempt)
 
 
 def upload_state(run: Path, *, rank: int = 0) -> UploadState | None:
@@ -93,7 +87,7 @@ def upload_warnings(run: Path, *, is_live: bool) -> list[str]:
         state = upload_state(run)
     except RunError as error:
         return [str(error)]
-    waiting = [] if state is None else state.waiting(FolderLake(run).steps)
+    waiting = [] if state is None else state.waiting(FolderSource(run).keys())
     if state is None or not waiting or (is_live and not state.last_error):
         return []
     why = f" ({state.last_error})" if state.last_error else ""
@@ -116,21 +110,17 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
 
 
 class FolderLake(SnapshotReaders):
-    """`tensors/` on a disk. Snapshots that appear later are found."""
+    """`tensors/` on a disk, or its folder of a later attempt. Snapshots that appear later are found."""
 
-    def __init__(self, run: Path, *, rank: int = 0) -> None:
+    def __init__(self, run: Path, *, rank: int = 0, attempt: int = 0) -> None:
         super().__init__()
-        self.run, self.rank = run, rank
-        self._folder = (tensors_folder(run) / group_name(0, rank)).parent
-        self._hidden = (hidden_folder(run) / group_name(0, rank)).parent
+        self.run, self.rank, self.attempt = run, rank, attempt
+        self._folder = tensors_folder(run) / parent_name(rank, attempt)
+        self._hidden = hidden_folder(run) / parent_name(rank)
 
     @property
     def steps(self) -> list[int]:
-        try:
-            names = [path.name for path in self._folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(step for step in map(step_of, names) if step is not None)
+        return sorted(step for step in map(step_of, _names(self._folder)) if step is not None)
 
     def path(self, step: int) -> Path:
         """The file of a snapshot, or the folder that an earlier version made."""
@@ -140,11 +130,12 @@ class FolderLake(SnapshotReaders):
     def _visible(self, step: int) -> SnapshotReader:
         path = self.path(step)
         if not path.exists():
-            raise RunError(f"{self.run} has no snapshot of step {step}. {_known(self.steps)}")
+            raise RunError(f"{self.run} has no snapshot of step {step}. {known_steps(self.steps)}")
         return self._kept(step, lambda: self._open(path))
 
     def _open(self, path: Path) -> SnapshotReader:
-        where = f"{self.run.name}/{path.name}"
+        folder = f"{self.run.name}/{parent_name(attempt=self.attempt)}".removesuffix("/")
+        where = f"{folder}/{path.name}"
         if path.is_dir():
             document = SnapshotDocument.from_bytes(self._bytes(path / GROUP_FILE, 0, MAX_DOCUMENT_BYTES + 1), where)
             return SnapshotReader(document, lambda key, *at: self._bytes(path / key, *at), self._base, where)
@@ -168,17 +159,65 @@ class FolderLake(SnapshotReaders):
             raise RunError(f"cannot read {path}: {error.strerror}.") from error
 
 
-class SpooledLake:
+class FolderSource:
+    """The snapshots of a rank on this disk: a folder for each attempt, but for the first."""
+
+    def __init__(self, run: Path, rank: int = 0) -> None:
+        self.run, self.rank = run, rank
+        self._root = tensors_folder(run) / parent_name(rank)
+
+    @property
+    def name(self) -> str:
+        return str(self.run)
+
+    def attempts(self) -> list[int]:
+        later = sorted(attempt for attempt in map(attempt_of, _names(self._root)) if attempt is not None)
+        return [attempt for attempt in (0, *later) if self.lake(attempt).steps]
+
+    def lake(self, attempt: int) -> FolderLake:
+        return FolderLake(self.run, rank=self.rank, attempt=attempt)
+
+    def keys(self) -> list[SnapshotKey]:
+        """All snapshots, in the order of their attempts."""
+        return [SnapshotKey(attempt, step) for attempt in self.attempts() for step in self.lake(attempt).steps]
+
+
+class SpooledSource:
     """Snapshots that are here, and those that are in a repository; the repository is opened when it is needed."""
 
-    def __init__(self, local: FolderLake, open_remote: Callable[[], IcechunkLake]) -> None:
-        self._local, self._open_remote = local, open_remote
+    def __init__(self, run: Path, rank: int, open_remote: Callable[[], IcechunkLake]) -> None:
+        self._local, self._open_remote = FolderSource(run, rank), open_remote
+        self._remote: IcechunkLake | None = None
+
+    @property
+    def name(self) -> str:
+        return self._local.name
+
+    def attempts(self) -> list[int]:
+        return sorted({*self._local.attempts(), *(key.attempt for key in self.state().uploaded)})
+
+    def lake(self, attempt: int) -> SpooledLake:
+        return SpooledLake(self, self._local.lake(attempt))
+
+    def remote(self) -> IcechunkLake:
+        if self._remote is None:
+            self._remote = self._open_remote()
+        return self._remote
+
+    def state(self) -> UploadState:
+        return upload_state(self._local.run, rank=self._local.rank) or UploadState("")
+
+
+class SpooledLake:
+    """Those of one attempt."""
+
+    def __init__(self, source: SpooledSource, local: FolderLake) -> None:
+        self._source, self._local = source, local
         self._remote: IcechunkLake | None = None
 
     @property
     def steps(self) -> list[int]:
-        state = upload_state(self._local.run, rank=self._local.rank)
-        return sorted({*self._local.steps, *(state.uploaded if state else ())})
+        return sorted({*self._local.steps, *self._source.state().steps(self._local.attempt)})
 
     def document(self, step: int) -> SnapshotDocument:
         return self._of(step).document(step)
@@ -192,20 +231,23 @@ class SpooledLake:
     def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
         return self._of(step).read_part(step, name, slices)
 
+    def hidden(self, step: int) -> list[int]:
+        return []
+
     def _of(self, step: int) -> Lake:
         if step in self._local.steps:
             return self._local
         if step not in self.steps:
-            raise RunError(f"{self._local.run} has no snapshot of step {step}. {_known(self.steps)}")
+            raise RunError(f"{self._local.run} has no snapshot of step {step}. {known_steps(self.steps)}")
         if self._remote is None:
-            self._remote = self._open_remote()
-        elif step not in self._remote.steps:
+            self._remote = self._source.remote().lake(self._local.attempt)
+        if step not in self._remote.steps:
             self._remote.refresh()
         return self._remote
 
 
-def _known(steps: list[int]) -> str:
-    if not steps:
-        return "It has none; take some with watch(model, snapshots=every(500))."
-    shown = ", ".join(map(str, steps[:8]))
-    return f"There are {len(steps)}: {shown}{', …' if len(steps) > 8 else ''}."
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -6,13 +6,42 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader, TensorEntry
 from sonde.schema.tensors import AnyArray
 
 _NUM_READERS: Final = 256
 """Documents of snapshots that are kept in memory."""
+
+
+class Lake(Protocol):
+    """The snapshots of a run by step, wherever they are kept."""
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of which there is a snapshot, in order."""
+        ...
+
+    def document(self, step: int) -> SnapshotDocument:
+        """What is known of a snapshot without reading a tensor."""
+        ...
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        """The tensors of a snapshot, by name."""
+        ...
+
+    def read(self, step: int, name: str) -> AnyArray:
+        """A tensor's values; bfloat16 and 8-bit floats have ml_dtypes' types."""
+        ...
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        """`read(step, name)[slices]`, reading only what lies along the first axis."""
+        ...
+
+    def hidden(self, step: int) -> list[int]:
+        """The attempts that have a snapshot of this step, if none of them is shown."""
+        ...
 
 
 class SnapshotReaders(ABC):
@@ -37,6 +66,9 @@ class SnapshotReaders(ABC):
 
     def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
         return self._visible(step).part(name, slices)
+
+    def hidden(self, step: int) -> list[int]:
+        return []
 
     def _kept(self, step: int, open: Callable[[], SnapshotReader]) -> SnapshotReader:
         """The reader of a step, opened if it is not known yet."""

@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
-from sonde.read.run.catalog import snapshot_details
+from sonde.read.run.catalog import read_snapshot_rows
 from sonde.read.run.state import RunState
 from sonde.read.series.steps import Steps, parse_steps
-from sonde.read.tensors.lake import Lake
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.view import SnapshotView, is_shown
 from sonde.schema.names import matches
 from sonde.schema.tensors import AnyArray, as_values, kind_of, storage_dtype
 
@@ -51,7 +52,8 @@ def find_step(lake: Lake, step: int | str) -> int:
     if -len(steps) <= step < 0:
         return steps[step]
     if step not in steps:
-        raise UsageError(f"no snapshot of step {step}. {_nearest_steps(step, steps)}")
+        hidden = "".join(f" Another attempt has it: run.attempt({k}).snapshot({step})." for k in lake.hidden(step))
+        raise UsageError(f"no snapshot of step {step}. {_nearest_steps(step, steps)}{hidden}")
     return step
 
 
@@ -78,21 +80,24 @@ def snapshot_tensors(lake: Lake, step: int | str, pattern: str = "*") -> LazyTen
     return LazyTensors(f"the snapshot of step {at}", specs, lambda name: lake.read(at, name))
 
 
-def snapshot_table(state: RunState, lake: Lake) -> pa.Table:
+def num_snapshots(state: RunState) -> int:
+    """How many snapshots are shown, as far as the catalog knows."""
+    rows = read_snapshot_rows(state.run, is_live=state.is_held)
+    steps = {row.place.step for row in rows if is_shown(state.history, state.view, row.attempt, row.place.step)}
+    return len(steps)
+
+
+def snapshot_table(state: RunState, lake: SnapshotView) -> pa.Table:
     """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of what was kept.
 
     What a snapshot takes on disk is known to the catalog only; null where its row is not there yet.
     """
-    said = snapshot_details(state.run, "stored_bytes", is_live=state.is_held)
-    attempts = snapshot_details(state.run, "attempt", is_live=state.is_held)
-    stored = {step: size for step, size in said.items() if isinstance(size, int)}
+    known = read_snapshot_rows(state.run, is_live=state.is_held)
+    stored = {row.place: row.details.get("stored_bytes") for row in known}
     rows = []
     for step in lake.steps:
-        attempt = found if isinstance(found := attempts.get(step), int) else 0
-        if not state.is_shown(attempt, step):
-            continue  # still readable by its step
         document = lake.document(step)
-        on_disk = stored.get(step)
+        on_disk = size if isinstance(size := stored.get(lake.place(step)), int) else None
         rows.append(
             {
                 "step": step,
@@ -102,7 +107,7 @@ def snapshot_table(state: RunState, lake: Lake) -> pa.Table:
                 "bytes": document.nbytes,
                 "stored_bytes": on_disk,
                 "ratio": document.nbytes / on_disk if on_disk else None,
-                "attempt": attempt,
+                "attempt": lake.attempt(step),
             }
         )
     return pa.Table.from_pylist(rows, schema=_SNAPSHOTS)

@@ -42,22 +42,21 @@ class FiniteFlags:
     """Collects one number per tensor until `take`. Keeps no tensor but those numbers."""
 
     def __init__(self) -> None:
-        self._keys: list[Any] = []
-        self._totals: list[Tensor] = []
+        # Pairs, in one list: hooks may fire on several threads, and two lists would become unequal.
+        self._found: list[tuple[Any, Tensor]] = []
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._found)
 
     def add(self, key: Any, tensor: Tensor, step: int, *, in_part: bool) -> None:
         """Where gradients are off, or the numbers would keep the graph alive."""
         if tensor.numel():
-            self._keys.append(key)
-            self._totals.append(total(tensor, step, in_part=in_part))
+            self._found.append((key, total(tensor, step, in_part=in_part)))
 
     def take(self) -> tuple[list[Any], PendingScalars] | None:
         """Keys, and their numbers on the way to the host."""
-        if not self._keys:
+        if not self._found:
             return None
-        taken = self._keys, PendingScalars(self._totals, are_ours=True)
-        self._keys, self._totals = [], []
-        return taken
+        found, self._found = self._found, []
+        keys, totals = zip(*found, strict=True)
+        return list(keys), PendingScalars(totals, are_ours=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,6 +29,8 @@ class Automatic:
         self._num_of: dict[str, int] = {}
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._is_watching = False
+        self._lock = threading.RLock()
+        """Two threads may begin with their models at the same time."""
         self._handle: Any = register_module_forward_pre_hook(protected(self.seen, session.breaker, "model search"))
         session.automatic = self
         session.on_finish(self.detach)
@@ -41,12 +44,15 @@ class Automatic:
             return
         if not _is_training(args):
             return
-        self._known.update(module.modules())
-        if _is_keras(module):
-            # Keras on torch, inside `fit`: its adapter records that. torch does not know all its layers.
-            self._known.update(module._flatten_layers())  # type: ignore[operator]
-        elif _has_trainable(module):
-            self._watch(module)
+        with self._lock:
+            if module in self._known:
+                return
+            self._known.update(module.modules())
+            if _is_keras(module):
+                # Keras on torch, inside `fit`: its adapter records that. torch does not know all its layers.
+                self._known.update(module._flatten_layers())  # type: ignore[operator]
+            elif _has_trainable(module):
+                self._watch(module)
 
     def _watch(self, module: nn.Module) -> None:
         # The second model and those after it carry their class's name, so that two "layers.0" stay apart.

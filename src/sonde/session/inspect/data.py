@@ -31,6 +31,7 @@ from sonde.session.inspect.validation import SeenValidation
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
     from sonde.session.session import Session
+    from sonde.session.training.thread import TrainingThread
     from sonde.session.watched_model import WatchedModel
 
 
@@ -56,7 +57,7 @@ class DataInspection:
         self._is_purity_known = False
         self.tap = LossTap(self, session.breaker)
         self.training = SeenLoss(session)
-        self.validation = SeenValidation(session, self.training)
+        self.validation = SeenValidation(session, self.training, lambda: self.is_here)
         self._output: int | None = None
         """Where the newest output of the model is."""
 
@@ -89,13 +90,33 @@ class DataInspection:
     @property
     def wants_loss(self) -> bool:
         watching = self.watching
-        return watching is not None and watching.is_allowed and self._is_asked(watching)
+        return watching is not None and watching.is_allowed and self._is_asked(watching) and self.is_here
+
+    @property
+    def thread(self) -> TrainingThread | None:
+        """The thread that trains that model. Other threads use other data."""
+        watching = self.watching
+        return None if watching is None else watching.training
+
+    @property
+    def is_here(self) -> bool:
+        """Whether what the calling thread does now may concern that model."""
+        thread = self.thread
+        return thread is not None and self.session.threads.may_be(thread)
 
     def _is_asked(self, watching: WatchedModel | None) -> bool:
         """Whether this model is the one, and this call of it the user's."""
         if watching is None or watching is not self.watching:
             return False
         return watching.plan.inspect is not NEVER and not watching.forward.is_instead
+
+    @property
+    def _step_number(self) -> int:
+        return self.session.step_number if self.thread is None else self.thread.steps.number
+
+    @property
+    def _is_step_over(self) -> bool:
+        return self.session.is_step_over if self.thread is None else self.thread.steps.is_over
 
     def restart(self, watching: WatchedModel) -> None:
         """What was seen since the step began was of a pass that may be none of its own."""
@@ -125,7 +146,7 @@ class DataInspection:
             self._output = None if found is None else _address(found)
 
     def _number_given(self, ref: weakref.ref[WatchedModel], module: nn.Module, args: Any, value: Tensor) -> None:
-        if self._is_asked(ref()):
+        if self._is_asked(ref()) and self.is_here:
             self.validation.module_gave(module, args, value)
 
     def _root_called(self, ref: weakref.ref[WatchedModel], args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
@@ -135,7 +156,7 @@ class DataInspection:
         start = time.perf_counter()
         with quiet():
             self._root_gave(args, kwargs, output)
-            if watching.is_allowed and self._hashed_step != self.session.step_number:
+            if watching.is_allowed and self._hashed_step != watching.training.steps.number:
                 self._identify(all_tensors(args, kwargs))
             if self.is_inspecting and "root" not in self._values:
                 self._inspect_root(main_input(args, kwargs), main_output(output))
@@ -159,7 +180,7 @@ class DataInspection:
             is_of_output = self._output is not None and _address(call.input) == self._output
             self.validation.function_called(call, is_of_output=is_of_output)
         # A loss computed after the optimizer's step belongs to no step.
-        if is_trained and self.is_inspecting and not self.session.is_step_over:
+        if is_trained and self.is_inspecting and not self._is_step_over:
             self._loss_trained(call)
         self.own_s += time.perf_counter() - start
 
@@ -184,7 +205,7 @@ class DataInspection:
 
     def given(self, inputs: Any, targets: Any, *, is_purity_known: bool) -> None:
         """What `sonde.batch` was told, for models and losses that are not seen themselves."""
-        self._hashed_step, self._is_purity_known = self.session.step_number, is_purity_known
+        self._hashed_step, self._is_purity_known = self._step_number, is_purity_known
         if not self.is_inspecting:
             return
         start = time.perf_counter()
@@ -215,7 +236,7 @@ class DataInspection:
 
     def _identify(self, tensors: list[Tensor]) -> None:
         """One number for the batch of this step, unless `sonde.batch` has told it."""
-        self._hashed_step = self.session.step_number
+        self._hashed_step = self._step_number
         found = batch_hash(tensors)
         if found is not None:
             self._values["batch"] = {**self._values.get("batch", {}), "hash": found}
@@ -228,9 +249,8 @@ class DataInspection:
         if self._values:
             self._has_root = self._has_root or "root" in self._values
             self._has_loss = self._has_loss or "loss" in self._values
-            found = {
-                f"data/{site}/{stat}": value for site, values in self._values.items() for stat, value in values.items()
-            }
+            known = dict(self._values)
+            found = {f"data/{site}/{stat}": value for site, values in known.items() for stat, value in values.items()}
             if found:
                 self.session.log(found, step)
         self.training.emit(step)
@@ -240,17 +260,20 @@ class DataInspection:
         self.own_s += time.perf_counter() - start
 
     def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
-        self.training.before_update(watching, step)
+        if watching.training is self.thread:
+            self.training.before_update(watching, step)
 
     def after_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
-        self.training.after_update(watching, step)
+        if watching.training is self.thread:
+            self.training.after_update(watching, step)
 
     def _name_loss(self, name: str) -> None:
         if name != self.loss_name:
             self.loss_name = name
             self.session.writer.note(loss=name)
             for watching in self.session.watched_models:
-                watching.loss_name = name
+                if watching.training is self.thread:
+                    watching.loss_name = name
 
     def _forget(self) -> None:
         self._values = {}

@@ -13,7 +13,7 @@ from torch import nn
 
 from sonde.probe.compiled import has_compiled_parts, num_compiled_frames
 from sonde.probe.loss.functional import CallTap
-from sonde.probe.model import ModelNames, ModuleRef
+from sonde.probe.model import ModuleRef
 from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.session.inspect.attention import AttentionInspection
 from sonde.session.inspect.model import WholeModelInspection
@@ -23,7 +23,7 @@ from sonde.session.inspect.rotation import RoundRobin
 from sonde.session.inspect.units import RARELY, UnitInspection, Values
 
 if TYPE_CHECKING:
-    from sonde.session.session import Session
+    from sonde.session.watched_model import WatchedModel
 
 _MAX_ATTENTIONS: Final = 12
 """Attentions looked at in one inspection; a deep model's take turns."""
@@ -34,8 +34,9 @@ _MAX_SITES: Final = 8
 class Inspection:
     """Called by `WatchedModel` only, inside its protection and its clock."""
 
-    def __init__(self, session: Session, names: ModelNames, on_error: Callable[[str, Exception], None]) -> None:
-        self.session, self.names = session, names
+    def __init__(self, watching: WatchedModel, on_error: Callable[[str, Exception], None]) -> None:
+        names = watching.names
+        self.watching, self.names = watching, names
         self.calls: dict[str, tuple[int, int]] = {}
         """name -> (order of its first call, calls) in the first inspected forward pass."""
         self.num_trainable = 0
@@ -43,7 +44,7 @@ class Inspection:
         self._units = UnitInspection(names)
         self._attention = AttentionInspection()
         self._recurrence = RecurrenceInspection(on_error)
-        self._model = WholeModelInspection(names, session.warn_once)
+        self._model = WholeModelInspection(names, watching.session.warn_once)
         self.paths = PathInspection()
         self._attentions = RoundRobin(_MAX_ATTENTIONS)
         self._values: Values = {}
@@ -93,13 +94,13 @@ class Inspection:
             self._first_forward(place, module, args, output, is_root)
         if is_root:
             self._functions.close()
-            self._model.root_called(self._values, output, self.session.step_number)
+            self._model.root_called(self._values, output, self.watching.training.steps.number)
 
     def _first_forward(self, place: ModuleRef, module: nn.Module, args: Any, output: Any, is_root: bool) -> None:
         call = self._num_calls.get(place.name, 0)
         self._num_calls[place.name] = call + 1
         for key in [key for key in self._num_functions if key[0] == place.name]:
-            del self._num_functions[key]  # the next call of this module counts anew
+            self._num_functions.pop(key, None)  # the next call of this module counts anew
         if place.is_selected:
             if is_root or not module._modules:
                 self._units.module_called(self._values, place, module, args, output, call)
@@ -165,9 +166,9 @@ class Inspection:
         self._recurrence.finish(self._values)
         self.num_trainable = sum(p.requires_grad for n in self.names.parameters.values() if (p := n.ref()) is not None)
         self._units.weights(self._values, is_rare=self.is_rare)
-        self._model.finish(self._values, self.session.step_number)
+        self._model.finish(self._values, self.watching.training.steps.number)
 
     def emit(self, step: int) -> None:
         if self._is_wanted and self._values:
             values, self._values = self._values, {}
-            self.session.log(values, step=step)
+            self.watching.log(values, step=step)

@@ -60,6 +60,8 @@ class SeenLoss:
     def _begins(self) -> bool:
         """Something is trained; whether its loss is to be recorded."""
         if self.session.data is not None:
+            if not self.session.data.is_here:
+                return False
             self.session.data.validation.trained()
         watching = self._watching
         return watching is not None and watching.is_recording and watching.plan.inspect is not NEVER
@@ -99,7 +101,9 @@ class SeenLoss:
     def emit(self, step: int) -> None:
         """Log the loss of this step. What no optimizer has stepped by yet belongs to the next one."""
         micro = self._trained or self._others
-        if not micro and not any(watching.optimizers.num_watched for watching in self.session.watched_models):
+        first = self._watching
+        together = [] if first is None else first.training.watched_models
+        if not micro and not any(watching.optimizers.num_watched for watching in together):
             micro, self._micro = self._micro, []
         if micro:
             self._put(micro, self._scale, step)

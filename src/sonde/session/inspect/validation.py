@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -59,14 +60,14 @@ class _Call:
 class SeenValidation:
     """Follows evaluations of the first model watched."""
 
-    def __init__(self, session: Session, training: SeenLoss) -> None:
+    def __init__(self, session: Session, training: SeenLoss, is_here: Callable[[], bool]) -> None:
         self.session, self.training = session, training
         self.is_evaluating = False
         """Whether the model was last called for an evaluation."""
         self._calls: dict[Key, _Call] = {}
         self._sums: dict[Key, Evaluated] = {}
         self._criteria: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self.batches = BatchTap(session.breaker)
+        self.batches = BatchTap(session.breaker, is_here)
         self._source: DataSource | None = None
         """What the batches of this evaluation, or of this training, are drawn from."""
         self._trained_on: dict[tuple[int, int], DataSource] = {}

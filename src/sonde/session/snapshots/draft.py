@@ -23,6 +23,7 @@ from sonde.write.tensors.snapshots import Pending
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
+    from sonde.write.items import AttemptNumber
 
 
 class Streams:
@@ -186,7 +187,7 @@ class Draft:
 
     # ---------------------------------------------------------------------------------------------------- what follows
 
-    def pending(self) -> Pending:
+    def pending(self, attempt: AttemptNumber) -> Pending:
         """Nothing more goes in."""
         return Pending(
             step=self.step,
@@ -196,6 +197,7 @@ class Draft:
             resolve=self._resolve,
             release=self._arena.release,
             tickets=self.tickets,
+            attempt=attempt,
         )
 
     def _resolve(self) -> Snapshot:

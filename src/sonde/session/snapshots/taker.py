@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sonde.session.snapshots.gather import Gather
     from sonde.session.snapshots.probes import Probe
     from sonde.session.snapshots.staging import Staging
+    from sonde.session.training.thread import TrainingThread
     from sonde.session.watched_model import WatchedModel
 
 _PATIENCE_S: Final = 1.0
@@ -40,8 +41,10 @@ _PATIENCE_S: Final = 1.0
 class Followed:
     """One watched model and what its snapshots hold."""
 
-    def __init__(self, plan: Snapshots, gather: Gather, probe: Probe | None, *, at_once: bool) -> None:
-        self.plan, self.gather, self.probe = plan, gather, probe
+    def __init__(
+        self, watching: WatchedModel, plan: Snapshots, gather: Gather, probe: Probe | None, *, at_once: bool
+    ) -> None:
+        self.watching, self.plan, self.gather, self.probe = watching, plan, gather, probe
         self.at_once = at_once
         # Several processes join their gradients in buffers that the next backward pass fills, uncounted.
         self.grads_at_once = at_once or world_size() > 1
@@ -81,7 +84,7 @@ class SnapshotTaker:
             self._check(plan, gather)
             self.asks.least = plan.on_finding or self.asks.least
         probe = Probe(plan.probe) if plan.probe is not None else None
-        self._followed[id(watching)] = Followed(plan, gather, probe, at_once=plan.at_once)
+        self._followed[id(watching)] = Followed(watching, plan, gather, probe, at_once=plan.at_once)
 
     def _check(self, plan: Snapshots, gather: Gather) -> None:
         if gather.is_sharded():
@@ -127,6 +130,48 @@ class SnapshotTaker:
     def unfollow(self, watching: WatchedModel) -> None:
         self._followed.pop(id(watching), None)
 
+    # ---------------------------------------------------------------------------------- where several threads train
+
+    @property
+    def training(self) -> TrainingThread:
+        """The thread whose steps are kept: that of the first model which was watched with `snapshots=`, or the first
+        that trains. A snapshot shows one step, and each thread counts its own."""
+        planned = self._first_planned()
+        return self.session.threads.all[0] if planned is None else planned.training
+
+    def are_of(self, training: TrainingThread) -> bool:
+        """Whether the steps of this thread are kept. As long as the model was not run, it may be the turn of a thread
+        that has yet to begin, unless the one that trains has watched it."""
+        planned = self._first_planned()
+        if planned is None or planned.has_run:
+            return self.training is training
+        return planned.training is training and training.thread in (None, planned.watched_in)
+
+    def _first_planned(self) -> WatchedModel | None:
+        for followed in tuple(self._followed.values()):
+            if followed.plan is not ON_DEMAND:
+                return followed.watching
+        return None
+
+    def _of(self, watching: WatchedModel) -> Followed | None:
+        """What is kept of this model; None where another thread's are kept."""
+        return self._followed.get(id(watching)) if self.are_of(watching.training) else None
+
+    def _kept(self) -> list[Followed]:
+        training = self.training
+        return [followed for followed in tuple(self._followed.values()) if followed.watching.training is training]
+
+    def check_threads(self) -> None:
+        """A model was found to be trained by another thread: what cannot be kept is said."""
+        training = self.training
+        for followed in tuple(self._followed.values()):
+            if followed.plan is not ON_DEMAND and followed.watching.training is not training:
+                name = followed.watching.plan.prefix.rstrip(".") or "a watched model"
+                self.session.warn_once(
+                    f"snapshots of another thread {name}",
+                    f"no snapshots of {name}: another thread trains it, and snapshots hold the models of one thread.",
+                )
+
     # ------------------------------------------------------------------------------------------------ who wants one
 
     def ask(self, kinds: Any = None) -> int:
@@ -136,10 +181,10 @@ class SnapshotTaker:
             raise UsageError("snapshot() needs a watched model. Watch one first:  sonde.watch(model, optimizer)")
         if self._trainer != threading.get_ident():  # another thread of the user's: the one that trains will take it
             self.asks.put(ask)
-            return self.session.step_number + 1
+            return self.training.steps.number + 1
         if self.draft is not None:
             return self._join(self.draft, ask)
-        step = self.session.next_step
+        step = self.training.steps.number + self.training.steps.is_over
         self._open(step, [ask, *self._due(step)])
         for watching in self.session.watched_models:
             self.forward_begins(watching)
@@ -147,8 +192,8 @@ class SnapshotTaker:
 
     def _join(self, draft: Draft, ask: Ask) -> int:
         """One is being taken already: it will do, unless other kinds are wanted."""
-        held = [set(self._kinds(draft, followed)) for followed in self._followed.values()]
-        wanted = [set(ask.kinds or followed.plan.kinds) for followed in self._followed.values()]
+        held = [set(self._kinds(draft, followed)) for followed in self._kept()]
+        wanted = [set(ask.kinds or followed.plan.kinds) for followed in self._kept()]
         if all(one <= other for one, other in zip(wanted, held, strict=True)):
             draft.is_asked = True
             return draft.step
@@ -173,7 +218,7 @@ class SnapshotTaker:
 
     def _due(self, step: int) -> list[Ask]:
         asks = self.asks.take()
-        if any(followed.plan.when(step) for followed in self._followed.values()):
+        if any(followed.plan.when(step) for followed in self._kept()):
             asks.append(Ask(SCHEDULED))
         return asks
 
@@ -206,7 +251,7 @@ class SnapshotTaker:
         draft = self.draft
         if draft is None or draft.has_begun(id(watching)):
             return
-        followed = self._followed.get(id(watching))
+        followed = self._of(watching)
         if followed is None or followed.at_once:
             return
         self._do(lambda: draft.begin(id(watching), followed.gather, self._kinds(draft, followed)))
@@ -215,46 +260,59 @@ class SnapshotTaker:
         """What a module returned."""
         from sonde.probe.outputs import floating_tensors
 
-        draft, followed = self.draft, self._followed.get(id(watching))
+        draft, followed = self.draft, self._of(watching)
         if draft is None or followed is None or "act" not in self._kinds(draft, followed):
             return
-        if draft.step != self.session.step_number or not followed.gather.wants_output(place):
+        if draft.step != watching.training.steps.number or not followed.gather.wants_output(place):
             return
         for suffix, tensor in floating_tensors(output):
             self._do(partial(draft.add_outputs, [(f"act/{place.name}{suffix}", tensor)]))
 
     def restart(self, watching: WatchedModel) -> None:
         """The pass that begins now may be the one that is shown: what modules return is copied again."""
-        draft, followed = self.draft, self._followed.get(id(watching))
+        draft, followed = self.draft, self._of(watching)
         if draft is not None and followed is not None:
             draft.restart()
 
     def called(self, watching: WatchedModel, args: Any, kwargs: Any) -> None:
         """What the model was given."""
-        draft, followed = self.draft, self._followed.get(id(watching))
+        draft, followed = self.draft, self._of(watching)
         if draft is not None and followed is not None and "batch" in self._kinds(draft, followed):
             self._do(lambda: draft.add_outputs(followed.gather.inputs(args, kwargs)))
 
     def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
         """An optimizer is about to step, or `sonde.step` was called: this is the moment that the snapshot shows."""
-        draft, followed = self.draft, self._followed.get(id(watching))
+        draft, followed = self.draft, self._of(watching)
         if draft is None or followed is None:
             return
         self._do(lambda: self._settle(draft, followed, watching))
-        if self.draft is draft and "grad" in self._kinds(draft, followed) and not step.has_closure:
+        are_grads_made = not (step.has_closure or step.is_made)
+        if self.draft is draft and "grad" in self._kinds(draft, followed) and are_grads_made:
             self._gradients(draft, followed, step)
 
     def after_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
         """With a closure the gradients are made inside the step."""
-        draft, followed = self.draft, self._followed.get(id(watching))
+        draft, followed = self.draft, self._of(watching)
         if draft is not None and followed is not None and step.has_closure and "grad" in self._kinds(draft, followed):
             self._gradients(draft, followed, step)
 
     def step_over(self) -> None:
         """All optimizers have stepped: what was collected is a snapshot."""
         draft = self.draft
-        if draft is not None and draft.step == self.session.step_number:
+        if draft is not None and draft.step == self.training.steps.number:
             self._do(lambda: self._hand_over(draft))
+
+    def rewound(self) -> None:
+        """Training returns to an earlier step. The step in progress was given up, and so is its snapshot; one that was
+        asked for is taken of the step that comes next."""
+        draft = self.draft
+        self._drop("training returned to an earlier step", is_loss=False)
+        if draft is None or not draft.is_asked:
+            return
+        if draft.is_as_planned:
+            self.asks.put(Ask(draft.reason, None, draft.tickets))
+        if draft.kinds:
+            self.asks.put(Ask(draft.reason, tuple(draft.kinds), () if draft.is_as_planned else draft.tickets))
 
     def _settle(self, draft: Draft, followed: Followed, watching: WatchedModel) -> None:
         model, kinds = id(watching), self._kinds(draft, followed)
@@ -301,7 +359,7 @@ class SnapshotTaker:
         from sonde.session.snapshots.staging import NoRoomError
 
         try:
-            with self.session.governing.meter.span("snapshots"):
+            with self.training.governing.meter.span("snapshots"):
                 work()
         except NoRoomError as error:
             self._drop_for_room(str(error))
@@ -317,7 +375,7 @@ class SnapshotTaker:
         if draft.is_empty:
             self._drop(self._nothing(draft))
             return
-        pending, writer = draft.pending(), self._writing()
+        pending, writer = draft.pending(self.session.writer.attempt()), self._writing()
         self.draft = None
         writer.put(pending)
         if draft.waited_s > _PATIENCE_S:
@@ -387,7 +445,7 @@ class SnapshotTaker:
             self._drop("the run ended in the middle of its step", is_loss=draft is not None and draft.is_asked)
             return
         for watching in self.session.watched_models:
-            followed = self._followed.get(id(watching))
+            followed = self._of(watching)
             if followed is not None:
                 self._do(partial(self._settle, draft, followed, watching))
         self._do(lambda: self._hand_over(draft))

@@ -6,10 +6,11 @@ failure elsewhere in sonde keeps no step from being counted.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sonde.session.training.passes import Passes, Recorded
+from sonde.session.training.passes import Passes, PassesOf, Recorded
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.hooks import Call
@@ -31,7 +32,7 @@ class StepHost(Protocol):
 
 
 class Steps:
-    """Counts the steps of one thread of training.
+    """Counts the steps of one training thread. Others may log at its steps or train the same model, hence a lock.
 
     A step ends when each optimizer has stepped, or when one steps again. A forward pass after that is taken to be of
     the next step until an optimizer steps; then it is known (`passes.py`), and a wrong guess is taken back.
@@ -44,6 +45,8 @@ class Steps:
         """Its optimizers have stepped, and nothing of the next one was seen."""
         self.passes = Passes()
         self._host = host
+        self.lock = threading.RLock()
+        """Taken a few times per step, not once per module. Held while the host acts on what is found."""
         self._is_ahead = False
         """A forward pass was taken to be of the next step, which is not certain yet."""
         self._open: set[int] = set()
@@ -55,10 +58,22 @@ class Steps:
         self._num_steps: dict[int, int] = {}
         self._expected: set[int] = set()
         """Those that are watched, as far as was asked."""
+        self._is_sight_lost = self._is_told = False
+        """Whether some steps are seen by no hook, and whether the user has ended one."""
 
     @property
     def has_seen_optimizer(self) -> bool:
         return bool(self._num_steps or self._open)
+
+    @property
+    def is_counted_by_hooks(self) -> bool:
+        """Whether steps end when optimizers have stepped, and not when the user says so."""
+        return self.has_seen_optimizer and not self._is_sight_lost
+
+    @property
+    def is_count_known(self) -> bool:
+        """Whether as many steps were counted as were made."""
+        return self._is_told or not self._is_sight_lost
 
     @property
     def last(self) -> int:
@@ -71,16 +86,21 @@ class Steps:
         return self.is_over or self.passes.wants_part(model)
 
     def model_entered(self, model: Recorded) -> None:
-        self._forward_seen()
-        self.passes.begin(model, is_whole=True)
+        with self.lock:
+            self._forward_seen()
+            self.passes.begin(model, is_whole=True)
 
     def part_called(self, model: Recorded, part: object, output: Any) -> None:
-        self._forward_seen()
-        self.passes.part_called(model, part, output)
+        if not self.wants_part(model) and not self.passes.wants_again(model, part):
+            return
+        with self.lock:
+            self._forward_seen()
+            self.passes.part_called(model, part, output)
 
     def model_called(self, model: Recorded, output: Any) -> None:
-        self._forward_seen()
-        self.passes.ended(model, output)
+        with self.lock:
+            self._forward_seen()
+            self.passes.ended(model, output)
 
     def _forward_seen(self) -> None:
         if self.is_over:
@@ -92,26 +112,29 @@ class Steps:
     def optimizer_begins(self, call: Call) -> None:
         """Decide whether it belongs to the step or begins the next one, and with it what passes were for."""
         key = id(call.optimizer)
-        if key in self._open and not call.is_retry:
-            self._stepped.add(key)  # it has stepped, and whoever should have told us so failed
-        self._decide(is_next=self._is_next(key), are_for_step=not call.has_closure)
-        self._open.add(key)
-        call.is_counted = True  # not before: what failed is done again at the end of the call
+        with self.lock:
+            if key in self._open and not call.is_retry:
+                self._stepped.add(key)  # it has stepped, and whoever should have told us so failed
+            self._decide(is_next=self._is_next(key), are_for_step=not call.has_closure)
+            self._open.add(key)
+        call.counted_by.append(self)  # not before: what failed is done again at the end of the call
 
     def optimizer_ended(self, call: Call) -> None:
         key, fresh = id(call.optimizer), Passes()
-        if not call.is_counted:
+        if self not in call.counted_by:
             self.optimizer_begins(call)
-        self._open.discard(key)
-        self._stepped.add(key)
-        self._num_steps[key] = self._num_steps.get(key, 0) + 1
-        inside, self.passes = self.passes, fresh
-        try:
-            inside.settle(self.number, self.number, are_for_step=True)  # of a closure
-        finally:
-            self.is_over = self._seems_over()
-            if self.is_over:
-                self._host.optimizers_stepped(self.number)
+        with self.lock:
+            self._open.discard(key)
+            self._stepped.add(key)
+            self._num_steps[key] = self._num_steps.get(key, 0) + 1
+            inside, self.passes = self.passes, fresh
+            try:
+                inside.settle(self.number, self.number, are_for_step=True)  # of a closure
+            finally:
+                # With two threads in one model, a pass of the next step may have begun before this call has ended.
+                self.is_over = not self._is_ahead and self._seems_over()
+                if self.is_over:
+                    self._host.optimizers_stepped(self.number)
 
     def _is_next(self, key: int) -> bool:
         """Whether this optimizer begins the next step. One that has not stepped in this one joins it, as in a GAN."""
@@ -143,7 +166,10 @@ class Steps:
             self.number -= is_ahead
             before = self.number
         self.is_over = False
-        passes.settle(before, self.number, are_for_step=are_for_step)
+        if are_for_step or passes.are_known:
+            passes.settle(before, self.number, are_for_step=are_for_step)
+        else:
+            self.passes.hold(passes, before, self.number)
 
     # ------------------------------------------------------------------------------------------------- by the user
 
@@ -151,60 +177,93 @@ class Steps:
         """Call it with the step it belongs to, once that is known. False: it is known now, and is `last`."""
         if not (self._is_ahead or self._stepped or self._open):
             return False  # there is no step before this one that it could belong to
-        if not self.passes.wait(put):
-            return False
-        if self.passes.is_full:
-            self.flush()
+        with self.lock:
+            if not self.passes.wait(put):
+                return False
+            if self.passes.is_full:
+                self.flush()
         return True
 
     def flush(self) -> None:
         """Do not wait any longer: what is not known is as it seems."""
-        self.passes.forget_dead()
-        self.passes.tell(self.last, self.number)
+        with self.lock:
+            self.passes.forget_dead()
+            self.passes.tell(self.last, self.number)
 
     def begin_next(self) -> None:
         """The user says that a batch of the next step comes, unless this one is still being made."""
-        if self.passes.is_any_used or not (self.is_over or self._is_ahead or not self._stepped):
-            return
-        passes, self.passes = self.passes, Passes()
-        passes.settle(self.last, self.last, are_for_step=False)
-        self._forward_seen()
-        self.passes.step_begun()
+        with self.lock:
+            if self.passes.is_any_used or not (self.is_over or self._is_ahead or not self._stepped):
+                return
+            passes, self.passes = self.passes, Passes()
+            passes.settle(self.last, self.last, are_for_step=False)
+            self._forward_seen()
+            self.passes.step_begun()
 
     def close(self) -> None:
         """The user says that the step is over; where optimizers are watched, only if they have stepped."""
-        if self.has_seen_optimizer and not self.is_over and not (self._is_ahead and not self.passes.is_any_used):
-            return
-        self.finish()
-        self._usual, self._stepped = self._stepped, set()
-        self._next()
+        with self.lock:
+            self._is_told = self._is_told or not self.is_over
+            if self.is_counted_by_hooks and not self.is_over and not (self._is_ahead and not self.passes.is_any_used):
+                return
+            self.finish()
+            self._usual, self._stepped = self._stepped, set()
+            self._next()
 
     def finish(self) -> None:
         """No step follows the passes of which no gradient came back."""
-        passes, self.passes = self.passes, Passes()
-        is_partial = passes.is_any_used or not self.has_seen_optimizer
-        last, step = self.last, self.number
-        if self._is_ahead and not is_partial:
-            self.number -= 1
-            self.is_over = True
-        self._is_ahead = False
-        passes.settle(last, step, are_for_step=not self.has_seen_optimizer)
+        with self.lock:
+            passes, self.passes = self.passes, Passes()
+            is_partial = passes.is_any_used or not self.is_counted_by_hooks
+            last, step = self.last, self.number
+            if self._is_ahead and not is_partial:
+                self.number -= 1
+                self.is_over = True
+            self._is_ahead = False
+            passes.settle(last, step, are_for_step=not self.is_counted_by_hooks)
+
+    def lose_sight(self) -> None:
+        """Steps are made that no hook shows. What comes now is of the next one, which the user ends."""
+        with self.lock:
+            if not self._is_sight_lost:
+                self._is_sight_lost, self._is_told = True, False
+                if self.is_over:
+                    self._next()
 
     def skip(self) -> None:
         """The step counts, though its optimizer was kept from it and no hook tells of it."""
-        if self.is_over:
-            return
-        self._decide(is_next=self._is_ahead, are_for_step=True)
-        self._stepped = set()
-        self._next()
+        with self.lock:
+            if self.is_over:
+                return
+            self._decide(is_next=self._is_ahead, are_for_step=True)
+            self._stepped = set()
+            self._next()
 
     def restart(self, number: int) -> None:
         """Continue with this step, as if nothing had been made since."""
-        self.flush()
-        self.number = number
-        self.is_over = self._is_ahead = False
-        self._stepped, self.passes = set(), Passes()
-        self._host.step_begins(number)
+        with self.lock:
+            self.flush()
+            self.number = number
+            self.is_over = self._is_ahead = False
+            self._stepped, self.passes = set(), Passes()
+            self._host.step_begins(number)
+
+    # ------------------------------------------------------------------------------------------ between two threads
+
+    def leave(self, model: Recorded, optimizers: set[int]) -> PassesOf:
+        """Stop counting this model and its optimizers here. Returns its passes, for `join`."""
+        with self.lock:
+            for known in (self._open, self._stepped, self._usual):
+                known.difference_update(optimizers)
+            for key in optimizers:
+                self._num_steps.pop(key, None)
+            self._expected = self._expected - optimizers
+            return self.passes.leave(model)
+
+    def join(self, passes: PassesOf) -> None:
+        """Count a model here from now on."""
+        with self.lock:
+            self.passes.join(passes)
 
     def _next(self) -> None:
         ended, self.number = self.number, self.number + 1

@@ -101,6 +101,15 @@ class Pass:
         self.is_unknown = False
 
 
+@dataclass(slots=True)
+class PassesOf:
+    """The passes of one model, moved from one training thread to another."""
+
+    all: list[Pass]
+    retired: list[Pass]
+    now: Pass | None
+
+
 class Passes:
     """Of one line of steps, from one optimizer step to the next. Knows which pass began, and what waits for which."""
 
@@ -114,6 +123,9 @@ class Passes:
         """How many passes had begun, and what takes the number of the step."""
         self._is_certain = False
         """The step has begun; what comes from now on is a part of it."""
+        self._earlier: Callable[[bool], None] | None = None
+        """Settles the passes made before these, see `hold`."""
+        self._is_restarted = False
 
     def __len__(self) -> int:
         return len(self._all)
@@ -122,6 +134,7 @@ class Passes:
 
     def begin(self, model: Recorded, *, is_whole: bool) -> None:
         """A forward pass of this model begins."""
+        self._settle_earlier(are_for_step=False)
         if self._is_certain:
             return
         if any(one.is_used for one in self._all):
@@ -148,6 +161,11 @@ class Passes:
             return False
         now = self._now.get(id(model))
         return now is None or not now.is_open or (not now.is_whole and not now.tokens)
+
+    def wants_again(self, model: Recorded, part: object) -> bool:
+        """Whether a call of this part, though no part's is wanted, begins another pass. Asked at every call: cheap."""
+        now = self._now.get(id(model))
+        return now is not None and not now.is_whole and now.first is part and not self._is_certain
 
     def part_called(self, model: Recorded, part: object, output: Any) -> None:
         """A part ran, within the model's own pass or by itself."""
@@ -177,6 +195,26 @@ class Passes:
         now.is_whole, now.is_open, now.is_unknown = True, False, True
         now.follow(output)
 
+    def leave(self, model: Recorded) -> PassesOf:
+        """Take the passes of this model out: another thread counts its steps from now on."""
+        mine = {id(one) for one in self._all if one.model is model}
+        before = [sum(id(one) in mine for one in self._all[:index]) for index in range(len(self._all) + 1)]
+        self._waiting = [(index - before[min(index, len(self._all))], put) for index, put in self._waiting]
+        found = PassesOf(
+            [one for one in self._all if id(one) in mine],
+            [one for one in self._retired if one.model is model],
+            self._now.pop(id(model), None),
+        )
+        self._all = [one for one in self._all if id(one) not in mine]
+        self._retired = [one for one in self._retired if one.model is not model]
+        return found
+
+    def join(self, passes: PassesOf) -> None:
+        self._all += passes.all
+        self._retired += passes.retired
+        if passes.now is not None:
+            self._now[id(passes.now.model)] = passes.now
+
     def step_begun(self) -> None:
         """The user says so."""
         self._all.append(Pass(NOBODY, is_whole=True, is_open=False, is_used=True))
@@ -187,6 +225,14 @@ class Passes:
     @property
     def is_any_used(self) -> bool:
         return any(one.is_used for one in self._all)
+
+    def is_used_by(self, model: Recorded) -> bool:
+        return any(one.is_used and one.model is model for one in self._all)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether it is known what they are for: gradients came back, or there are none."""
+        return self.is_any_used or not (self._all or self._retired)
 
     def wait(self, put: Callable[[int], object]) -> bool:
         """Call it with the number of its step once that is known. False: no pass has begun, so it is known."""
@@ -217,6 +263,7 @@ class Passes:
 
     def tell(self, before: int, step: int, *, first: int = 0) -> None:
         """Tell what waits its step: after the pass with which it began `step`, before that the step before."""
+        self._settle_earlier(are_for_step=False)
         waiting, self._waiting = self._waiting, []
         for index, put in waiting:
             put(step if index > first else before)
@@ -226,10 +273,25 @@ class Passes:
         for one in self._all:
             self._cut(one)
 
+    def hold(self, earlier: Passes, before: int, step: int) -> None:
+        """An optimizer begins to step with a closure, which will make these passes. If it makes none, the earlier ones
+        are for the step: Lightning's closure does nothing where the user calls `backward`, and others only do that."""
+        earlier.cut()
+        for one in [*earlier._retired, *earlier._all]:
+            one.model.restart()
+        earlier._is_restarted = True
+        self._earlier = lambda are_for_step: earlier.settle(before, step, are_for_step=are_for_step)
+
+    def _settle_earlier(self, *, are_for_step: bool) -> None:
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None:
+            earlier(are_for_step)
+
     def settle(self, before: int, step: int, *, are_for_step: bool) -> None:
         """An optimizer steps: give the step what belongs to it, and the step before what was logged until it began.
 
         Where no gradient came back anywhere, all passes are for the step, or none is."""
+        self._settle_earlier(are_for_step=are_for_step and not self._all)
         first = self._first(0 if are_for_step else len(self._all))
         try:
             self._give(first, are_for_step=are_for_step)
@@ -259,7 +321,7 @@ class Passes:
             elif one.is_cut:
                 one.model.keep(one.measured)
             one.measured, one.model = None, NOBODY  # a graph that is kept must not keep us as well
-        for model in dropped.values() if first == len(self._all) else ():
+        for model in dropped.values() if first == len(self._all) and not self._is_restarted else ():
             model.restart()
 
     def _retire(self, one: Pass) -> None:

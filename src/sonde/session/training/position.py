@@ -61,6 +61,12 @@ def _checked(session: Session, step: Any) -> int | None:
         at = operator.index(step)
     except TypeError:
         at = -1
+    if session.threads.are_several:
+        session.warn_once(
+            "rewind of several threads",
+            f"rewind({step!r}) is ignored: several threads have trained in this run, and each counts its own steps.",
+        )
+        return None
     if session.position.may_return_to(at, session.next_step):
         return at
     session.warn_once(
@@ -72,9 +78,10 @@ def _checked(session: Session, step: Any) -> int | None:
 
 def _return_to(session: Session, step: int) -> None:
     next_step = session.next_step
-    session.training.finish()  # a step in progress is given up; what was measured of it stays in the attempt that ends
+    session.threads.finish()  # a step in progress is given up; what was measured of it stays in the attempt that ends
+    session.snapshots.rewound()
     session.writer.begin_attempt(step, after=next_step)
     session.position.returned(next_step)
-    session.training.steps.restart(step)
+    session.threads.restart(step)
     if session.watched_models:
         session.writer.set_step(step, is_first=True)

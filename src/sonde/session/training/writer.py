@@ -11,18 +11,19 @@ from sonde.schema.layout import Stream
 from sonde.schema.records import Event, ScalarsRecord, StatsRecord
 
 if TYPE_CHECKING:
-    from sonde.session.session import Session
+    from sonde.session.training.count import Steps
+    from sonde.write.writer import Writer
 
 
 class StepWriter:
-    """Has `put` as the writer has."""
+    """Has `put` as the writer has. For what is logged at the steps of one thread."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, writer: Writer, steps: Steps) -> None:
+        self._writer, self._steps = writer, steps
 
     def put(self, item: Any, num_bytes: int, *, step: int, stream: Stream = "stats") -> bool:
         """Queue a record, or a function that makes one. Waiting is not dropping: then it is True."""
-        steps, writer = self._session.training.steps, self._session.writer
+        steps, writer = self._steps, self._writer
 
         def put(at: int) -> bool:
             return writer.put(item if at == step else at_step(item, at), num_bytes, step=at, stream=stream)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.read.tensors.lake import Lake
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.read.tensors.readers import Lake
 from sonde.read.tensors.tensors import snapshot_tensors
 from sonde.run import Run
 from sonde.schema.names import matches_any

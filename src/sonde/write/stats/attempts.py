@@ -58,15 +58,16 @@ class Attempts:
         """Of a new run, or of one of format 1, which has rows and no attempt."""
         self.all.append(Attempt(number=0, rank=self._rank, time=moment))
 
-    def begin(self, first_step: int, reason: Reason, *, after: int) -> None:
-        """Frames that come from now on belong to a new one. `after` is where training was."""
+    def begin(self, first_step: int, reason: Reason, *, after: int, moment: float | None = None) -> None:
+        """Frames that come from now on belong to a new one. `after` is where training was, `moment` when it
+        returned: the writer may learn of it later."""
         self._ends[len(self.all)] = after
         self.all.append(
             Attempt(
                 number=len(self.all),
                 rank=self._rank,
                 first_step=first_step,
-                time=time.time(),
+                time=time.time() if moment is None else moment,
                 reason=reason,
                 stats_sequence=self._next_sequence("stats"),
                 scalars_sequence=self._next_sequence("scalars"),

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sonde.errors import CorruptError
 from sonde.schema.attempts import Attempt, Mark
-from sonde.schema.layout import ATTEMPT_TABLES, CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text
+from sonde.schema.layout import ATTEMPT_TABLES, CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text, snapshot_row_id
 from sonde.schema.records import Event, Site, SystemSample, to_json
 from sonde.write.items import FindingRow, KeptRow
 from sonde.write.tensors.storable import storable_site, storable_text
@@ -258,9 +258,9 @@ def kept_row(kept: KeptRow, attempt: int) -> Row:
     step, time, where = int(kept.step), float(kept.time), storable_text(kept.where)
     if kept.table == "checkpoints":
         return _KEPT[kept.table], (step, time, where, to_json(kept.details), attempt)
-    # A step has one snapshot, so its step is its id: a checksum needs to know all of a row.
     statement = _KEPT[kept.table].replace("or replace", "or ignore") if kept.is_found else _KEPT[kept.table]
-    return statement, _with_crc(step, step, time, where, to_json({**kept.details, "attempt": attempt}))
+    id = snapshot_row_id(attempt, step)
+    return statement, _with_crc(id, step, time, where, to_json({**kept.details, "attempt": attempt}))
 
 
 def system_rows(sample: SystemSample, attempt: int) -> list[Row]:

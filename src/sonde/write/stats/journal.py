@@ -81,10 +81,18 @@ class Journal:
     def step_began(self, item: StepBegan) -> int:
         """Take note. The mark of the first step is stored before anything of that step, so that a kill cannot leave
         the sketches of a step that no mark covers. Returns the same as `end_turn`."""
-        self._open.began(item.step, is_first=item.is_first)
+        self._open.began(item.step, is_first=item.is_first, visible=item.visible)
         is_first = self._last_mark.complete == NO_LIMIT and self._open.mark.complete != NO_LIMIT
         self._is_beginning = is_first and self.attempts.has_frames
         return self.end_turn() if self._is_beginning else 0
+
+    def require_frame(self) -> int:
+        """The number of the attempt, which has a frame from now on: whole tensors belong to it, so that it must be in
+        the catalog, and must not be moved to another step."""
+        if not self.attempts.has_frames:
+            self._last_mark = self._open.mark
+            self.streams["scalars"].add(ScalarsRecord.empty(), self._last_mark)
+        return self.attempt
 
     def asked_for(self) -> None:
         """The user flushed: what is recorded of the open step is to be shown, too."""
@@ -129,7 +137,7 @@ class Journal:
             return
         if self.attempts.has_frames:
             self.attempts.set_mark(self.attempt, self._last_mark)
-            self.attempts.begin(item.step, "rewind", after=item.after)
+            self.attempts.begin(item.step, "rewind", after=item.after, moment=item.time)
         else:
             self.attempts.move(item.step)
         self._open = OpenStep()

@@ -27,11 +27,12 @@ class OpenStep:
             return Mark()
         return Mark(self._complete, max(self._complete, self._visible))
 
-    def began(self, step: int, *, is_first: bool = False) -> None:
-        """Everything of the steps below this one was put. `is_first`: no step has ended yet."""
+    def began(self, step: int, *, is_first: bool = False, visible: int = -1) -> None:
+        """Everything of the steps below this one was put. `is_first`: no step has ended yet. `visible`: where several
+        threads count steps, how far the furthest is."""
         if is_first and self._is_counting:
             return
-        self._complete = step
+        self._complete, self._visible = step, max(self._visible, visible)
         self._is_counting = not is_first
         if self._is_counting:
             self._names.clear()

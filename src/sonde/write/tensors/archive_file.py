@@ -68,6 +68,7 @@ class ArchiveWriter:
             time=snapshot.time,
             reason=snapshot.reason,
             rank=self._rank,
+            attempt=snapshot.attempt,
             tensors=entries,
             details={"compression": self._compression},
         ).to_bytes()

@@ -13,50 +13,76 @@ from sonde.schema.tensors import (
     GROUP_FILE,
     HostTensor,
     Snapshot,
+    SnapshotKey,
     archive_name,
+    attempt_of,
     group_name,
     hidden_folder,
+    parent_name,
     step_of,
     tensors_folder,
 )
 
 
 class LakeFiles:
-    """`tensors/` of one rank. A snapshot is a file, or the folder that an earlier version made."""
+    """`tensors/` of one rank. A snapshot is a file, or the folder that an earlier version made; those of later attempts
+    are in folders of their own."""
 
     def __init__(self, run: Path, rank: int = 0) -> None:
         self.run, self.rank = run, rank
-        self.folder = (tensors_folder(run) / group_name(0, rank)).parent
-        self.hidden = (hidden_folder(run) / group_name(0, rank)).parent
+        self.root = tensors_folder(run) / parent_name(rank)
+        self.hidden = hidden_folder(run) / parent_name(rank)
 
-    def steps(self) -> list[int]:
-        try:
-            names = [path.name for path in self.folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(step for step in map(step_of, names) if step is not None)
+    def folder(self, attempt: int = 0) -> Path:
+        return self.root / parent_name(attempt=attempt)
 
-    def path(self, step: int) -> Path:
-        folder = self.folder / group_name(step)
-        return folder if folder.exists() else self.folder / archive_name(step)
+    def attempts(self) -> list[int]:
+        """Those that have a snapshot."""
+        later = [attempt for attempt in map(attempt_of, _names(self.root)) if attempt is not None]
+        return [attempt for attempt in [0, *sorted(later)] if self.steps(attempt)]
 
-    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
-        if step not in self.steps():
-            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
-        return read_snapshot(self._open(self.path(step)), names)
+    def steps(self, attempt: int = 0) -> list[int]:
+        return sorted(step for step in map(step_of, _names(self.folder(attempt))) if step is not None)
 
-    def needing(self, step: int) -> list[int]:
+    def keys(self) -> list[SnapshotKey]:
+        """All snapshots, in the order of their attempts."""
+        return [SnapshotKey(attempt, step) for attempt in self.attempts() for step in self.steps(attempt)]
+
+    def path(self, key: SnapshotKey) -> Path:
+        folder = self.folder(key.attempt)
+        path = folder / group_name(key.step)
+        return path if path.exists() else folder / archive_name(key.step)
+
+    def require(self, key: SnapshotKey) -> None:
+        if key.step not in self.steps(key.attempt):
+            raise RunError(f"no snapshot of {key}. There are: {self.steps(key.attempt)}.")
+
+    def read(self, key: SnapshotKey, names: Iterable[str] | None = None) -> Snapshot:
+        self.require(key)
+        return read_snapshot(self._open(self.path(key)), names)
+
+    def needing(self, key: SnapshotKey) -> list[int]:
         """The snapshots of an earlier version that are stored as the difference to this one."""
-        folders = [at for at in self.steps() if self.path(at).is_dir()]
-        return [at for at in folders if step in self._open(self.path(at)).document.bases]
+        if key.attempt:
+            return []
+        folders = [path for at in self.steps() if (path := self.path(SnapshotKey(0, at))).is_dir()]
+        documents = [self._open(path).document for path in folders]
+        return [document.step for document in documents if key.step in document.bases]
 
     def _base(self, step: int) -> SnapshotReader:
         """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
         hidden = self.hidden / group_name(step)
-        return self._open(hidden if hidden.exists() else self.path(step))
+        return self._open(hidden if hidden.exists() else self.path(SnapshotKey(0, step)))
 
     def _open(self, path: Path) -> SnapshotReader:
         return open_path(path, f"{self.run.name}/{path.name}", self._base)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
 
 
 def read_snapshot(reader: SnapshotReader, names: Iterable[str] | None = None) -> Snapshot:
@@ -66,7 +92,7 @@ def read_snapshot(reader: SnapshotReader, names: Iterable[str] | None = None) ->
     for name in document.tensors if names is None else names:
         entry = reader.entry(name)
         tensors[name] = HostTensor(reader.bits(name), entry.dtype, entry.shape)
-    return Snapshot(document.step, document.time, document.reason, tensors)
+    return Snapshot(document.step, document.time, document.reason, tensors, document.attempt)
 
 
 def open_path(path: Path, where: str, base: Callable[[int], SnapshotReader]) -> SnapshotReader:

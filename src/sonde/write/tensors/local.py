@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunError, UsageError
-from sonde.schema.tensors import Receipt, Snapshot, archive_name
+from sonde.schema.tensors import Receipt, Snapshot, SnapshotKey, archive_name
 from sonde.write.durable import sync_folder
 from sonde.write.lock import RunLock
 from sonde.write.tensors.archive_file import ArchiveWriter
@@ -33,53 +33,60 @@ class LocalLake:
         self._writer = ArchiveWriter(rank=rank, **options)
         require_codecs()
         self._files = LakeFiles(run, rank)
-        self._lock = self._prepare(self._files.folder, self._files.hidden)
+        self._lock = self._prepare(self._files.root, self._files.hidden)
 
     @property
     def written_bytes(self) -> int:
         return self._writer.written_bytes
 
     def write(self, snapshot: Snapshot) -> Receipt:
-        step = snapshot.step
-        if step in self.steps():
-            raise UsageError(f"step {step} is in the store already. Delete it first.")
-        tmp = self._tmp(step)
+        key = snapshot.key
+        if key.step in self.steps(key.attempt):
+            raise UsageError(f"{key} is in the store already. Delete it first.")
+        tmp = self._tmp(key.step)
         try:
             receipt = self._writer.write(tmp, snapshot)
-            _publish(tmp, self._files.folder / archive_name(step))
+            _publish(tmp, self._folder(key.attempt) / archive_name(key.step))
         except BaseException as error:
             tmp.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise RunError(_explain(step, error)) from error
+                raise RunError(_explain(key, error)) from error
             raise
         return receipt
 
-    def steps(self) -> list[int]:
-        return self._files.steps()
+    def attempts(self) -> list[int]:
+        return self._files.attempts()
 
-    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
-        return self._files.read(step, names)
+    def steps(self, attempt: int = 0) -> list[int]:
+        return self._files.steps(attempt)
 
-    def delete(self, step: int) -> None:
+    def keys(self) -> list[SnapshotKey]:
+        """All snapshots, in the order of their attempts."""
+        return self._files.keys()
+
+    def read(self, step: int, names: Iterable[str] | None = None, *, attempt: int = 0) -> Snapshot:
+        return self._files.read(SnapshotKey(attempt, step), names)
+
+    def delete(self, step: int, *, attempt: int = 0) -> None:
         """Forget a snapshot. One that others are a difference to, in a run of an earlier version, is refused."""
-        if step not in self.steps():
-            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
-        if needing := self._files.needing(step):
+        key = SnapshotKey(attempt, step)
+        self._files.require(key)
+        if needing := self._files.needing(key):
             raise RunError(
                 f"the snapshot of step {step} stays: an earlier version of sonde stored step {needing[0]} as the "
                 f"difference to it. Delete step {needing[0]} first."
             )
         tmp = self._tmp(step)
-        os.rename(self._files.path(step), tmp)  # noqa: PTH104  system calls go through `os`
-        sync_folder(self._files.folder)
+        os.rename(self._files.path(key), tmp)  # noqa: PTH104  system calls go through `os`
+        sync_folder(self._files.folder(attempt))
         sync_folder(self._files.hidden)
         _remove(tmp)
 
-    def delete_copies(self, uploaded: Iterable[int]) -> None:
+    def delete_copies(self, uploaded: Iterable[SnapshotKey]) -> None:
         """Delete what is elsewhere too. The newest first: an older one may be needed by it."""
-        for step in sorted(set(self.steps()) & set(uploaded), reverse=True):
-            if not self._files.needing(step):
-                self.delete(step)
+        for key in sorted(set(self.keys()) & set(uploaded), reverse=True):
+            if not self._files.needing(key):
+                self.delete(key.step, attempt=key.attempt)
 
     def close(self) -> None:
         self._lock.release()
@@ -104,6 +111,14 @@ class LocalLake:
             raise
         return lock
 
+    def _folder(self, attempt: int) -> Path:
+        """The folder of an attempt, made if it is not there, and its name durable."""
+        folder = self._files.folder(attempt)
+        if not folder.is_dir():
+            os.mkdir(folder)  # noqa: PTH102  system calls go through `os`, where a test can break them
+            sync_folder(folder.parent)
+        return folder
+
     def _tmp(self, step: int) -> Path:
         return self._files.hidden / f"{_TMP}{step}-{secrets.token_hex(4)}"
 
@@ -126,9 +141,9 @@ def _publish(tmp: Path, final: Path) -> None:
         raise
 
 
-def _explain(step: int, error: OSError) -> str:
+def _explain(key: SnapshotKey, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "The disk is full: free some space, or take fewer snapshots."
     else:
         remedy = "Nothing of it was kept; earlier snapshots are as they were."
-    return f"cannot keep the snapshot of step {step}: {error.strerror or error}. {remedy}"
+    return f"cannot keep the snapshot of {key}: {error.strerror or error}. {remedy}"

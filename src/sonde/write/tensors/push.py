@@ -88,7 +88,7 @@ def _refuse_two(spool: Spool) -> None:
 def _sweep(spool: Spool) -> None:
     """Delete local copies of what the far side has, where they are not to be kept."""
     state = spool.state()
-    if state.keeps_local or not (set(spool.steps()) & state.uploaded.keys()):
+    if state.keeps_local or not (set(spool.keys()) & state.uploaded.keys()):
         return
     lake = LocalLake(spool.run, rank=spool.rank)
     try:
@@ -98,7 +98,7 @@ def _sweep(spool: Spool) -> None:
 
 
 def _waiting(spools: list[Spool]) -> int:
-    return sum(len(spool.state().waiting(spool.steps())) for spool in spools)
+    return sum(len(spool.state().waiting(spool.keys())) for spool in spools)
 
 
 def _ranks(run: Path) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sonde.errors import RunError, UsageError
 from sonde.schema.addresses import Address, icechunk_storage
 from sonde.schema.lake import SnapshotDocument
-from sonde.schema.tensors import GROUP_FILE, group_name, older_group, step_of
+from sonde.schema.tensors import GROUP_FILE, SnapshotKey, attempt_of, group_name, older_group, parent_name, step_of
 from sonde.write.lock import RunLock
 
 _ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'
@@ -53,59 +53,66 @@ class Repository:
 
     # ------------------------------------------------------------------------------------------------------ snapshots
 
-    def commit(self, step: int, path: Path) -> str:
-        """Put a snapshot's file into the repository; the commit that has it, also if an earlier attempt made it."""
+    def commit(self, key: SnapshotKey, path: Path) -> str:
+        """Put a snapshot's file into the repository; the commit that has it, also if an earlier try made it."""
+        group = self._group(key)
         while True:
             session = self._repository.writable_session(self._branch)
-            if _run(session.store.exists(f"{group_name(step, self._rank)}/{GROUP_FILE}")):
-                return self.commit_of(step) or self._newest()
+            if _run(session.store.exists(f"{group}/{GROUP_FILE}")):
+                return self.commit_of(*key) or self._newest()
             with zipfile.ZipFile(path) as archive:
-                _run(self._put_all(session, group_name(step, self._rank), archive))
+                _run(self._put_all(session, key, archive))
                 document = SnapshotDocument.from_bytes(archive.read(GROUP_FILE), str(path))
-            metadata = {"step": step, "rank": self._rank, "reason": document.reason, "num": len(document.tensors)}
-            commit = self._commit(session, f"step {step}", metadata)
+            metadata = {**self._metadata(key), "reason": document.reason, "num": len(document.tensors)}
+            commit = self._commit(session, str(key), metadata)
             if commit is not None:
                 return commit
 
-    def steps(self) -> list[int]:
-        steps: list[int] = _run(self._steps(self._reading(), group_name(0, self._rank).rpartition("/")[0]))
-        return steps
+    def keys(self) -> list[SnapshotKey]:
+        """The snapshots on the branch, in the order of their attempts."""
+        keys: list[SnapshotKey] = _run(self._keys(self._reading()))
+        return keys
 
-    def commit_of(self, step: int) -> str | None:
-        """The newest commit that brought a step; none where there never was one, or it was expired."""
+    def commit_of(self, attempt: int | None, step: int) -> str | None:
+        """The newest commit that brought a step, in any attempt or in this one; none where there never was one, or it
+        was expired."""
         for info in self._repository.ancestry(branch=self._branch):
-            if info.metadata.get("step") == step and info.metadata.get("rank", 0) == self._rank:
+            known = info.metadata
+            is_step = known.get("step") == step and known.get("rank", 0) == self._rank
+            if is_step and attempt in (None, known.get("attempt", 0)):
                 return str(info.id)
         return None
 
-    def fetch(self, step: int, path: Path, *, is_base: bool = False) -> None:
+    def fetch(self, key: SnapshotKey, path: Path, *, is_base: bool = False) -> None:
         """Copy a snapshot into a file, as it was in the spool. `is_base`: also a deleted one, see `older_group`."""
-        _run(self._fetch(self._reading(), step, path, is_base=is_base))
+        _run(self._fetch(self._reading(), key, path, is_base=is_base))
 
-    def delete(self, step: int) -> None:
+    def delete(self, key: SnapshotKey) -> None:
         """One commit. What others are a difference to, in a repository of an earlier version, is refused."""
+        metadata = self._metadata(key)
+        metadata["deleted"] = metadata.pop("step")
         while True:
             session = self._repository.writable_session(self._branch)
-            if not _run(self._delete(session, step)):
+            if not _run(self._delete(session, key)):
                 return
-            if self._commit(session, f"delete step {step}", {"deleted": step, "rank": self._rank}) is not None:
+            if self._commit(session, f"delete {key}", metadata) is not None:
                 return
 
     # -------------------------------------------------------------------------------------------------------- history
 
-    def tag(self, name: str, step: int | None = None) -> str:
+    def tag(self, name: str, step: int | None = None, attempt: int | None = None) -> str:
         """Name the state as it is now, or as it was when a step came. A tag is set once and never moves."""
         if name in self._repository.list_tags():
             raise UsageError(f'there is a tag "{name}" already, and a tag never moves. Choose another name.')
-        commit = self._commit_at(step)
+        commit = self._commit_at(step, attempt)
         self._repository.create_tag(name, commit)
         return commit
 
-    def create_branch(self, name: str, step: int | None = None) -> str:
+    def create_branch(self, name: str, step: int | None = None, attempt: int | None = None) -> str:
         """A line of commits of its own, from the state as it is now, or as it was when a step came."""
         if name in self._repository.list_branches():
             raise UsageError(f'there is a branch "{name}" already. Choose another name.')
-        commit = self._commit_at(step)
+        commit = self._commit_at(step, attempt)
         self._repository.create_branch(name, commit)
         return commit
 
@@ -130,14 +137,22 @@ class Repository:
     def _newest(self) -> str:
         return str(self._repository.lookup_branch(self._branch))
 
-    def _commit_at(self, step: int | None) -> str:
+    def _group(self, key: SnapshotKey) -> str:
+        return group_name(key.step, self._rank, key.attempt)
+
+    def _metadata(self, key: SnapshotKey) -> dict[str, Any]:
+        known = {"step": key.step, "rank": self._rank}
+        return {**known, "attempt": key.attempt} if key.attempt else known
+
+    def _commit_at(self, step: int | None, attempt: int | None) -> str:
         """What a tag or a branch is to name. Never another state than the one that was asked for: a tag is for good."""
         if step is None:
             return self._newest()
-        commit = self.commit_of(step)
+        commit = self.commit_of(attempt, step)
         if commit is None:
-            why = "Its commit was expired" if step in self.steps() else f"There are: {self.steps()}"
-            raise RunError(f"no commit brought step {step}. {why}.")
+            steps = sorted({key.step for key in self.keys() if attempt in (None, key.attempt)})
+            why = "Its commit was expired" if step in steps else f"There are: {steps}"
+            raise RunError(f"no commit brought {SnapshotKey(attempt or 0, step)}. {why}.")
         return commit
 
     def _open(self) -> Any:
@@ -164,7 +179,7 @@ class Repository:
         """The groups above the snapshots; another writer may be making the same root at the same time."""
         keys = [GROUP_FILE]
         if self._rank:
-            keys.append(f"rank-{self._rank:04d}/{GROUP_FILE}")
+            keys.append(f"{parent_name(self._rank)}/{GROUP_FILE}")
         while True:
             session = self._repository.writable_session(self._branch)
             missing = [key for key in keys if not _run(session.store.exists(key))]
@@ -191,49 +206,60 @@ class Repository:
     def _reading(self) -> Any:
         return self._repository.readonly_session(self._branch)
 
-    async def _put_all(self, session: Any, group: str, archive: zipfile.ZipFile) -> None:
+    async def _put_all(self, session: Any, key: SnapshotKey, archive: zipfile.ZipFile) -> None:
         """Documents first, the group's before those in it: a chunk needs the array it belongs to."""
+        group = self._group(key)
+        parent = f"{parent_name(self._rank, key.attempt)}/{GROUP_FILE}"
+        if key.attempt and not await session.store.exists(parent):
+            await _put(session, parent, _ROOT)
         documents = [key for key in archive.namelist() if key.endswith(GROUP_FILE)]
-        for key in sorted(documents, key=lambda key: key.count("/")):
-            await _put(session, f"{group}/{key}", archive.read(key))
+        for name in sorted(documents, key=lambda name: name.count("/")):
+            await _put(session, f"{group}/{name}", archive.read(name))
         limit = asyncio.Semaphore(_AT_ONCE)
 
-        async def put(key: str) -> None:
+        async def put(name: str) -> None:
             async with limit:
-                await _put(session, f"{group}/{key}", await asyncio.to_thread(archive.read, key))
+                await _put(session, f"{group}/{name}", await asyncio.to_thread(archive.read, name))
                 self._tick()
 
-        await asyncio.gather(*[put(key) for key in archive.namelist() if not key.endswith(GROUP_FILE)])
+        await asyncio.gather(*[put(name) for name in archive.namelist() if not name.endswith(GROUP_FILE)])
 
-    async def _steps(self, session: Any, prefix: str) -> list[int]:
-        found = [step_of(name.strip("/")) async for name in session.store.list_dir(prefix)]
-        return sorted(step for step in found if step is not None)
+    async def _keys(self, session: Any) -> list[SnapshotKey]:
+        root = await self._names(session, 0)
+        keys = [SnapshotKey(0, step) for step in map(step_of, root) if step is not None]
+        for attempt in (attempt for attempt in map(attempt_of, root) if attempt is not None):
+            names = await self._names(session, attempt)
+            keys += [SnapshotKey(attempt, step) for step in map(step_of, names) if step is not None]
+        return sorted(keys)
 
-    async def _fetch(self, session: Any, step: int, path: Path, *, is_base: bool) -> None:
-        group = group_name(step, self._rank)
+    async def _names(self, session: Any, attempt: int) -> list[str]:
+        return [name.strip("/") async for name in session.store.list_dir(parent_name(self._rank, attempt))]
+
+    async def _fetch(self, session: Any, key: SnapshotKey, path: Path, *, is_base: bool) -> None:
+        group = self._group(key)
         if is_base and await session.store.exists(f"{older_group(group)}/{GROUP_FILE}"):
             group = older_group(group)
         elif not await session.store.exists(f"{group}/{GROUP_FILE}"):
-            raise RunError(f"{self.address} has no snapshot of step {step}.")
+            raise RunError(f"{self.address} has no snapshot of {key}.")
         with zipfile.ZipFile(path, "w") as archive:
-            async for key in session.store.list_prefix(f"{group}/"):
-                archive.writestr(key.removeprefix(f"{group}/"), await _get(session, key))
+            async for name in session.store.list_prefix(f"{group}/"):
+                archive.writestr(name.removeprefix(f"{group}/"), await _get(session, name))
                 self._tick()
 
-    async def _delete(self, session: Any, step: int) -> bool:
+    async def _delete(self, session: Any, key: SnapshotKey) -> bool:
         """False: there was nothing to delete."""
-        steps = await self._steps(session, group_name(0, self._rank).rpartition("/")[0])
-        if step not in steps:
+        keys = await self._keys(session)
+        if key not in keys:
             return False
-        for other in steps:
-            group = group_name(other, self._rank)
+        for other in (other for other in keys if other.attempt == key.attempt == 0):
+            group = self._group(other)
             document = SnapshotDocument.from_bytes(await _get(session, f"{group}/{GROUP_FILE}"), group)
-            if step in document.bases:
+            if key.step in document.bases:
                 raise RunError(
-                    f"the snapshot of step {step} stays: an earlier version of sonde stored step {other} as the "
-                    f"difference to it. Delete step {other} first."
+                    f"the snapshot of {key} stays: an earlier version of sonde stored {other} as the "
+                    f"difference to it. Delete {other} first."
                 )
-        await session.store.delete_dir(group_name(step, self._rank))
+        await session.store.delete_dir(self._group(key))
         return True
 
 

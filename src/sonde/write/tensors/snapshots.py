@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
-from sonde.errors import SondeError
-from sonde.schema.tensors import Snapshot
-from sonde.write.items import KeptRow
+from sonde.errors import RunError, SondeError
+from sonde.schema.tensors import Snapshot, SnapshotKey
+from sonde.write.items import AttemptNumber, KeptRow
 from sonde.write.recorder import lower_priority
 from sonde.write.tensors.store import Receipt, Store
 from sonde.write.writer import Writer
@@ -55,6 +55,8 @@ class Pending:
     """Waits for the copies. Raises ChangedError when they do not belong together."""
     release: Callable[[], None]
     """Gives the memory back."""
+    attempt: AttemptNumber = field(default_factory=lambda: AttemptNumber(0))
+    """The attempt that its step belongs to."""
     tickets: tuple[str, ...] = ()
     """Who waits for an answer."""
 
@@ -87,7 +89,7 @@ class SnapshotWriter:
         self.store_name, self._open, self._writer = store_name, open, writer
         self._on_done, self._on_error = on_done, on_error
         self._store: Store | None = None
-        self._steps: set[int] = set()
+        self._known: set[SnapshotKey] = set()
         self._queue: SimpleQueue[Pending | None] = SimpleQueue()
         # Two counters, each with one writer: `+=` on a shared one would lose updates.
         self._num_put = self._num_done = 0
@@ -193,16 +195,16 @@ class SnapshotWriter:
             return Outcome(pending, "failed", why[:500], error=error)
 
     def _write(self, pending: Pending, began: float) -> Outcome:
-        store = self._opened()
-        if pending.step in self._steps:
-            self._writer.kept(self._found_row(pending))
+        store, key = self._opened(), self._key(pending)
+        if key in self._known:
+            self._writer.kept(self._found_row(pending, key))
             self._writer.flush(_ROW_PATIENCE_S)
-            return Outcome(pending, "exists", f"step {pending.step} has a snapshot already; it is kept")
-        snapshot = pending.resolve()
+            return Outcome(pending, "exists", f"{key} has a snapshot already; it is kept")
+        snapshot = replace(pending.resolve(), attempt=key.attempt)
         receipt = store.write(snapshot)
-        self._steps.add(pending.step)
+        self._known.add(key)
         del snapshot  # its memory goes back to the pool before anybody is told
-        self._writer.kept(self._row(pending, receipt))
+        self._writer.kept(self._row(pending, key, receipt))
         took_s = time.monotonic() - began
         if not self._writer.flush(_ROW_PATIENCE_S):
             why = "it is in the store; its row of the catalog still waits for the disk"
@@ -212,10 +214,19 @@ class SnapshotWriter:
     def _opened(self) -> Store:
         if self._store is None:
             self._store = self._open()
-            self._steps = set(self._store.steps())
+            attempts = self._store.attempts()
+            self._known = {SnapshotKey(attempt, step) for attempt in attempts for step in self._store.steps(attempt)}
         return self._store
 
-    def _found_row(self, pending: Pending) -> KeptRow:
+    def _key(self, pending: Pending) -> SnapshotKey:
+        """Its attempt is in the catalog before the snapshot is in the store: readers must know what it abandons."""
+        attempt = pending.attempt.wait(_ROW_PATIENCE_S)
+        if attempt is None:
+            why = self._writer.degraded or "the disk gives no answer"
+            raise RunError(f"its attempt could not be entered into the catalog: {why}.")
+        return SnapshotKey(attempt, pending.step)
+
+    def _found_row(self, pending: Pending, key: SnapshotKey) -> KeptRow:
         """For a snapshot whose process was killed between making it visible and writing its row."""
         details = {"reason": pending.reason}
         return KeptRow(
@@ -224,10 +235,11 @@ class SnapshotWriter:
             time=pending.time,
             where=self.store_name,
             details=details,
+            attempt=key.attempt,
             is_found=True,
         )
 
-    def _row(self, pending: Pending, receipt: Receipt) -> KeptRow:
+    def _row(self, pending: Pending, key: SnapshotKey, receipt: Receipt) -> KeptRow:
         details = {
             "nbytes": receipt.nbytes,
             "stored_bytes": receipt.stored_bytes,
@@ -236,4 +248,11 @@ class SnapshotWriter:
             "sha256": receipt.sha256,
             **({"store": dict(receipt.details)} if receipt.details else {}),
         }
-        return KeptRow(table="snapshots", step=pending.step, time=pending.time, where=self.store_name, details=details)
+        return KeptRow(
+            table="snapshots",
+            step=pending.step,
+            time=pending.time,
+            where=self.store_name,
+            details=details,
+            attempt=key.attempt,
+        )

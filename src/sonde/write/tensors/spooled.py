@@ -21,7 +21,7 @@ from typing import Any, Final
 from sonde.errors import MissingPackageError, RunError, UsageError
 from sonde.schema.addresses import Address, written_address
 from sonde.schema.lake import SnapshotReader
-from sonde.schema.tensors import Receipt, Snapshot, hidden_folder
+from sonde.schema.tensors import Receipt, Snapshot, SnapshotKey, hidden_folder
 from sonde.schema.uploads import UploadState
 from sonde.write.tensors.files import open_path, read_snapshot
 from sonde.write.tensors.local import LocalLake
@@ -74,31 +74,35 @@ class SpooledStore:
     # ------------------------------------------------------------------------------------------------------ the store
 
     def write(self, snapshot: Snapshot) -> Receipt:
-        if snapshot.step in self._state().uploaded:
-            raise UsageError(f"step {snapshot.step} is in the store already. Delete it first.")
+        if snapshot.key in self._state().uploaded:
+            raise UsageError(f"{snapshot.key} is in the store already. Delete it first.")
         receipt = self._lake.write(snapshot)
         self._process.look()
         self._sweep()
         return receipt
 
-    def steps(self) -> list[int]:
-        return sorted({*self._lake.steps(), *self._state().uploaded})
+    def attempts(self) -> list[int]:
+        return sorted({key.attempt for key in (*self._lake.keys(), *self._state().uploaded)})
 
-    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
-        if step in self._lake.steps():
-            return self._lake.read(step, names)
-        if step not in self._state().uploaded:
-            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
+    def steps(self, attempt: int = 0) -> list[int]:
+        return sorted({*self._lake.steps(attempt), *self._state().steps(attempt)})
+
+    def read(self, step: int, names: Iterable[str] | None = None, *, attempt: int = 0) -> Snapshot:
+        key = SnapshotKey(attempt, step)
+        if step in self._lake.steps(attempt):
+            return self._lake.read(step, names, attempt=attempt)
+        if key not in self._state().uploaded:
+            raise RunError(f"no snapshot of {key}. There are: {self.steps(attempt)}.")
         with tempfile.TemporaryDirectory(dir=hidden_folder(self._run), prefix="tmp-") as folder:
-            return read_snapshot(self._fetched(step, Path(folder)), names)
+            return read_snapshot(self._fetched(key, Path(folder)), names)
 
-    def delete(self, step: int) -> None:
+    def delete(self, step: int, *, attempt: int = 0) -> None:
         """Asks the far side, and waits for its answer."""
-        if step not in self.steps():
-            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
-        if step in self._lake.steps():
-            self._lake.delete(step)
-        self._process.ask("delete", step=step)  # in any case: it may be on its way at this moment
+        if step not in self.steps(attempt):
+            raise RunError(f"no snapshot of {SnapshotKey(attempt, step)}. There are: {self.steps(attempt)}.")
+        if step in self._lake.steps(attempt):
+            self._lake.delete(step, attempt=attempt)
+        self._process.ask("delete", step=step, attempt=attempt)  # in any case: it may be on its way at this moment
 
     def close(self) -> None:
         """Wait a while for the uploads; what is left over goes on alone for a few minutes."""
@@ -120,7 +124,7 @@ class SpooledStore:
 
     def status(self) -> dict[str, Any]:
         """For run.json: what waits, what is uploaded, why not."""
-        return self._state().facts(self._lake.steps())
+        return self._state().facts(self._lake.keys())
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing waits. False: something does."""
@@ -130,15 +134,16 @@ class SpooledStore:
             time.sleep(_POLL_S)
         return not self._waiting()
 
-    def tag(self, name: str, step: int | None = None) -> str:
-        """Name the repository's state of now, or of when a step came. Waits for what is on its way there."""
+    def tag(self, name: str, step: int | None = None, *, attempt: int | None = None) -> str:
+        """Name the repository's state of now, or of when a step came. Waits for what is on its way there. Of a step
+        that several attempts have, the last one that came counts, unless `attempt` says which."""
         self._require_arrived(step)
-        return str(self._process.ask("tag", name=name, step=step))
+        return str(self._process.ask("tag", name=name, step=step, attempt=attempt))
 
-    def create_branch(self, name: str, step: int | None = None) -> str:
-        """A branch from the repository's state of now, or of when a step came. Waits for what is on its way there."""
+    def create_branch(self, name: str, step: int | None = None, *, attempt: int | None = None) -> str:
+        """A branch from the repository's state of now, or of when a step came; as `tag`."""
         self._require_arrived(step)
-        return str(self._process.ask("branch", name=name, step=step))
+        return str(self._process.ask("branch", name=name, step=step, attempt=attempt))
 
     def history(self) -> list[dict[str, Any]]:
         """Every commit, newest first."""
@@ -164,17 +169,16 @@ class SpooledStore:
     def _state(self) -> UploadState:
         return self._spool.state()
 
-    def _waiting(self) -> list[int]:
-        return self._state().waiting(self._lake.steps())
+    def _waiting(self) -> list[SnapshotKey]:
+        return self._state().waiting(self._lake.keys())
 
     def _require_arrived(self, step: int | None) -> None:
         """A snapshot that is still in the spool has no commit yet that could be named."""
         end = time.monotonic() + float(self.close_s)
-        while (waiting := self._waiting()) and (step is None or step in waiting):
+        while late := [key for key in self._waiting() if step in (None, key.step)]:
             if time.monotonic() > end:
-                late = waiting[0] if step is None else step
                 raise RunError(
-                    f"the snapshot of step {late} has not arrived at {self._address} yet: "
+                    f"the snapshot of {late[0]} has not arrived at {self._address} yet: "
                     f"{self._state().last_error or 'it is on its way'}. Try again later, or see `sonde push`."
                 )
             self._process.keep_alive()
@@ -186,12 +190,16 @@ class SpooledStore:
         if not state.keeps_local:
             self._lake.delete_copies(state.uploaded)
 
-    def _fetched(self, step: int, folder: Path, *, is_base: bool = False) -> SnapshotReader:
+    def _fetched(self, key: SnapshotKey, folder: Path, *, is_base: bool = False) -> SnapshotReader:
         """A snapshot from the far side; `is_base`: another, of an earlier version, is a difference to it."""
-        target = folder / f"{step}-{is_base}"
+        target = folder / f"{key.step}-{is_base}"
         if not target.exists():
-            self._process.ask("fetch", step=step, path=str(target), is_base=is_base)
-        return open_path(target, f"{self._address}/{step}", lambda base: self._fetched(base, folder, is_base=True))
+            self._process.ask("fetch", step=key.step, attempt=key.attempt, path=str(target), is_base=is_base)
+
+        def base(step: int) -> SnapshotReader:
+            return self._fetched(SnapshotKey(0, step), folder, is_base=True)
+
+        return open_path(target, f"{self._address}/{key.step}", base)
 
 
 class _Process:

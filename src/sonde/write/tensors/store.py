@@ -21,21 +21,26 @@ __all__ = ["Receipt", "Store", "known_stores", "open_store"]
 
 @runtime_checkable
 class Store(Protocol):
-    """Snapshots by step. `sonde.testing.StoreTests` is what a store must pass."""
+    """Snapshots by attempt and step. `sonde.testing.StoreTests` is what a store must pass."""
 
     def write(self, snapshot: Snapshot) -> Receipt:
-        """Keep a snapshot: durable and visible when this returns, all of it or none. A step is written once."""
+        """Keep a snapshot: durable and visible when this returns, all of it or none. A step is written once in each
+        attempt."""
         ...
 
-    def steps(self) -> list[int]:
-        """The steps that can be read, in order."""
+    def attempts(self) -> list[int]:
+        """The attempts that have a snapshot, in order."""
         ...
 
-    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
+    def steps(self, attempt: int = 0) -> list[int]:
+        """The steps of an attempt that can be read, in order."""
+        ...
+
+    def read(self, step: int, names: Iterable[str] | None = None, *, attempt: int = 0) -> Snapshot:
         """A snapshot, or some tensors of it, bit by bit as it was written."""
         ...
 
-    def delete(self, step: int) -> None:
+    def delete(self, step: int, *, attempt: int = 0) -> None:
         """Forget a snapshot; every other one stays readable."""
         ...
 

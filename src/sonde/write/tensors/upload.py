@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 from sonde.errors import RunLockedError
 from sonde.schema.addresses import read_address
 from sonde.schema.foreign_words import in_words
-from sonde.schema.tensors import archive_name
+from sonde.schema.tensors import SnapshotKey, archive_name
 from sonde.schema.uploads import UPLOAD_LOCK, UploadState, upload_file
 from sonde.write.durable import write_durably
 from sonde.write.lock import RunLock
@@ -57,20 +57,20 @@ class Spool:
         state.time = time.time()
         write_durably(self.file, state.to_bytes())
 
-    def steps(self) -> list[int]:
-        return self._files.steps()
+    def keys(self) -> list[SnapshotKey]:
+        return self._files.keys()
 
     @contextlib.contextmanager
-    def archive(self, step: int) -> Iterator[Path]:
+    def archive(self, key: SnapshotKey) -> Iterator[Path]:
         """The file of a snapshot. One that an earlier version stored in a folder is made into a file first: there it
         may be the difference to others."""
-        path = self._files.path(step)
+        path = self._files.path(key)
         if not path.is_dir():
             yield path
             return
         with tempfile.TemporaryDirectory(dir=self._lock_folder) as folder:
-            path = Path(folder) / archive_name(step)
-            ArchiveWriter(rank=self.rank).write(path, self._files.read(step))
+            path = Path(folder) / archive_name(key.step)
+            ArchiveWriter(rank=self.rank).write(path, self._files.read(key))
             yield path
 
     def lock(self) -> RunLock:
@@ -99,31 +99,31 @@ class Uploader:
                 branch=self.state.branch,
                 tick=self._tick,
             )
-            self._learn(self._repository.steps())
+            self._learn(self._repository.keys())
         return self._repository
 
-    def _learn(self, steps: list[int]) -> None:
+    def _learn(self, keys: list[SnapshotKey]) -> None:
         """What the far side has without our knowing: the file that says so was lost."""
-        unknown = [step for step in steps if step not in self.state.uploaded]
+        unknown = [key for key in keys if key not in self.state.uploaded]
         if unknown:
             self.state.uploaded |= dict.fromkeys(unknown, "")
             self.spool.keep(self.state)
 
-    def waiting(self) -> list[int]:
-        return self.state.waiting(self.spool.steps())
+    def waiting(self) -> list[SnapshotKey]:
+        return self.state.waiting(self.spool.keys())
 
     def upload_next(self) -> None:
         """One snapshot, the oldest first."""
         waiting = self.waiting()
         if not waiting:
             return
-        step = waiting[0]
+        key = waiting[0]
         self._tick()
         try:
-            with self.spool.archive(step) as path:
-                self.state.uploaded[step] = self.repository.commit(step, path)
+            with self.spool.archive(key) as path:
+                self.state.uploaded[key] = self.repository.commit(key, path)
         except Exception as error:  # noqa: BLE001  whatever the network does, the snapshot waits and the reason is told
-            self.failed(f"step {step}: {in_words(error)}")
+            self.failed(f"{key}: {in_words(error)}")
         else:
             self._num_failures, self.next_time, self.state.last_error = 0, 0.0, ""
             self.last_success = time.monotonic()
@@ -201,18 +201,16 @@ class UploadProcess:
     def _do(self, request: dict[str, Any]) -> Any:
         repository, uploader = self._uploader.repository, self._uploader
         match request["do"]:
-            case "steps":
-                return repository.steps()
             case "fetch":
-                return repository.fetch(request["step"], Path(request["path"]), is_base=request["is_base"])
+                return repository.fetch(_key(request), Path(request["path"]), is_base=request["is_base"])
             case "delete":
-                repository.delete(request["step"])
-                uploader.state.uploaded.pop(request["step"], None)
+                repository.delete(_key(request))
+                uploader.state.uploaded.pop(_key(request), None)
                 return uploader.spool.keep(uploader.state)
             case "tag":
-                return repository.tag(request["name"], request["step"])
+                return repository.tag(request["name"], request["step"], request["attempt"])
             case "branch":
-                return repository.create_branch(request["name"], request["step"])
+                return repository.create_branch(request["name"], request["step"], request["attempt"])
             case "history":
                 return repository.history()
             case "expire":
@@ -246,6 +244,10 @@ class UploadProcess:
                 with contextlib.suppress(OSError):
                     self._uploader.spool.keep(self._uploader.state)
                 _start_over(self._is_orphan)
+
+
+def _key(request: dict[str, Any]) -> SnapshotKey:
+    return SnapshotKey(request["attempt"], request["step"])
 
 
 def command_line(options: dict[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from sonde.errors import UsageError, nearest
 from sonde.read.series.steps import Steps, parse_steps
-from sonde.read.tensors.lake import Lake, open_lake
+from sonde.read.tensors.lake import open_lake
+from sonde.read.tensors.readers import Lake
 from sonde.schema.names import matches_any
 from sonde.schema.tensors import AnyArray, storage_dtype
 
@@ -87,6 +88,8 @@ class BlockRef:
     run: str
     version: tuple[tuple[str, str], ...] = ()
     """A branch, tag or commit, where the run has such."""
+    attempt: int | None = None
+    """The attempt that is viewed; None for the last."""
     question: str = field(default_factory=lambda: uuid4().hex)
     """A lake is opened anew for each question: a live run has more snapshots than it had."""
 
@@ -95,7 +98,9 @@ class BlockRef:
 def lake_at(place: BlockRef) -> Lake:
     """The lake of a question, opened once per process."""
     at = dict(place.version)
-    return open_lake(Path(place.run), branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+    return open_lake(
+        Path(place.run), attempt=place.attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit")
+    )
 
 
 def read_block(place: BlockRef, step: int, name: str, rows: Rows) -> AnyArray:

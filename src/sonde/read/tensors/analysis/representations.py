@@ -10,7 +10,7 @@ import numpy as np
 from sonde.errors import UsageError
 from sonde.read.tensors.analysis.blocks import BlockRef, Tracked, lake_at
 from sonde.read.tensors.analysis.cka import as_examples, linear_cka, unbiased_cka
-from sonde.read.tensors.lake import Lake
+from sonde.read.tensors.readers import Lake
 
 
 def representation_rows(

@@ -36,15 +36,15 @@ class RunTensors:
     `cluster` is a Dask client; where one is active it is used without being named.
     """
 
-    def __init__(self, run: Path, version: Mapping[str, str] | None = None) -> None:
-        self._run, self._version = run, tuple(sorted((version or {}).items()))
+    def __init__(self, run: Path, version: Mapping[str, str] | None = None, attempt: int | None = None) -> None:
+        self._run, self._version, self._attempt = run, tuple(sorted((version or {}).items())), attempt
 
     def __repr__(self) -> str:
         return f"<whole tensors of {self._run}: evolution, distribution, spectra, similarity, standing, cka, lora>"
 
     def place(self) -> BlockRef:
         """Where the tensors are, for one question."""
-        return BlockRef(str(self._run), self._version)
+        return BlockRef(str(self._run), self._version, self._attempt)
 
     def evolution(self, pattern: Pattern = "param/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """How tensors move: norm, distance from the first snapshot and from the one before, cosines, relative change.

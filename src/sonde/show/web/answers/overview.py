@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from sonde.errors import CorruptError
 from sonde.read.compare.runs import flatten
-from sonde.read.run.catalog import read_rows
 from sonde.read.run.state import RunState
 from sonde.read.run.status import lost
+from sonde.read.tensors.tensors import num_snapshots
 from sonde.run import Run
 from sonde.schema.losses import training_loss, validation_loss, words
 from sonde.schema.names import is_inspection
@@ -149,7 +149,7 @@ def _first_step(state: RunState) -> int:
 
 def _num_snapshots(state: RunState) -> int:
     try:
-        return len(read_rows(state.run, "snapshots", is_live=state.is_held))
+        return num_snapshots(state)
     except CorruptError:  # a damaged catalog is in the warnings
         return 0
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.errors import MissingPackageError, RunError
 from sonde.read.run.folder import inside
-from sonde.read.tensors.lake import FolderLake
+from sonde.read.tensors.view import SnapshotView
 from sonde.run import Run
 from sonde.schema.lake import TensorEntry
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query
@@ -21,9 +21,9 @@ MAX_SNAPSHOTS: Final = 2_000
 MAX_ELEMENTS: Final = 1 << 30
 
 
-def _lake(run: Run) -> FolderLake:
+def _lake(run: Run) -> SnapshotView:
     inside(run.path, "tensors")
-    return FolderLake(run.path)
+    return run.lake(is_local=True)
 
 
 def snapshots(run: Run, query: Query) -> Reply:
@@ -41,6 +41,7 @@ def snapshots(run: Run, query: Query) -> Reply:
                     "reason": document.reason,
                     "nbytes": document.nbytes,
                     "num_tensors": len(document.tensors),
+                    "attempt": lake.attempt(step),
                 }
             )
     except (RunError, MissingPackageError) as error:
@@ -59,7 +60,7 @@ def snapshot(run: Run, step: int, query: Query) -> Reply:
     return json_reply({"tensors": rows})
 
 
-def _entries(lake: FolderLake, step: int) -> list[tuple[str, TensorEntry]]:
+def _entries(lake: SnapshotView, step: int) -> list[tuple[str, TensorEntry]]:
     if not 0 <= step <= MAX_STEP or step not in lake.steps:
         raise NotFoundError(f"no snapshot of step {step}")
     return sorted(lake.entries(step).items())

@@ -6,27 +6,28 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from sonde.errors import RunError, UnknownNameError, UsageError
-from sonde.schema.tensors import HostTensor, Receipt, Snapshot
+from sonde.schema.tensors import HostTensor, Receipt, Snapshot, SnapshotKey
 
 
 class MemoryStore:
     """A dictionary of copies."""
 
     def __init__(self) -> None:
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[SnapshotKey, Snapshot] = {}
 
     def write(self, snapshot: Snapshot) -> Receipt:
-        if snapshot.step in self._snapshots:
-            raise UsageError(f"step {snapshot.step} is in the store already. Delete it first.")
+        if snapshot.key in self._snapshots:
+            raise UsageError(f"{snapshot.key} is in the store already. Delete it first.")
         tensors = {
             name: HostTensor(tensor.flat().copy(), tensor.dtype, tensor.shape)
             for name, tensor in snapshot.tensors.items()
         }
-        kept = Snapshot(snapshot.step, snapshot.time, snapshot.reason, tensors)
-        self._snapshots[snapshot.step] = kept
+        kept = replace(snapshot, tensors=tensors)
+        self._snapshots[kept.key] = kept
         return Receipt(
             step=kept.step,
             nbytes=kept.nbytes,
@@ -35,28 +36,30 @@ class MemoryStore:
             sha256=hashlib.sha256(_document(kept)).hexdigest(),
         )
 
-    def steps(self) -> list[int]:
-        return sorted(self._snapshots)
+    def attempts(self) -> list[int]:
+        return sorted({key.attempt for key in self._snapshots})
 
-    def read(self, step: int, names: Iterable[str] | None = None) -> Snapshot:
-        kept = self._find(step)
+    def steps(self, attempt: int = 0) -> list[int]:
+        return sorted(key.step for key in self._snapshots if key.attempt == attempt)
+
+    def read(self, step: int, names: Iterable[str] | None = None, *, attempt: int = 0) -> Snapshot:
+        kept = self._find(SnapshotKey(attempt, step))
         wanted = kept.tensors if names is None else list(names)
         for name in wanted:
             if name not in kept.tensors:
                 raise UnknownNameError(f"tensor at step {step}", name, kept.tensors)
-        return Snapshot(kept.step, kept.time, kept.reason, {name: kept.tensors[name] for name in wanted})
+        return replace(kept, tensors={name: kept.tensors[name] for name in wanted})
 
-    def delete(self, step: int) -> None:
-        self._find(step)
-        del self._snapshots[step]
+    def delete(self, step: int, *, attempt: int = 0) -> None:
+        del self._snapshots[self._find(SnapshotKey(attempt, step)).key]
 
     def close(self) -> None:
         """What was kept stays readable until the store is forgotten."""
 
-    def _find(self, step: int) -> Snapshot:
-        if step not in self._snapshots:
-            raise RunError(f"no snapshot of step {step}. There are: {self.steps()}.")
-        return self._snapshots[step]
+    def _find(self, key: SnapshotKey) -> Snapshot:
+        if key not in self._snapshots:
+            raise RunError(f"no snapshot of {key}. There are: {self.steps(key.attempt)}.")
+        return self._snapshots[key]
 
 
 def open(run: Path, *, rank: int = 0) -> MemoryStore:

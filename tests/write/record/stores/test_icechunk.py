@@ -14,7 +14,7 @@ from sonde.errors import MissingPackageError, RunError, RunLockedError, UnknownN
 from sonde.read.tensors.icechunk import IcechunkLake
 from sonde.read.tensors.lake import open_lake
 from sonde.schema.addresses import local_address
-from sonde.schema.tensors import Snapshot
+from sonde.schema.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import StoreTests, drifting
 from sonde.write.tensors import spooled
 from sonde.write.tensors.files import LakeFiles
@@ -177,7 +177,8 @@ def test_a_second_writer_of_a_local_repository_is_refused(tmp_path: Path) -> Non
         if step % 2:
             with pytest.raises(RunLockedError):
                 Repository(local_address(tmp_path), rank=1)
-        landed.append(first.commit(step, LakeFiles(tmp_path).path(step)))
+        key = SnapshotKey(0, step)
+        landed.append(first.commit(key, LakeFiles(tmp_path).path(key)))
     first.close()
     lake.close()
     assert len(set(landed)) == 60
@@ -200,3 +201,20 @@ def test_a_run_without_a_repository_has_no_branches(tmp_path: Path) -> None:
 
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_a_tag_names_a_step_of_the_last_attempt_or_of_the_one_that_was_asked_for(run_folder: Path) -> None:
+    store: Any = open_store("icechunk", run_folder, {"close_s": 120.0})
+    for attempt in (0, 1):
+        store.write(Snapshot(3, 0.0, "", drifting(attempt), attempt=attempt))
+    store.tag("last", 3)
+    store.tag("first", 3, attempt=0)
+    with pytest.raises(RunError, match="no commit brought step 3 of attempt 2"):
+        store.tag("none", 3, attempt=2)
+    store.delete(3, attempt=1)
+    store.close()
+    for tag, seed in (("first", 0), ("last", 1)):
+        found = open_lake(run_folder, tag=tag).read(3, "param/weight")
+        assert found.tobytes() == drifting(seed)["param/weight"].flat().tobytes()
+    assert open_lake(run_folder).read(3, "param/weight").tobytes() == drifting(0)["param/weight"].flat().tobytes()

@@ -17,7 +17,7 @@ import pytest
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.lake import open_lake, upload_state
 from sonde.schema.addresses import Address
-from sonde.schema.tensors import Snapshot
+from sonde.schema.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import StoreTests, drifting
 from sonde.write.tensors.files import LakeFiles
 from sonde.write.tensors.push import push
@@ -164,7 +164,7 @@ def test_uploads_go_on_after_kill_9_of_the_training(s3: Any, run_folder: Path, u
 import os, signal
 from pathlib import Path
 from sonde.write.tensors.store import open_store
-from sonde.schema.tensors import Snapshot
+from sonde.schema.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import drifting
 store = open_store({url!r}, Path({str(run_folder)!r}), {{"linger_s": 0.0, "timeout_s": 1.0}})
 for step in range(3):
@@ -210,7 +210,8 @@ def test_sixty_commits_of_two_writers_all_land(s3: Any, tmp_path: Path) -> None:
             repository = Repository(address, rank=rank)
             for step in range(30):
                 write(lake, step)
-                repository.commit(step, LakeFiles(tmp_path, rank).path(step))
+                key = SnapshotKey(0, step)
+                repository.commit(key, LakeFiles(tmp_path, rank).path(key))
         except BaseException as error:
             failures.append(error)
 

@@ -1,0 +1,167 @@
+"""The snapshots of a run that are shown: of each step the one of the last attempt that covers it.
+
+A snapshot is whole by itself, so the mark that hides the last step of a killed process does not hide its snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from sonde.errors import CorruptError, RunError
+from sonde.read.run.catalog import read_attempts, read_snapshot_rows
+from sonde.read.run.status import is_locked
+from sonde.read.tensors.readers import Lake
+from sonde.schema.attempts import History
+from sonde.schema.lake import Index, SnapshotDocument, TensorEntry
+from sonde.schema.layout import CATALOG_FILE
+from sonde.schema.tensors import AnyArray, SnapshotKey
+
+
+class Source(Protocol):
+    """Where snapshots are kept: a place for each attempt."""
+
+    @property
+    def name(self) -> str:
+        """The folder or the address, for people."""
+        ...
+
+    def attempts(self) -> list[int]:
+        """The places that have a snapshot."""
+        ...
+
+    def lake(self, attempt: int) -> Lake:
+        """The snapshots of one place."""
+        ...
+
+
+def is_shown(history: History, view: int | None, attempt: int, step: int) -> bool:
+    """Whether the snapshot that an attempt took of a step is shown. `history` ends with the attempt that is viewed;
+    `view` is None for the last one."""
+    if attempt > history.last:
+        # Earlier versions did not enter an attempt that recorded nothing else.
+        return view is None or attempt <= view
+    return step < history.abandoned_from(attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the catalog says."""
+
+    history: History = field(default_factory=History)
+    attempts: dict[SnapshotKey, int] = field(default_factory=dict)
+    """The attempt of each snapshot, by its place. Earlier versions put those of all attempts into the first place."""
+
+    def attempt_of(self, place: SnapshotKey) -> int:
+        return max(place.attempt, self.attempts.get(place, place.attempt))
+
+
+class SnapshotView:
+    """A lake of what is shown. Snapshots and attempts that appear later are found."""
+
+    def __init__(self, run: Path, source: Source, *, attempt: int | None = None) -> None:
+        self.run, self._source, self._view = run, source, attempt
+        self._signature: object = None
+        self._known = _Known()
+        self._shown: dict[int, tuple[SnapshotKey, int]] = {}
+        self._lakes: dict[int, Lake] = {}
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(self._look())
+
+    def document(self, step: int) -> SnapshotDocument:
+        return self._lake(step).document(step)
+
+    def entries(self, step: int) -> dict[str, TensorEntry]:
+        return self._lake(step).entries(step)
+
+    def read(self, step: int, name: str) -> AnyArray:
+        return self._lake(step).read(step, name)
+
+    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
+        return self._lake(step).read_part(step, name, slices)
+
+    def place(self, step: int) -> SnapshotKey:
+        """Where the snapshot of a step is stored."""
+        return self._find(step)[0]
+
+    def attempt(self, step: int) -> int:
+        """The attempt that took the snapshot of a step."""
+        return self._find(step)[1]
+
+    def hidden(self, step: int) -> list[int]:
+        self._look()
+        return sorted({attempt for place, attempt in self._all() if place.step == step})
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _find(self, step: int) -> tuple[SnapshotKey, int]:
+        found = self._shown.get(step) if self._signature == self._signature_now() else None
+        if found is None and (found := self._look().get(step)) is None:
+            hidden = "".join(f" Attempt {attempt} has one, which is not shown." for attempt in self.hidden(step))
+            raise RunError(f"{self._source.name} has no snapshot of step {step}. {known_steps(self.steps)}{hidden}")
+        return found
+
+    def _lake(self, step: int) -> Lake:
+        return self._lake_at(self.place(step).attempt)
+
+    def _lake_at(self, attempt: int) -> Lake:
+        if attempt not in self._lakes:
+            self._lakes[attempt] = self._source.lake(attempt)
+        return self._lakes[attempt]
+
+    def _look(self) -> dict[int, tuple[SnapshotKey, int]]:
+        """Where the snapshot of each step is, and its attempt."""
+        signature = self._signature_now()
+        if signature != self._signature or not self._shown:
+            self._known = self._read_catalog()
+        every = sorted(self._all(), key=lambda found: found[1])
+        view = self._viewed([attempt for _, attempt in every])
+        history = self._known.history if view is None else self._known.history.until(view)
+        shown = [(place, attempt) for place, attempt in every if is_shown(history, view, attempt, place.step)]
+        self._shown = {place.step: (place, attempt) for place, attempt in shown}
+        self._signature = signature
+        return self._shown
+
+    def _viewed(self, attempts: list[int]) -> int | None:
+        """The attempt that is viewed, None for the last. `attempts` are those of the snapshots that are there."""
+        return self._view
+
+    def _all(self) -> Iterator[tuple[SnapshotKey, int]]:
+        for attempt in self._source.attempts():
+            for step in self._lake_at(attempt).steps:
+                place = SnapshotKey(attempt, step)
+                yield place, self._known.attempt_of(place)
+
+    def _read_catalog(self) -> _Known:
+        is_live = is_locked(self.run) is not False
+        try:
+            attempts = read_attempts(self.run, is_live=is_live)
+            rows = read_snapshot_rows(self.run, is_live=is_live)
+        except CorruptError:
+            if self._source.attempts() not in ([], [0]):
+                raise
+            return _Known()  # there is one attempt, and its tensors do not need the catalog
+        return _Known(History(attempts), {row.place: row.attempt for row in rows})
+
+    def _signature_now(self) -> object:
+        return [_file_signature(self.run / f"{CATALOG_FILE}{suffix}") for suffix in ("", "-wal")]
+
+
+def known_steps(steps: list[int]) -> str:
+    """The steps there are, in words."""
+    if not steps:
+        return "It has none; take some with watch(model, snapshots=every(500))."
+    shown = ", ".join(map(str, steps[:8]))
+    return f"There are {len(steps)}: {shown}{', …' if len(steps) > 8 else ''}."
+
+
+def _file_signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,221 @@
+"""Which thread of the program trains which models. Each training thread counts its own steps.
+
+A thread trains a model once it runs a forward pass of it with gradients on, and for certain once it steps one of its
+optimizers. Autograd's threads, replicas and evaluations never count as training threads. Almost every program has one
+training thread; then this costs a few comparisons per forward pass.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from sonde.session.training.thread import TrainingThread
+
+if TYPE_CHECKING:
+    from sonde.probe.optimizer.hooks import Call
+    from sonde.session.session import Session
+    from sonde.session.watched_model import WatchedModel
+
+_IDLE_STEPS: Final = 1000
+"""A thread that makes no step while another makes this many no longer holds back where a resumed run begins."""
+
+
+class _Life:
+    """Freed when its thread ends. Python reuses thread idents, so they cannot tell."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    """What is known about the calling thread."""
+
+    training: TrainingThread | None = None
+    """Counts the steps of the models it trained last."""
+
+    def __init__(self) -> None:
+        self._life = _Life()
+        self.id = weakref.ref(self._life)
+
+
+class TrainingThreads:
+    """The training threads of one session: at least one, more once other threads train other models."""
+
+    def __init__(self, session: Session, first: int) -> None:
+        self.session, self.first_step = session, first
+        self.all: tuple[TrainingThread, ...] = (TrainingThread(session, first),)
+        self._here = _Here()
+        # Taken before the locks of `Steps`, never while one of them is held.
+        self._lock = threading.RLock()
+        self._complete = first
+
+    # ------------------------------------------------------------------------------------------------ which one it is
+
+    @property
+    def current(self) -> TrainingThread:
+        """The calling thread's; for a thread that trains nothing, the one that is furthest ahead."""
+        if len(self.all) == 1:
+            return self.all[0]
+        return self._own or self.furthest
+
+    @property
+    def furthest(self) -> TrainingThread:
+        return max(self.all, key=lambda training: training.steps.last)
+
+    @property
+    def _own(self) -> TrainingThread | None:
+        own = self._here.training
+        return own if own is not None and own.thread is self._here.id and not own.is_abandoned else None
+
+    @property
+    def here(self) -> weakref.ref[Any]:
+        """The calling thread."""
+        return self._here.id
+
+    def may_be(self, training: TrainingThread) -> bool:
+        """Whether what the calling thread does may belong to this one; not if it trains other models."""
+        return len(self.all) == 1 or self._own in (None, training)
+
+    def is_elsewhere(self, watching: WatchedModel) -> bool:
+        """Whether another thread that is still alive trains this model."""
+        training = watching.training
+        return watching.is_trained and training.is_alive and training.thread is not self._here.id
+
+    # ------------------------------------------------------------------------------------------ what the threads do
+
+    def runs(self, watching: WatchedModel) -> None:
+        """The calling thread runs a forward pass of this model with gradients on."""
+        here, training = self._here, watching.training
+        training.actor = here.id
+        if here.training is not training or training.thread is not here.id or not watching.has_run:
+            with self._lock:
+                self._assign(watching, is_step=False, is_alone=True)
+                watching.has_run = True
+
+    def trains(self, watching: WatchedModel) -> None:
+        """The calling thread steps an optimizer of this model."""
+        here, training = self._here, watching.training
+        is_alone, training.actor = training.actor is here.id, here.id
+        if here.training is not training or training.thread is not here.id or not watching.is_trained:
+            with self._lock:
+                self._assign(watching, is_step=True, is_alone=is_alone)
+                watching.has_run = watching.is_trained = True
+
+    def of_call(self, call: Call) -> list[TrainingThread]:
+        """The training threads whose models this optimizer steps. Inside a backward pass the caller may be one of
+        autograd's threads, which trains nothing."""
+        from sonde.probe.guards import is_in_backward
+
+        found = [watching for watching in self.session.watched_models if watching.optimizers in call.listeners]
+        if not is_in_backward():
+            for watching in found:
+                self.trains(watching)
+        return list(dict.fromkeys(watching.training for watching in found))
+
+    def begins(self) -> TrainingThread:
+        """The calling thread announces its next step. If it trains nothing yet while another thread does, and a model
+        is still untrained, it is about to train that one."""
+        if self._here.training is None and self.all[0].is_alive and self.all[0].thread is not self._here.id:
+            with self._lock:
+                if any(not watching.is_trained for watching in self.session.watched_models):
+                    self._take(self._new(self.first_step))
+        return self.current
+
+    # ---------------------------------------------------------------------------------------------- who trains what
+
+    def _assign(self, watching: WatchedModel, *, is_step: bool, is_alone: bool) -> None:
+        """Decide which training thread the model belongs to. `is_alone`: no other thread used its models since the
+        calling thread last did."""
+        training, own = watching.training, self._own
+        others = [other for other in training.watched_models if other is not watching]
+        if training.thread is self._here.id and not training.is_abandoned:
+            self._here.training = training
+        elif not watching.is_trained:
+            self._assign_new(watching, own, others)
+        elif not training.is_alive:
+            if own is None or is_step:
+                self._take(training)
+        elif is_step:
+            if others and not is_alone:  # two threads train at once models that were counted together
+                self._move(watching, self._new(training.steps.number + training.steps.is_over))
+            else:
+                self._take(training)
+        # Otherwise it is a forward pass of a model that another thread trains, as a teacher or to evaluate it.
+
+    def _assign_new(self, watching: WatchedModel, own: TrainingThread | None, others: list[WatchedModel]) -> None:
+        """No optimizer has stepped it yet. It counts from the first step even if the thread that trained the others has
+        ended: whether it has ended by now depends on timing."""
+        training = watching.training
+        if own is not None:
+            self._move(watching, own)
+        elif others and (training.is_alive or any(other.is_trained for other in others)):
+            self._move(watching, self._new(self.first_step))
+        else:
+            self._take(training)
+
+    def _new(self, first: int) -> TrainingThread:
+        made = TrainingThread(self.session, first)
+        made.governing.governor.budget = self.all[0].governing.governor.budget
+        made.seen_at = self.furthest.steps.number
+        self.all = (*self.all, made)
+        return made
+
+    def _take(self, training: TrainingThread) -> None:
+        training.thread = training.actor = self._here.id
+        self._here.training = training
+
+    def _move(self, watching: WatchedModel, training: TrainingThread) -> None:
+        before = watching.training
+        with before.steps.lock:  # or it could hand over what is measured from now on
+            passes = before.steps.leave(watching, {id(one) for one in watching.optimizers.watched})
+            watching.join(training)
+        training.steps.join(passes)
+        self._take(training)
+        if not before.watched_models and len(self.all) > 1:
+            before.steps.flush()
+            before.is_abandoned = True
+            self.all = tuple(other for other in self.all if other is not before)
+        self.session.snapshots.check_threads()
+
+    # -------------------------------------------------------------------------------------------------- the session's
+
+    def step_ended(self, ended: TrainingThread) -> None:
+        """Tell the writer how far all threads are. After a kill, steps up to the furthest thread's are shown, and a
+        resumed run begins at the step of the thread that is furthest behind."""
+        step, writer = ended.steps.number, self.session.writer
+        if len(self.all) == 1:
+            self._complete = step
+            writer.set_step(step)
+            return
+        numbers = [training.steps.number for training in self.all]
+        ended.seen_at = furthest = max(numbers)
+        recent = [t for t in self.all if t.is_alive and furthest - t.seen_at <= _IDLE_STEPS]
+        active = [training.steps.number for training in recent if training.watched_models]
+        self._complete = max(self._complete, min(active, default=step))
+        writer.set_step(self._complete, visible=furthest)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one thread has models to train."""
+        return len(self.all) > 1 and sum(bool(training.watched_models) for training in self.all) > 1
+
+    def finish(self) -> None:
+        """No step follows."""
+        for training in self.all:
+            training.finish()
+
+    def restart(self, step: int) -> None:
+        """Continue with this step; only where one thread trains."""
+        self.first_step = self._complete = step
+        for training in self.all:
+            training.steps.restart(step)
+
+    def set_budget(self, budget: float | None) -> None:
+        for training in self.all:
+            training.governing.governor.budget = budget
+
+    def facts(self) -> dict[str, Any]:
+        from sonde.session.budget import joined_facts
+
+        return joined_facts([training.governing for training in self.all])

@@ -1,0 +1,116 @@
+"""Steps that no hook of an optimizer shows: the warnings that name them and say what to do.
+
+Steps in compiled code and in CUDA graphs are followed by `compiled_steps.py` and `graph_replays.py` in
+`probe/optimizer/`. Left are updates written by hand, optimizers that are not torch's, and what a version of the
+compiler does not let us follow.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from sonde.probe.outputs import is_plain_tensor
+from sonde.write.ranks import world_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from sonde.session.session import Session
+    from sonde.session.watched_model import WatchedModel
+
+MIN_UPDATES: Final = 3
+"""Changes of the parameters without a step until it is said. One may be a checkpoint that is loaded after a trial."""
+_REMEDY: Final = "Call sonde.step() after each update to count it as a step."
+
+
+class UnseenUpdates:
+    """Notices that a model is trained by something that is not an optimizer of torch's.
+
+    The version of one parameter tells, from the end of one forward pass to the beginning of the next, and only as long
+    as no optimizer has stepped and the user has ended no step: weights that are averaged, clipped or loaded between the
+    steps of an optimizer are no updates.
+    """
+
+    def __init__(self, watching: WatchedModel) -> None:
+        self._watching = watching
+        self._parameter: weakref.ref[Tensor] | None = None
+        self._version = -1
+        self._num_changes = self._num_passes = 0
+        self._is_done = world_size() > 1  # what shards parameters between ranks writes to them as well
+
+    def model_entered(self) -> None:
+        """A forward pass that trains begins."""
+        if self._is_done:
+            return
+        if self._is_counted():
+            self._is_done = True
+            return
+        if not self._watching.training.steps.passes.is_used_by(self._watching):
+            return
+        self._num_passes += 1
+        parameter = self._parameter() if self._parameter is not None else None
+        if parameter is not None and parameter._version != self._version >= 0:
+            self._num_changes += 1
+            if self._num_changes == MIN_UPDATES:
+                self._warn("the parameters of this model change, but no step of a torch optimizer was seen")
+
+    def model_returned(self) -> None:
+        """It has ended. An embedding with a `max_norm` changes its weights inside."""
+        if self._is_done:
+            return
+        parameter = self._parameter() if self._parameter is not None else self._choose()
+        self._version = parameter._version if parameter is not None else -1
+
+    def finish(self) -> None:
+        """The session ends as it should."""
+        if not self._is_done and self._num_passes >= MIN_UPDATES and not self._is_counted():
+            self._warn("gradients were computed, but no step of a torch optimizer was seen")
+
+    def _warn(self, what: str) -> None:
+        self._is_done = True
+        self._watching.training.steps.lose_sight()
+        self._watching.session.warn_once(
+            "unseen updates",
+            f"{what}: every value is recorded at step {self._watching.session.step_number}. {_REMEDY}",
+        )
+
+    def _is_counted(self) -> bool:
+        session = self._watching.session
+        return (
+            self._watching.training.steps.has_seen_optimizer
+            or not self._watching.training.steps.is_count_known
+            or self._watching.optimizers.has_unnamed
+            or not session.position.is_fresh
+        )
+
+    def _choose(self) -> Tensor | None:
+        """The last one that is trained: nearest to the loss, so that it has a gradient if any has."""
+        model = self._watching.names.model()
+        trained = [p for p in model.parameters() if p.requires_grad and is_plain_tensor(p)] if model is not None else []
+        if not trained or trained[-1].is_inference():
+            self._is_done = True
+            return None
+        self._parameter = weakref.ref(trained[-1])
+        return trained[-1]
+
+
+def warn_of_unseen(session: Session, optimizer: Optimizer, where: str) -> None:
+    """Steps of this optimizer cannot be followed from now on: those that the user ends count."""
+    session.training.steps.lose_sight()
+    session.warn_once(
+        f"unseen in {where}",
+        f"{type(optimizer).__name__}.step() is part of {where}, where sonde cannot see it: its steps are not counted. "
+        f"{_REMEDY} Parameters and gradients are then recorded as they are at that moment; updates are not.",
+    )
+
+
+def warn_of_missing(session: Session, optimizer: Optimizer) -> None:
+    """A step inside one graph: nothing can be read between the gradients and the update."""
+    session.warn_once(
+        f"one graph {type(optimizer).__name__}",
+        f"{type(optimizer).__name__}.step() runs inside a single graph, compiled or captured: its steps are counted, "
+        "and parameters and optimizer state are recorded after each; gradients and updates are not. Call step() "
+        "outside the graph to record them.",
+    )
