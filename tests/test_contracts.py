@@ -43,9 +43,9 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
     ],
     "stores": [
         {
-            "record/stores/a.py": "import sonde.write.tensors.stores.b as _",
-            "record/stores/b.py": "",
-            "record/stores/__init__.py": "",
+            "write/tensors/stores/a.py": "import sonde.write.tensors.stores.b as _",
+            "write/tensors/stores/b.py": "",
+            "write/tensors/stores/__init__.py": "",
         },
     ],
     "rules": [
@@ -65,7 +65,7 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
     ],
     "training-without-viewers": [
         {"session.py": "import duckdb"},
-        {"record/__init__.py": "from rich.table import Table"},
+        {"write/__init__.py": "from rich.table import Table"},
         {"probe/__init__.py": "def planted():\n    import typer"},
         {"reduce/__init__.py": "import pandas"},
         {"config.py": "import starlette"},
