@@ -14,7 +14,7 @@ ALONE := distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install web browser azurite zoo demo test check lint types contracts quick marked foreign bench docs format clean
+.PHONY: help install web browser azurite zoo demo test check lint types contracts quick coverage marked foreign bench docs format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -39,7 +39,8 @@ azurite: browser  ## what the tests of the Azure store need: its server, into .v
 demo: web  ## train a small network with a planted problem, and look at it
 	$(BIN)/python examples/demo.py
 
-test: check marked  ## everything that is checked on every change
+test: $(STAMP)  ## everything that is checked on every change, and how long each part took
+	@$(BIN)/python scripts/parts.py $(MAKE) lint types contracts quick marked
 
 check: lint types contracts quick  ## ruff, types, import contracts and the quick tests
 
@@ -60,8 +61,18 @@ $(ZOO): tests/foreign/requirements.txt | $(STAMP)
 
 zoo: $(ZOO)  ## install torchvision, timm and diffusers for the foreign zoo, apart from the other packages
 
-quick: web  ## the quick tests
+quick: web  ## the quick tests; FILE=src/sonde/… for those closest to one file
+ifdef FILE
+	tests=$$($(BIN)/python scripts/tests_of.py $(FILE)); $(TEST) -q $$tests
+else
 	$(TEST) -q -n 2
+endif
+
+# Apart from `quick`, which it would slow down by half: 133 s of CPU time in place of 84 s for 1,393 tests.
+coverage: export COVERAGE_FILE := .venv/.coverage
+coverage: web  ## the quick tests, and how many lines they run; .venv/coverage/index.html shows which
+	$(TEST) -q -n 2 --cov=sonde --cov-report=html:.venv/coverage
+	@echo "The quick tests run $$($(BIN)/coverage report --format=total) % of the lines."
 
 marked: web browser azurite zoo  ## the slow, fault, distributed, browser and gpu tests; what the machine lacks is skipped
 	$(TEST) -q -n 2 -m "(slow or fault) and not ($(ALONE))"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -186,6 +187,14 @@ def gpu() -> str:
     return f"{table(heads, rows)}\n\n{words}"
 
 
+def layers() -> str:
+    """The rooms in the order in which they may import one another, as import-linter holds them."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {contract["id"]: contract for contract in project["tool"]["importlinter"]["contracts"]}
+    rows = [re.sub(r"[()]", "", layer) for layer in contracts["layers"]["layers"]]
+    return "```text\n" + "\n".join(rows) + "\n```"
+
+
 def catalog() -> str:
     from sonde.schema.layout import CATALOG_SCHEMA
 
@@ -231,6 +240,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         overhead,
         diagnosis,
         gpu,
+        layers,
         catalog,
         errors,
         commands,

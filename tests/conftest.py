@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +36,19 @@ def nothing_compiled_yet() -> None:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None:
         utils.counters.clear()
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    """Wait for a claim to come true:  until(lambda: writer.degraded). A broken promise fails here, not by a timeout."""
+
+    def wait(claim: Callable[[], object], timeout_s: float = 30.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not claim():
+            assert time.monotonic() < end, f"not true after {timeout_s:g} s"
+            time.sleep(0.01)
+
+    return wait
 
 
 @pytest.fixture

@@ -88,28 +88,43 @@ def test_version_is_that_of_the_package() -> None:
     assert sonde.__version__ == version("sonde")
 
 
+CHECK_RECORD = """
+import inspect, pickle, pydoc
+
+assert inspect.isfunction(record), record
+assert str(inspect.signature(record)) == "(target: 'Any' = None, /, **options: 'Any') -> 'Any'"
+assert "Record a training function" in pydoc.render_doc(record)
+assert pickle.loads(pickle.dumps(record)) is record
+
+@record
+def train(x): return x + 1
+assert inspect.isfunction(train) and train.__name__ == "train"
+
+import sonde.write.writer
+import sonde
+assert sonde.record is record and sonde.write.writer.Writer.__name__ == "Writer"
+print("ok")
+"""
+
+
 @pytest.mark.parametrize(
     "code",
     [
         "import sonde; record = sonde.record",
         "from sonde import record",
         "import sonde.write.writer, sonde; record = sonde.record",
-        "import sonde.session, sonde; record = sonde.record",
         "from sonde.write.writer import Writer; from sonde import record",
+        "import sonde.session, sonde; record = sonde.record",
     ],
 )
-def test_record_is_the_decorator_and_the_package(code: str) -> None:
-    check = """
-import inspect
-@record
-def train(x): return x + 1
-assert inspect.isfunction(train) and train.__name__ == "train"
-import sonde.write.writer as writer
-import sonde
-assert writer.Writer is sonde.write.writer.Writer
-print("ok")
-"""
-    assert python(f"{code}\n{check}").strip() == "ok"
+def test_record_is_a_plain_function_whatever_was_imported_before(code: str) -> None:
+    assert python(f"{code}\n{CHECK_RECORD}").strip() == "ok"
+
+
+def test_no_public_function_shares_its_name_with_a_room() -> None:
+    """Importing `sonde.x.y` sets the attribute `x` of `sonde`: a room of that name would replace the function."""
+    rooms = {path.stem for path in (ROOT / "src" / "sonde").iterdir()}
+    assert not rooms & set(sonde.__all__)
 
 
 LOOK = """

@@ -111,8 +111,7 @@ def test_following_a_live_run_gives_every_row_once_and_in_order(child):
 
 def test_following_a_run_that_is_killed_ends(child):
     process, path = child(100, "wait")
-    while process.stdout.readline().strip() != "99":
-        pass
+    assert "99\n" in iter(process.stdout.readline, "")  # at the end of a child that died before, this fails
     losses = []
     for update in Run(path).follow(poll_s=0.01):
         losses += update.scalars["value"].to_pylist()
@@ -132,21 +131,41 @@ def test_asking_for_the_status_never_takes_the_lock_from_a_writer(record):
     recording.steps(1).flush()
 
 
+ASK = """
+import sys, time
+from pathlib import Path
+from sonde.read.run.status import is_locked
+
+run, end = Path(sys.argv[1]), time.monotonic() + 120
+is_locked(run)
+print("asking", flush=True)
+while time.monotonic() < end:
+    is_locked(run)
+"""
+
+
+def is_free(path):
+    """Whether a writer without any patience could begin now."""
+    try:
+        RunLock(path, patience_s=0).release()
+    except RunLockedError:
+        return False
+    return True
+
+
 def test_a_writer_can_begin_while_somebody_keeps_asking(record):
     """The shared lock of the question is held for a moment only; the writer is patient for longer."""
     path = record().steps(1).finish().path
-    ask = (
-        "from pathlib import Path; from sonde.read.run.status import is_locked\n"
-        f"while True: is_locked(Path({str(path)!r}))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", ask])
-    try:
-        time.sleep(0.3)
-        for _ in range(20):
-            RunLock(path).release()
-    finally:
-        process.kill()
-        process.wait()
+    process = subprocess.Popen([sys.executable, "-c", ASK, path], stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            assert process.stdout.readline() == "asking\n"
+            num_free = next(n for n in range(500_000) if not is_free(path))  # the question does stand in the way
+            for _ in range(10 * num_free + 200):
+                RunLock(path).release()
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def rewrite(path, **facts):

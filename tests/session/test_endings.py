@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +82,7 @@ FOREVER = """
     print("ready", flush=True)
     while True:
         train(1)
+        print("one more", flush=True)
         time.sleep(0.01)
 """
 
@@ -93,7 +93,7 @@ FOREVER = """
 def test_a_program_stopped_from_outside_keeps_what_was_acknowledged(how: signal.Signals, status: str) -> None:
     process = start(FOREVER)
     assert sonde.open("runs/latest").status == "running"
-    time.sleep(0.3)
+    assert [process.stdout.readline() for _ in range(3)] == ["one more\n"] * 3
     process.send_signal(how)
     process.communicate(timeout=60)
     run = sonde.open("runs/latest")

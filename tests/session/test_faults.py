@@ -15,7 +15,7 @@ import sonde
 from sonde.testing.awkward import Case, train
 
 SOURCE = str(Path(sonde.__file__).parent)
-ROOMS = tuple(f"{SOURCE}/{room}/" for room in ("probe", "reduce", "session", "record", "schema"))
+ROOMS = tuple(f"{SOURCE}/{room}/" for room in ("probe", "reduce", "budget", "session", "write", "schema"))
 # The wrappers themselves, up to their `try`: nothing of ours runs there.
 WRAPPERS = {
     ("guards.py", "run"),
@@ -25,8 +25,8 @@ WRAPPERS = {
     ("functions.py", "call"),
     ("entry.py", "entered"),
     ("functional.py", "call"),
-    ("optimizer_hooks.py", "_pre"),
-    ("optimizer_hooks.py", "_post"),
+    ("hooks.py", "_pre"),
+    ("hooks.py", "_post"),
     ("passes.py", "__call__"),  # a hook of one assignment
     ("session.py", "log"),
 }

@@ -1,6 +1,6 @@
-"""The training side, composed: the only room that knows probe, reduce and record.
+"""The training side, composed: the only room that knows probe, reduce, budget and write.
 
-    probe ─► reduce ─► record ─► (disk)
+    probe ─► reduce ─► write ─► (run folder)
 
 `Session` is one recording. The functions below act on the session of this process.
 """

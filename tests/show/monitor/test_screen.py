@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -159,10 +160,10 @@ def test_hostile_names_are_text(begin: Any, tmp_path: Path) -> None:
     play(tmp_path / "runs", script, (120, 30))
 
 
-@pytest.mark.parametrize("values", [[], [np.nan], [0.0, 0.0], [-1.0, 1e300], [1e-300, 1e300, np.inf], [5.0]])
-@pytest.mark.parametrize("is_log", [None, True, False])
-def test_plots_of_anything(values: list[float], is_log: bool | None) -> None:
-    async def run() -> None:
+def drawn(values: list[float], *, is_log: bool | None) -> list[str]:
+    """The lines of a plot, as they are on the screen."""
+
+    async def run() -> str:
         from textual.app import App
 
         plot = Plot()
@@ -175,8 +176,33 @@ def test_plots_of_anything(values: list[float], is_log: bool | None) -> None:
         async with Alone().run_test(size=(60, 20)) as pilot:
             plot.draw("loss", [Curve("loss", np.arange(len(values)), np.array(values, float))])
             await pilot.pause()
+            return plot.render().plain
 
-    asyncio.run(run())
+    return asyncio.run(run()).splitlines()
+
+
+NOTHING = ("loss: nothing yet", "")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], (NOTHING, NOTHING, NOTHING)),
+        ([np.nan], (NOTHING, NOTHING, NOTHING)),
+        ([0.0, 0.0], (("loss", "0"), ("loss", "0"), ("loss", "0"))),
+        ([-1.0, 1e300], (("loss", "-1"), ("loss, log", "1e+300"), ("loss", "-1"))),
+        ([1e-300, 1e300, np.inf], (("loss, log", "1e-300"), ("loss, log", "1e-300"), ("loss", "1e-300"))),
+        ([5.0], (("loss", "5"), ("loss, log", "5"), ("loss", "5"))),
+    ],
+)
+def test_plots_of_anything(values: list[float], expected: tuple[tuple[str, str], ...]) -> None:
+    """The title, the lowest label of the axis, a curve where there are numbers, and a cross for each infinity."""
+    for is_log, (title, lowest) in zip((None, True, False), expected, strict=True):
+        heading, *lines = drawn(values, is_log=is_log)
+        labels = [line.partition("┤")[0].strip() for line in lines if "┤" in line]
+        assert (heading.strip(), labels[-1:]) == (title, [lowest] if lowest else [])
+        assert bool(re.search("[\u2801-\u28ff]", "".join(lines))) == bool(lowest)
+        assert sum(line.count("x") for line in lines) == np.isinf(values).sum()
 
 
 def test_ticks_are_round_on_a_logarithmic_axis() -> None:

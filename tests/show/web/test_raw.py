@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Raw:
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raw]:
+def raw(tmp_path_factory: pytest.TempPathFactory, until: Callable[..., None]) -> Iterator[Raw]:
     root = tmp_path_factory.mktemp("raw")
     (root / "secret.txt").write_text(SECRET)
     (root / "runs").mkdir()
@@ -56,8 +55,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raw]:
     server = QuickServer(configured(dashboard.app), dashboard.app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [dashboard.socket]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started)
     yield Raw(dashboard)
     server.should_exit = True
     thread.join(10.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import subprocess
 import time
 
@@ -80,14 +81,15 @@ def test_a_machine_that_tells_nothing_of_its_processes_is_sampled_all_the_same(t
     assert SystemSampler(tmp_path).sample(step=0).values.keys() >= {"memory_percent", "disk_percent"}
 
 
-def test_samples_reach_the_catalog(run):
-    import sqlite3
-
-    writer = Writer(run, WriterOptions(flush_interval_s=0.01, system_interval_s=0.01))
-    time.sleep(0.2)
-    writer.flush(20)
-    writer.close("finished", deadline_s=20)
-    connection = sqlite3.connect(run / "catalog.sqlite")
+def sampled(run):
+    connection = sqlite3.connect(f"file:{run / 'catalog.sqlite'}?mode=ro", uri=True)
     names = {name for (name,) in connection.execute("select name from system_metrics")}
     connection.close()
-    assert {"cpu_percent", "memory_percent", "disk_free_gib", "process_rss_mib"} <= names
+    return names
+
+
+def test_samples_reach_the_catalog_while_the_run_is_written(run, until):
+    writer = Writer(run, WriterOptions(flush_interval_s=0.01, system_interval_s=0.01))
+    assert writer.flush(20)
+    until(lambda: {"cpu_percent", "memory_percent", "disk_free_gib", "process_rss_mib"} <= sampled(run))
+    writer.close("finished", deadline_s=20)

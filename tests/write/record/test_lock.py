@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -27,17 +26,28 @@ def test_a_second_writer_is_refused_and_a_killed_one_lets_go(bench, run, quick):
     Writer(run, quick, resume=True).close("finished", deadline_s=20)
 
 
-def test_a_closed_writer_lets_go(run, quick):
-    Writer(run, quick).close("finished", deadline_s=20)
-    Writer(run, quick, resume=True).close("finished", deadline_s=20)
+def test_a_writer_holds_the_lock_until_it_is_closed(run, quick):
+    for resume in (False, True):
+        writer = Writer(run, quick, resume=resume)
+        with pytest.raises(RunLockedError):
+            RunLock(run, patience_s=0)
+        writer.close("finished", deadline_s=20)
+        RunLock(run, patience_s=0).release()
 
 
-def test_a_reader_that_asks_is_no_second_writer(run):
+def test_a_reader_that_asks_is_waited_for_and_not_taken_for_a_writer(run):
     fd = os.open(run / "lock", os.O_CREAT | os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    release = threading.Thread(target=lambda: (time.sleep(0.1), os.close(fd)))
+    with pytest.raises(RunLockedError):
+        RunLock(run, patience_s=0)
+    is_released = threading.Event()
+    release = threading.Timer(0.1, lambda: (is_released.set(), os.close(fd)))
     release.start()
-    RunLock(run, patience_s=30).release()
+    lock = RunLock(run, patience_s=30)
+    assert is_released.is_set()
+    with pytest.raises(RunLockedError):
+        RunLock(run, patience_s=0)
+    lock.release()
     release.join()
 
 

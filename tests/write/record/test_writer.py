@@ -91,12 +91,11 @@ def test_bad_records_are_counted_and_harm_no_other(bench, writer, run):
     assert not writer.degraded
 
 
-def test_the_run_file_tells_how_the_run_is_doing(bench, run, quick):
+def test_the_run_file_tells_how_the_run_is_doing(bench, run, quick, until):
     writer = Writer(run, quick)
     bench.put_steps(writer, range(10))
     writer.note(overhead=0.01, bad=float("nan"))
-    while read_file(run)["heartbeat"]["step"] < 9:
-        time.sleep(0.01)
+    until(lambda: read_file(run)["heartbeat"]["step"] >= 9)
     assert read_file(run)["status"] == "running"
     assert read_file(run)["ended_time"] is None
     writer.close("crashed", reason="ValueError: no", deadline_s=20)
@@ -131,15 +130,14 @@ def test_events_are_kept_up_to_a_number(run, quick, bench):
     assert events[0]["details"] == '{"a": "inf"}'
 
 
-def test_a_warning_that_cannot_be_shown_does_not_stop_the_writer(bench, run, quick, monkeypatch):
+def test_a_warning_that_cannot_be_shown_does_not_stop_the_writer(bench, run, quick, monkeypatch, until):
     def refuse(message):
         raise RuntimeError("nobody listens")
 
     writer = Writer(run, quick, on_warning=refuse)
     monkeypatch.setattr("os.fdatasync", lambda fd: (_ for _ in ()).throw(OSError(5, "no")))
     bench.put_steps(writer, range(3))
-    while not writer.degraded:
-        time.sleep(0.01)
+    until(lambda: writer.degraded)
     monkeypatch.undo()
     assert writer.flush(20)
     writer.close("finished", deadline_s=20)
