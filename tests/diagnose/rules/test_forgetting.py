@@ -8,7 +8,7 @@ import pytest
 from sonde.diagnose.check import all_rules
 from sonde.diagnose.measures.progress import validation
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 
 def seen(retained: list[float], loss: np.ndarray, name: str = "eval_retained_loss") -> Window:

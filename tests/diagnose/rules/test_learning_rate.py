@@ -16,7 +16,7 @@ from sonde.diagnose.rules.lr_too_low import lr_too_low
 from sonde.diagnose.rules.missing_warmup import missing_warmup, postnorm_blocks
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 STEPS = 100
 NET = stack("Linear 16 16", "ReLU", "Linear 16 4", lr=0.5)

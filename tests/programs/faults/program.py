@@ -83,7 +83,7 @@ def program(
 @cache
 def programs() -> tuple[Program, ...]:
     """Every program of this package."""
-    from sonde.testing import faults
+    import faults
 
     for module in sorted(info.name for info in pkgutil.iter_modules(faults.__path__)):
         importlib.import_module(f"{faults.__name__}.{module}")

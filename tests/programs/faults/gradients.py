@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from sonde.testing.faults import data
-from sonde.testing.faults.program import Batch, Job, endless, program
-from sonde.testing.faults.stacks import LanguageModel, ResidualBlock, cnn, fill, he, mlp, normal, token_loss, xavier
+from faults import data
+from faults.program import Batch, Job, endless, program
+from faults.stacks import LanguageModel, ResidualBlock, cnn, fill, he, mlp, normal, token_loss, xavier
 
 
 def _classify(

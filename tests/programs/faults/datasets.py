@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sonde.testing.faults import data
-from sonde.testing.faults.program import Batch, Job, endless, program
-from sonde.testing.faults.stacks import LanguageModel, cnn, fill, he, mlp, token_loss, xavier
+from faults import data
+from faults.program import Batch, Job, endless, program
+from faults.stacks import LanguageModel, cnn, fill, he, mlp, token_loss, xavier
 
 _SCALE = (
     "lr_too_high", "exploding_gradients", "dead_relu", "loss_spikes", "loss_oscillation", "saturated_activations",

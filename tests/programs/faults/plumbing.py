@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from sonde.testing.faults import data
-from sonde.testing.faults.program import Batch, Job, Observer, endless, evaluate, plain_step, program
-from sonde.testing.faults.stacks import cnn, fill, he, mlp, normal, xavier
+from faults import data
+from faults.program import Batch, Job, Observer, endless, evaluate, plain_step, program
+from faults.stacks import cnn, fill, he, mlp, normal, xavier
 
 _IDLE = (
     "underfitting",

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from sonde.testing.faults import data
-from sonde.testing.faults.program import Job, endless, program
-from sonde.testing.faults.stacks import (
+from faults import data
+from faults.program import Job, endless, program
+from faults.stacks import (
     LanguageModel,
     ResidualBlock,
     cnn,

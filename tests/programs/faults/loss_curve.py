@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sonde.testing.faults import data
-from sonde.testing.faults.gpt import GPT
-from sonde.testing.faults.program import Batch, Job, endless, program
-from sonde.testing.faults.stacks import cnn, fill, he, mlp, token_loss
+from faults import data
+from faults.gpt import GPT
+from faults.program import Batch, Job, endless, program
+from faults.stacks import cnn, fill, he, mlp, token_loss
 
 _SPIKES = ("unnormalised_inputs", "exploding_gradients", "loss_spikes", "adam_second_moment_underestimate")
 

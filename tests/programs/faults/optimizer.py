@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sonde.testing.faults import data
-from sonde.testing.faults.gpt import GPT
-from sonde.testing.faults.program import Batch, Job, Observer, endless, plain_step, program
-from sonde.testing.faults.stacks import cnn, fill, he, mlp, token_loss
+from faults import data
+from faults.gpt import GPT
+from faults.program import Batch, Job, Observer, endless, plain_step, program
+from faults.stacks import cnn, fill, he, mlp, token_loss
 
 _BLOWN_UP = (
     *("exploding_gradients", "loss_oscillation", "lr_too_high", "loss_spikes", "nan_inf", "dead_relu", "underfitting"),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import language, recall
-from sonde.testing.faults.program import Batch, Job, program
+from faults.data import language, recall
+from faults.program import Batch, Job, program
 
 SHORT_OF = ("underfitting", "vanishing_gradients", "init_scale", "lr_too_low")
 LOUD = (

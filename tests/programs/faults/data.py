@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sonde.testing.faults.program import Batch
+from faults.program import Batch
 
 Split = tuple[Batch, Batch]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import clusters, language
-from sonde.testing.faults.gpt import GPT
-from sonde.testing.faults.program import Job, endless, program
-from sonde.testing.faults.recurrent import per_token
+from faults.data import clusters, language
+from faults.gpt import GPT
+from faults.program import Job, endless, program
+from faults.recurrent import per_token
 
 AdamW = torch.optim.AdamW
 WILD = (

@@ -1,14 +1,15 @@
-"""A small model with everything that trips an observer, trained in every configuration, and a hash of every bit."""
+"""A small model with everything that trips an observer, trained in every configuration."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from sonde.testing.by_hand import digest
 
 
 class Block(nn.Module):
@@ -111,27 +112,3 @@ def train(case: Case, watch: Any = None) -> dict[str, Any]:
         "trained": model,
         "session": session,
     }
-
-
-def digest(value: Any) -> str:
-    """A hash of every bit."""
-    sha = hashlib.sha256()
-    _feed(sha, value)
-    return sha.hexdigest()
-
-
-def _feed(sha: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        sha.update(str((value.dtype, tuple(value.shape))).encode())
-        sha.update(
-            value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
-        )
-    elif isinstance(value, dict):
-        for key in value:
-            sha.update(str(key).encode())
-            _feed(sha, value[key])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _feed(sha, item)
-    else:
-        sha.update(repr(value).encode())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import Split
-from sonde.testing.faults.program import Job, endless, program
+from faults.data import Split
+from faults.program import Job, endless, program
 
 STUCK = (
     "vanishing_gradients",

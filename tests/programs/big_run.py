@@ -1,6 +1,6 @@
 """A long run of many tensors, made in moments: sealed files, pyramid and catalog as training would have left them.
 
-    python -m sonde.testing.big_run runs --tensors 2000 --steps 100000
+    python tests/programs/big_run.py runs --tensors 2000 --steps 100000
 
 The numbers are made up; the files are written by the code that writes them in training.
 """

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import clusters, regression
-from sonde.testing.faults.program import Job, endless, program
+from faults.data import clusters, regression
+from faults.program import Job, endless, program
 
 
 class Mixture(nn.Module):

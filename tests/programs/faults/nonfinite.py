@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import clusters, regression
-from sonde.testing.faults.program import Batch, Job, endless, program
+from faults.data import clusters, regression
+from faults.program import Batch, Job, endless, program
 
 AFTER = ("lr_too_high", "exploding_gradients", "loss_spikes", "bad_batches", "unnormalised_inputs", "detached_graph")
 

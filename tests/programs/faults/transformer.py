@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sonde.testing.faults.data import copying, images, language
-from sonde.testing.faults.gpt import GPT, Encoder, Patches
-from sonde.testing.faults.program import Batch, Job, endless, program
-from sonde.testing.faults.recurrent import per_token
+from faults.data import copying, images, language
+from faults.gpt import GPT, Encoder, Patches
+from faults.program import Batch, Job, endless, program
+from faults.recurrent import per_token
 
 AdamW = torch.optim.AdamW
 WILD = ("loss_spikes", "loss_oscillation", "exploding_gradients", "output_logit_growth", "underfitting", "lr_too_high")

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, StepLR
 
-from sonde.testing.faults import data
-from sonde.testing.faults.gpt import GPT, Patches
-from sonde.testing.faults.program import Batch, Job, endless, program
-from sonde.testing.faults.stacks import cnn, fill, he, mlp, normal, token_loss, xavier
+from faults import data
+from faults.gpt import GPT, Patches
+from faults.program import Batch, Job, endless, program
+from faults.stacks import cnn, fill, he, mlp, normal, token_loss, xavier
 
 HIGH = "lr_too_high"
 LOW = "lr_too_low"

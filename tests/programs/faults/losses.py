@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
-from sonde.testing.faults import data
-from sonde.testing.faults.program import Job, endless, program
-from sonde.testing.faults.stacks import cnn, fill, he, mlp, xavier
+from faults import data
+from faults.program import Job, endless, program
+from faults.stacks import cnn, fill, he, mlp, xavier
 
 PAIR = "wrong_loss_activation_pair"
 _STUCK = ("underfitting", "vanishing_gradients", "saturated_activations", "lr_too_low", "constant_output")

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from sonde.testing.faults import data
-from sonde.testing.faults.program import Job, endless, program
-from sonde.testing.faults.stacks import cnn, fill, he, mlp, normal, xavier
+from faults import data
+from faults.program import Job, endless, program
+from faults.stacks import cnn, fill, he, mlp, normal, xavier
 
 
 def _job(model: nn.Module, split: data.Split, optimizer: torch.optim.Optimizer, steps: int, seed: int) -> Job:
