@@ -30,7 +30,7 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
         {"config.py": "from sonde.read import __doc__ as _"},
         {"write/writer.py": "import sonde.reduce as _"},
         {"reduce/__init__.py": "import sonde.probe as _"},
-        {"read/__init__.py": "import sonde.record as _"},
+        {"read/__init__.py": "import sonde.write as _"},
         {"probe/__init__.py": "import sonde.session as _"},
         {"session.py": "import sonde.run as _"},
         {"run.py": "import sonde.show as _"},
@@ -43,9 +43,9 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
     ],
     "stores": [
         {
-            "record/stores/a.py": "import sonde.write.tensors.stores.b as _",
-            "record/stores/b.py": "",
-            "record/stores/__init__.py": "",
+            "write/tensors/stores/a.py": "import sonde.write.tensors.stores.b as _",
+            "write/tensors/stores/b.py": "",
+            "write/tensors/stores/__init__.py": "",
         },
     ],
     "rules": [
@@ -65,18 +65,24 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
     ],
     "training-without-viewers": [
         {"session.py": "import duckdb"},
-        {"record/__init__.py": "from rich.table import Table"},
+        {"write/__init__.py": "from rich.table import Table"},
         {"probe/__init__.py": "def planted():\n    import typer"},
         {"reduce/__init__.py": "import pandas"},
         {"config.py": "import starlette"},
     ],
     "only-the-folder-is-shared": [
-        {"run.py": "import sonde.record as _"},
+        {"run.py": "import sonde.write as _"},
         {"show/__init__.py": "import sonde.probe.schedule as _"},
-        {"cli/list.py": "import sonde.record as _"},
+        {"cli/list.py": "import sonde.write as _"},
     ],
     "training-does-not-read": [{"session.py": "import sonde.read as _"}],
     "schema-is-pure": [{"schema/sketch.py": "import torch"}, {"schema/layout.py": "import sqlite3"}],
+    "acyclic": [
+        {"schema/sketch.py": "def planted():\n    from sonde.schema.stats import STATS"},
+        {"read/run/state.py": "if TYPE_CHECKING:\n    import sonde.read.series.raw as _"},
+        {"write/stats/log.py": "import sonde.write.recorder as _"},
+        {"tune/methods/__init__.py": "import sonde.tune.train.wrapper as _"},
+    ],
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, whole
-from sonde.reduce.gpu.transfer import HostTransfer
+from sonde.reduce.transfer import HostTransfer
 
 
 def one_element(tensor: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from sonde.write.observer import Observer
 from sonde.write.options import WriterOptions
 from sonde.write.queue import BoundedQueue
 from sonde.write.recorder import MAX_EVENTS, Recorder, Shared, Shutdown, lower_priority
-from sonde.write.tensors.storable import storable_name, storable_site
+from sonde.write.storable import storable_name, storable_site
 
 __all__ = ["Writer", "WriterOptions"]
 

@@ -18,7 +18,6 @@ from torch import nn
 from sonde.errors import UsageError
 from sonde.flow.analyzers.attention_blocks import Stream, feed_forward_pairs, feed_forward_ratios
 from sonde.flow.analyzers.attention_calls import AttentionCalls
-from sonde.flow.analyzers.attention_find import Attention, common_heads
 from sonde.flow.analyzers.attention_gradients import HeadGradients
 from sonde.flow.analyzers.attention_issues import attention_flow, transformer_issues
 from sonde.flow.analyzers.attention_metrics import AttentionMetrics, TransformerMetrics
@@ -27,7 +26,7 @@ from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.metrics import Layer
-from sonde.flow.model_index import ModelIndex
+from sonde.flow.model_index import Attention, ModelIndex, common_heads
 from sonde.flow.report.report import FlowReport
 from sonde.flow.trace import Observer, Trace
 

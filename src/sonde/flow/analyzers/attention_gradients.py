@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from sonde.flow.analyzers.attention_find import Attention
 from sonde.flow.fetch import Gathered
+from sonde.flow.model_index import Attention
 from sonde.probe.guards import quiet
 
 

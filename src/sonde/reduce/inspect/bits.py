@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, flat
-from sonde.reduce.inspect.identity import NUM_BITS, strided
+from sonde.reduce.inspect.strides import NUM_BITS, strided
 
 NUM_WEIGHTS: Final = 4096
 _AS_INTEGER: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,8 @@ from sonde.schema.losses import shown_scalars
 from sonde.schema.names import is_setting
 from sonde.schema.sketch import Array
 
-if TYPE_CHECKING:
-    from sonde.read.compare.runs import Comparison
-
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _MAX_SCALARS: Final = 12
-_MAX_ROWS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,44 +100,3 @@ def as_rich(summary: Summary) -> Any:
         parts.append(Text(f"and {summary.num_more_scalars} more scalars", style="dim"))
     parts += [Text(f"! {visible(warning)}", style="yellow") for warning in summary.warnings]
     return Group(*parts)
-
-
-def comparison_as_rich(comparison: Comparison) -> Any:
-    """Two runs side by side, for the terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
-    first = comparison.first_divergence
-    names = f"a = {visible(comparison.a)}   b = {visible(comparison.b)}"
-    apart = (
-        "no series differs" if first is None else f"first difference at step {first.step}, in {visible(first.series)}"
-    )
-    parts: list[Any] = [Text(names, style="bold"), Text(f"{apart} (beyond {comparison.tolerance:g} relative)")]
-    for title, table in (
-        ("config", comparison.config),
-        ("scalars", comparison.metrics.select(["name", "last_a", "last_b", "difference"])),
-        ("diverging series", comparison.divergence.filter(comparison.divergence["step"].is_valid())),
-    ):
-        if table.num_rows:
-            parts.append(_rich_table(title, table))
-    return Group(*parts)
-
-
-def _rich_table(title: str, table: pa.Table) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="dim")
-    for name in table.column_names:
-        shown.add_column(name)
-    for row in table.slice(0, _MAX_ROWS).to_pylist():
-        shown.add_row(*(Text(_cell(value)) for value in row.values()))
-    if table.num_rows > _MAX_ROWS:
-        shown.add_row(Text(f"and {table.num_rows - _MAX_ROWS} more", style="dim"))
-    return shown
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.6g}" if isinstance(value, float) else visible(value)
