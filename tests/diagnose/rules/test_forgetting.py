@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sonde.diagnose.check import all_rules
-from sonde.diagnose.measures.progress import validation
+from sonde.diagnose.measures.loss import validation
 from sonde.schema.window import Window
 from windows import falling, stack, stuck, window
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rules.lr_decay_too_fast import lr_decay_too_fast
 from sonde.diagnose.rules.lr_not_applied import lr_not_applied
 from sonde.diagnose.rules.lr_too_high import lr_too_high

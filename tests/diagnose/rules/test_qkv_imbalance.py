@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.diagnose.measures.projections import projections
+from sonde.diagnose.measures.model import projections
 from sonde.diagnose.rules.qkv_imbalance import qkv_imbalance
 from sonde.schema.window import Window
 from windows import falling, window

@@ -12,9 +12,9 @@ from typing import Any
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.readers import SnapshotReaders
 from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import GROUP_FILE, group_name, older_group, step_of
+from sonde.schema.words import in_words
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,9 +176,8 @@ class TrainingWrapper:
         eval_data: dict[str, Any],
         found: list[Checkpoint],
     ) -> TrainingResult:
-        from sonde.tune.train.callback import RecordingCallback
         from sonde.tune.train.console import calm
-        from sonde.tune.train.trainer import RecordedTrainer
+        from sonde.tune.train.trainer import RecordedTrainer, RecordingCallback
 
         watch = self.watch
         if self.record.snapshots is not None:

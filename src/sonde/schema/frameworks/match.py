@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sonde.schema.framework_layers import canonical
-from sonde.schema.frameworks import Canonical, Shape
+from sonde.schema.frameworks.layers import canonical
+from sonde.schema.frameworks.layouts import Canonical, Shape
 
 Layer = tuple[str, ...]
 

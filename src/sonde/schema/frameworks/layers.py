@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from sonde.schema.frameworks import (
+from sonde.schema.frameworks.layouts import (
     LEAVES,
     PROJECTIONS,
     Canonical,
