@@ -147,10 +147,10 @@ import asyncio, sys
 from pathlib import Path
 from sonde.show.monitor.app import Monitor
 from sonde.show.monitor.target import Target
-from sonde.show.monitor.watching import Watching
+from sonde.show.monitor.watching import WatchedRuns
 
 async def main():
-    watching = Watching(Target(Path({str(demo_runs)!r})))
+    watching = WatchedRuns(Target(Path({str(demo_runs)!r})))
     watching.choose({str(run_of(demo_runs, "small-gpt"))!r})
     app = Monitor(watching)
     async with app.run_test(size=(130, 38)) as pilot:

@@ -103,7 +103,7 @@ def check_torch() -> Check:
         return Check("torch", "note", "not installed", "Looking at runs works without; to record:  pip install torch")
     code = (
         "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)\n"
-        "from sonde.reduce import native; print('native' if native.kernel() else 'no native')"
+        "from sonde.reduce.cpu import native; print('native' if native.kernel() else 'no native')"
     )
     try:
         result = subprocess.run(
