@@ -2,7 +2,7 @@
 
     python benchmarks/diagnosis.py FOLDER --seeds 0,1,2            train, diagnose, score
     python benchmarks/diagnosis.py FOLDER --traces DIR             keep the recorded runs in DIR, and reuse them
-    python benchmarks/diagnosis.py own                             the programs of sonde.testing.faults
+    python benchmarks/diagnosis.py own                             the programs in tests/programs/faults
     python benchmarks/diagnosis.py FOLDER --variant loss1000       healthy programs, loss x 1000 (or bf16, half_lr)
 
 FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). Reported: detection,
@@ -278,12 +278,14 @@ def _states(spec: Any, variant: str) -> tuple[bool, ...]:
 def _programs(folder: Path) -> Any:
     """The module with REGISTRY, build, train and Observer."""
     if str(folder) == "own":
-        from sonde.testing.faults import program
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
+        from faults import program
 
         program.programs()
         return program
     sys.path.insert(0, str(folder.resolve()))
     import core
+
     import programs  # noqa: F401 - fills core.REGISTRY
 
     return core

@@ -33,10 +33,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from big_run import Plan, Planted, big_run
 from report import describe_machine
-from sonde.testing.big_run import Plan, Planted, big_run
 
 RESULTS = Path(__file__).parent / "results"
 NUM_SERIES = 12_345
@@ -249,7 +250,7 @@ def main() -> None:
     parser.add_argument("--series-steps", type=int, default=50)
     parser.add_argument("--columns", type=int, default=1500)
     parser.add_argument("--only-series", action="store_true")
-    parser.add_argument("--run", type=Path, help="a folder with a run made before by sonde.testing.big_run")
+    parser.add_argument("--run", type=Path, help="a folder with a run made by tests/programs/big_run.py")
     given = parser.parse_args()
     found: dict[str, Any] = {"command": "ui.py", **describe_machine(threads=1), "series": series(given.series_steps)}
     print(json.dumps(found["series"], indent=2), flush=True)

@@ -24,8 +24,10 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
+
+from big_run import Plan, Planted, big_run
 from report import describe_machine
-from sonde.testing.big_run import Plan, Planted, big_run
 
 RESULTS = Path(__file__).parent / "results"
 # The wrappers in /usr/bin force GPU rasterisation, which takes seconds a frame without a GPU.

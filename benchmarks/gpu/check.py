@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "programs"))
+
 import sonde
+from awkward import Awkward
 from sonde.config import Settings
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer
 from sonde.schema.sketch import FIELDS, INDEX
 from sonde.session import begin
-from sonde.testing.awkward import Awkward, digest
+from sonde.testing.by_hand import digest
 
 FOLDER = Path(tempfile.mkdtemp(prefix="sonde-gpu-"))
 

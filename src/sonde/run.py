@@ -32,8 +32,8 @@ from sonde.read.run.checkpoints import checkpoint_list_table, run_checkpoints
 from sonde.read.run.folder import default_dir, find_run, run_folders
 from sonde.read.run.manifest import Manifest
 from sonde.read.run.state import RunState, open_state
+from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.run.structure import read_structure
-from sonde.read.run.summary import Summary, as_rich, summarize
 from sonde.read.run.tables import event_table, finding_table, health_table, site_table, system_table
 from sonde.read.series.cut import by_series
 from sonde.read.series.follow import Update, follow
@@ -41,7 +41,7 @@ from sonde.read.series.pyramid import read_overview
 from sonde.read.series.scalars import read_scalars
 from sonde.read.series.sql import DEFAULT_LIMIT, run_query
 from sonde.read.series.stats import read_stats
-from sonde.read.series.steps import ALL_STEPS, Steps, parse_steps
+from sonde.read.series.summary import Summary, as_rich, summarize
 from sonde.read.series.window import read_window
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots

@@ -23,7 +23,7 @@ VIEWS = {
 
 @pytest.fixture(scope="module")
 def hostile_server(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Any]) -> Iterator[Any]:
-    from sonde.testing.hostile_run import hostile_run
+    from hostile_run import hostile_run
 
     folder = tmp_path_factory.mktemp("hostile")
     hostile_run(folder)
@@ -33,7 +33,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory, serve: Callable[...
 
 @pytest.fixture(scope="module")
 def big_server(tmp_path_factory: pytest.TempPathFactory, serve: Callable[..., Any]) -> Iterator[Any]:
-    from sonde.testing.big_run import Plan, big_run
+    from big_run import Plan, big_run
 
     folder = tmp_path_factory.mktemp("big")
     big_run(folder, Plan(num_tensors=2000, num_steps=600, num_extra_scalars=300))

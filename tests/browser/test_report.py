@@ -87,7 +87,7 @@ def test_tensor_that_a_finding_names_is_in_the_report(report: Path, open_page: C
 def test_hostile_names_run_nothing(
     front_end: Path, tmp_path: Path, open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sonde.testing.hostile_run import hostile_run
+    from hostile_run import hostile_run
 
     hostile_run(tmp_path / "runs")
     run = next((tmp_path / "runs").glob("**/run.json")).parent
@@ -102,7 +102,7 @@ def test_hostile_names_run_nothing(
 def test_two_thousand_tensors_stay_below_seven_megabytes(
     front_end: Path, tmp_path: Path, open_page: Callable[..., Any]
 ) -> None:
-    from sonde.testing.big_run import Plan, big_run
+    from big_run import Plan, big_run
 
     run = big_run(tmp_path / "runs", Plan(num_tensors=2000, num_steps=600, num_extra_scalars=20))
     path = write(run, tmp_path / "report.html")

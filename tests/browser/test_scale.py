@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sonde.testing.big_run import Plan, Planted, big_run
+from big_run import Plan, Planted, big_run
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

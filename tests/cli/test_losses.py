@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sonde as sonde_api
-from sonde.diagnose.measures.progress import loss_name
+from sonde.diagnose.measures.loss import loss_name
 
 
 def train(name: str, log: Any, *, lr: float = 0.1, steps: int = 40, watch: bool = True) -> None:

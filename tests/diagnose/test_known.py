@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde.diagnose.measures.known import nanmax, nanmean, nanmedian, nanmin, nanstd
+from sonde.diagnose.measures.curves import nanmax, nanmean, nanmedian, nanmin, nanstd
 
 ALL = {nanmean: np.nanmean, nanmedian: np.nanmedian, nanmax: np.nanmax, nanmin: np.nanmin, nanstd: np.nanstd}
 

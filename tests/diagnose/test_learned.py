@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.loss import Learned, learned
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stuck, window
+from windows import falling, stuck, window
 
 
 def of(loss: Array, **series: object) -> Learned:

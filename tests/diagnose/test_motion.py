@@ -7,7 +7,7 @@ import pytest
 
 from sonde.diagnose.measures.motion import motion
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, window
+from windows import falling, stack, window
 
 NET = stack("Linear 16 16", "ReLU", "Linear 16 4")
 

@@ -18,7 +18,7 @@ from sonde.diagnose.finding import Finding
 from sonde.diagnose.rule import RULES, found
 from sonde.schema.names import Series
 from sonde.schema.window import Column, Window
-from sonde.testing.windows import stack
+from windows import stack
 
 NUM_WINDOWS: Final = int(os.environ.get("SONDE_TEST_ODD_WINDOWS", "12"))
 """Some thousand before a release; a dozen of them each time."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sonde
+from faults.program import Observer, Program, programs, train
 from sonde.diagnose.finding import Finding
-from sonde.testing.faults.program import Observer, Program, programs, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sonde.diagnose.measures.rate import is_at_full_rate, is_still_rising, warms_up, write_rate
 from sonde.schema.window import Window
-from sonde.testing.windows import stack
+from windows import stack
 
 STEPS = np.arange(100)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import sonde
+from faults.program import REGISTRY, Observer, programs, train
 from sonde.diagnose.check import check
 from sonde.schema.window import Column, Window
-from sonde.testing.faults.program import REGISTRY, Observer, programs, train
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from awkward import Awkward
 from sonde.probe.model import ModelNames
 from sonde.probe.structure import describe, is_mode_dependent, kind_of
-from sonde.testing.awkward import Awkward
 
 
 class T5LayerNorm(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sonde.probe.unregistered import unregistered
+from sonde.probe.structure import unregistered
 
 
 class Holder(nn.Module):

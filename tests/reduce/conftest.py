@@ -15,7 +15,8 @@ from torch import Tensor
 from sonde.reduce.cpu import native
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
-from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N, Sketch, empty_hist
+from sonde.schema.sketch import HIST_N, INF, MAX, MIN, NAN, SUM, SUMABS, SUMSQ, ZERO, N, empty_hist
+from sonde.schema.stats import Sketch
 
 settings.register_profile("reduce", max_examples=int(os.environ.get("SONDE_TEST_EXAMPLES", "60")), deadline=None)
 settings.load_profile("reduce")

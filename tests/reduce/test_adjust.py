@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, Table, negate_rows, scale_rows, set_raw
-from sonde.schema.sketch import MAX, MIN, SUM, SUMSQ, SUMSQ_RAW, Sketch
+from sonde.schema.sketch import MAX, MIN, SUM, SUMSQ, SUMSQ_RAW
+from sonde.schema.stats import Sketch
 
 
 def table_of(*tensors: torch.Tensor, histogram: bool = True) -> Table:

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import torch
 
-from sonde.reduce.gpu import transfer as handover
-from sonde.reduce.gpu.transfer import HostTransfer
+from sonde.reduce import transfer as handover
 from sonde.reduce.scalars import PendingScalars
 from sonde.reduce.table import Check, Table, resolve_all
+from sonde.reduce.transfer import HostTransfer
 from sonde.schema.sketch import NUM_FIELDS, empty_rows
 
 

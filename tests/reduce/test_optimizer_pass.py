@@ -11,7 +11,8 @@ from sonde.reduce.cpu import plan as plan_module
 from sonde.reduce.numpy import sketch
 from sonde.reduce.optimizer_pass import Moments, OptimizerPass
 from sonde.reduce.torch import Reducer, resolve_all
-from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, SUM, SUMABS, ZERO, N, Sketch
+from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, SUM, SUMABS, ZERO, N
+from sonde.schema.stats import Sketch
 
 pytestmark = pytest.mark.usefixtures("each_kernel")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sonde.errors import RunError
-from sonde.schema.foreign_words import in_words
+from sonde.schema.words import in_words
 
 REFUSED = """  x error getting object metadata from object store dispatch failure
   |

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.schema.framework_layers import canonical
-from sonde.schema.framework_match import match_models
-from sonde.schema.frameworks import change_layout, detect, layer_type, split_name
+from sonde.schema.frameworks.layers import canonical
+from sonde.schema.frameworks.layouts import change_layout, detect, layer_type, split_name
+from sonde.schema.frameworks.match import match_models
 
 
 def shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

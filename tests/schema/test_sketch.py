@@ -28,13 +28,12 @@ from sonde.schema.sketch import (
     SUMSQ_RAW,
     Array,
     N,
-    Sketch,
     empty_hist,
     empty_rows,
-    merge,
     merge_groups,
     merge_rows,
 )
+from sonde.schema.stats import Sketch, merge
 
 EXACT = [INDEX[name] for name in (*COUNTS, "min", "max")]
 SUMS = [SUM, SUMSQ, SUMABS]

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from sonde.errors import UnknownNameError
 from sonde.reduce.numpy import sketch
 from sonde.schema.joined import JOINED
-from sonde.schema.sketch import INDEX, Array, Sketch, empty_hist, empty_rows
-from sonde.schema.stats import STATS, find_stats, needs_hist, quantile
+from sonde.schema.sketch import INDEX, Array, empty_hist, empty_rows
+from sonde.schema.stats import STATS, Sketch, find_stats, needs_hist, quantile
 
 # Magnitudes inside the histogram, where every stat has its full meaning; the ends have tests of their own.
 INSIDE = st.one_of(st.sampled_from([0.0, np.nan, np.inf]), st.floats(2**-40, 2**14), st.floats(-(2**14), -(2**-40)))

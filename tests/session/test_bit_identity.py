@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import sonde
-from sonde.testing.awkward import Awkward, Case, digest, train
+from awkward import Awkward, Case, train
+from sonde.testing.by_hand import digest
 
 KEYS = ("losses", "model", "optimizer", "rng", "scale")
 CHECKPOINTING = ("none", "reentrant", "non-reentrant")

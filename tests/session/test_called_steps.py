@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sonde.testing.numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
+from numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
 
 
 def by_parts(model: Any, x: Tensor) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sonde.testing.awkward import make_optimizer
+from awkward import make_optimizer
 
 STEPS = 5
 Norms = dict[str, float]

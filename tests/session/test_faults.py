@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sonde
-from sonde.testing.awkward import Case, train
+from awkward import Case, train
 
 SOURCE = str(Path(sonde.__file__).parent)
 ROOMS = tuple(f"{SOURCE}/{room}/" for room in ("probe", "reduce", "budget", "session", "write", "schema"))

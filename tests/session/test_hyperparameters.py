@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 import sonde
-from sonde.read.run.summary import scalar_lines
+from sonde.read.series.summary import scalar_lines
 from sonde.show.summary import scalar_series
 from sonde.show.web.answers.overview import headline
 

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sonde
+from awkward import Awkward
 from sonde.probe.loss.functional import TARGETS
-from sonde.testing.awkward import Awkward
 
 Train = Any
 

@@ -15,8 +15,9 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde.testing.awkward import Case, digest
-from sonde.testing.awkward import train as train_awkward
+from awkward import Case
+from awkward import train as train_awkward
+from sonde.testing.by_hand import digest
 
 
 class Mlp(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sonde.testing.numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
+from numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
 
 
 def test_a_closure_is_a_part_of_its_step_and_a_look_before_it_is_not(begin: Any, reopen: Any) -> None:

@@ -379,7 +379,7 @@ def test_compiled_models_and_steps(begin: Any, reopen: Any) -> None:
 
 
 def test_what_is_logged_wins(begin: Any, reopen: Any) -> None:
-    from sonde.diagnose.measures.progress import loss_name, validation_name
+    from sonde.diagnose.measures.loss import loss_name, validation_name
     from sonde.show.summary import loss_series
 
     net, session = make(), begin()

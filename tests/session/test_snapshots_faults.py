@@ -13,7 +13,7 @@ from sonde.session.snapshots import copies as copying
 from sonde.session.snapshots import draft, gather, staging
 from sonde.session.snapshots import ledger as snapshot_ledger
 from sonde.session.snapshots import probes as probing
-from sonde.testing.awkward import digest
+from sonde.testing.by_hand import digest
 
 PLACES = [
     (gather.Gather, "parameters"),

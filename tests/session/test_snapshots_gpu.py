@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.testing.awkward import digest
+from sonde.testing.by_hand import digest
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.testing.awkward import Case, digest, train
+from awkward import Case, train
+from sonde.testing.by_hand import digest
 
 KEYS = ("losses", "model", "optimizer", "rng", "scale")
 QUICK = [

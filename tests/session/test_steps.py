@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.testing.awkward import digest
-from sonde.testing.numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
+from numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
+from sonde.testing.by_hand import digest
 
 COLUMNS = ["name", "step", "value"]
 

@@ -16,8 +16,8 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
+from awkward import Awkward, Block
 from sonde.session import NullSession
-from sonde.testing.awkward import Awkward, Block
 
 
 def hooks_of(model: nn.Module) -> list[Any]:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import sonde
+from awkward import Awkward, Block, make_optimizer
 from sonde.errors import UsageError
 from sonde.reduce.numpy import sketch
 from sonde.session import watched_model as watching
-from sonde.testing.awkward import Awkward, Block, make_optimizer
 
 
 def values(run: Any, series: str) -> list[float]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sonde
-from sonde.diagnose.measures.progress import loss_name, validation_name
+from sonde.diagnose.measures.loss import loss_name, validation_name
 from sonde.diagnose.rolling import Rolling
 from sonde.schema.losses import SEEN
 from sonde.schema.records import ScalarsRecord

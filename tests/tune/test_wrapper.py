@@ -100,7 +100,7 @@ def test_training_goes_on_where_it_was_interrupted_bit_by_bit(tmp_path, monkeypa
         return made.train(data, folder, 1, eval_dataset=held_out, **options)
 
     straight = train("straight")
-    from sonde.tune.train.callback import RecordingCallback
+    from sonde.tune.train.trainer import RecordingCallback
 
     def interrupt(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
         if state.global_step == 10:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Finding, Severity
-from sonde.diagnose.measures.progress import loss_name
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.loss import loss_name
+from sonde.diagnose.measures.model import structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 

@@ -8,10 +8,10 @@ FlowAnalyzer(model).analyze(x, y, loss_fn).print_summary()
 from __future__ import annotations
 
 from sonde.flow.analyzers.attention import AttentionAnalyzer
+from sonde.flow.analyzers.automatic import analyze
 from sonde.flow.analyzers.comparative import ComparativeAnalyzer
 from sonde.flow.analyzers.standard import StandardAnalyzer
 from sonde.flow.analyzers.temporal import TemporalAnalyzer
-from sonde.flow.automatic import analyze
 from sonde.flow.coordinate.check import RefinedCoordinateCheck, refined_coordinate_check
 from sonde.flow.coordinate.widths import CoordinateReport, coordinate_check
 from sonde.flow.engine import FlowAnalyzer

@@ -1,8 +1,11 @@
-"""What a model is made of, in plain words and numbers: modules, parameters, optimizers. Reads no tensor's values."""
+"""What a model is made of, in plain words and numbers: modules, parameters, optimizers. Reads no tensor's values.
+
+Also finds layers and parameters kept in plain lists, dicts or attributes, where `model.parameters()` misses them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from sonde.probe.model import ModelNames, ModuleRef, NamedParameter, class_of, type_name
-from sonde.probe.unregistered import unregistered
+from sonde.schema.words import dtype_name
 
 _ACTIVATIONS: Final = tuple(
     getattr(nn, name)
@@ -41,6 +44,9 @@ _KINDS: Final[tuple[tuple[str, tuple[type, ...]], ...]] = (
 )
 # Models from elsewhere bring layers of their own; their class names follow torch's.
 _ENDINGS: Final = (("norm", "Norm"), ("loss", "Loss"), ("attention", "Attention"), ("linear", "Linear"))
+MAX_ITEMS: Final = 256
+_OWN: Final = ("_parameters", "_buffers", "_modules")
+"""Where torch keeps what is registered."""
 
 
 def kind_of(module: nn.Module) -> str:
@@ -139,7 +145,7 @@ def _parameter(named: NamedParameter, parameter: nn.Parameter, group: tuple[int,
     return {
         "name": named.name,
         "shape": shape,
-        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "dtype": dtype_name(parameter.dtype),
         "trainable": bool(parameter.requires_grad),
         "owner": named.owner,
         "module_type": named.module_type,
@@ -197,3 +203,42 @@ def _number(value: Any) -> Any:
 def _is_lazy(parameter: Any) -> bool:
     """It has no shape yet."""
     return bool(is_lazy(parameter))
+
+
+def unregistered(model: nn.Module) -> list[str]:
+    """Where they are, and of what type: `blocks[0] (Linear)`. Frozen ones are left out: a teacher is hidden on purpose.
+
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.blocks = [nn.Linear(2, 2)]
+    >>> unregistered(Net())
+    ['blocks[0] (Linear)']
+    """
+    known = {id(parameter) for parameter in model.parameters()}
+    found = []
+    for name, module in model.named_modules():
+        for attribute, value in list(vars(module).items()):
+            if attribute in _OWN or attribute.startswith("__"):
+                continue
+            path = f"{name}.{attribute}" if name else attribute
+            found += [
+                f"{path}{place} ({type(item).__name__})" for place, item in _items(value) if _is_lost(item, known)
+            ]
+    return found[:MAX_ITEMS]
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a plain container holds, or a tensor that stands alone. Modules that stand alone are always registered."""
+    if isinstance(value, list | tuple):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value[:MAX_ITEMS]))
+    elif isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:MAX_ITEMS])
+    elif isinstance(value, Tensor):
+        yield "", value
+
+
+def _is_lost(item: Any, known: set[int]) -> bool:
+    if isinstance(item, nn.Module):
+        return any(parameter.requires_grad and id(parameter) not in known for parameter in item.parameters())
+    return isinstance(item, Tensor) and item.requires_grad and item.is_leaf and id(item) not in known

@@ -20,10 +20,10 @@ from sonde.schema.sketch import (
     SUMSQ,
     ZERO,
     N,
-    Sketch,
     empty_hist,
     empty_rows,
 )
+from sonde.schema.stats import Sketch
 
 
 def sketch(x: NDArray[Any], *, histogram: bool = True) -> Sketch:

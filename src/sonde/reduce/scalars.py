@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, whole
-from sonde.reduce.gpu.transfer import HostTransfer
+from sonde.reduce.transfer import HostTransfer
+from sonde.schema.words import dtype_name
 
 
 def one_element(tensor: Tensor) -> Tensor:
@@ -25,7 +26,9 @@ def one_element(tensor: Tensor) -> Tensor:
             "sonde.tap(name, tensor)"
         )
     if tensor.is_complex():
-        raise UnreadableError(f"{_name(tensor)} is not a real number. Log tensor.abs(), or its parts under two names")
+        raise UnreadableError(
+            f"{dtype_name(tensor.dtype)} is not a real number. Log tensor.abs(), or its parts under two names"
+        )
     if tensor.is_meta:
         raise UnreadableError("a tensor on the meta device has no value")
     values, num_zeros = dense(tensor.detach())
@@ -34,10 +37,6 @@ def one_element(tensor: Tensor) -> Tensor:
     # The training loop may change its tensors in place right after. From a GPU they are copied when they are sent, and
     # on the host they are read at once.
     return values.reshape(()) if values.is_cuda or values.is_cpu else values.reshape(()).clone()
-
-
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 class PendingScalars:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.reduce.exponents import histograms
-from sonde.reduce.gpu.transfer import HostTransfer
+from sonde.reduce.transfer import HostTransfer
 from sonde.schema.sketch import (
     HIST_N,
     MAX,

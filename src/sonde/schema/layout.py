@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Final, Literal
 
@@ -32,6 +33,11 @@ _STEP_BITS: Final = 44
 
 PYRAMID_FACTOR: Final = 4
 """Level k of the pyramid merges PYRAMID_FACTOR**k steps into one row."""
+UNKNOWN_CODE: Final = 120
+"""Python could not flush its output, as into a pipe that was closed: it says nothing about the program."""
+ENDED_AT_EXIT: Final = "ended_at_exit"
+"""A fact in run.json: the run ended with its process, whose exit code says how."""
+_STOPPED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 
 
 def stream_folder(run: Path, stream: Stream, rank: int = 0) -> Path:
@@ -116,3 +122,18 @@ def snapshot_row_attempt(id: int) -> int:
 def row_text(*columns: object) -> bytes:
     """What a catalog row's CRC is taken over."""
     return "\x1f".join(str(column) for column in columns).encode("utf-8", "surrogatepass")
+
+
+def ending_of(code: int) -> tuple[RunStatus, str]:
+    """Status and reason.
+
+    >>> ending_of(0), ending_of(3), ending_of(143)
+    (('finished', ''), ('crashed', 'exit code 3'), ('interrupted', 'SIGTERM (exit code 143)'))
+    """
+    if code == 0:
+        return "finished", ""
+    try:
+        number = signal.Signals(code - 128)
+    except ValueError:
+        return "crashed", f"exit code {code}"
+    return "interrupted" if number in _STOPPED else "crashed", f"{number.name} (exit code {code})"

@@ -10,7 +10,6 @@ means one thing only: finite elements whose sum float64 cannot hold (squares of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -106,31 +105,3 @@ def merge_groups(rows: Array, starts: NDArray[np.intp]) -> Array:
         known = np.add.reduceat(np.where(nothing, 0.0, paired), starts, axis=0)
         out[:, _PAIRED_COLUMNS] = np.where(np.logical_and.reduceat(nothing, starts, axis=0), np.nan, known)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class Sketch:
-    """One row with names, for reading and for tests; the hot path works on whole tables.
-
-    >>> (Sketch() | Sketch()).n
-    0
-    """
-
-    rows: Array = field(default_factory=empty_rows)
-    hist: Array = field(default_factory=empty_hist)
-
-    def __or__(self, other: Sketch) -> Sketch:
-        return Sketch(merge_rows(self.rows, other.rows), self.hist + other.hist)
-
-    def __getattr__(self, name: str) -> float:
-        from sonde.schema.stats import STATS  # a stat is read off the sketch; importing it above would be a circle
-
-        if name not in STATS and name not in INDEX:
-            raise AttributeError(name)
-        value = float(STATS[name].of(self.rows, self.hist) if name in STATS else self.rows[INDEX[name]])
-        return int(value) if name in COUNTS else value
-
-
-def merge(a: Sketch, b: Sketch) -> Sketch:
-    """The one operation. `merge(a, Sketch())` is `a`."""
-    return a | b

@@ -7,7 +7,7 @@ a stat is NaN, never a made-up zero. Where a sum overflowed float64 a stat is in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from sonde.schema.sketch import (
     GRAD_SQ_OVER_V,
     GRAD_UPDATE,
     HIST_N,
+    INDEX,
     INF,
     MAX,
     MIN,
@@ -34,6 +35,9 @@ from sonde.schema.sketch import (
     ZERO,
     Array,
     N,
+    empty_hist,
+    empty_rows,
+    merge_rows,
 )
 
 StatFunction = Callable[[Array, Array], Array]
@@ -297,3 +301,29 @@ def underflow(exponent: int) -> StatFunction:
 # Below 2**-24 a float16 is zero; below 2**-14 it is denormal and loses precision.
 stat("below_fp16", needs_hist=True)(underflow(-24))
 stat("below_fp16_normal", needs_hist=True)(underflow(-14))
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """One row with names, for reading and for tests; the hot path works on whole tables.
+
+    >>> (Sketch() | Sketch()).n
+    0
+    """
+
+    rows: Array = field(default_factory=empty_rows)
+    hist: Array = field(default_factory=empty_hist)
+
+    def __or__(self, other: Sketch) -> Sketch:
+        return Sketch(merge_rows(self.rows, other.rows), self.hist + other.hist)
+
+    def __getattr__(self, name: str) -> float:
+        if name not in STATS and name not in INDEX:
+            raise AttributeError(name)
+        value = float(STATS[name].of(self.rows, self.hist) if name in STATS else self.rows[INDEX[name]])
+        return int(value) if name in COUNTS else value
+
+
+def merge(a: Sketch, b: Sketch) -> Sketch:
+    """The one operation. `merge(a, Sketch())` is `a`."""
+    return a | b

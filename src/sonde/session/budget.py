@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.budget.governor import KINDS, Change, Governor
+from sonde.budget.memory import memory_shares
 from sonde.budget.meter import Meter, StepTimes
-from sonde.budget.pressure import memory_shares
 
 if TYPE_CHECKING:
     from sonde.session.session import Session

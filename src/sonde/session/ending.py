@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.schema.endings import ending_of
-from sonde.schema.layout import RunStatus
+from sonde.schema.layout import RunStatus, ending_of
 from sonde.schema.records import text_of
 from sonde.session.exits import exits
 from sonde.write.environment import working_directory

@@ -17,8 +17,7 @@ from sonde.config import Settings
 from sonde.errors import SessionError, UsageError
 from sonde.probe.guarded import attempt
 from sonde.probe.schedule import ALWAYS, Schedule, as_schedule, every, first
-from sonde.schema.endings import ENDED_AT_EXIT
-from sonde.schema.layout import RunStatus
+from sonde.schema.layout import ENDED_AT_EXIT, RunStatus
 from sonde.schema.records import Event, Severity
 from sonde.session import forks
 from sonde.session.breaker import Breaker

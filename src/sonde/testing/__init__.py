@@ -1,5 +1,4 @@
-"""Public helpers for testing sonde and what is built on it: models that trip an observer, a hash of every bit, and the
-suites that every store and every adapter of a trainer passes."""
+"""Test suites for authors of extensions: what every store and every trainer integration must pass."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ __all__ = ["AdapterTests", "Recipe", "StoreTests", "TruthTests"]
 
 
 def __getattr__(name: str) -> Any:
-    """Suites need pytest, which `sonde.testing.faults` does not."""
+    """Import a suite when it is first used: suites need pytest."""
     if name in _SUITES:
         return getattr(import_module(_SUITES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,12 +34,12 @@ from sonde.reduce.numpy import sketch
 from sonde.run import Run, runs
 from sonde.schema.stats import STATS
 from sonde.session import active_session, finish, init
-from sonde.testing.awkward import digest
 from sonde.testing.by_hand import (
     FAILS_AT,
     Gradients,
     Net,
     Recipe,
+    digest,
     hooks_on,
     norms_before_clipping,
     train_by_hand,

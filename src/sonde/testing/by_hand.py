@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -138,3 +139,27 @@ def hooks_on(net: nn.Module) -> dict[str, Any]:
         "clipping": (clip.clip_grad_norm_, clip._clip_grads_with_norm_, clip.clip_grad_value_),
         "scaling": torch.amp.GradScaler.step,
     }
+
+
+def digest(value: Any) -> str:
+    """A hash of every bit."""
+    sha = hashlib.sha256()
+    _feed(sha, value)
+    return sha.hexdigest()
+
+
+def _feed(sha: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        sha.update(str((value.dtype, tuple(value.shape))).encode())
+        sha.update(
+            value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        )
+    elif isinstance(value, dict):
+        for key in value:
+            sha.update(str(key).encode())
+            _feed(sha, value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _feed(sha, item)
+    else:
+        sha.update(repr(value).encode())

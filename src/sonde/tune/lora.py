@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.read.tensors.analysis.spectra import Spectrum, effective_rank
-from sonde.reduce.gpu.transfer import HostTransfer
+from sonde.reduce.transfer import HostTransfer
 from sonde.schema.records import ScalarsRecord
 from sonde.schema.sketch import Array
 from sonde.session import Session

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.schema.endings import ENDED_AT_EXIT
-from sonde.schema.layout import FORMAT_VERSION, STREAMS, RunStatus, Stream
+from sonde.schema.layout import ENDED_AT_EXIT, FORMAT_VERSION, STREAMS, RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_document, to_json
+from sonde.schema.words import MIB, in_words
 from sonde.write.durable import sync_folder, write_durably
 from sonde.write.ending import forget_endings
 from sonde.write.items import (
@@ -52,11 +52,10 @@ from sonde.write.stats.catalog import (
     system_rows,
 )
 from sonde.write.stats.journal import Journal
-from sonde.write.stats.sealer import Sealer, in_words
+from sonde.write.stats.sealer import Sealer
 from sonde.write.stats.stream import StreamWriter
 from sonde.write.system import SystemSampler
 
-_MIB: Final = 1 << 20
 MAX_EVENTS: Final = 10_000
 NICENESS: Final = 10
 _MAX_REASONS: Final = 20
@@ -204,7 +203,7 @@ class Recorder:
             return 0
         num_taken = 0
         self._journal.begin_turn()
-        for item in self.queue.take(int(self.options.flush_mib * _MIB)):
+        for item in self.queue.take(int(self.options.flush_mib * MIB)):
             num_taken += 1
             try:
                 self._accept(item)

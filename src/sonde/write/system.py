@@ -12,8 +12,8 @@ from typing import Any, Final
 import psutil
 
 from sonde.schema.records import SystemSample
+from sonde.schema.words import MIB
 
-_MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _LEAST_S: Final = 0.1
 """In less time psutil counts too few ticks and says 0 %, which nobody measured."""
@@ -56,7 +56,7 @@ class SystemSampler:
         memory = psutil.virtual_memory()
         yield "memory_percent", memory.percent
         yield "memory_available_gib", memory.available / _GIB
-        yield "process_rss_mib", self._process.memory_info().rss / _MIB
+        yield "process_rss_mib", self._process.memory_info().rss / MIB
 
     def _disk(self) -> Iterator[tuple[str, float]]:
         usage = psutil.disk_usage(str(self._run))

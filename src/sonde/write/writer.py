@@ -19,6 +19,7 @@ from typing import Any, Final
 from sonde.errors import CorruptError, RunError
 from sonde.schema.layout import RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site
+from sonde.schema.words import MIB
 from sonde.write.ending import announce_ending
 from sonde.write.environment import git_state, package_versions, working_directory
 from sonde.write.folder import absolute
@@ -40,11 +41,10 @@ from sonde.write.observer import Observer
 from sonde.write.options import WriterOptions
 from sonde.write.queue import BoundedQueue
 from sonde.write.recorder import MAX_EVENTS, Recorder, Shared, Shutdown, lower_priority
-from sonde.write.tensors.storable import storable_name, storable_site
+from sonde.write.storable import storable_name, storable_site
 
 __all__ = ["Writer", "WriterOptions"]
 
-_MIB: Final = 1 << 20
 _ENVIRONMENT_PATIENCE_S: Final = 1.0
 _ANNOUNCING_PATIENCE_S: Final = 0.2
 _POLL_S: Final = 0.05
@@ -84,7 +84,7 @@ class Writer:
         self._on_beat = on_beat
         wait_for_closing(self.run)
         self._lock = RunLock(self.run)
-        self._queue = BoundedQueue(int(options.queue_mib * _MIB), int(options.flush_mib * _MIB))
+        self._queue = BoundedQueue(int(options.queue_mib * MIB), int(options.flush_mib * MIB))
         self._shared = Shared()
         self._is_closed = False
         self._num_events = 0

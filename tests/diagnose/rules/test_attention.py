@@ -10,7 +10,7 @@ from sonde.diagnose.rules.attention_logit_growth import attention_logit_growth
 from sonde.diagnose.rules.attention_mask_leak import attention_mask_leak
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 GROWING = np.geomspace(1.0, 800.0, 60)
 SHARPENING = np.geomspace(1.0, 0.001, 60)

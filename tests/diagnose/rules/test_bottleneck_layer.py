@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonde.diagnose.rules.bottleneck_layer import bottleneck_layer
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 NARROW = stack("Linear 20 64", "Tanh", "Linear 64 1", "Tanh", "Linear 1 64", "Tanh", "Linear 64 8")
 RANKS: dict[str, object] = {"unit/0/rank": 12.0, "unit/2/rank": 1.0, "unit/4/rank": 1.5}

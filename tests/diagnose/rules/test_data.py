@@ -14,7 +14,7 @@ from sonde.diagnose.rules.data_not_shuffled import data_not_shuffled
 from sonde.diagnose.rules.label_shuffling import label_shuffling
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 8 16", "ReLU", "Linear 16 10")
 GUESSING = float(np.log(10))

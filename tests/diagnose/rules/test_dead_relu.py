@@ -6,7 +6,7 @@ import numpy as np
 
 from sonde.diagnose.rules.dead_relu import dead_relu
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 8 8", "ReLU", "Linear 8 3", lr=0.5)
 

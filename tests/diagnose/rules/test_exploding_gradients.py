@@ -7,7 +7,7 @@ import pytest
 
 from sonde.diagnose.rules.exploding_gradients import exploding_gradients
 from sonde.schema.window import Window
-from sonde.testing.windows import stack, stuck, window
+from windows import stack, stuck, window
 
 MODEL = stack("Linear 8 8", "ReLU", "Linear 8 8", "ReLU", "Linear 8 3")
 SITES = ("0.weight", "2.weight", "4.weight")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from sonde.diagnose.check import all_rules
-from sonde.diagnose.measures.progress import validation
+from sonde.diagnose.measures.loss import validation
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 
 def seen(retained: list[float], loss: np.ndarray, name: str = "eval_retained_loss") -> Window:

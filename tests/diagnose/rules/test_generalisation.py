@@ -13,7 +13,7 @@ from sonde.diagnose.rules.overfitting import overfitting
 from sonde.diagnose.rules.underfitting import underfitting
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 8 16", "ReLU", "Linear 16 10")
 SEEN = {"data/loss/baseline": float(np.log(10)), "data/output/width": 10}

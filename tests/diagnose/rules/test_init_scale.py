@@ -6,7 +6,7 @@ import numpy as np
 
 from sonde.diagnose.rules.init_scale import init_scale
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 64 64", "ReLU", "Linear 64 64", "ReLU", "Linear 64 64", "ReLU", "Linear 64 10")
 SITES = ("0", "2", "4", "6")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rules.lr_decay_too_fast import lr_decay_too_fast
 from sonde.diagnose.rules.lr_not_applied import lr_not_applied
 from sonde.diagnose.rules.lr_too_high import lr_too_high
@@ -16,7 +16,7 @@ from sonde.diagnose.rules.lr_too_low import lr_too_low
 from sonde.diagnose.rules.missing_warmup import missing_warmup, postnorm_blocks
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 STEPS = 100
 NET = stack("Linear 16 16", "ReLU", "Linear 16 4", lr=0.5)

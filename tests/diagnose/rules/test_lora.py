@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from sonde.diagnose.measures.lora import adapters
+from sonde.diagnose.measures.model import adapters
 from sonde.diagnose.rules.lora_rank_too_low import lora_rank_too_low
 from sonde.diagnose.rules.lora_scale_too_large import lora_scale_too_large
 from sonde.diagnose.rules.lora_zero_init import lora_zero_init
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, window
+from windows import falling, window
 
 
 def model(rank: int, a: str = "down", b: str = "up") -> dict[str, Any]:

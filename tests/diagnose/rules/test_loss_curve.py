@@ -13,7 +13,7 @@ from sonde.diagnose.rules.loss_plateau import loss_plateau
 from sonde.diagnose.rules.loss_spikes import loss_spikes
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 STEPS = 120
 NET = stack("Linear 16 16", "ReLU", "Linear 16 4")

@@ -9,7 +9,7 @@ from sonde.diagnose.rule import Rule
 from sonde.diagnose.rules.loss_reduction_sum import loss_reduction_sum
 from sonde.diagnose.rules.loss_shape_broadcast import loss_shape_broadcast
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, window
+from windows import falling, stack, window
 
 MODEL = {**stack("Linear 8 16", "ReLU", "Linear 16 1"), "loss": "mse_loss"}
 SUM = {"data/loss/reduction": 1, "data/loss/numel": 50}

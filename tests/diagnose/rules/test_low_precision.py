@@ -5,7 +5,7 @@ from __future__ import annotations
 from sonde.diagnose.rules.low_precision_overflow import low_precision_overflow
 from sonde.diagnose.rules.low_precision_underflow import low_precision_underflow
 from sonde.schema.window import Window
-from sonde.testing.windows import stack, stuck, window
+from windows import stack, stuck, window
 
 MODEL = stack("Linear 8 8", "ReLU", "Linear 8 3")
 

@@ -6,7 +6,7 @@ import pytest
 
 from sonde.diagnose.rules.missing_nonlinearity import missing_nonlinearity
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 
 def test_two_linear_layers_in_a_row_are_named() -> None:

@@ -11,7 +11,7 @@ from sonde.diagnose.finding import Finding
 from sonde.diagnose.rules.nan_inf import nan_inf
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, window
+from windows import falling, stack, window
 
 NUM = 40
 MODEL = stack("Linear 8 8", "Length", "Linear 8 2")

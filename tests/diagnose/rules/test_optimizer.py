@@ -16,7 +16,7 @@ from sonde.diagnose.rules.missing_zero_grad import missing_zero_grad
 from sonde.diagnose.rules.over_regularisation import over_regularisation
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 STEPS = 100
 NET = stack("Linear 16 16", "ReLU", "Linear 16 4")

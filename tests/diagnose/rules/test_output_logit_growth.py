@@ -7,7 +7,7 @@ import numpy as np
 from sonde.diagnose.rules.output_logit_growth import output_logit_growth
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 
 def seen(loss: Array, logit: object, log_z: object) -> Window:

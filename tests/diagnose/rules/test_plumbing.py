@@ -14,7 +14,7 @@ from sonde.diagnose.rules.frozen_layers import frozen_layers
 from sonde.diagnose.rules.memory_leak import memory_leak
 from sonde.diagnose.rules.optimizer_missing_params import optimizer_missing_params
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 LAYERS = ("Linear 8 16", "ReLU", "Linear 16 16", "ReLU", "Linear 16 5")
 

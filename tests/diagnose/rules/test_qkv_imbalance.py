@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.diagnose.measures.projections import projections
+from sonde.diagnose.measures.model import projections
 from sonde.diagnose.rules.qkv_imbalance import qkv_imbalance
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, window
+from windows import falling, window
 
 
 def model(names: tuple[str, str, str], optimizer: str = "AdamW") -> dict[str, Any]:

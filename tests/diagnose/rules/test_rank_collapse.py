@@ -6,7 +6,7 @@ import numpy as np
 
 from sonde.diagnose.rules.rank_collapse import rank_collapse
 from sonde.schema.window import Window
-from sonde.testing.windows import stack, stuck, window
+from windows import stack, stuck, window
 
 MODEL = stack("Linear 8 8", "Tanh", "Linear 8 8", "Tanh", "Linear 8 3")
 INPUT: dict[str, object] = {"data/input/is_token": 0.0, "data/input/sample_std": 1.0}

@@ -12,7 +12,7 @@ from sonde.diagnose.rules.throughput_regression import throughput_regression
 from sonde.diagnose.rules.tiny_batch_norm import tiny_batch_norm
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import stack, stuck, window
+from windows import stack, stuck, window
 
 NORMED = stack("Linear 8 16", "BatchNorm1d", "Linear 16 5")
 

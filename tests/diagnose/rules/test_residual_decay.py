@@ -6,7 +6,7 @@ from typing import Any
 
 from sonde.diagnose.rules.residual_decay import residual_decay
 from sonde.schema.window import Window
-from sonde.testing.windows import stack, stuck, window
+from windows import stack, stuck, window
 
 
 def blocks(*inside: str, num_blocks: int = 6) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sonde.diagnose.rules.rnn_exploding_temporal import rnn_exploding_temporal
 from sonde.diagnose.rules.rnn_vanishing_temporal import rnn_vanishing_temporal
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 
 def seen(loss: Array, reach: object, length: int = 40) -> Window:

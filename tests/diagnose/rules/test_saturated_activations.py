@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonde.diagnose.rules.saturated_activations import saturated_activations
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 8 8", "Tanh", "Linear 8 1", "Sigmoid")
 

@@ -9,7 +9,7 @@ from sonde.diagnose.rules.degenerate_inputs import degenerate_inputs
 from sonde.diagnose.rules.unnormalised_inputs import unnormalised_inputs
 from sonde.diagnose.rules.unnormalised_targets import unnormalised_targets
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 8 16", "ReLU", "Linear 16 5")
 STANDARD = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from sonde.diagnose.rules.symmetric_init import symmetric_init
 from sonde.schema.window import Window
-from sonde.testing.windows import stack, stuck, window
+from windows import stack, stuck, window
 
 MODEL = stack("Linear 8 16", "Tanh", "Linear 16 16", "Tanh", "Linear 16 3")
 

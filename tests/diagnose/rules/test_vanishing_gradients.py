@@ -7,7 +7,7 @@ import pytest
 
 from sonde.diagnose.rules.vanishing_gradients import vanishing_gradients
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 MODEL = stack("Linear 8 8", "Sigmoid", "Linear 8 8", "Sigmoid", "Linear 8 8", "Sigmoid", "Linear 8 3")
 SITES = ("0.weight", "2.weight", "4.weight", "6.weight")

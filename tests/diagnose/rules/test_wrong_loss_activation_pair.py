@@ -11,7 +11,7 @@ import pytest
 from sonde.diagnose.finding import Finding
 from sonde.diagnose.rules.wrong_loss_activation_pair import wrong_loss_activation_pair
 from sonde.schema.window import Window
-from sonde.testing.windows import falling, stack, stuck, window
+from windows import falling, stack, stuck, window
 
 PLAIN = ("Linear 8 16", "ReLU", "Linear 16 5")
 CLASSES = {"data/target/is_class": 1, "data/target/min": 0, "data/target/max": 4, "data/target/num_classes": 5}

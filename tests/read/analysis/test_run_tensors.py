@@ -12,8 +12,8 @@ import pytest
 
 from sonde.errors import RunNotFoundError, UsageError
 from sonde.read.tensors.analysis import blocks, run_tensors
-from sonde.read.tensors.analysis.cka import linear_cka, unbiased_cka
 from sonde.read.tensors.analysis.evolution import evolution
+from sonde.read.tensors.analysis.representations import linear_cka, unbiased_cka
 from sonde.run import Run
 
 STEPS = (0, 5, 10, 15)

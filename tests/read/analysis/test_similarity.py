@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sonde.read.tensors.analysis.cka import as_examples, linear_cka, unbiased_cka, unbiased_hsic
 from sonde.read.tensors.analysis.lora import adapter_pairs, delta_spectrum
+from sonde.read.tensors.analysis.representations import as_examples, linear_cka, unbiased_cka, unbiased_hsic
 from sonde.read.tensors.analysis.similarity import cosines, gram, mean_cosine, same_turns
 from sonde.read.tensors.analysis.spectra import effective_rank
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from big_run import Plan, Planted, big_run
 from sonde.show.web.access import Access
 from sonde.show.web.answering import Answers
 from sonde.show.web.app import make_app
 from sonde.show.web.runs import RunTable, run_key
 from sonde.show.web.wire import read_binary
-from sonde.testing.big_run import Plan, Planted, big_run
 
 ORIGIN = "http://127.0.0.1:7007"
 NAN_AT = Planted(tensor=5, step=1777, num_nan=1)

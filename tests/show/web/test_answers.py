@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from big_run import Plan, big_run
 from sonde.run import Run
 from sonde.show.coverage import overhead_share
 from sonde.show.web.runs import RunTable
 from sonde.show.web.wire import pack, read_binary, report_key, to_json
-from sonde.testing.big_run import Plan, big_run
 from sonde.write.runfile import RunFile
 
 API_TS = Path(__file__).parents[3] / "web" / "src" / "lib" / "api.ts"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from big_run import Plan, Planted, big_run
 from sonde.run import open as open_run
-from sonde.testing.big_run import Plan, Planted, big_run
 from sonde.write.writer import Writer, WriterOptions
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from big_run import Plan, Planted, big_run
 from sonde.read.series.heatmap import Cells, pool, pool_into
 from sonde.run import Run
 from sonde.show.web import heat_index
 from sonde.show.web.heat_index import COARSE_STEPS, colour_range, encode
-from sonde.testing.big_run import Plan, Planted, big_run
 
 NAN_ROW, NAN_STEP = 5, 1777
 SPIKE_ROW, SPIKE_STEP = 9, 2345

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sonde.testing.hostile_run import NAMES, broken_runs, empty_run, hostile_run
+from hostile_run import NAMES, broken_runs, empty_run, hostile_run
 
 SECRET = "TOP-SECRET-CONTENT"
 QUESTIONS = (

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from big_run import Plan, big_run
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.show.web.tensor_image import MAX_SIDE, image_of
-from sonde.testing.big_run import Plan, big_run
 from sonde.write.tensors.store import open_store
 
 SHAPES = {"param/layers.0.attn.q.weight": (64, 64), "param/bias": (10,), "act/image": (3, 8, 5), "param/scale": ()}

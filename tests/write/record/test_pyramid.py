@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sonde.schema.records import Site, StatsRecord
-from sonde.schema.sketch import HIST_N, MAX, MIN, NUM_BINS, SUM, SUMSQ, N, Sketch, empty_rows
+from sonde.schema.sketch import HIST_N, MAX, MIN, NUM_BINS, SUM, SUMSQ, N, empty_rows
+from sonde.schema.stats import Sketch
 from sonde.write.stats.parquet import read_stats
 from sonde.write.stats.pyramid import Pyramid, merge_steps
 from sonde.write.stats.table import sort_stats

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from sonde.schema.frameworks import kind_of_layer
+from sonde.schema.frameworks.layouts import kind_of_layer
 from sonde.schema.layout import MODEL_FILE
 from sonde.schema.records import Site
 from sonde.session.session import Session

@@ -9,7 +9,7 @@ from typing import Any, Final
 import keras
 
 from sonde.adapters.keras.names import KerasNames
-from sonde.schema.frameworks import kind_of_layer
+from sonde.schema.frameworks.layouts import kind_of_layer
 
 _RECTIFIERS: Final = (keras.activations.relu, keras.activations.relu6)
 _OTHER_NAMES: Final = {"learning_rate": "lr", "epsilon": "eps", "beta_1": "beta1", "beta_2": "beta2"}

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.measures.progress import loss_name
-from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.diagnose.measures.loss import loss_name
+from sonde.diagnose.measures.model import Parameter, structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 

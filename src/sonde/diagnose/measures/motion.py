@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.diagnose.measures.model import Parameter, structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.measures.events import happenings, number
-from sonde.diagnose.measures.progress import loss_name
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.loss import loss_name
+from sonde.diagnose.measures.model import structure
 from sonde.schema.window import Window
 
 NEEDS: Final = (

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.measures.known import nanmax
-from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.diagnose.measures.curves import nanmax
+from sonde.diagnose.measures.model import Parameter, structure
 from sonde.schema.window import Column, Window
 
 RATE: Final = "optim/lr"

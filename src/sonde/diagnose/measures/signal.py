@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.model import structure
 from sonde.schema.window import Window
 
 EARLY = 20

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmax, nanmedian
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.structure import Parameter, Structure, structure
+from sonde.diagnose.measures.curves import nanmax, nanmedian
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import Parameter, Structure, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,10 +8,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmax
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.spikes import find_spikes
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.curves import nanmax
+from sonde.diagnose.measures.loss import find_spikes, learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.levels import Levels, levels
+from sonde.diagnose.measures.curves import Levels, levels
+from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.levels import levels
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.curves import levels
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import is_language_model
+from sonde.diagnose.measures.data import is_language_model
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,11 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmedian
-from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.curves import nanmedian
+from sonde.diagnose.measures.loss import Learned, Spike, find_spikes, learned
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
-from sonde.diagnose.measures.spikes import Spike, find_spikes
 from sonde.diagnose.measures.total_gradient import NEEDS as GRADIENT
 from sonde.diagnose.measures.total_gradient import total_norm
 from sonde.diagnose.rule import found, rule

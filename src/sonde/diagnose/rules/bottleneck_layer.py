@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.depth import path
-from sonde.diagnose.measures.endpoints import seen
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.structure import Parameter
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import Parameter
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import MIN_SEEN, is_classification, is_language_model, seen
-from sonde.diagnose.measures.held_out import held_out
+from sonde.diagnose.measures.data import MIN_SEEN, is_classification, is_language_model, seen
+from sonde.diagnose.measures.loss import held_out
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

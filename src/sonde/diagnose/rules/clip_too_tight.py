@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmedian
-from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.curves import nanmedian
+from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
 from sonde.diagnose.rule import found, rule

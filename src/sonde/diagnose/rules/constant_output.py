@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import MIN_SEEN, seen
-from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.curves import onset
+from sonde.diagnose.measures.data import MIN_SEEN, seen
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import MIN_SEEN, is_language_model, is_regression, seen
+from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, is_regression, seen
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import seen
-from sonde.diagnose.measures.lasting import Lasting, lasting
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.curves import Lasting, lasting
+from sonde.diagnose.measures.data import seen
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.structure import Parameter, Structure, structure
+from sonde.diagnose.measures.model import Parameter, Structure, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

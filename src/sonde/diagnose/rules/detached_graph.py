@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

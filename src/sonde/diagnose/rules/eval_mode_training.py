@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.progress import onset
-from sonde.diagnose.measures.structure import Module, structure
+from sonde.diagnose.measures.curves import onset
+from sonde.diagnose.measures.model import Module, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

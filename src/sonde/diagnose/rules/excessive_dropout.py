@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.held_out import held_out
-from sonde.diagnose.measures.learned import Learned, learned
-from sonde.diagnose.measures.structure import Module, structure
+from sonde.diagnose.measures.loss import Learned, held_out, learned
+from sonde.diagnose.measures.model import Module, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

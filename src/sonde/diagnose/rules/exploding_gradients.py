@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.measures.depth import path
-from sonde.diagnose.measures.progress import loss_name
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.loss import loss_name
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window

@@ -8,12 +8,11 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmax, nanmedian
-from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.curves import nanmax, nanmedian, smoothed
+from sonde.diagnose.measures.loss import Learned, learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
-from sonde.diagnose.measures.progress import smoothed
-from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.curves import onset
+from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.rule import found, rule
 from sonde.schema.losses import retained_losses
 from sonde.schema.window import Window

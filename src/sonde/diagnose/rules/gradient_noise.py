@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmedian
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.curves import nanmedian
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

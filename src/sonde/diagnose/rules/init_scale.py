@@ -9,9 +9,9 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
 from sonde.diagnose.measures.depth import path
-from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.loss import Learned, learned
+from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.measures.signal import fading
-from sonde.diagnose.measures.structure import Parameter, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import is_classification, seen
-from sonde.diagnose.measures.held_out import HeldOut, held_out
+from sonde.diagnose.measures.data import is_classification, seen
+from sonde.diagnose.measures.loss import HeldOut, held_out
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

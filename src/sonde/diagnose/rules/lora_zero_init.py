@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.lora import Adapter, adapters
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.model import Adapter, adapters, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

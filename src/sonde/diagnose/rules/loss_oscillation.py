@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import write_rate
 from sonde.diagnose.rule import found, rule

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import REGRESSIONS, seen
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.data import REGRESSIONS, seen
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

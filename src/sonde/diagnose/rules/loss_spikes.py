@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.spikes import find_spikes
+from sonde.diagnose.measures.loss import find_spikes, learned
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmax
+from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

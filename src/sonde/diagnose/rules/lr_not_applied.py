@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmedian
+from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.rate import RATE, rate
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window

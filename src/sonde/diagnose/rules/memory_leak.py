@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.rule import found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window

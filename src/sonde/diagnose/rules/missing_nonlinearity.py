@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.structure import Parameter, Structure, structure
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import Parameter, Structure, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

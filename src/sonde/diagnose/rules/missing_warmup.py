@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.known import nanmax
-from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.curves import nanmax
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import Structure, structure
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import RATE, is_adaptive, rate, warms_up
-from sonde.diagnose.measures.structure import Structure, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

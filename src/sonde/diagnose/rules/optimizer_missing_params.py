@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.structure import Parameter, structure
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import is_classification, seen
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.levels import Levels, levels
-from sonde.diagnose.measures.progress import validation
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.curves import Levels, levels
+from sonde.diagnose.measures.data import is_classification, seen
+from sonde.diagnose.measures.loss import learned, validation
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

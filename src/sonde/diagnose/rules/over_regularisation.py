@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import Learned, learned
+from sonde.diagnose.measures.loss import Learned, learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.rate import rate
-from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window

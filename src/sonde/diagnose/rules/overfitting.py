@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.held_out import held_out
-from sonde.diagnose.measures.progress import validation_name
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.loss import held_out, validation_name
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

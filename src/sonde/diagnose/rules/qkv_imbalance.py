@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.projections import Projections, projections
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.model import Projections, projections, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.structure import Module, structure
+from sonde.diagnose.measures.model import Module, structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

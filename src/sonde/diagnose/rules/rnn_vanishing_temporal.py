@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.learned import learned
+from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.memory_span import Span, memory_spans
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

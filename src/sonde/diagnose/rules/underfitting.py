@@ -8,11 +8,10 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import MIN_SEEN, seen
-from sonde.diagnose.measures.held_out import held_out
-from sonde.diagnose.measures.known import nanmean, nanstd
-from sonde.diagnose.measures.learned import Learned, learned
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.curves import nanmean, nanstd
+from sonde.diagnose.measures.data import MIN_SEEN, seen
+from sonde.diagnose.measures.loss import Learned, held_out, learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.measures.curves import nanmax, onset
 from sonde.diagnose.measures.depth import NEEDS, Depth, depth, over_sites
-from sonde.diagnose.measures.known import nanmax
-from sonde.diagnose.measures.learned import Learned, learned
-from sonde.diagnose.measures.progress import onset
+from sonde.diagnose.measures.loss import Learned, learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.signal import fading
-from sonde.diagnose.measures.structure import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.endpoints import MIN_SEEN, REGRESSIONS, last_module, seen
-from sonde.diagnose.measures.learned import learned
-from sonde.diagnose.measures.structure import structure
+from sonde.diagnose.measures.data import MIN_SEEN, REGRESSIONS, last_module, seen
+from sonde.diagnose.measures.loss import learned
+from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.flow.analyzers.attention_find import site_of, weight_of
 from sonde.flow.fetch import Gathered
-from sonde.flow.model_index import ModelIndex
+from sonde.flow.model_index import ModelIndex, site_of, weight_of
 from sonde.flow.trace import Trace
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModuleRef

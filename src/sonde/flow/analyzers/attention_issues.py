@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from sonde.flow.analyzers.attention_find import Attention
 from sonde.flow.analyzers.attention_metrics import AttentionMetrics, TransformerMetrics
 from sonde.flow.issue import Issue
+from sonde.flow.model_index import Attention
 from sonde.flow.trace import Trace
 from sonde.schema.names import as_code
 

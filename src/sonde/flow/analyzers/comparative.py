@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sonde.errors import UsageError
-from sonde.flow.automatic import analyze
+from sonde.flow.analyzers.automatic import analyze
 from sonde.flow.batch import LossFunction
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.report.report import FlowReport

@@ -1,18 +1,21 @@
-"""TemporalAnalyzer: how much gradient reaches each time step of a recurrent network, and through which gates."""
+"""TemporalAnalyzer: how much gradient reaches each time step of a recurrent network, and through which gates.
+
+From top to bottom: the analyzer, what it measures of a layer, and what is wrong with the layer's memory.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sonde.errors import UsageError
-from sonde.flow.analyzers.temporal_issues import temporal_issues
-from sonde.flow.analyzers.temporal_metrics import MIN_STEPS, TemporalMetrics
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.issue import Issue
@@ -22,6 +25,15 @@ from sonde.flow.model_index import ModelIndex
 from sonde.flow.report.report import FlowReport
 from sonde.flow.step_gradients import TimeWatch
 from sonde.flow.trace import Observer, Trace
+from sonde.schema.names import as_code
+
+REACH: Final = 0.01
+"""A time step counts as remembered while its gradient is above this share of the largest."""
+MIN_STEPS: Final = 8
+WARNING: Final = 0.1
+"""Change of the logarithm per time step, either way."""
+CRITICAL: Final = 0.3
+SHORT: Final = 5
 
 
 class TemporalAnalyzer:
@@ -135,3 +147,98 @@ def _noter(grads: dict[int, float], t: int) -> Callable[[Tensor], None]:
         grads[t] = grads.get(t, 0.0) + float(grad.detach().float().norm())
 
     return note
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalMetrics:
+    """Of one recurrent layer."""
+
+    layer: str
+    profile: tuple[float, ...]
+    """Norm of the gradient at each time step, first to last."""
+    decay_rate: float
+    """Change of its logarithm per step back in time: negative where it vanishes, positive where it explodes."""
+    effective_memory: int
+    """How many time steps get more than 1 % of the largest gradient."""
+    gates: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By gate: norm of gradient, of weight, and their ratio."""
+
+    @staticmethod
+    def of(layer: str, profile: Sequence[float], gates: dict[str, dict[str, float]] | None = None) -> TemporalMetrics:
+        values = np.asarray(profile, float)
+        return TemporalMetrics(layer, tuple(values.tolist()), _decay(values), _memory(values), gates or {})
+
+
+def _decay(profile: Any) -> float:
+    """From the largest gradient (at the end, as a rule) back to the first step."""
+    last = int(np.nanargmax(profile)) if np.isfinite(profile).any() else 0
+    back = profile[: last + 1][::-1] if last >= len(profile) // 2 else profile
+    positive = np.maximum(back, 1e-300)
+    if len(back) < 3 or not np.isfinite(positive).all():
+        return 0.0
+    slope = float(np.polyfit(np.arange(len(back)), np.log(positive), 1)[0])
+    return slope if last >= len(profile) // 2 else -slope
+
+
+def _memory(profile: Any) -> int:
+    largest = np.nanmax(profile) if len(profile) else 0.0
+    return int((profile > REACH * largest).sum()) if largest > 0 else 0
+
+
+def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Issue]:
+    """What the profile of a layer says."""
+    num_steps, rate, name = len(metrics.profile), metrics.decay_rate, metrics.layer
+    if num_steps < MIN_STEPS:
+        return []
+    found = []
+    kind, code = types.get(name, ""), as_code(name)
+    if rate < -WARNING and metrics.effective_memory < num_steps:
+        found.append(
+            Issue(
+                type="VANISHING_TEMPORAL",
+                severity="CRITICAL" if rate < -CRITICAL else "MEDIUM",
+                layer=name,
+                message=f"{name}: the gradient keeps {math.exp(rate):.0%} per step back in time",
+                recommendation=_longer_memory(kind, code),
+                value=rate,
+                healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
+            )
+        )
+    if rate > WARNING:
+        found.append(
+            Issue(
+                type="EXPLODING_TEMPORAL",
+                severity="CRITICAL" if rate > CRITICAL else "MEDIUM",
+                layer=name,
+                message=f"{name}: the gradient grows {math.exp(rate):.2f}-fold per step back in time",
+                recommendation=(
+                    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+                    f"nn.init.orthogonal_({code}.weight_hh_l0)  # its largest singular value is then 1"
+                ),
+                value=rate,
+                healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
+            )
+        )
+    if metrics.effective_memory < SHORT and num_steps >= 2 * SHORT:
+        found.append(
+            Issue(
+                type="SHORT_MEMORY",
+                severity="HIGH",
+                layer=name,
+                message=f"{name}: only {metrics.effective_memory} of {num_steps} time steps reach the loss",
+                recommendation=_longer_memory(kind, code),
+                value=float(metrics.effective_memory),
+                healthy=f"at least {SHORT}",
+            )
+        )
+    return found
+
+
+def _longer_memory(kind: str, code: str) -> str:
+    if kind == "LSTM":
+        return f"h = {code}.hidden_size; {code}.bias_ih_l0.data[h:2 * h] = 2.0  # forget gate open: it remembers longer"
+    if kind == "GRU":
+        return (
+            f"h = {code}.hidden_size; {code}.bias_ih_l0.data[h:2 * h] = 2.0  # update gate: keeps the old state longer"
+        )
+    return f"{code} = nn.LSTM(…)  # or GRU; else nn.init.orthogonal_({code}.weight_hh_l0)"

@@ -15,11 +15,11 @@ from sonde.read.compare.frameworks import other_site
 from sonde.read.compare.rounding import Tolerance
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.cut import Column, by_series, series_of
 from sonde.read.series.raw import read_raw
 from sonde.read.series.scalars import read_scalars
 from sonde.read.series.stats import ask, long_table
-from sonde.read.series.steps import StepFilter
 from sonde.schema.names import INSPECTED, Series, inspected_series
 from sonde.schema.sketch import Array
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from sonde.schema.framework_match import match_models
-from sonde.schema.frameworks import Shape, detect
+from sonde.schema.frameworks.layouts import Shape, detect
+from sonde.schema.frameworks.match import match_models
 
 Value = TypeVar("Value")
 Sites = Mapping[str, Shape]

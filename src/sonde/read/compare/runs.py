@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from sonde.read.compare.divergence import Divergence
 from sonde.read.series.cut import Column
+from sonde.read.series.summary import visible
 from sonde.schema.records import to_json
 from sonde.schema.sketch import Array
 
 TOLERANCE: Final = 1e-5
 """Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
 
+_MAX_ROWS: Final = 20
 _CONFIG = pa.schema([("key", pa.string()), ("a", pa.string()), ("b", pa.string())])
 _METRICS = pa.schema(
     [
@@ -63,8 +65,6 @@ class Comparison:
     """How many steps both runs have, counted from 0."""
 
     def __rich__(self) -> Any:
-        from sonde.read.run.summary import comparison_as_rich
-
         return comparison_as_rich(self)
 
 
@@ -159,3 +159,44 @@ def differs(a: Array, b: Array, tolerance: float) -> NDArray[np.bool_]:
         close = np.abs(a - b) <= tolerance * np.maximum(np.abs(a), np.abs(b))
     apart: NDArray[np.bool_] = ~same & ~(close & np.isfinite(a) & np.isfinite(b))
     return apart
+
+
+def comparison_as_rich(comparison: Comparison) -> Any:
+    """Two runs side by side, for the terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    first = comparison.first_divergence
+    names = f"a = {visible(comparison.a)}   b = {visible(comparison.b)}"
+    apart = (
+        "no series differs" if first is None else f"first difference at step {first.step}, in {visible(first.series)}"
+    )
+    parts: list[Any] = [Text(names, style="bold"), Text(f"{apart} (beyond {comparison.tolerance:g} relative)")]
+    for title, table in (
+        ("config", comparison.config),
+        ("scalars", comparison.metrics.select(["name", "last_a", "last_b", "difference"])),
+        ("diverging series", comparison.divergence.filter(comparison.divergence["step"].is_valid())),
+    ):
+        if table.num_rows:
+            parts.append(_rich_table(title, table))
+    return Group(*parts)
+
+
+def _rich_table(title: str, table: pa.Table) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="dim")
+    for name in table.column_names:
+        shown.add_column(name)
+    for row in table.slice(0, _MAX_ROWS).to_pylist():
+        shown.add_row(*(Text(_cell(value)) for value in row.values()))
+    if table.num_rows > _MAX_ROWS:
+        shown.add_row(Text(f"and {table.num_rows - _MAX_ROWS} more", style="dim"))
+    return shown
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else visible(value)

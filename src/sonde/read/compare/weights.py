@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from sonde.read.tensors.analysis.difference import Difference, difference
 from sonde.read.tensors.lazy import LazyTensors
-from sonde.schema.framework_match import match_models
-from sonde.schema.frameworks import Canonical, Framework, detect
+from sonde.schema.frameworks.layouts import Canonical, Framework, detect
+from sonde.schema.frameworks.match import match_models
 from sonde.schema.names import strip_wrappers
 from sonde.schema.tensors import AnyArray
 

@@ -13,8 +13,15 @@ from typing import Final
 from sonde.errors import CorruptError
 from sonde.read.run.folder import open_inside, read_manifest
 from sonde.read.run.manifest import Manifest
-from sonde.schema.endings import ENDED_AT_EXIT, UNKNOWN_CODE, ending_of
-from sonde.schema.layout import ENDING_FILE, EXIT_CODE_FILE, LOCK_FILE, RunStatus
+from sonde.schema.layout import (
+    ENDED_AT_EXIT,
+    ENDING_FILE,
+    EXIT_CODE_FILE,
+    LOCK_FILE,
+    UNKNOWN_CODE,
+    RunStatus,
+    ending_of,
+)
 from sonde.schema.records import check_document
 
 HEARTBEAT_LIMIT_S: Final = 30.0

@@ -15,9 +15,9 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import read_rows
 from sonde.read.run.ranks import rank_events
 from sonde.read.run.state import RunState
-from sonde.read.series.stats import find_sites
 from sonde.schema.checkpoints import RUN_STEP
-from sonde.schema.names import split_pattern
+from sonde.schema.names import Series, matches, split_pattern
+from sonde.schema.records import Site
 from sonde.schema.sketch import Array
 
 _SITES = pa.schema(
@@ -76,6 +76,11 @@ def site_table(state: RunState, pattern: str) -> pa.Table:
         [list(site.aliases) for site in found],
     ]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, _SITES, strict=True)], schema=_SITES)
+
+
+def find_sites(sites: dict[int, Site], parts: Series) -> list[int]:
+    """The ids of the sites that a pattern names."""
+    return [n for n, site in sites.items() if matches(parts.kind, site.kind) and matches(parts.site, site.name)]
 
 
 def event_table(state: RunState) -> pa.Table:

@@ -11,10 +11,10 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.cut import Column
 from sonde.read.series.raw import read_raw
 from sonde.read.series.stats import Question, stat_column
-from sonde.read.series.steps import StepFilter
 
 
 def read_columns(state: RunState, question: Question, stat: str, span: Span) -> dict[int, Column]:

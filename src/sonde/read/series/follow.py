@@ -15,10 +15,10 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import ALL_STEPS, StepFilter
 from sonde.read.series.cut import edges
 from sonde.read.series.scalars import Columns, find_names, record_columns, scalar_table, sealed_scalars
 from sonde.read.series.stats import ask, read_stats
-from sonde.read.series.steps import ALL_STEPS, StepFilter
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import ScalarsRecord
 

@@ -19,10 +19,10 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import EVERYTHING, Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.pyramid import average_step, cover, is_intensive
 from sonde.read.series.raw import RawStats, read_raw, sort_records
 from sonde.read.series.stats import Question, stat_column
-from sonde.read.series.steps import StepFilter
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import INF, NAN

@@ -16,10 +16,10 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.downsample import thin
 from sonde.read.series.raw import RawStats, field_table, read_raw
 from sonde.read.series.stats import Question, ask, long_table
-from sonde.read.series.steps import StepFilter
 from sonde.schema.joined import JOINED
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.records import Site

@@ -14,7 +14,7 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import damaged
 from sonde.read.run.state import RunState
-from sonde.read.series.steps import NO_STEPS, StepFilter
+from sonde.read.run.steps import NO_STEPS, StepFilter
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import FIELDS, HIST_N, NUM_BINS, SUMSQ, SUMSQ_RAW, Array, N, empty_rows, merge_groups
 

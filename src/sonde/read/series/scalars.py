@@ -13,8 +13,8 @@ from sonde.errors import CorruptError, UnknownNameError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import damaged
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.stats import some_near
-from sonde.read.series.steps import StepFilter
 from sonde.schema.names import matches_any
 from sonde.schema.records import ScalarsRecord
 

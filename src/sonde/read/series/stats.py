@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from sonde.errors import UnknownNameError
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import ALL_STEPS, StepFilter
+from sonde.read.run.tables import find_sites
 from sonde.read.series.raw import Ids, RawStats, is_in, read_raw, take_rows
-from sonde.read.series.steps import ALL_STEPS, StepFilter
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series, matches, split_pattern
 from sonde.schema.records import Site
@@ -79,10 +80,6 @@ def ask(sites: dict[int, Site], patterns: str | Sequence[str], *, strict: bool =
                 wanted.setdefault(stat, set()).update(own)
     order = [*STATS, *JOINED]
     return Question(sites, {stat: sorted(wanted[stat]) for stat in order if stat in wanted})
-
-
-def find_sites(sites: dict[int, Site], parts: Series) -> list[int]:
-    return [n for n, site in sites.items() if matches(parts.kind, site.kind) and matches(parts.site, site.name)]
 
 
 def find_stat_names(pattern: str) -> list[str]:

@@ -12,13 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.errors import QueryError
-from sonde.read.run.sample_paths import sample_paths
 from sonde.read.run.state import RunState
-from sonde.read.run.tables import event_table, finding_table, site_table, system_table
+from sonde.read.run.steps import ALL_STEPS
+from sonde.read.run.tables import event_table, find_sites, finding_table, site_table, system_table
 from sonde.read.series.raw import read_raw
 from sonde.read.series.scalars import read_scalars
-from sonde.read.series.stats import find_sites, wide_table
-from sonde.read.series.steps import ALL_STEPS
+from sonde.read.series.stats import wide_table
+from sonde.read.tensors.sample_paths import sample_paths
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series
 from sonde.schema.records import to_json

@@ -12,13 +12,13 @@ import pyarrow as pa
 from sonde.errors import CorruptError
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import ALL_STEPS, StepFilter
 from sonde.read.run.tables import event_table, system_table
 from sonde.read.series.cut import by_series, series_of
 from sonde.read.series.pyramid import pick_level, read_level
 from sonde.read.series.raw import read_raw
 from sonde.read.series.scalars import read_scalars
 from sonde.read.series.stats import ask, long_table
-from sonde.read.series.steps import ALL_STEPS, StepFilter
 from sonde.schema.names import Series, inspected_series
 from sonde.schema.window import Column, Window
 

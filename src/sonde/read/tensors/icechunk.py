@@ -15,9 +15,9 @@ from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.readers import SnapshotReaders
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.foreign_words import in_words
 from sonde.schema.lake import SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import GROUP_FILE, attempt_of, group_name, older_group, parent_name, step_of
+from sonde.schema.words import in_words
 
 
 @dataclass(frozen=True, slots=True)

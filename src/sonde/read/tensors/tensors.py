@@ -15,7 +15,7 @@ import pyarrow as pa
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
 from sonde.read.run.catalog import read_snapshot_rows
 from sonde.read.run.state import RunState
-from sonde.read.series.steps import Steps, parse_steps
+from sonde.read.run.steps import Steps, parse_steps
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
 from sonde.read.tensors.readers import Lake
 from sonde.read.tensors.view import SnapshotView, is_shown

@@ -1,7 +1,11 @@
-"""Hashes of tensors where they live: sums of their bits times fixed odd numbers. Nothing is waited for."""
+"""Hashes of tensors where they live: sums of their bits times fixed odd numbers. Nothing is waited for.
+
+`fingerprint` is one number that two copies of a model share exactly if a sample of their parameters is the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -10,10 +14,12 @@ import torch
 from torch import Tensor
 
 from sonde.reduce.dense import UnreadableError, dense, flat
-from sonde.reduce.inspect.identity import NUM_BITS, strided
+from sonde.reduce.inspect.strides import NUM_BITS, strided
 
 NUM_WEIGHTS: Final = 4096
 _AS_INTEGER: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+MAX_PARAMETERS: Final = 16
+MAX_ELEMENTS: Final = 64
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -58,3 +64,21 @@ def device_hash(parts: list[Tensor], seed: int) -> Tensor:
     mixed: Tensor = (joined * weights(joined.numel(), device)).sum() + (seed << (63 - NUM_BITS))
     upper: Tensor = (mixed >> (64 - NUM_BITS)) & (2**NUM_BITS - 1)
     return upper
+
+
+def fingerprint(parameters: Iterable[Tensor]) -> Tensor | None:
+    """A sum, weighted by place so that no two elements may change places; on the device, not waited for."""
+    listed = [p for p in parameters if p.numel() and p.is_floating_point()]
+    chosen = listed[:: -(-len(listed) // MAX_PARAMETERS)] if listed else []
+    if not chosen:
+        return None
+    with torch.no_grad():
+        parts = [_sample(parameter) for parameter in chosen]
+        row = torch.cat([part.to(parts[0].device) for part in parts])
+        weights = torch.arange(1, len(row) + 1, dtype=torch.float64, device=row.device)
+        return (row * weights).sum()
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    flat = parameter.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // MAX_ELEMENTS)].double()

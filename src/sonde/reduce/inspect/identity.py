@@ -6,16 +6,14 @@ The same batch gives the same number on the same kind of device. Imports torch o
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-NUM_SAMPLED: Final = 256
-NUM_BITS: Final = 53
-"""What a float64 holds exactly."""
+from sonde.reduce.inspect.strides import NUM_BITS, strided
+
 _FEW: Final = 4096
 
 
@@ -74,24 +72,9 @@ def _largest_count(numbers: Any) -> int:
     return int(np.unique(numbers, return_counts=True)[1].max())
 
 
-def strided(values: Any, num: int) -> Any:
-    """A sample of a flat array or tensor. The stride shares no factor with its length: every column has its turn."""
-    stride, size = _stride(num)
-    return values[: (size - 1) * stride + 1 : stride] if stride > 1 else values
-
-
 @lru_cache(maxsize=1024)
 def _shape(shape: Any, dtype: Any) -> bytes:
     return f"{tuple(shape)}{dtype};".encode()
-
-
-@lru_cache(maxsize=1024)
-def _stride(num: int) -> tuple[int, int]:
-    size = min(num, NUM_SAMPLED)
-    stride = max(num // max(size, 1), 1)
-    while stride > 1 and math.gcd(stride, num) > 1:
-        stride -= 1
-    return stride, size
 
 
 def _sampled(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from sonde.probe.outputs import is_plain_tensor
-from sonde.reduce.inspect.fingerprint import fingerprint
+from sonde.reduce.inspect.bits import fingerprint
 from sonde.reduce.scalars import PendingScalars
 from sonde.schema.records import Event
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.probe.outputs import is_plain_tensor
-from sonde.reduce.gpu.step_pass import StepPass, Stream
+from sonde.reduce.step_pass import StepPass, Stream
 from sonde.reduce.torch import Table
 from sonde.session.training.formula import rule_of
 from sonde.session.training.parameter_subset import ParameterSubset

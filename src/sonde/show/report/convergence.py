@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.measures.progress import loss_name
+from sonde.diagnose.measures.loss import loss_name
 from sonde.schema.window import Window
 from sonde.show.plot.axes import spans_decades
 from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Steps, Tone, line

@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.measures.held_out import MIN_POINTS, HeldOut, held_out
-from sonde.diagnose.measures.progress import loss_name, validation_name
+from sonde.diagnose.measures.loss import MIN_POINTS, HeldOut, held_out, loss_name, validation_name
 from sonde.schema.window import Window
 from sonde.show.plot.axes import spans_decades
 from sonde.show.report.analysis import Analysis, Chart, Quantity, Tone, line

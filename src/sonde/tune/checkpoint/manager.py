@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from sonde.errors import RunError, RunNotFoundError, UsageError
 from sonde.read.run.checkpoints import Checkpoint, abandoned_checkpoints
@@ -19,7 +23,6 @@ from sonde.read.run.state import open_state
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, RUN_STEP
 from sonde.session import NullSession, Session, active_session
 from sonde.tune.checkpoint.capture import Capture, as_mapping, require_state
-from sonde.tune.checkpoint.details import describe
 from sonde.tune.checkpoint.host import copied_to_host
 from sonde.tune.checkpoint.optimizers import take_state
 from sonde.tune.checkpoint.retention import Retention
@@ -306,3 +309,16 @@ def _refuse_plain_loader(loaders: Mapping[str, Any]) -> None:
                 f"a {type(loader).__name__} does not know its position. Wrap it and iterate the wrapper:  "
                 "loader = sonde.tune.ResumableLoader(loader)"
             ) from None
+
+
+def describe(reason: str, *, adapters_only: bool) -> dict[str, Any]:
+    """Versions and settings on which the next bits depend."""
+    return {
+        "reason": reason,
+        "adapters_only": adapters_only,
+        "sonde": version("sonde"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "num_threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }

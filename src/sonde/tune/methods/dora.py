@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sonde.tune.config import MethodConfig
-from sonde.tune.train.peft import PeftMethod
+from sonde.tune.methods.lora import Method as Lora
 
 
-class Method(PeftMethod):
-    def adapter(self, peft: Any, config: MethodConfig) -> Any:
-        return peft.LoraConfig(
-            r=config.r,
-            lora_alpha=config.alpha,
-            lora_dropout=config.dropout,
-            target_modules=config.target_modules or "all-linear",
-            use_dora=True,
-            task_type="CAUSAL_LM",
-        )
+class Method(Lora):
+    uses_dora = True

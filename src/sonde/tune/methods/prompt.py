@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sonde.tune.config import MethodConfig
-from sonde.tune.train.peft import PeftMethod
+from sonde.tune.method import PeftMethod
 
 
 class Method(PeftMethod):

@@ -9,8 +9,8 @@ import torch
 
 from sonde.errors import UsageError
 from sonde.tune.config import MethodConfig
+from sonde.tune.method import import_peft
 from sonde.tune.methods.lora import Method as Lora
-from sonde.tune.train.peft import import_peft
 
 
 class Method(Lora):

@@ -1,24 +1,33 @@
-"""TRL's `SFTTrainer` whose checkpoints are ours: atomic, verified, without pickle, and continued bit by bit."""
+"""TRL's `SFTTrainer` whose checkpoints are ours: atomic, verified, without pickle, and continued bit by bit.
+
+A method's own `train_step` runs under the trainer's accumulation, precision and scaler; `RecordingCallback` reports the
+training to the session.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.trainer_callback import ExportableState, PrinterCallback, ProgressCallback
 from trl import SFTTrainer
 
-from sonde.adapters.transformers import inner_optimizer
+from sonde.adapters.transformers import SondeCallback, inner_optimizer
+from sonde.errors import UsageError
+from sonde.session import NullSession, Session
 from sonde.tune.checkpoint.manager import CheckpointManager
 from sonde.tune.checkpoint.rng import put_rng
 from sonde.tune.checkpoint.tree import decode
 from sonde.tune.config import KeepConfig
+from sonde.tune.lora import AdapterRecorder
 from sonde.tune.method import FineTuningMethod
 from sonde.tune.train.console import Console, introduction, is_terminal
-from sonde.tune.train.own_step import own_step
 
 STATE_NAME = "trainer_state.json"
 RETAINED = "retained"
@@ -149,3 +158,104 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     return value if value is None or isinstance(value, bool | int | str) else None
+
+
+def own_step(trainer: Any, model: Any, inputs: Any) -> Tensor:
+    """Run `train_step`; give its loss as the trainer counts it: divided by the number of micro-batches."""
+    model.train()
+    if callable(getattr(trainer.optimizer, "train", None)):
+        trainer.optimizer.train()
+    backward = _ScaledBackward(trainer)
+    with trainer.compute_loss_context_manager(), trainer.accelerator.autocast(), backward.in_place():
+        given = trainer.method.train_step(trainer._prepare_inputs(inputs))
+    loss = _checked(trainer, given, is_backward_done=backward.num_calls > 0)
+    if not backward.num_calls:
+        trainer.accelerator.backward(loss / backward.num_micro_batches)
+    return loss.detach() / backward.num_micro_batches
+
+
+class _ScaledBackward:
+    """What `loss.backward()` does inside `train_step`: the gradients of a micro-batch count as one of N."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.num_calls = trainer, 0
+        self.num_micro_batches: int = trainer.current_gradient_accumulation_steps
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """`Tensor.backward` calls `torch.autograd.backward`, looked up at each call: both are replaced."""
+        original = torch.autograd.backward
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            torch.autograd.backward = original
+            try:
+                with torch.autocast(self.trainer.args.device.type, enabled=False):
+                    self._run(original, tensors, args, kwargs)
+            finally:
+                torch.autograd.backward = backward
+            self.num_calls += 1
+
+        torch.autograd.backward = backward
+        try:
+            yield
+        finally:
+            torch.autograd.backward = original
+
+    def _run(self, original: Any, tensors: Any, args: Any, kwargs: Any) -> None:
+        is_plain = isinstance(tensors, Tensor) and all(v is None or v is False for v in (*args, *kwargs.values()))
+        if is_plain:
+            self.trainer.accelerator.backward(tensors / self.num_micro_batches)
+            return
+        scaler = self.trainer.accelerator.scaler
+        parts = [part / self.num_micro_batches for part in ([tensors] if isinstance(tensors, Tensor) else tensors)]
+        original([part if scaler is None else scaler.scale(part) for part in parts], *args, **kwargs)
+
+
+def _checked(trainer: Any, given: Any, *, is_backward_done: bool) -> Tensor:
+    """The loss as a tensor, or an error that says what `train_step` has to return."""
+    step = f"{type(trainer.method).__name__}.train_step"
+    if isinstance(given, int | float) and is_backward_done:
+        given = torch.tensor(float(given), device=trainer.args.device)
+    if not isinstance(given, Tensor):
+        raise UsageError(f"{step} returned {_described(given)}; return the loss of the batch:  return loss")
+    if given.numel() != 1:
+        raise UsageError(
+            f"{step} returned a tensor of shape {tuple(given.shape)}; return one number:  return loss.mean()"
+        )
+    if not is_backward_done and not given.requires_grad:
+        raise UsageError(
+            f"{step} returned a loss without a graph and never called backward(), so nothing would be trained. Call "
+            "loss.backward(), or return the loss without detach()."
+        )
+    return given.reshape(())
+
+
+def _described(given: Any) -> str:
+    return "None" if given is None else f"a {type(given).__name__}"
+
+
+class RecordingCallback(SondeCallback):
+    """Records as `SondeCallback` does, and measures adapters."""
+
+    def __init__(self, session: Session | NullSession, *, adapters_every: int, watch: dict[str, Any]) -> None:
+        super().__init__(session, watch=watch)
+        self.adapters_every = adapters_every
+        self.adapters: AdapterRecorder | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        super().on_train_begin(args, state, control, **given)
+        if isinstance(self.session, Session):
+            self.adapters = AdapterRecorder(self.session)
+            if not self.adapters.follow(given["model"]):
+                self.adapters = None
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Before the step is counted: `global_step` is the number of this one."""
+        if self.adapters is None:
+            return
+        is_last = state.global_step + 1 == state.max_steps
+        if state.global_step % self.adapters_every == 0 or is_last or state.global_step < 2:
+            try:
+                self.adapters.record(state.global_step)
+            except Exception as error:  # noqa: BLE001  our failure must not end their training
+                self.adapters.session.breaker("adapters", error)

@@ -14,7 +14,8 @@ from sonde.read.run.link import linked_run
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
 from sonde.tune.config import KeepConfig, MethodConfig, ModelConfig, RecordConfig, TrainingConfig, checked
-from sonde.tune.method import FineTuningMethod, find_method
+from sonde.tune.method import FineTuningMethod
+from sonde.tune.methods import find_method
 from sonde.tune.train.data import as_dataset, texts_of
 from sonde.tune.train.model import load_model, load_tokenizer
 from sonde.tune.train.output import FINAL_FOLDER, check_same, open_output
@@ -175,9 +176,8 @@ class TrainingWrapper:
         eval_data: dict[str, Any],
         found: list[Checkpoint],
     ) -> TrainingResult:
-        from sonde.tune.train.callback import RecordingCallback
         from sonde.tune.train.console import calm
-        from sonde.tune.train.trainer import RecordedTrainer
+        from sonde.tune.train.trainer import RecordedTrainer, RecordingCallback
 
         watch = self.watch
         if self.record.snapshots is not None:

@@ -21,7 +21,7 @@ from sonde.schema.attempts import Attempt, Mark
 from sonde.schema.layout import ATTEMPT_TABLES, CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text, snapshot_row_id
 from sonde.schema.records import Event, Site, SystemSample, to_json
 from sonde.write.items import FindingRow, KeptRow
-from sonde.write.tensors.storable import storable_site, storable_text
+from sonde.write.storable import storable_site, storable_text
 
 Row = tuple[str, Sequence[Any]]
 """A statement and its values."""

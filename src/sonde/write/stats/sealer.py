@@ -11,6 +11,7 @@ from typing import Final
 
 from sonde.schema.layout import Stream
 from sonde.schema.records import Severity
+from sonde.schema.words import MIB, in_words
 from sonde.write.options import WriterOptions
 from sonde.write.stats.attempts import Attempts
 from sonde.write.stats.catalog import Catalog, Row, Segment, attempt_row, segment_row
@@ -18,7 +19,6 @@ from sonde.write.stats.pyramid import Pyramid
 from sonde.write.stats.stream import Sealed, StreamWriter
 from sonde.write.stats.table import StatsTable
 
-_MIB: Final = 1 << 20
 _FIRST_BACKOFF_S: Final = 0.5
 _LAST_BACKOFF_S: Final = 60.0
 # Scalars are few: a segment of 1,024 steps would hold a few kilobytes and a long run thousands of files.
@@ -75,7 +75,7 @@ class Sealer:
     def _is_due(self, name: Stream, stream: StreamWriter) -> bool:
         if name == "scalars" and not self.num_scalar_rows:
             return False
-        if stream.num_bytes >= self._options.seal_mib * _MIB:
+        if stream.num_bytes >= self._options.seal_mib * MIB:
             return True
         if name == "stats":
             return stream.num_frames >= self._options.seal_steps
@@ -120,10 +120,3 @@ class Sealer:
             if not self._has_pyramid_failed:
                 self._has_pyramid_failed = True
                 self._remember("pyramid_failed", f"the pyramid could not be extended: {in_words(error)}", "warning")
-
-
-def in_words(error: Exception) -> str:
-    """What an error says to somebody who did not write the code."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}" + (f" ({error.filename})" if error.filename else "")
-    return f"{type(error).__name__}: {error}"

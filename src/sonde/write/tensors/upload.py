@@ -22,9 +22,9 @@ from typing import Any, Final, NoReturn
 
 from sonde.errors import RunLockedError
 from sonde.schema.addresses import read_address
-from sonde.schema.foreign_words import in_words
 from sonde.schema.tensors import SnapshotKey, archive_name
 from sonde.schema.uploads import UPLOAD_LOCK, UploadState, upload_file
+from sonde.schema.words import in_words
 from sonde.write.durable import write_durably
 from sonde.write.lock import RunLock
 from sonde.write.tensors.archive_file import ArchiveWriter

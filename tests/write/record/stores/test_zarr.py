@@ -16,7 +16,7 @@ from sonde.errors import MissingPackageError, RunError, UnknownNameError, UsageE
 from sonde.read.tensors.lake import FolderLake
 from sonde.schema.tensors import HostTensor, Snapshot, as_values
 from sonde.testing.stores import StoreTests, awkward_tensors, drifting
-from sonde.write.tensors import archive_file, arrays
+from sonde.write.tensors import archive_file
 from sonde.write.tensors.store import Store, open_store
 
 
@@ -92,7 +92,7 @@ def test_a_large_tensor_in_many_chunks_keeps_its_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], num_threads: int
 ) -> None:
     monkeypatch.setattr(archive_file, "CHUNK_BYTES", 1 << 10)  # what takes gigabytes otherwise
-    monkeypatch.setattr(arrays, "NUM_THREADS", num_threads)
+    monkeypatch.setattr(archive_file, "NUM_THREADS", num_threads)
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     store = open_store("zarr", tmp_path)
     store.write(Snapshot(1, 0.0, "", {"param/layers.0.weight": HostTensor.of(values)}))

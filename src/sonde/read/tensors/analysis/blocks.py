@@ -13,7 +13,7 @@ from uuid import uuid4
 import numpy as np
 
 from sonde.errors import UsageError, nearest
-from sonde.read.series.steps import Steps, parse_steps
+from sonde.read.run.steps import Steps, parse_steps
 from sonde.read.tensors.lake import open_lake
 from sonde.read.tensors.readers import Lake
 from sonde.schema.names import matches_any

@@ -1,16 +1,23 @@
-"""CKA between snapshots: which pairs, whether they are of the same examples, and the numbers."""
+"""CKA between snapshots: which pairs, whether they are of the same examples, and the numbers.
+
+Linear CKA says how alike two representations of the same examples are, whatever their width, rotation or scale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.errors import UsageError
 from sonde.read.tensors.analysis.blocks import BlockRef, Tracked, lake_at
-from sonde.read.tensors.analysis.cka import as_examples, linear_cka, unbiased_cka
+from sonde.read.tensors.analysis.floats import as_float64
 from sonde.read.tensors.readers import Lake
+from sonde.schema.sketch import Array
+
+BATCH: Final = 256
 
 
 def representation_rows(
@@ -78,3 +85,57 @@ def _different(name: str, step_a: int, step_b: int) -> str:
         "examples. Keep a fixed batch with  Snapshots(probe=batch)  and ask for probe/*, or switch the check off with "
         "check=False."
     )
+
+
+def as_examples(activations: NDArray[Any], *, per_position: bool = False) -> Array:
+    """(examples, features): one row per example of the batch, or per position where those are the examples.
+
+    `per_position` keeps the last axis as the features: tokens of (batch, time, width).
+    """
+    values = as_float64(activations)
+    if values.ndim < 2:
+        return values.reshape(-1, 1)
+    return values.reshape(-1, values.shape[-1]) if per_position else values.reshape(values.shape[0], -1)
+
+
+def linear_cka(x: Array, y: Array) -> float:
+    """CKA of Kornblith et al. 2019: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features; 1 where only rotation or scale differ.
+
+    It is biased upwards with fewer examples than features; `unbiased_cka` is not. NaN for a constant representation.
+    Cost: n·p·q, or n²·(p + q) where there are fewer examples than features.
+    """
+    x, y = x - x.mean(0), y - y.mean(0)
+    if len(x) < max(x.shape[1], y.shape[1]):
+        k, m = x @ x.T, y @ y.T
+        cross, own = float((k * m).sum()), float(np.linalg.norm(k) * np.linalg.norm(m))
+    else:
+        cross = float(np.square(y.T @ x).sum())
+        own = float(np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+    return cross / own if own > 0 else float("nan")
+
+
+def unbiased_hsic(k: Array, m: Array) -> float:
+    """HSIC of two Gram matrices without bias (Song et al. 2012, equation 5); needs four examples."""
+    n = len(k)
+    k, m = k.copy(), m.copy()
+    np.fill_diagonal(k, 0.0)
+    np.fill_diagonal(m, 0.0)
+    sums = k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2.0 * (k.sum(0) @ m.sum(0)) / (n - 2)
+    return float(((k * m).sum() + sums) / (n * (n - 3)))
+
+
+def unbiased_cka(x: Array, y: Array, batch: int = BATCH) -> float:
+    """CKA from unbiased HSIC averaged over batches of examples (Nguyen, Raghu and Kornblith 2021).
+
+    Memory is that of one batch's Gram matrix, and its size does not move what is estimated. May be slightly negative
+    for unrelated representations. A remainder of fewer than four examples is left out.
+    """
+    sums = np.zeros(3)
+    for start in range(0, len(x), batch):
+        one, two = x[start : start + batch], y[start : start + batch]
+        if len(one) < 4:
+            continue
+        k, m = one @ one.T, two @ two.T
+        sums += [unbiased_hsic(k, m), unbiased_hsic(k, k), unbiased_hsic(m, m)]
+    cross, own = float(sums[0]), float(sums[1] * sums[2])
+    return cross / float(np.sqrt(own)) if own > 0 else float("nan")

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from sonde.errors import UsageError
 from sonde.read.run.folder import find_run
+from sonde.read.run.steps import Steps
 from sonde.read.run.structure import structure_of
-from sonde.read.series.steps import Steps
 from sonde.read.tensors.analysis import tables
 from sonde.read.tensors.analysis.blocks import BLOCK, BlockRef, Rows, Tracked, lake_at, track
 from sonde.read.tensors.analysis.distribution import MAX_SAMPLE, NUM_BINS

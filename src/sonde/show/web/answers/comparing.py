@@ -9,8 +9,8 @@ import numpy as np
 
 from sonde.errors import SondeError
 from sonde.read.compare.runs import flatten
+from sonde.read.run.steps import ALL_STEPS
 from sonde.read.series.scalars import read_named
-from sonde.read.series.steps import ALL_STEPS
 from sonde.run import Run, compare
 from sonde.schema.losses import shown_scalars, training_loss
 from sonde.show.divergence import divergence_sentences, what_agreed

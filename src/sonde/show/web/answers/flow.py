@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.pyramid import cover
 from sonde.read.series.raw import RawStats, read_raw
-from sonde.read.series.steps import StepFilter
 from sonde.run import Run
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.sketch import INF, MAX, MIN, NAN, SUMABS, SUMSQ, Array, N

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from sonde.errors import CorruptError
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import ALL_STEPS, StepFilter
 from sonde.read.series.columns import read_columns
 from sonde.read.series.cut import by_series, edges
 from sonde.read.series.pyramid import pick_level, read_level
 from sonde.read.series.scalars import read_named
 from sonde.read.series.stats import Question
-from sonde.read.series.steps import ALL_STEPS, StepFilter
 from sonde.run import Run
 from sonde.schema.losses import training_loss
 from sonde.schema.records import Site

@@ -8,10 +8,10 @@ import numpy as np
 
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
+from sonde.read.run.steps import StepFilter
 from sonde.read.series.pyramid import cover
 from sonde.read.series.raw import RawStats, read_raw
 from sonde.read.series.stats import Question, stat_column
-from sonde.read.series.steps import StepFilter
 from sonde.run import Run
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.sketch import HIST_N, INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, N

@@ -1,0 +1,132 @@
+"""Numbers over the steps of a run, for all rules alike: levels, trends, and since when a condition holds.
+
+Reductions over what is known (`nanmean` and so on) leave NaN out and are silent: numpy's own warn where nothing is
+known, and a warning may be an error in the user's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.schema.sketch import Array
+from sonde.schema.window import Column, Window
+
+_MAX_SORTED: Final = 10_000_000
+_NUM_WINDOWS: Final = 2_000
+_NUM_VALUES: Final = 1_000
+MIN_SEEN: Final = 6
+AT_START: Final = 5
+Reduction = Callable[..., Any]
+
+
+def smoothed(values: Array, width: int) -> Array:
+    """Running median: a level that single spikes do not move."""
+    if len(values) <= width:
+        return np.full(1, np.median(values)) if len(values) else values
+    windows = np.lib.stride_tricks.sliding_window_view(values, width)
+    if windows.size <= _MAX_SORTED:
+        return np.asarray(np.median(windows, axis=-1))
+    # Of a very long run some of the windows, and of each some of its values: medians move slowly.
+    at = np.unique(np.linspace(0, len(windows) - 1, _NUM_WINDOWS).astype(np.int64))
+    few = windows[at, :: max(width // _NUM_VALUES, 1)]
+    return np.asarray(np.interp(np.arange(len(windows)), at, np.median(few, axis=-1)))
+
+
+def onset(steps: NDArray[np.int64], is_bad: NDArray[np.bool_]) -> int:
+    """The step from which on a condition held until the end (a fifth of the values may differ); else its first step."""
+    if not is_bad.any():
+        return int(steps[0]) if len(steps) else 0
+    share = np.cumsum(is_bad[::-1]) / np.arange(1, len(is_bad) + 1)
+    lasting = np.flatnonzero((share[::-1] >= 0.8) & is_bad)
+    return int(steps[lasting[0]] if len(lasting) else steps[np.flatnonzero(is_bad)[0]])
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """One number over a run."""
+
+    start: float
+    """Median of the first values."""
+    end: float
+    """Median of the last quarter."""
+    since: int
+    """The step since which it has been more than halfway, in orders of magnitude, to its end."""
+    late: float
+    """Median of the later half."""
+
+    @property
+    def growth(self) -> float:
+        return self.end / self.start if self.start > 0 else np.inf
+
+
+def levels(window: Window, name: str, *, min_seen: int = MIN_SEEN) -> Levels | None:
+    """Both ends of a number; None when it was seen too rarely."""
+    return column_levels(window.get(name), min_seen)
+
+
+def column_levels(column: Column, min_seen: int = MIN_SEEN) -> Levels | None:
+    steps, values = column
+    known = np.isfinite(values)
+    steps, values = steps[known], values[known]
+    if len(values) < min_seen:
+        return None
+    start, end = float(np.median(values[:AT_START])), float(np.median(values[-max(3, len(values) // 4) :]))
+    halfway = np.sqrt(abs(start * end)) if start and end else (start + end) / 2
+    since = onset(steps, values >= halfway if end >= start else values <= halfway)
+    return Levels(start, end, since, float(np.median(values[len(values) // 2 :])))
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A site whose number was beyond a limit until the end."""
+
+    site: str
+    level: float
+    """Median over the later half."""
+    since: int
+    last: float
+
+
+def lasting(window: Window, pattern: str, limit: float, *, min_seen: int = 8) -> list[Lasting]:
+    """Sites whose number lay above `limit` through the later half and at the end, in the order of the forward pass."""
+    found = []
+    for site, steps, values in window.by_site(pattern):
+        known = np.isfinite(values)
+        steps, values = steps[known], values[known]
+        if len(values) < min_seen:
+            continue
+        late = values[len(values) // 2 :]
+        since = onset(steps, values > limit)
+        # A condition that came at the very end has not lasted.
+        if (
+            np.median(late) > limit
+            and np.median(values[-3:]) > limit
+            and since <= steps[0] + 0.6 * (steps[-1] - steps[0])
+        ):
+            found.append(Lasting(site, float(np.median(late)), since, float(values[-1])))
+    return found
+
+
+def _silent(plain: Reduction, without_nan: Reduction) -> Reduction:
+    def reduce(values: Any, axis: int | None = None) -> Any:
+        array = np.asarray(values, np.float64)
+        is_known = ~np.isnan(array)
+        if axis is None:
+            return float(plain(array[is_known])) if is_known.any() else np.nan
+        nothing = ~is_known.any(axis=axis)
+        result = np.asarray(without_nan(np.where(np.expand_dims(nothing, axis), 0.0, array), axis=axis))
+        return np.where(nothing, np.nan, result)
+
+    return reduce
+
+
+nanmean: Final = _silent(np.mean, np.nanmean)
+nanmedian: Final = _silent(np.median, np.nanmedian)
+nanmax: Final = _silent(np.max, np.nanmax)
+nanmin: Final = _silent(np.min, np.nanmin)
+nanstd: Final = _silent(np.std, np.nanstd)

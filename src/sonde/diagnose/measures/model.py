@@ -1,0 +1,337 @@
+"""What is known of the model: its modules in the order in which they run, its parameters, its optimizer, its loss.
+
+Parts that rules ask for are found by their shapes and names: adapters (LoRA), mixtures of experts (three or more
+children of one module that are alike, and a router next to them), and the projections of attention layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sonde.schema.window import Window
+
+NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "SyncBatchNorm", "LocalResponseNorm")
+MIN_EXPERTS: Final = 3
+_ROLES: Final = {
+    "query": re.compile(r"(^|[._])(w?q|query|queries|q_?proj|query_?proj|to_q|lin(ear)?_q|q_lin(ear)?)$"),
+    "key": re.compile(r"(^|[._])(w?k|keys?|k_?proj|key_?proj|to_k|lin(ear)?_k|k_lin(ear)?)$"),
+    "value": re.compile(r"(^|[._])(w?v|values?|v_?proj|value_?proj|to_v|lin(ear)?_v|v_lin(ear)?)$"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A module of the watched model."""
+
+    name: str
+    type: str
+    kind: str = "other"
+    """activation norm linear conv embedding rnn attention dropout softmax container loss other"""
+    order: int = -1
+    """Its place in the first forward pass; -1: not called."""
+    calls: int = 0
+    is_leaf: bool = True
+    detail: Mapping[str, Any]
+    """Everything else the structure document says: `p` of a dropout, `dim` of a softmax."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of the watched model."""
+
+    name: str
+    shape: tuple[int, ...]
+    owner: str
+    module_type: str
+    trainable: bool = True
+    in_optimizer: bool = True
+    optimizer: int = 0
+    """The number of its optimizer, and of its group there; -1: it is in none."""
+    group: int = 0
+    fan_in: int = 0
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def is_matrix(self) -> bool:
+        """A weight matrix or a convolution's kernel: what gradients must pass through."""
+        return len(self.shape) >= 2 and "Embedding" not in self.module_type and not self.is_norm
+
+    @property
+    def is_norm(self) -> bool:
+        return any(self.module_type.startswith(norm) or self.module_type.endswith("Norm") for norm in NORMS)
+
+    @property
+    def is_lora(self) -> bool:
+        return "lora_" in self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The structure document, typed; empty when the run has none."""
+
+    modules: tuple[Module, ...]
+    parameters: tuple[Parameter, ...]
+    optimizers: tuple[Mapping[str, Any], ...]
+    loss: str
+
+    def module(self, name: str) -> Module | None:
+        return next((module for module in self.modules if module.name == name), None)
+
+    def parameter(self, name: str) -> Parameter | None:
+        return next((parameter for parameter in self.parameters if parameter.name == name), None)
+
+    @property
+    def in_order(self) -> list[Module]:
+        """Modules that were called, first to last."""
+        return sorted((module for module in self.modules if module.order >= 0), key=lambda module: module.order)
+
+    @property
+    def matrices(self) -> list[Parameter]:
+        """Trainable weight matrices from the input to the output; biases, norms, embeddings and frozen ones out."""
+        order = {module.name: module.order for module in self.modules}
+        found = [p for p in self.parameters if p.is_matrix and p.trainable]
+        place = {p.name: index for index, p in enumerate(found)}
+        return sorted(
+            found, key=lambda p: (order.get(p.owner, -1) if order.get(p.owner, -1) >= 0 else 10**9, place[p.name])
+        )
+
+    def group_value(self, key: str, default: Any = None) -> Any:
+        """A hyperparameter of the first group of the first optimizer: `lr`, `eps`, `weight_decay`."""
+        for optimizer in self.optimizers:
+            for group in optimizer.get("groups", ()):
+                return group.get(key, default)
+        return default
+
+    def group_of(self, parameter: Parameter) -> Mapping[str, Any]:
+        """The hyperparameters a parameter began with; empty when it is in no optimizer."""
+        mine = (o for place, o in enumerate(self.optimizers) if o.get("number", place) == parameter.optimizer)
+        groups: Sequence[Mapping[str, Any]] = next(mine, {}).get("groups", ())
+        return groups[parameter.group] if parameter.in_optimizer and 0 <= parameter.group < len(groups) else {}
+
+    @property
+    def optimizer_type(self) -> str:
+        return str(self.optimizers[0].get("type", "")) if self.optimizers else ""
+
+
+def structure(window: Window) -> Structure:
+    """The model of this window."""
+    if "structure" not in window.notes:
+        document = window.facts.get("model")
+        window.notes["structure"] = _parse(document if isinstance(document, Mapping) else {}, window)
+    known: Structure = window.notes["structure"]
+    return known
+
+
+def _parse(document: Mapping[str, Any], window: Window) -> Structure:
+    modules = tuple(
+        Module(
+            name=str(m.get("name", "")),
+            type=str(m.get("type", "")),
+            kind=str(m.get("kind") or "other"),
+            order=_number(m.get("order"), -1),
+            calls=_number(m.get("calls"), 0),
+            is_leaf=bool(m.get("is_leaf", True)),
+            detail=m,
+        )
+        for m in document.get("modules", ())
+    )
+    parameters = tuple(
+        Parameter(
+            name=str(p.get("name", "")),
+            shape=tuple(int(size) for size in p.get("shape", ())),
+            owner=str(p.get("owner", "")),
+            module_type=str(p.get("module_type", "")),
+            trainable=bool(p.get("trainable", True)),
+            in_optimizer=bool(p.get("in_optimizer", True)),
+            optimizer=_number(p.get("optimizer"), 0),
+            group=_number(p.get("group"), 0),
+            fan_in=_number(p.get("fan_in"), 0),
+            aliases=tuple(str(alias) for alias in p.get("aliases", ())),
+        )
+        for p in document.get("parameters", ())
+    )
+    loss = document.get("loss") or window.facts.get("loss") or ""
+    return Structure(modules, parameters, tuple(document.get("optimizers", ())), str(loss))
+
+
+def _number(value: Any, default: int) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A frozen weight W (out, in) and two small trained ones, A (r, in) and B (out, r): their names, and that of the
+    module that adds B A to W."""
+
+    module: str
+    a: str
+    b: str
+    base: str
+    base_module: str
+    rank: int
+    width: int
+    """The smaller side of the weight: what the rank could be at most."""
+
+
+def adapters(window: Window) -> list[Adapter]:
+    """Found by their shapes, so that it does not matter what they are called."""
+    if "adapters" not in window.notes:
+        window.notes["adapters"] = _adapters(window)
+    known: list[Adapter] = window.notes["adapters"]
+    return known
+
+
+def _adapters(window: Window) -> list[Adapter]:
+    matrices = [p for p in structure(window).parameters if len(p.shape) == 2 and "Embedding" not in p.module_type]
+    trained: dict[str, list[Parameter]] = {}
+    for parameter in matrices:
+        if parameter.trainable:
+            for module in _above(parameter.name):
+                trained.setdefault(module, []).append(parameter)
+    found: list[Adapter] = []
+    taken: set[str] = set()
+    for base in matrices:
+        if base.trainable:
+            continue
+        # The nearest module that holds a fitting pair: two up in a plain LoRA, three in PEFT's.
+        for module in _above(base.name)[:4]:
+            pair = _pair(base, [p for p in trained.get(module, ()) if p.name not in taken])
+            if pair is not None:
+                a, b = pair
+                taken.update((a.name, b.name))
+                found.append(Adapter(module, a.name, b.name, base.name, base.owner, a.shape[0], min(base.shape)))
+                break
+    return found
+
+
+def _above(name: str) -> list[str]:
+    """Modules that hold a parameter, the innermost first."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+
+
+def _pair(base: Parameter, trained: list[Parameter]) -> tuple[Parameter, Parameter] | None:
+    """A and B beside a frozen weight; a module that trains anything else of that kind is no adapter."""
+    if len(trained) != 2:
+        return None
+    out, fan_in = base.shape
+    for a, b in (trained, trained[::-1]):
+        rank = a.shape[0]
+        if a.shape == (rank, fan_in) and b.shape == (out, rank) and rank <= max(out, fan_in):
+            return a, b
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """One layer of experts."""
+
+    site: str
+    """The list of experts: `layers.0.experts`."""
+    router: str
+    """The weight of its router."""
+    experts: dict[str, tuple[str, ...]]
+    """Expert -> names of its parameters."""
+
+
+def mixtures(window: Window) -> list[Mixture]:
+    """Every layer of experts of the model."""
+    parameters = [p for p in structure(window).parameters if p.trainable]
+    found = []
+    for site, children in _lists(parameters).items():
+        experts = {child: tuple(p.name for p in own) for child, own in children.items()}
+        router = _router(site, len(experts), parameters)
+        if len(experts) >= MIN_EXPERTS and router is not None and _are_alike(list(children.values()), site):
+            found.append(Mixture(site, router, experts))
+    return found
+
+
+def _lists(parameters: list[Parameter]) -> dict[str, dict[str, list[Parameter]]]:
+    """Modules with numbered children, and the parameters below each child."""
+    lists: dict[str, dict[str, list[Parameter]]] = {}
+    for parameter in parameters:
+        parts = parameter.name.split(".")
+        for depth in range(1, len(parts) - 1):
+            if parts[depth].isdigit():
+                site = ".".join(parts[:depth])
+                lists.setdefault(site, {}).setdefault(".".join(parts[: depth + 1]), []).append(parameter)
+    return lists
+
+
+def _are_alike(children: list[list[Parameter]], site: str) -> bool:
+    def make(own: list[Parameter]) -> list[tuple[str, tuple[int, ...]]]:
+        return sorted((p.name.removeprefix(site).split(".", 2)[-1], p.shape) for p in own)
+
+    return all(make(own) == make(children[0]) for own in children[1:])
+
+
+def _router(site: str, num_experts: int, parameters: list[Parameter]) -> str | None:
+    """A matrix under the same parent, outside the experts, with one row for each of them."""
+    parent = site.rpartition(".")[0]
+    for p in parameters:
+        inside = p.name.startswith(f"{parent}.") if parent else True
+        if inside and not p.name.startswith(f"{site}.") and len(p.shape) == 2 and num_experts in p.shape[:2]:
+            return p.name
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Names of the weights of one attention layer."""
+
+    site: str
+    query: str
+    key: str
+    value: str
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.query, self.key, self.value
+
+
+def projections(window: Window) -> list[Projections]:
+    """Every attention layer with a weight each for queries, keys and values; fused ones have no parts to compare."""
+    known = structure(window)
+    weights = [p for p in known.parameters if len(p.shape) == 2 and "Embedding" not in p.module_type and not p.is_lora]
+    parents: dict[str, list[Parameter]] = {}
+    for weight in weights:
+        parents.setdefault(_parent(weight), []).append(weight)
+    found = [_by_name(site, own) for site, own in parents.items()]
+    named = [layer for layer in found if layer is not None]
+    attended = {site for site, _, _ in window.by_site("attn/*/entropy")}
+    rest = [_by_order(known, site, parents.get(site, [])) for site in attended - {layer.site for layer in named}]
+    return [*named, *(layer for layer in rest if layer is not None)]
+
+
+def _parent(weight: Parameter) -> str:
+    """The module that holds the projection; of a bare parameter, the module that holds that."""
+    is_layer = weight.name == f"{weight.owner}.weight"
+    return weight.owner.rpartition(".")[0] if is_layer else weight.owner
+
+
+def _word(weight: Parameter) -> str:
+    """`query` of `blocks.0.query.weight`; `q_proj_weight` is that of torch's own attention."""
+    name = weight.name.removesuffix(".weight").removesuffix("_weight")
+    return name.rpartition(".")[2].lower()
+
+
+def _by_name(site: str, weights: list[Parameter]) -> Projections | None:
+    roles: dict[str, str] = {}
+    for weight in weights:
+        for role, pattern in _ROLES.items():
+            if pattern.search(_word(weight)):
+                roles.setdefault(role, weight.name)
+    return Projections(site, **roles) if len(roles) == len(_ROLES) else None
+
+
+def _by_order(known: Structure, site: str, weights: list[Parameter]) -> Projections | None:
+    """The first three linear layers of a module that attends, if they have the same shape. Otherwise one of them may
+    project keys and values together, or positions, and need not learn at the rate of the others."""
+    order = {module.name: module.order for module in known.modules if module.kind == "linear"}
+    called = sorted((w for w in weights if order.get(w.owner, -1) >= 0), key=lambda w: order[w.owner])
+    if len(called) < 3 or len({w.shape for w in called[:3]}) != 1:
+        return None
+    return Projections(site, *(w.name for w in called[:3]))
