@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import sonde
+from numbered import STEPS, batch, check_count, check_steps, net
 from sonde.probe.optimizer import compiled_steps
 from sonde.probe.optimizer import hooks as optimizer_hooks
-from sonde.testing.numbered import STEPS, batch, check_count, check_steps, net
 
 # torch's own compiler asks every tensor for its gradient, which warns; it hides the warning, but not from pytest.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

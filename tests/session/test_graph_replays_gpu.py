@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde.testing.numbered import check_steps
+from numbered import check_steps
 
 pytestmark = [
     pytest.mark.gpu,
