@@ -114,7 +114,7 @@ def test_json_holds_everything(sonde: Any, ill: Any) -> None:
 def test_a_symptom_that_stays_a_warning_is_folded_all_the_same(
     sonde: Any, ill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RULES, "symptom", replace(RULES["symptom"], stands=True))
+    monkeypatch.setitem(RULES, "symptom", replace(RULES["symptom"], is_measured=True))
     answer = sonde("diagnose", "--json", code=1).json
     assert answer["counts"]["warning"] == 1
     lines = sonde("diagnose", code=1).stdout.splitlines()

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.read.compare.divergence import Divergence
-from sonde.read.series.cut import Column
-from sonde.schema.records import to_json
+from sonde.schema.records import flatten
 from sonde.schema.sketch import Array
+from sonde.schema.window import Column
 
 TOLERANCE: Final = 1e-5
 """Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
@@ -77,22 +77,6 @@ def compare_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> pa.Table:
         if flat_a.get(key) != flat_b.get(key)
     ]
     return pa.Table.from_pylist(rows, schema=_CONFIG)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Leaves by dotted path, as JSON.
-
-    >>> flatten({"optim": {"lr": 0.1}})
-    {'optim.lr': '0.1'}
-    """
-    leaves: dict[str, str] = {}
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves.update(flatten(value, f"{path}."))
-        else:
-            leaves[path] = to_json(value)
-    return leaves
 
 
 def compare_metrics(a: Mapping[str, Column], b: Mapping[str, Column]) -> pa.Table:

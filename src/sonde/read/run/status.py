@@ -13,7 +13,7 @@ from typing import Final
 from sonde.errors import CorruptError
 from sonde.read.run.folder import open_inside, read_manifest
 from sonde.read.run.manifest import Manifest
-from sonde.schema.endings import ENDED_AT_EXIT, UNKNOWN_CODE, ending_of
+from sonde.schema.endings import ENDED_AT_EXIT, UNKNOWN_CODE, ending_of, lost
 from sonde.schema.layout import ENDING_FILE, EXIT_CODE_FILE, LOCK_FILE, RunStatus
 from sonde.schema.records import check_document
 
@@ -75,12 +75,6 @@ def _exit_code(run: Path) -> int | None:
     except (OSError, CorruptError):
         return None
     return found[0] if found else None
-
-
-def lost(last_step: int) -> str:
-    """What is known of a run whose process is gone."""
-    after = f"after step {last_step:,}" if last_step >= 0 else "before its first step"
-    return f"ended without a goodbye (killed, out of memory or power loss) {after}"
 
 
 def is_alive(run: Path, manifest: Manifest) -> bool:

@@ -11,10 +11,26 @@ from sonde.errors import CorruptError
 from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
-from sonde.read.series.cut import Column
+from sonde.read.series.cut import by_series, series_of
+from sonde.read.series.pyramid import pick_level, read_level
 from sonde.read.series.raw import read_raw
 from sonde.read.series.stats import Question, stat_column
 from sonde.read.series.steps import StepFilter
+from sonde.schema.window import Column
+
+
+def read_lines(
+    state: RunState, stat: str, sites: Sequence[int], span: Span, max_rows: int
+) -> tuple[dict[int, Column], bool]:
+    """One stat of each site by its id, and whether steps are merged: where every step would be more than `max_rows`."""
+    question = Question(state.catalog.require().sites, {stat: sorted(sites)})
+    level = pick_level(state, question, StepFilter(span), max_rows)
+    table = read_level(state, question, StepFilter(span), level) if level else None
+    if table is None:
+        return read_columns(state, question, stat, span), False
+    found = {series_of(name): column for name, column in by_series(table, ("kind", "site", "stat")).items()}
+    ids = question.ids_by_name
+    return {ids[name.kind, name.site]: own for name, own in found.items() if (name.kind, name.site) in ids}, True
 
 
 def read_columns(state: RunState, question: Question, stat: str, span: Span) -> dict[int, Column]:

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.errors import SondeError
-from sonde.read.series.cut import by_series
-from sonde.read.series.downsample import min_max
-from sonde.run import Run
+from sonde.run import Run, by_series
 from sonde.schema.losses import is_loss, shown_scalars, training_loss, validation_loss
 from sonde.schema.names import matches_any
+from sonde.schema.thinning import min_max
 from sonde.show.diagnosis import health_of, stored_diagnosis
 from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
 from sonde.show.monitor.live_pool import COLUMNS, LivePool

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.read.series.downsample import min_max
+from sonde.schema.thinning import min_max
 
 Tone = Literal["good", "watch", "bad", "unknown"]
 Floats = NDArray[np.float64]

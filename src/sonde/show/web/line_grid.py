@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.schema.sketch import Array
+from sonde.schema.window import Column
 from sonde.show.web.wire import Reply, binary_reply
-
-Column = tuple[NDArray[np.int64], Array]
 
 
 @dataclass(frozen=True, slots=True)

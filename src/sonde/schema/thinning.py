@@ -1,14 +1,13 @@
-"""Fewer points for a line, without hiding anything: of each bucket the lowest, the highest and the first not finite."""
+"""Fewer points for a line, without hiding anything: of each bucket the lowest, the highest and the first non-finite.
+
+The one definition of thinning: tables, reports, the dashboard and the terminal all draw what this file keeps.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from sonde.read.series.cut import edges
 from sonde.schema.sketch import Array
 
 Index = NDArray[np.intp]
@@ -39,14 +38,3 @@ def _starts(groups: NDArray[np.int64], *, backwards: bool = False) -> Index:
         return np.empty(0, np.intp)
     starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
     return len(groups) - 1 - starts if backwards else starts
-
-
-def thin(table: pa.Table, num_buckets: int) -> pa.Table:
-    """Downsample every series of a long table whose series are contiguous and in order of steps."""
-    if not table.num_rows:
-        return table
-    columns = tuple(name for name in ("kind", "site", "stat", "name") if name in table.column_names)
-    bounds = edges(table, columns)
-    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
-    kept = [start + min_max(steps[start:end], values[start:end], num_buckets) for start, end in pairwise(bounds)]
-    return table.take(pa.array(np.concatenate(kept)))
