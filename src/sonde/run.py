@@ -19,15 +19,8 @@ import pyarrow as pa
 from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError, UsageError
-from sonde.read.compare.divergence import Divergence, first_divergence
-from sonde.read.compare.frameworks import other_names, renamed
-from sonde.read.compare.rounding import Tolerance
-from sonde.read.compare.runs import (
-    Comparison,
-    compare_configs,
-    compare_metrics,
-    compare_series,
-)
+from sonde.read.compare.divergence import Divergence
+from sonde.read.compare.runs import Comparison, compare_states
 from sonde.read.compare.weights import WeightComparison, compare_weights
 from sonde.read.run.attempts import attempt_table, check_attempt
 from sonde.read.run.catalog import Catalog, Segment, read_rows
@@ -67,9 +60,7 @@ from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
 from sonde.read.tensors.lake import FolderLake, Lake, open_lake, upload_warnings
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec, of_kind
 from sonde.read.tensors.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
-from sonde.schema.forward_order import ForwardOrder
 from sonde.schema.layout import RunStatus
-from sonde.schema.losses import shown_scalars
 from sonde.schema.records import flatten
 from sonde.schema.window import Column, Window
 
@@ -178,7 +169,7 @@ def compare(
         )
         return compare_weights(ours, theirs, tolerance=tolerance)
     first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
-    return _compare_runs(first, second, stats, tolerance)
+    return compare_states((first._now, second._now), (first._label, second._label), stats, tolerance)
 
 
 def open_weights(
@@ -209,38 +200,6 @@ def _names_a_run(name: str, dir: Path | None) -> bool:
     except SondeError:
         return False
     return True
-
-
-def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance: float | None) -> Comparison:
-    scalars, series = [], []
-    for run in (first, second):
-        logged = by_series(run.scalars(), ("name",))
-        scalars.append({name: logged[name] for name in shown_scalars(logged)})
-        series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
-    names = other_names(_parameters(first), _parameters(second))
-    series[1] = renamed(series[1], names)
-    states = first._now, second._now
-    rounding = Tolerance(states, tolerance)
-    limit, _ = rounding.of("", "")
-    return Comparison(
-        a=first._label,
-        b=second._label,
-        config=compare_configs(first.config, second.config),
-        metrics=compare_metrics(*scalars),
-        divergence=compare_series(series[0], series[1], limit),
-        only_a=tuple(sorted(series[0].keys() - series[1].keys())),
-        only_b=tuple(sorted(series[1].keys() - series[0].keys())),
-        tolerance=limit,
-        first_divergence=first_divergence(
-            *states, ForwardOrder(states[0].catalog.require().sites, first.structure()), rounding, names
-        ),
-        num_steps=min(state.last_step() for state in states) + 1,
-    )
-
-
-def _parameters(run: Run) -> dict[str, tuple[int, ...]]:
-    sites = run.sites("param").to_pylist() or run.sites("grad").to_pylist()
-    return {site["site"]: tuple(site["shape"]) for site in sites}
 
 
 def _dir(dir: str | os.PathLike[str] | None) -> Path:
