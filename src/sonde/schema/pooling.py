@@ -15,6 +15,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.schema.thinning import group_starts
+
 Places = NDArray[np.float32]
 Scale = Literal["log10", "linear"]
 
@@ -70,7 +72,7 @@ def join(parts: Sequence[Cells]) -> Cells:
     order = np.argsort(steps, kind="stable")
     places = np.concatenate([part.places for part in parts])[order]
     steps = steps[order]
-    starts = _starts(steps)
+    starts = group_starts(steps)
     return Cells(steps[starts], places if len(starts) == len(steps) else _highest(places, starts))
 
 
@@ -79,7 +81,7 @@ def pool(cells: Cells, bucket: int) -> Cells:
     if bucket == 1 or not len(cells.steps):
         return cells
     group = cells.steps // bucket
-    starts = _starts(group)
+    starts = group_starts(group)
     return Cells(group[starts] * bucket, _highest(cells.places, starts))
 
 
@@ -89,7 +91,7 @@ def pool_into(picture: Places, cells: Cells, first: int, steps_per_column: int) 
     if begin == end:
         return
     column = (cells.steps[begin:end] - first) // steps_per_column
-    starts = _starts(column)
+    starts = group_starts(column)
     places = cells.places[begin:end]
     highest = places if len(starts) == len(column) else _highest(places, starts)
     at = column[starts]
@@ -102,7 +104,3 @@ def _highest(places: Places, starts: NDArray[np.intp]) -> Places:
     for row, (begin, end) in enumerate(pairwise((*starts.tolist(), len(places)))):
         np.maximum.reduce(places[begin:end], axis=0, out=highest[row])
     return highest
-
-
-def _starts(group: NDArray[np.int64]) -> NDArray[np.intp]:
-    return np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))

@@ -24,17 +24,27 @@ def min_max(steps: NDArray[np.int64], values: Array, num_buckets: int) -> Index:
     span = max(int(steps[-1] - steps[0]) + 1, 1)
     bucket = ((steps - steps[0]) * num_buckets // span).astype(np.int64)
     finite = np.flatnonzero(np.isfinite(values))
-    ends = np.array([0, len(steps) - 1])
-    order = finite[np.lexsort((values[finite], bucket[finite]))]
-    lowest = order[_starts(bucket[order])]
-    highest = order[_starts(bucket[order][::-1], backwards=True)] if len(order) else order
     odd = np.flatnonzero(~np.isfinite(values))
-    return np.unique(np.concatenate([ends, lowest, highest, odd[_starts(bucket[odd])]]))
+    ends = np.array([0, len(steps) - 1])
+    lowest, highest = extremes(bucket[finite], values[finite])
+    return np.unique(np.concatenate([ends, finite[lowest], finite[highest], odd[group_starts(bucket[odd])]]))
 
 
-def _starts(groups: NDArray[np.int64], *, backwards: bool = False) -> Index:
-    """Where each run of equal values begins; `backwards` gives where it ends in the order before it was reversed."""
+def extremes(bucket: NDArray[np.int64], values: Array) -> tuple[Index, Index]:
+    """Places of the lowest and of the highest value of each bucket; of several, the first lowest and last highest."""
+    starts = group_starts(bucket)
+    if not len(starts):
+        return starts, starts
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
+    place = np.arange(len(values))
+    is_low = values == np.minimum.reduceat(values, starts)[group]
+    is_high = values == np.maximum.reduceat(values, starts)[group]
+    lowest = np.minimum.reduceat(np.where(is_low, place, len(values)), starts)
+    return lowest, np.maximum.reduceat(np.where(is_high, place, -1), starts)
+
+
+def group_starts(groups: NDArray[np.int64]) -> Index:
+    """Where each stretch of equal values begins."""
     if not len(groups):
         return np.empty(0, np.intp)
-    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
-    return len(groups) - 1 - starts if backwards else starts
+    return np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))

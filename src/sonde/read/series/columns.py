@@ -16,7 +16,7 @@ from sonde.read.series.pyramid import pick_level, read_level
 from sonde.read.series.raw import read_raw
 from sonde.read.series.stats import Question, stat_column
 from sonde.read.series.steps import StepFilter
-from sonde.schema.window import Column
+from sonde.schema.window import Column, once
 
 
 def read_lines(
@@ -80,10 +80,4 @@ def _add(
 
 def _joined(parts: Sequence[Column]) -> Column:
     steps: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *(steps for steps, _ in parts)])
-    values = np.concatenate([np.empty(0), *(values for _, values in parts)])
-    if (steps[1:] > steps[:-1]).all():
-        return steps, values
-    order = np.argsort(steps, kind="stable")
-    steps, values = steps[order], values[order]
-    is_last = np.append(steps[1:] != steps[:-1], True)
-    return steps[is_last], values[is_last]
+    return once(steps, np.concatenate([np.empty(0), *(values for _, values in parts)]))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sonde.schema.names import Series
 from sonde.schema.thinning import min_max
-from sonde.schema.window import Column
+from sonde.schema.window import Column, once
 
 
 def edges(table: pa.Table, columns: tuple[str, ...]) -> list[int]:
@@ -34,9 +34,7 @@ def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
     series: dict[str, Column] = {}
     for start, end in pairwise(bounds):
         name = "/".join(table[column][start].as_py() for column in columns)
-        own = steps[start:end]
-        is_last = np.append(own[1:] != own[:-1], True)
-        series[name] = (own[is_last], values[start:end][is_last])
+        series[name] = once(steps[start:end], values[start:end])
     return series
 
 

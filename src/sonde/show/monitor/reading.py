@@ -18,12 +18,14 @@ from sonde.schema.thinning import min_max
 from sonde.show.diagnosis import health_of, stored_diagnosis
 from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
 from sonde.show.monitor.live_pool import COLUMNS, LivePool
+from sonde.show.summary import steps_per_second
 
 OTHER_SCALARS: Final = ("*lr*", "*learning_rate*", "*acc*")
 """Drawn in addition to the losses."""
 LATE_STEPS: Final = 16
 """Rows of a step may reach the disk a little after those of the next: the newest steps are read once more."""
 MAX_POINTS: Final = 4000
+RATE_POINTS: Final = 120
 FULL_DIAGNOSIS_ROWS: Final = 5_000_000
 """A run that ended is judged by all rules, unless it holds more values than this."""
 
@@ -184,16 +186,10 @@ class Reading:
         return bool(self.run.sites().num_rows * max(self.run.last_step, 0) <= FULL_DIAGNOSIS_ROWS)
 
 
-def throughput(steps: Any, times: Any, num_points: int = 120) -> Curve | None:
+def throughput(steps: Any, times: Any) -> Curve | None:
     """Steps per second over stretches; None where fewer than two moments are known."""
-    if len(steps) < 2:
-        return None
-    picked = np.unique(np.linspace(0, len(steps) - 1, min(num_points + 1, len(steps))).astype(np.intp))
-    took, done = np.diff(times[picked]), np.diff(steps[picked])
-    known = took > 0
-    if not known.any():
-        return None
-    return Curve("steps/s", steps[picked][1:][known], done[known] / took[known])
+    found = steps_per_second(steps, times, RATE_POINTS)
+    return Curve("steps/s", *found) if len(found[0]) else None
 
 
 def run_line(run: Run) -> RunLine:

@@ -14,6 +14,7 @@ from sonde.schema.losses import training_loss
 from sonde.schema.records import Site
 from sonde.schema.sketch import COUNTS
 from sonde.schema.window import Column
+from sonde.show.summary import steps_per_second
 from sonde.show.web.line_grid import Line, lines_reply
 from sonde.show.web.query import NotFoundError, Query
 from sonde.show.web.structure import stats_of
@@ -23,6 +24,7 @@ MAX_SERIES: Final = 64
 MAX_POINTS: Final = 4000
 DEFAULT_POINTS: Final = 1000
 MAX_ROWS: Final = 6_000_000
+RATE_POINTS: Final = 200
 THROUGHPUT: Final = "throughput (steps/s)"
 _MAX_SYSTEM: Final = 64
 _ODD: Final = "nonfinite_fraction"
@@ -111,11 +113,4 @@ def _throughput(run: Run) -> Column:
         table = run.scalars(busiest[1], exact=True)
     except CorruptError:  # named in the run's warnings
         return _NOTHING
-    steps, times = table["step"].to_numpy(), table["time"].to_numpy()
-    if len(steps) < 2:
-        return _NOTHING
-    pick = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 201)).astype(np.intp))
-    steps, times = steps[pick], times[pick]
-    passed = np.diff(times)
-    forward = passed > 0  # clocks jump
-    return steps[1:][forward], np.diff(steps)[forward] / passed[forward]
+    return steps_per_second(table["step"].to_numpy(), table["time"].to_numpy(), RATE_POINTS)
