@@ -54,6 +54,7 @@ from sonde.read.series.stats import read_stats
 from sonde.read.series.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.series.sums import Sums, read_sums
 from sonde.read.series.window import read_merged_window, read_window
+from sonde.read.tensors.analysis.difference import difference
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots
 from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
@@ -86,6 +87,7 @@ __all__ = [
     "checkpoints_folder",
     "compare",
     "compare_weights",
+    "difference",
     "find_run",
     "linked_run",
     "list_checkpoints",
