@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sonde.diagnose.check import all_rules, check, needs
-from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.finding import Finding, Severity, count_severities
 from sonde.diagnose.gaps import Gap, blind, gaps
 from sonde.diagnose.health import NEEDS, Health, health
 from sonde.diagnose.rule import Rule
@@ -52,7 +52,7 @@ class Diagnosis:
 
     def counts(self) -> dict[str, int]:
         """How many findings of each severity."""
-        return {str(s): sum(f.severity == s for f in self.findings) for s in reversed(Severity)}
+        return count_severities(finding.severity for finding in self.findings)
 
 
 def all_needs() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.health import grade
 from sonde.errors import SondeError
 from sonde.run import Run
 from sonde.schema.records import flatten
@@ -109,7 +110,7 @@ def _health(health: float | None) -> str:
 
 
 def _bar(score: float) -> str:
-    colour = "#2a8c5a" if score >= 80 else "#c77700" if score >= 50 else "#d7263d"
+    colour = {**_COLOURS, "info": "#2a8c5a"}[grade(score)]
     return f'<div class="sonde-bar"><span style="width:{max(score, 2):.0f}%;background:{colour}"></span></div>'
 
 

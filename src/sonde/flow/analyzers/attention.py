@@ -24,12 +24,12 @@ from sonde.flow.analyzers.attention_issues import attention_flow, transformer_is
 from sonde.flow.analyzers.attention_metrics import AttentionMetrics, TransformerMetrics
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
-from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.metrics import Layer
 from sonde.flow.model_index import ModelIndex
-from sonde.flow.report.report import FlowReport
 from sonde.flow.trace import Observer, Trace
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.report import FlowReport
 
 
 class AttentionAnalyzer:

@@ -15,13 +15,13 @@ from sonde.flow.analyzers.temporal_issues import temporal_issues
 from sonde.flow.analyzers.temporal_metrics import MIN_STEPS, TemporalMetrics
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
-from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.metrics import Layer
 from sonde.flow.model_index import ModelIndex
-from sonde.flow.report.report import FlowReport
 from sonde.flow.step_gradients import TimeWatch
 from sonde.flow.trace import Observer, Trace
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.report import FlowReport
 
 
 class TemporalAnalyzer:

@@ -6,8 +6,8 @@ import math
 from typing import Final
 
 from sonde.flow.analyzers.temporal_metrics import MIN_STEPS, TemporalMetrics
-from sonde.flow.issue import Issue
 from sonde.schema.names import as_code
+from sonde.show.flow.issue import Issue
 
 WARNING: Final = 0.1
 """Change of the logarithm per time step, either way."""

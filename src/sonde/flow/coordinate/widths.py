@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,59 +14,10 @@ from torch import nn
 from sonde.errors import NotAModelError, UsageError
 from sonde.flow.batch import LossFunction, forward
 from sonde.flow.coordinate.check import Coordinate, refined_coordinate_check
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from sonde.show.flow.coordinate import CoordinateReport, Trend, Verdict
 
 FLAT: Final = 0.15
 """A slope of the logarithms smaller than this is no trend."""
-Verdict = Literal["stable", "grows", "vanishes", "unclear"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """How a part of a layer's change goes with the width: value ~ width**slope."""
-
-    layer: str
-    part: str
-    slope: float
-    error: float
-    """Half the width of the 95 % interval of the slope."""
-    verdict: Verdict
-    widths: tuple[int, ...]
-    values: tuple[float, ...]
-    """Mean over seeds, per width."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinateReport:
-    """Trends of all layers."""
-
-    trends: tuple[Trend, ...]
-
-    @property
-    def is_stable(self) -> bool:
-        """Whether nothing grows with the width."""
-        return not any(trend.verdict == "grows" for trend in self.trends)
-
-    def get(self, layer: str, part: str = "effective") -> Trend:
-        for trend in self.trends:
-            if (trend.layer, trend.part) == (layer, part):
-                return trend
-        known = sorted({trend.layer for trend in self.trends})
-        raise KeyError(f"no layer {layer!r}; there are {', '.join(known)}")
-
-    def __str__(self) -> str:
-        lines = [f"{'layer':32} {'part':12} {'slope':>14}  verdict"]
-        for t in self.trends:
-            lines.append(f"{t.layer:32} {t.part:12} {t.slope:+7.2f} ± {t.error:4.2f}  {t.verdict}")
-        return "\n".join(lines)
-
-    def save_svg(self, path: str | Path) -> Path:
-        """A picture: one small chart per layer, value over width, both logarithmic."""
-        from sonde.flow.coordinate.picture import save_svg
-
-        return save_svg(self, path)
 
 
 def coordinate_check(

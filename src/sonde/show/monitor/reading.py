@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from sonde.diagnose.finding import ORDER as SEVERITIES
 from sonde.errors import SondeError
 from sonde.run import Run, by_series
 from sonde.schema.losses import is_loss, shown_scalars, training_loss, validation_loss
@@ -215,8 +216,8 @@ def _live_findings(run: Run) -> list[dict[str, Any]]:
             "sites": _listed(row["sites"]),
             "evidence": _listed(row["evidence"]),
         }
-    ranks = {"critical": 0, "warning": 1, "info": 2}
-    return sorted(newest.values(), key=lambda row: (ranks.get(row["severity"], 3), -row["step"]))
+    ranks = {word: -place for place, word in enumerate(SEVERITIES)}
+    return sorted(newest.values(), key=lambda row: (ranks.get(row["severity"], 1), -row["step"]))
 
 
 def _listed(text: str) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.diagnose.finding import count_severities
 from sonde.errors import SondeError
 from sonde.run import Run
 from sonde.schema.thinning import min_max
@@ -106,9 +107,9 @@ def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
     counts, score = stored_diagnosis(run)
     if counts is None and is_readable and run.num_rows <= MAX_ROWS_TO_JUDGE:
         judged = judge(entry, run)
-        counts = {word: sum(f.severity == word for f in judged.findings) for word in ("critical", "warning", "info")}
+        counts = count_severities(finding.severity for finding in judged.findings)
         score = judged.health.last
-    known = {"critical": 0, "warning": 0, "info": 0, **(counts or {})}
+    known = {**count_severities(()), **(counts or {})}
     loss = loss_series(run) if is_readable else None
     return {
         "last_step": run.last_step,

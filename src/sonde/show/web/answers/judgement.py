@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence, Finding, count_severities
 from sonde.run import Run
 from sonde.schema.records import Site
 from sonde.show.web.answers.lines import DEFAULT_POINTS, MAX_POINTS
@@ -34,15 +34,12 @@ def findings(run: Run, judged: Judged, states: Mapping[str, Mapping[str, Any]], 
         }
         for n, (key, finding) in enumerate(zip(keys, judged.findings, strict=True))
     ]
-    still_open = [row for row in rows if row["state"] == "open"]
     return json_reply(
         {
             "last_step": judged.last_step,
             "source": judged.source,
             "findings": rows,
-            "counts": {
-                word: sum(row["severity"] == word for row in still_open) for word in ("critical", "warning", "info")
-            },
+            "counts": count_severities(row["severity"] for row in rows if row["state"] == "open"),
             "num_rules": judged.num_rules,
             "blind": list(judged.blind),
             "failed": list(judged.failed),

@@ -1,20 +1,67 @@
-"""A coordinate check as a picture: one small chart per layer, value over width, both logarithmic."""
+"""What a coordinate check found: how each layer's change goes with the width, as text and as a picture."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from sonde.flow.coordinate.widths import CoordinateReport, Trend
+from typing import Final, Literal
 
 _COLOURS: Final = {"effective": "#0072b2", "propagating": "#d55e00", "total": "#009e73"}
 _SIZE, _GAP = 190, 46
 
 
-def save_svg(report: CoordinateReport, path: str | Path) -> Path:
+Verdict = Literal["stable", "grows", "vanishes", "unclear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """How a part of a layer's change goes with the width: value ~ width**slope."""
+
+    layer: str
+    part: str
+    slope: float
+    error: float
+    """Half the width of the 95 % interval of the slope."""
+    verdict: Verdict
+    widths: tuple[int, ...]
+    values: tuple[float, ...]
+    """Mean over seeds, per width."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinateReport:
+    """Trends of all layers."""
+
+    trends: tuple[Trend, ...]
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether nothing grows with the width."""
+        return not any(trend.verdict == "grows" for trend in self.trends)
+
+    def get(self, layer: str, part: str = "effective") -> Trend:
+        for trend in self.trends:
+            if (trend.layer, trend.part) == (layer, part):
+                return trend
+        known = sorted({trend.layer for trend in self.trends})
+        raise KeyError(f"no layer {layer!r}; there are {', '.join(known)}")
+
+    def __str__(self) -> str:
+        lines = [f"{'layer':32} {'part':12} {'slope':>14}  verdict"]
+        for t in self.trends:
+            lines.append(f"{t.layer:32} {t.part:12} {t.slope:+7.2f} ± {t.error:4.2f}  {t.verdict}")
+        return "\n".join(lines)
+
+    def save_svg(self, path: str | Path) -> Path:
+        """A picture: one small chart per layer, value over width, both logarithmic."""
+        target = Path(path)
+        target.write_text(_picture(self), encoding="utf-8")
+        return target
+
+
+def _picture(report: CoordinateReport) -> str:
     layers: dict[str, list[Trend]] = {}
     for trend in report.trends:
         layers.setdefault(trend.layer, []).append(trend)
@@ -26,13 +73,10 @@ def save_svg(report: CoordinateReport, path: str | Path) -> Path:
         for i, (layer, trends) in enumerate(layers.items())
     )
     width, height = columns * (_SIZE + _GAP) + _GAP, rows * (_SIZE + 60) + 40
-    text = (
+    return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>{charts}</svg>\n'
     )
-    target = Path(path)
-    target.write_text(text, encoding="utf-8")
-    return target
 
 
 def _chart(layer: str, trends: list[Trend]) -> str:
