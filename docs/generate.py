@@ -110,7 +110,7 @@ def rules() -> str:
 
 def flow_issues() -> str:
     """Every kind of issue of the flow of gradients."""
-    from sonde.flow.issue import MEANINGS
+    from sonde.show.flow.issue import MEANINGS
 
     return table(["issue", "what is wrong"], [(f"`{name}`", meaning) for name, meaning in MEANINGS.items()])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,7 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
         {"session.py": "import sonde.run as _"},
         {"run.py": "import sonde.show as _"},
         {"show/__init__.py": "import sonde.cli as _"},
+        {"show/flow/__init__.py": "import sonde.flow as _"},
         {"testing/planted.py": "import sonde.cli as _", "testing/__init__.py": ""},
         {"a_new_room.py": ""},
     ],
@@ -76,6 +78,11 @@ VIOLATIONS: dict[str, list[dict[str, str]]] = {
         {"cli/list.py": "import sonde.write as _"},
     ],
     "training-does-not-read": [{"session.py": "import sonde.read as _"}],
+    "views-read-through-run": [
+        {"show/web/answers/lines.py": "import sonde.read.run.state as _"},
+        {"show/__init__.py": "from sonde.read.series.raw import read_raw"},
+        {"cli/list.py": "def planted():\n    from sonde.read.run.folder import read_manifest"},
+    ],
     "schema-is-pure": [{"schema/sketch.py": "import torch"}, {"schema/layout.py": "import sqlite3"}],
     "acyclic": [
         {"schema/sketch.py": "def planted():\n    from sonde.schema.stats import STATS"},
@@ -137,6 +144,24 @@ def test_planted_violation_breaks_its_contract(contract: str, files: dict[str, s
     result = lint(source_copy)
     assert result.returncode == 1, result.stdout + result.stderr
     assert f"{CONTRACTS[contract]} BROKEN" in result.stdout, result.stdout + result.stderr
+
+
+def private_uses(path: Path) -> list[str]:
+    """Places where a view reaches into a `Run`; import-linter sees imports only."""
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    return [f"{path.name}:{number}" for number, line in lines if re.search(r"\brun\._[a-z]", line)]
+
+
+def test_views_use_the_public_side_of_a_run() -> None:
+    paths = [path for room in ("show", "cli") for path in (PACKAGE / room).rglob("*.py")]
+    assert len(paths) > 50
+    assert [hit for path in paths for hit in private_uses(path)] == []
+
+
+def test_reaching_into_a_run_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "planted.py"
+    path.write_text("run.path\nself.run._state.damage = {}\n")
+    assert private_uses(path) == ["planted.py:2"]
 
 
 def top_level_imports(path: Path, module: str) -> Iterator[str]:

@@ -139,3 +139,40 @@ def test_a_finished_run_can_be_read_from_a_folder_that_cannot_be_written(tmp_pat
     finally:
         for folder in (path, *path.rglob("*")):
             folder.chmod(0o755)
+
+
+def test_a_held_run_answers_from_one_moment(tmp_path):
+    path = create_run(tmp_path, project="gpt", name="live")
+    writer = Writer(path, WriterOptions(flush_interval_s=0.02, system_interval_s=0.0))
+    loss = np.array([writer.scalar_id("loss")], np.int32)
+
+    def log(step: int) -> None:
+        writer.put(ScalarsRecord(loss, np.array([step]), np.array([1e9]), np.array([0.5])), 50, step=step)
+        assert writer.flush(10.0)
+
+    log(0)
+    run = sonde.open(path)
+    with run.hold():
+        before = run.revision
+        log(1)
+        assert (run.last_step, run.scalars().num_rows, run.revision) == (0, 1, before)
+    assert (run.last_step, run.scalars().num_rows) == (1, 2)
+    assert run.revision != before
+    writer.close("finished")
+
+
+def test_lines_are_series_as_arrays():
+    run = sonde.open(write())
+    steps, values = run.lines("grad/*/norm")["grad/0.weight/norm"]
+    assert steps.tolist() == list(range(30))
+    assert values.tolist() == [float(step + 1) for step in range(30)]
+    thin, _ = run.lines("grad/*/norm", points=3)["grad/0.weight/norm"]
+    assert 2 <= len(thin) <= 8
+    assert run.lines("grad/*/norm", steps=range(3, 5))["grad/0.weight/norm"][0].tolist() == [3, 4]
+    assert run.scalar_lines(steps=slice(-2, None))["<b>loss</b>"][0].tolist() == [28, 29]
+
+
+def test_an_exact_name_is_no_pattern():
+    run = sonde.open(write())
+    assert run.scalars("<b>loss</b>", exact=True).num_rows == 30
+    assert run.scalars(["*loss*", "never logged"], exact=True).num_rows == 0

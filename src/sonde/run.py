@@ -1,9 +1,13 @@
-"""The viewing side, composed: `open` a run, list `runs`, `compare` two. Composes `read`; computes nothing itself."""
+"""The viewing side, composed: `open` a run, list `runs`, `compare` two. Composes `read`; computes nothing itself.
+
+Everything that shows a run is built on this file: what views need of `read` is a method of `Run`, or in `__all__` here.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import entry_points
@@ -15,47 +19,92 @@ import pyarrow as pa
 from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError, UsageError
-from sonde.read.compare.divergence import first_divergence
-from sonde.read.compare.forward_order import ForwardOrder
-from sonde.read.compare.frameworks import other_names, renamed
-from sonde.read.compare.rounding import Tolerance
-from sonde.read.compare.runs import (
-    Comparison,
-    compare_configs,
-    compare_metrics,
-    compare_series,
-    flatten,
-)
+from sonde.read.compare.divergence import Divergence
+from sonde.read.compare.runs import Comparison, compare_states
 from sonde.read.compare.weights import WeightComparison, compare_weights
 from sonde.read.run.attempts import attempt_table, check_attempt
-from sonde.read.run.checkpoints import checkpoint_list_table, run_checkpoints
-from sonde.read.run.folder import default_dir, find_run, run_folders
+from sonde.read.run.catalog import Catalog, Segment, read_rows
+from sonde.read.run.checkpoints import (
+    Checkpoint,
+    checkpoint_list_table,
+    checkpoints_folder,
+    list_checkpoints,
+    run_checkpoints,
+    verify_checkpoint,
+)
+from sonde.read.run.folder import default_dir, find_run, inside, open_inside, read_manifest, run_folders
+from sonde.read.run.link import linked_run
 from sonde.read.run.manifest import Manifest
+from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState, open_state
+from sonde.read.run.status import Status, true_status
 from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps
 from sonde.read.run.structure import read_structure
 from sonde.read.run.tables import event_table, finding_table, health_table, site_table, system_table
-from sonde.read.series.cut import by_series
+from sonde.read.series.close_up import Histogram, SiteRow, newest_row, read_histogram
+from sonde.read.series.columns import read_lines
+from sonde.read.series.cut import by_series, thin
 from sonde.read.series.follow import Update, follow
-from sonde.read.series.pyramid import read_overview
-from sonde.read.series.scalars import read_scalars
+from sonde.read.series.heatmap import Heat, HeatQuestion
+from sonde.read.series.live_cells import LiveCells
+from sonde.read.series.pyramid import make_columns, read_overview
+from sonde.read.series.scalars import read_named, read_scalars
 from sonde.read.series.sql import DEFAULT_LIMIT, run_query
 from sonde.read.series.stats import read_stats
 from sonde.read.series.summary import Summary, as_rich, summarize
-from sonde.read.series.window import read_window
+from sonde.read.series.sums import Sums, read_sums
+from sonde.read.series.window import read_merged_window, read_window
+from sonde.read.tensors.analysis.difference import difference
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots
 from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
 from sonde.read.tensors.lake import open_lake, open_local_lake, upload_warnings
-from sonde.read.tensors.lazy import LazyTensors, of_kind
+from sonde.read.tensors.lazy import LazyTensors, TensorSpec, of_kind
+from sonde.read.tensors.readers import Lake
 from sonde.read.tensors.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.layout import RunStatus
-from sonde.schema.losses import shown_scalars
-from sonde.schema.window import Window
+from sonde.schema.records import flatten
+from sonde.schema.window import Column, Window
 
 if TYPE_CHECKING:
     import xarray
+
+# What a view needs to name: it imports from here, never from `read`.
+__all__ = [
+    "Checkpoint",
+    "Comparison",
+    "Divergence",
+    "Heat",
+    "Lake",
+    "LazyTensors",
+    "LiveCells",
+    "Manifest",
+    "Run",
+    "Segment",
+    "SnapshotView",
+    "TensorSpec",
+    "WeightComparison",
+    "broken_runs",
+    "by_series",
+    "checkpoints_folder",
+    "compare",
+    "compare_weights",
+    "difference",
+    "find_run",
+    "linked_run",
+    "list_checkpoints",
+    "open",
+    "open_inside",
+    "open_weights",
+    "read_head",
+    "read_manifest",
+    "run_folders",
+    "runs",
+    "snapshot_tensors",
+    "verify_checkpoint",
+    "weights_of",
+]
 
 
 def open(path: str | os.PathLike[str] = "latest", *, dir: str | os.PathLike[str] | None = None) -> Run:
@@ -81,6 +130,12 @@ def broken_runs(dir: str | os.PathLike[str] | None = None) -> dict[Path, SondeEr
     """Run folders that cannot be opened, and why."""
     tried = {folder: _try_open(folder) for folder in run_folders(_dir(dir))}
     return {folder: result for folder, result in tried.items() if isinstance(result, SondeError)}
+
+
+def read_head(folder: Path) -> tuple[Manifest, Status]:
+    """A run's run.json and its true status, without opening the rest."""
+    manifest = read_manifest(folder)
+    return manifest, true_status(folder, manifest, manifest.heartbeat.step)
 
 
 @overload
@@ -119,7 +174,7 @@ def compare(
         )
         return compare_weights(ours, theirs, tolerance=tolerance)
     first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
-    return _compare_runs(first, second, stats, tolerance)
+    return compare_states((first._now, second._now), (first._label, second._label), stats, tolerance)
 
 
 def open_weights(
@@ -152,36 +207,6 @@ def _names_a_run(name: str, dir: Path | None) -> bool:
     return True
 
 
-def _compare_runs(first: Run, second: Run, stats: str | Sequence[str], tolerance: float | None) -> Comparison:
-    scalars, series = [], []
-    for run in (first, second):
-        logged = by_series(run.scalars(), ("name",))
-        scalars.append({name: logged[name] for name in shown_scalars(logged)})
-        series.append({**scalars[-1], **by_series(run.stats(stats), ("kind", "site", "stat"))})
-    names = other_names(_parameters(first), _parameters(second))
-    series[1] = renamed(series[1], names)
-    states = first._now, second._now
-    rounding = Tolerance(states, tolerance)
-    limit, _ = rounding.of("", "")
-    return Comparison(
-        a=first._label,
-        b=second._label,
-        config=compare_configs(first.config, second.config),
-        metrics=compare_metrics(*scalars),
-        divergence=compare_series(series[0], series[1], limit),
-        only_a=tuple(sorted(series[0].keys() - series[1].keys())),
-        only_b=tuple(sorted(series[1].keys() - series[0].keys())),
-        tolerance=limit,
-        first_divergence=first_divergence(*states, ForwardOrder(states[0], first.structure()), rounding, names),
-        num_steps=min(state.last_step() for state in states) + 1,
-    )
-
-
-def _parameters(run: Run) -> dict[str, tuple[int, ...]]:
-    sites = run.sites("param").to_pylist() or run.sites("grad").to_pylist()
-    return {site["site"]: tuple(site["shape"]) for site in sites}
-
-
 def _dir(dir: str | os.PathLike[str] | None) -> Path:
     return default_dir() if dir is None else Path(dir)
 
@@ -207,22 +232,50 @@ def _view(name: str) -> Any:
 
 
 class Run:
-    """A recorded run. Every answer is as new as the files; nothing is ever written."""
+    """A recorded run. Every answer is as new as the files; nothing is ever written.
+
+    `damage` collects what readers find damaged, by file; a viewer that opens a run several times may share it.
+    """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, version: Mapping[str, str] | None = None, attempt: int | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        version: Mapping[str, str] | None = None,
+        attempt: int | None = None,
+        damage: dict[str, str] | None = None,
     ) -> None:
         self.path = Path(path).resolve()
         self._state = open_state(self.path, attempt)
+        if damage is not None:
+            self._state.damage = damage
         self._version, self._attempt = dict(version or {}), attempt
+        self._is_held = False
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status}, last_step={self.last_step})"
 
     @property
     def _now(self) -> RunState:
-        self._state.refresh()
+        if not self._is_held:
+            self._state.refresh()
         return self._state
+
+    @contextmanager
+    def hold(self) -> Iterator[Run]:
+        """Inside the block every answer is of one moment: the files are checked for news once, at its beginning.
+
+        with run.hold():
+            run.last_step, run.scalars("loss")
+        """
+        was_held = self._is_held
+        if not was_held:
+            self._state.refresh()
+        self._is_held = True
+        try:
+            yield self
+        finally:
+            self._is_held = was_held
 
     @property
     def manifest(self) -> Manifest:
@@ -285,6 +338,36 @@ class Run:
         return self._now.last_step()
 
     @property
+    def catalog(self) -> Catalog:
+        """Sites and scalars by their ids, sealed files and attempts. `require()` raises where it is damaged."""
+        return self._now.catalog
+
+    @property
+    def num_rows(self) -> int:
+        """Number of sketches in sealed files: how much there is to read."""
+        return sum(segment.num_rows for segment in self._now.segments_of("stats"))
+
+    @property
+    def num_files(self) -> int:
+        """Number of sealed files that hold sketches."""
+        return len(self._now.segments_of("stats"))
+
+    @property
+    def num_snapshots(self) -> int:
+        """Number of snapshots that the catalog lists; 0 where it is damaged, which `warnings` says."""
+        try:
+            return len(read_rows(self.path, "snapshots", is_live=self._now.is_held))
+        except CorruptError:
+            return 0
+
+    @property
+    def revision(self) -> tuple[object, ...]:
+        """Changes whenever the run has more to tell, so that answers can be kept by it."""
+        state, catalog = self._now, self._now.catalog
+        counts = len(catalog.segments), len(catalog.sites), len(catalog.attempts)
+        return state.last_step(), state.status().status, *counts
+
+    @property
     def _label(self) -> str:
         """The name of the run, and of the attempt where it is not the last by default."""
         suffix = "" if self._attempt is None else f"@attempt={self._attempt}"
@@ -329,10 +412,60 @@ class Run:
         state = self._now
         return read_overview(state, pattern, parse_steps(steps, state.last_step()), points)
 
-    def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None) -> pa.Table:
-        """Table (step, name, value, time) of logged numbers, in order of (name, step)."""
+    def lines(
+        self, pattern: str | Sequence[str], *, steps: Steps = None, points: int | None = None
+    ) -> dict[str, Column]:
+        """Series by name, each as arrays of steps and values; with `points`, thinned as by `overview`.
+
+        steps, values = run.lines("grad/*/norm")["grad/0.weight/norm"]
+        """
+        table = (
+            self.stats(pattern, steps=steps) if points is None else self.overview(pattern, steps=steps, points=points)
+        )
+        return by_series(table, ("kind", "site", "stat"))
+
+    def site_lines(
+        self, stat: str, sites: Sequence[int], steps: range, *, max_rows: int
+    ) -> tuple[dict[int, Column], bool]:
+        """One stat of some sites by their ids, and whether steps are merged because there were more than `max_rows`."""
+        return read_lines(self._now, stat, sites, Span(steps.start, steps.stop - 1), max_rows)
+
+    def heat(self, stat: str, sites: Sequence[int]) -> Heat:
+        """The cells of a heat map of one stat, a row for each of these sites, read file by file."""
+        return Heat(self._now, HeatQuestion.of(self._now, stat, sites))
+
+    def sums(self, group_of: Mapping[int, int], num_groups: int, steps: range, *, columns: int) -> Sums:
+        """Sketches of sites, by id, merged into groups and into at most `columns` columns of steps."""
         state = self._now
-        return read_scalars(state, pattern, parse_steps(steps, state.last_step()))
+        return read_sums(state, group_of, num_groups, make_columns(state, steps.start, steps.stop - 1, columns))
+
+    def histogram(self, site: int, steps: range, *, columns: int) -> Histogram:
+        """The exponents of one site, by id, in at most `columns` columns of steps."""
+        state = self._now
+        return read_histogram(state, site, make_columns(state, steps.start, steps.stop - 1, columns))
+
+    def newest_row(self, site: int, step: int, stats: Sequence[str]) -> SiteRow | None:
+        """The last sketch of one site, by id, up to a step; None where there is none."""
+        return newest_row(self._now, site, step, stats)
+
+    def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False) -> pa.Table:
+        """Table (step, name, value, time) of logged numbers, in order of (name, step).
+
+        `exact`: the names are plain names, not patterns; those that were never logged are left out.
+        """
+        state = self._now
+        filter = parse_steps(steps, state.last_step())
+        if not exact:
+            return read_scalars(state, pattern, filter)
+        wanted = {pattern} if isinstance(pattern, str) else set(pattern)
+        return read_named(state, {i: n for i, n in state.catalog.require().scalar_names.items() if n in wanted}, filter)
+
+    def scalar_lines(
+        self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False, points: int | None = None
+    ) -> dict[str, Column]:
+        """Logged numbers by name, each as arrays of steps and values; with `points`, thinned for drawing."""
+        table = self.scalars(pattern, steps=steps, exact=exact)
+        return by_series(table if points is None else thin(table, points), ("name",))
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
@@ -368,11 +501,17 @@ class Run:
         """What the model is made of: modules, parameters, optimizers, loss, as in model.json; {} when unknown."""
         return read_structure(self._now)
 
-    def window(self, patterns: Sequence[str] | None = None) -> Window:
-        """The run as rules see it: the series of these patterns (else of all rules), every scalar, what is known."""
+    def window(self, patterns: Sequence[str] | None = None, *, max_rows: int | None = None) -> Window:
+        """The run as rules see it: the series of these patterns (else of all rules), every scalar, what is known.
+
+        `max_rows`: of a longer run, steps are merged until about this many rows are left, and scalars are left out.
+        """
         from sonde.diagnose.check import needs
 
-        return read_window(self._now, needs() if patterns is None else patterns, self.structure())
+        wanted = needs() if patterns is None else patterns
+        if max_rows is not None:
+            return read_merged_window(self._now, wanted, self.structure(), max_rows)
+        return read_window(self._now, wanted, self.structure())
 
     def findings(self) -> list[Finding]:
         """What is wrong, where, since when and what to do; the most likely root first.
@@ -425,11 +564,12 @@ class Run:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
         return snapshot_table(self._now, self.lake())
 
-    def lake(self, *, is_local: bool = False) -> SnapshotView:
-        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `is_local`: only
+    def lake(self, *, local: bool = False) -> SnapshotView:
+        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `local`: only
         those that are on this disk."""
         self._require_attempts()
-        if is_local:
+        if local:
+            inside(self.path, "tensors")
             return open_local_lake(self.path, attempt=self._attempt)
         return _open_lake(self.path, self._version, self._attempt)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sonde.flow import FlowAnalyzer, FlowReport, StandardAnalyzer, analyze
-from sonde.flow.issue import MEANINGS, IssueType
 from sonde.flow.judge import ABSOLUTE, RELATIVE
+from sonde.show.flow.issue import MEANINGS, IssueType
 
 
 class Subject(NamedTuple):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from sonde.read.run.steps import ALL_STEPS
-from sonde.read.series.downsample import min_max, thin
+from sonde.read.series.cut import thin
 from sonde.read.series.pyramid import STEPS_PER_ROW, cover, is_intensive, read_overview
 from sonde.run import Run
 from sonde.schema.joined import JOINED
 from sonde.schema.stats import STATS
+from sonde.schema.thinning import min_max
 
 
 def test_min_max_keeps_every_extreme_and_both_ends():

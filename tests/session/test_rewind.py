@@ -239,9 +239,10 @@ def check_merged(run: sonde.Run, history: dict[int, Step]) -> None:
     """Rows of merged steps are the root mean square of the steps in them, by hand."""
     from sonde.read.run.segments import EVERYTHING
     from sonde.read.run.steps import ALL_STEPS
-    from sonde.read.series.heatmap import HeatQuestion, join, live_cells, merged_segments, sealed_cells
+    from sonde.read.series.heatmap import HeatQuestion, live_cells, merged_segments, sealed_cells
     from sonde.read.series.pyramid import read_level
     from sonde.read.series.stats import ask
+    from sonde.schema.pooling import join
 
     state = run._now
     question = ask(state.catalog.sites, "grad/0.weight/norm")

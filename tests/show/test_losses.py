@@ -21,7 +21,7 @@ from sonde.show.report.convergence import convergence
 from sonde.show.report.overfitting import overfitting
 from sonde.show.summary import describe, scalar_series
 from sonde.show.web.answers.overview import headline
-from sonde.tune.report_sections import convergence_section, overfitting_section
+from sonde.tune import CheckpointAnalyzer
 from sonde.write.folder import create_run
 from sonde.write.writer import Writer, WriterOptions
 
@@ -67,7 +67,8 @@ def picked(path: Path, records: list[ScalarsRecord], names: dict[int, str]) -> t
     watched = Reading(run)
     watched.look()
     shown = [series.name for series in scalar_series(run)]
-    analyzed = convergence_section(window).curves, overfitting_section(window, []).curves
+    analyzer = CheckpointAnalyzer(path).generate_standard_report()
+    analyzed = analyzer.convergence.curves, analyzer.overfitting.curves
     first = headline(dict(enumerate(run.scalar_names)))
     drawn = {key: None if i is None else run.scalar_names[i] for key, i in first.items()}
     training = {

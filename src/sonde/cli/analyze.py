@@ -33,7 +33,7 @@ def analyze(
       sonde analyze latest --output report.html
       sonde analyze checkpoints --gradients gradients.parquet --json
     """
-    from sonde.read.run.folder import find_run
+    from sonde.run import find_run
     from sonde.show.term.text import plain
     from sonde.tune.analyzer import CheckpointAnalyzer
 

@@ -13,7 +13,7 @@ from sonde.cli.options import Dir, Json, runs_dir
 from sonde.cli.output import print_json, remark
 
 if TYPE_CHECKING:
-    from sonde.read.run.checkpoints import Checkpoint
+    from sonde.run import Checkpoint
 
 
 _HINT: Final = "Save some:  sonde.tune.CheckpointManager(...)"
@@ -41,7 +41,7 @@ def checkpoints(
       sonde checkpoints runs/gpt/20250101-120000-baseline --verify
       sonde checkpoints checkpoints --delete 100 --delete 200 --yes
     """
-    from sonde.read.run.checkpoints import list_checkpoints, verify_checkpoint
+    from sonde.run import list_checkpoints, verify_checkpoint
 
     folder = find_folder(where, dir)
     if delete:
@@ -64,8 +64,7 @@ def checkpoints(
 
 def find_folder(where: str, dir: Path | None) -> Path:
     """The folder of checkpoints of a run, or the one that is named."""
-    from sonde.read.run.checkpoints import checkpoints_folder, list_checkpoints
-    from sonde.read.run.folder import find_run
+    from sonde.run import checkpoints_folder, find_run, list_checkpoints
 
     path = Path(where)
     if path.is_dir() and list_checkpoints(checkpoints_folder(path)):
@@ -75,13 +74,12 @@ def find_folder(where: str, dir: Path | None) -> Path:
 
 def _elsewhere(run: Path) -> Path | None:
     """Where a run says that it saved them."""
-    from sonde.read.run.checkpoints import run_checkpoints
-    from sonde.read.run.state import open_state
+    from sonde.run import Run
     from sonde.schema.layout import CATALOG_FILE
 
     if not (run / CATALOG_FILE).is_file():
         return None
-    return next((found.path.parent for found in run_checkpoints(open_state(run))), None)
+    return next((Path(path).parent for path in Run(run).checkpoints()["path"].to_pylist()), None)
 
 
 def _row(checkpoint: Checkpoint, problems: list[str]) -> dict[str, Any]:
@@ -125,7 +123,7 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
 
 def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
     from sonde.errors import RunNotFoundError, UsageError
-    from sonde.read.run.checkpoints import list_checkpoints
+    from sonde.run import list_checkpoints
     from sonde.show.folder_lock import held
 
     found = {c.step: c for c in list_checkpoints(folder)}

@@ -14,8 +14,7 @@ from sonde.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sonde.read.tensors.lazy import LazyTensors
-    from sonde.run import Run
+    from sonde.run import LazyTensors, Run
 
 _DIVERGENCE_KEYS: Final = ("a", "b", "first_divergence", "num_steps", "tolerance")
 
@@ -105,7 +104,7 @@ def _find_weights(a: str, b: str, *, dir: Path | None, kind: str) -> tuple[LazyT
 def _compare_weights(
     ours: LazyTensors, theirs: LazyTensors, *, top: int, tolerance: float | None, json: bool, exit_code: bool
 ) -> None:
-    from sonde.read.compare.weights import compare_weights
+    from sonde.run import compare_weights
     from sonde.show.progress import progress
     from sonde.show.weights import weights_as_json, weights_as_rich
 

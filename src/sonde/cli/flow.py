@@ -54,7 +54,7 @@ def flow(
     if html is not None:
         _save(report, html)
     print_json(report.as_dict()) if json else _print(report, show_all)
-    if report.status == "CRITICAL" or report.get_issues_by_severity("CRITICAL"):
+    if report.status == "CRITICAL" or any(issue.level >= "critical" for issue in report.issues):
         raise typer.Exit(1)
 
 
@@ -67,7 +67,7 @@ def _save(report: Any, html: Path) -> None:
 
 
 def _print(report: Any, show_all: bool) -> None:
-    from sonde.flow.report.console import print_summary
+    from sonde.show.flow.console import print_summary
 
     print_summary(report, limit=None if show_all else 5, more="--all")
     if show_all:

@@ -156,7 +156,7 @@ def _git(git: Any) -> str:
 
 
 def _draw_config(console: Console, config: Any) -> None:
-    from sonde.read.compare.runs import flatten
+    from sonde.schema.records import flatten
     from sonde.show.term.table import Column, table
 
     rows = list(flatten(config).items())

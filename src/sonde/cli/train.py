@@ -81,7 +81,7 @@ def train(
     if check:
         print_json(loaded.model_dump(mode="json"))
         return
-    from sonde.read.run.checkpoints import list_checkpoints
+    from sonde.run import list_checkpoints
     from sonde.tune.train.from_config import train_from_config
 
     if resume and not list_checkpoints(loaded.output_dir):
@@ -97,7 +97,7 @@ def train(
 
 
 def _tell_how_to_go_on(folder: Path, config: Path, overrides: list[str]) -> None:
-    from sonde.read.run.checkpoints import list_checkpoints
+    from sonde.run import list_checkpoints
 
     steps = [checkpoint.step for checkpoint in list_checkpoints(folder) if not checkpoint.problem]
     if steps:

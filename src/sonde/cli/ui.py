@@ -66,7 +66,7 @@ def ui(
 
 def _place(name: str) -> Path:
     """A folder as it is; anything else names a run."""
-    from sonde.read.run.folder import find_run
+    from sonde.run import find_run
 
     return Path(name) if Path(name).is_dir() else find_run(name, runs_dir(None))
 

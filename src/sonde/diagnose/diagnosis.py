@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde.diagnose.check import all_rules, check, needs
-from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.finding import Finding, Severity, count_severities
 from sonde.diagnose.health import NEEDS, Health, health
 from sonde.diagnose.measures.loss import loss_name, validation
 from sonde.diagnose.rule import Rule
@@ -53,7 +53,7 @@ class Diagnosis:
 
     def counts(self) -> dict[str, int]:
         """How many findings of each severity."""
-        return {str(s): sum(f.severity == s for f in self.findings) for s in reversed(Severity)}
+        return count_severities(finding.severity for finding in self.findings)
 
 
 def all_needs() -> tuple[str, ...]:

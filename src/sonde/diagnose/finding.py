@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -38,6 +39,16 @@ class Severity(StrEnum):
 
     def __hash__(self) -> int:
         return hash(self.value)
+
+
+def count_severities(found: Iterable[str]) -> dict[str, int]:
+    """How many there are of each severity, the most severe first.
+
+    >>> count_severities(["info", "critical"])
+    {'critical': 1, 'warning': 0, 'info': 1}
+    """
+    words = list(found)
+    return {str(severity): words.count(severity) for severity in reversed(Severity)}
 
 
 @dataclass(frozen=True, slots=True)

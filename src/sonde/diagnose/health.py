@@ -42,6 +42,10 @@ NONFINITE_FACTOR: Final = 0.1
 SEVERITY_FACTORS: Final = {Severity.INFO: 1.0, Severity.WARNING: 0.6, Severity.CRITICAL: 0.3}
 """What a finding of full confidence leaves at the steps it names; mere remarks are free."""
 
+FINE: Final = 80.0
+POOR: Final = 50.0
+"""A score from FINE on is healthy, one below POOR is critical; web/ has the same numbers."""
+
 Steps = NDArray[np.int64]
 Owner = Callable[[str], str]
 
@@ -60,6 +64,11 @@ class Health:
     def last(self) -> float:
         """The run's newest score; NaN when nothing was measured."""
         return float(self.scores[0, -1]) if self.scores.size else np.nan
+
+
+def grade(score: float) -> Severity:
+    """How worrying a score is: views colour it by this."""
+    return Severity.INFO if score >= FINE else Severity.WARNING if score >= POOR else Severity.CRITICAL
 
 
 def health(window: Window, findings: Iterable[Finding] = ()) -> Health:

@@ -13,15 +13,16 @@ from sonde.flow.analyzers.comparative import ComparativeAnalyzer
 from sonde.flow.analyzers.standard import StandardAnalyzer
 from sonde.flow.analyzers.temporal import TemporalAnalyzer
 from sonde.flow.coordinate.check import RefinedCoordinateCheck, refined_coordinate_check
-from sonde.flow.coordinate.widths import CoordinateReport, coordinate_check
+from sonde.flow.coordinate.widths import coordinate_check
 from sonde.flow.engine import FlowAnalyzer
-from sonde.flow.issue import Issue
 from sonde.flow.judge import ABSOLUTE, RELATIVE, Thresholds
-from sonde.flow.metrics import FlowMetrics, Layer, LayerHealth
 from sonde.flow.monitor.attention import monitor_scaled_dot_product_attention
 from sonde.flow.monitor.monitor import ModuleMonitor, MonitorMixin
-from sonde.flow.report.report import FlowReport
 from sonde.flow.scale import GradientScale, gradient_scale
+from sonde.show.flow.coordinate import CoordinateReport
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import FlowMetrics, Layer, LayerHealth
+from sonde.show.flow.report import FlowReport
 
 __all__ = [
     "ABSOLUTE",

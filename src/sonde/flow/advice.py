@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sonde.flow.issue import Issue, IssueSeverity
-from sonde.flow.metrics import Layer
 from sonde.schema.names import as_code
+from sonde.show.flow.issue import Issue, IssueSeverity
+from sonde.show.flow.metrics import Layer
 
 
 def numerical(layer: Layer) -> Issue:

@@ -14,14 +14,14 @@ from torch import nn
 
 from sonde.errors import NotAModelError, UsageError
 from sonde.flow.batch import LossFunction, batch_size, copied, part
-from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds, judged
-from sonde.flow.metrics import FlowMetrics, Layer
 from sonde.flow.model_index import ModelIndex, queries_and_keys
-from sonde.flow.report.report import FlowReport
 from sonde.flow.sketch import Sketch
 from sonde.flow.trace import Observer, PassResult, Stop, Trace, run_pass
 from sonde.probe.preserve import all_preserved
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import FlowMetrics, Layer
+from sonde.show.flow.report import FlowReport
 
 
 class Analyzer(Protocol):

@@ -13,10 +13,9 @@ from statistics import median
 from typing import Final
 
 from sonde.flow.advice import dead, exploding, numerical, saturated, silent, vanishing
-from sonde.flow.issue import Issue, IssueSeverity
-from sonde.flow.metrics import WELL, FlowMetrics, Layer, LayerHealth, status_of
+from sonde.show.flow.issue import PENALTY, Issue, IssueSeverity
+from sonde.show.flow.metrics import WELL, FlowMetrics, Layer, LayerHealth, status_of
 
-PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
 DECADE: Final = 10.0
 """What each decade costs that a flow is further from even than is free."""
 OUT_OF_RANGE: Final = 30.0

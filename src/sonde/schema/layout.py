@@ -137,3 +137,9 @@ def ending_of(code: int) -> tuple[RunStatus, str]:
     except ValueError:
         return "crashed", f"exit code {code}"
     return "interrupted" if number in _STOPPED else "crashed", f"{number.name} (exit code {code})"
+
+
+def lost(last_step: int) -> str:
+    """The reason shown for a run whose process disappeared."""
+    after = f"after step {last_step:,}" if last_step >= 0 else "before its first step"
+    return f"ended without a goodbye (killed, out of memory or power loss) {after}"

@@ -325,6 +325,22 @@ def _jsonable(value: Any, inside: tuple[int, ...] = ()) -> Any:
     return _jsonable(text_of(value))
 
 
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Leaves by dotted path, as JSON.
+
+    >>> flatten({"optim": {"lr": 0.1}})
+    {'optim.lr': '0.1'}
+    """
+    leaves: dict[str, str] = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves.update(flatten(value, f"{path}."))
+        else:
+            leaves[path] = to_json(value)
+    return leaves
+
+
 def fields_of(value: Any) -> Mapping[Any, Any] | None:
     """What a mapping, a dataclass or a namespace holds, by name; None for anything else."""
     if isinstance(value, Mapping):

@@ -13,6 +13,21 @@ from sonde.schema.names import Series, matches, split_pattern
 from sonde.schema.sketch import Array
 
 Column = tuple[NDArray[np.int64], Array]
+"""Steps, each once and ascending, and their values."""
+
+
+def once(steps: NDArray[np.int64], values: Array) -> Column:
+    """A column of values in the order in which they came; of values at the same step the last counts.
+
+    >>> [part.tolist() for part in once(np.array([1, 0, 1]), np.array([5.0, 6.0, 7.0]))]
+    [[0, 1], [6.0, 7.0]]
+    """
+    if (steps[1:] > steps[:-1]).all():
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    is_last = np.append(steps[1:] != steps[:-1], True)
+    return steps[is_last], values[is_last]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.health import grade
 from sonde.errors import SondeError
-from sonde.read.compare.runs import flatten
 from sonde.run import Run
+from sonde.schema.records import flatten
 from sonde.show.card_loss import loss_picture
 from sonde.show.card_style import STYLE
 from sonde.show.coverage import coverage_sentences, overhead_sentence
@@ -26,9 +27,8 @@ from sonde.show.term.finding import span
 from sonde.show.term.number import counted, duration, number
 from sonde.show.term.sparkline import sparkline
 from sonde.show.term.text import plain
-from sonde.show.web.diagnoses import num_rows, recorded_findings
+from sonde.show.web.diagnoses import recorded_findings
 from sonde.show.web.run_summaries import MAX_ROWS_TO_JUDGE
-from sonde.show.web.runs import state_of
 
 NUM_FINDINGS: Final = 8
 NUM_LAYERS: Final = 8
@@ -62,8 +62,7 @@ def bundle(run: Run) -> dict[str, str]:
 def _judged(run: Run) -> tuple[list[Finding], float | None, list[tuple[str, float]], list[str]]:
     """Findings that nothing explains, health, layers by their newest score; of a large run what training found."""
     try:
-        state = state_of(run)
-        if num_rows(state) > MAX_ROWS_TO_JUDGE:
+        if run.num_rows > MAX_ROWS_TO_JUDGE:
             return list(recorded_findings(run)), stored_diagnosis(run)[1], [], []
         found = run.diagnosis()
     except SondeError as error:
@@ -111,7 +110,7 @@ def _health(health: float | None) -> str:
 
 
 def _bar(score: float) -> str:
-    colour = "#2a8c5a" if score >= 80 else "#c77700" if score >= 50 else "#d7263d"
+    colour = {**_COLOURS, "info": "#2a8c5a"}[grade(score)]
     return f'<div class="sonde-bar"><span style="width:{max(score, 2):.0f}%;background:{colour}"></span></div>'
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from sonde.read.series.downsample import min_max
+from sonde.schema.thinning import min_max
 from sonde.show.plot.axes import spans_decades
 from sonde.show.summary import SeriesSummary
 

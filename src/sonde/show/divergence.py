@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from sonde.read.compare.divergence import Divergence
-from sonde.read.compare.runs import Comparison
+from sonde.run import Comparison, Divergence
 from sonde.show.term.number import number
 
 _PLACES: Final = {

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.run import Run
+from sonde.schema.pooling import MISSING, NOT_FINITE
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -24,15 +25,24 @@ class Pooled:
     """`kind/site`."""
     first_step: int
     steps_per_column: float
-    values: Floats
-    """(sites, columns): the largest finite value of each stretch; NaN where there is none."""
-    is_odd: Bools
-    """(sites, columns): whether something in the stretch was NaN or infinite."""
+    cells: Floats
+    """(sites, columns): the highest of each stretch, as in schema/pooling.py: +inf where something was not finite,
+    -inf where nothing was recorded."""
+
+    @property
+    def values(self) -> Floats:
+        """(sites, columns): NaN where there is no finite value, or where it is of what a NaN left of a tensor."""
+        return np.where(np.isfinite(self.cells), self.cells, np.nan)
+
+    @property
+    def is_odd(self) -> Bools:
+        """(sites, columns): whether something in the stretch was NaN or infinite."""
+        return np.isposinf(self.cells)
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Lowest and highest finite value; NaN when there is none."""
-        finite = self.values[np.isfinite(self.values)]
+        finite = self.cells[np.isfinite(self.cells)]
         return (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
 
     def column_step(self, column: int) -> int:
@@ -50,25 +60,27 @@ def pool(run: Run, pattern: str, *, width: int, steps: Any = None) -> Pooled:
 
 def pool_table(table: pa.Table, stat: str, order: Sequence[str], width: int) -> Pooled:
     """The same of a long table (step, kind, site, stat, value) that was read already."""
-    names, row_of = _rows(table, order)
     if not table.num_rows:
-        return Pooled((), 0, 1.0, np.empty((0, 0)), np.empty((0, 0), np.bool_))
-    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
-    is_value = _codes(table, "stat", stat)
+        return Pooled((), 0, 1.0, np.empty((0, 0)))
+    names, row_of = rows_of(table, order)
+    steps = table["step"].to_numpy()
     first, span = int(steps.min()), int(steps.max()) - int(steps.min()) + 1
     num_columns = min(width, span)
-    column = (steps - first) * num_columns // span
-    highest = np.full((len(names), num_columns), -np.inf)
-    finite = is_value & np.isfinite(values)
-    np.maximum.at(highest, (row_of[finite], column[finite]), values[finite])
-    is_odd = np.zeros(highest.shape, np.bool_)
-    # A stat of a tensor without finite elements is NaN; a share of NaN above zero says the same of some elements.
-    odd = (is_value & ~np.isfinite(values)) | (_codes(table, "stat", "nonfinite_fraction") & (values > 0))
-    is_odd[row_of[odd], column[odd]] = True
-    return Pooled(names, first, span / num_columns, np.where(np.isfinite(highest), highest, np.nan), is_odd)
+    cells = np.full((len(names), num_columns), float(MISSING))
+    np.maximum.at(cells, (row_of, (steps - first) * num_columns // span), cells_of(table, stat))
+    return Pooled(names, first, span / num_columns, cells)
 
 
-def _rows(table: pa.Table, order: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+def cells_of(table: pa.Table, stat: str) -> Floats:
+    """The cell of each row of a table that holds one stat and the non-finite fraction of the same sites."""
+    values = table["value"].to_numpy()
+    own = np.where(np.isfinite(values), values, NOT_FINITE)
+    # A stat of a tensor without finite elements is NaN; a fraction of NaN above zero says the same of some elements.
+    is_odd = _codes(table, "stat", "nonfinite_fraction") & (values > 0)
+    return np.where(is_odd, NOT_FINITE, np.where(_codes(table, "stat", stat), own, MISSING))
+
+
+def rows_of(table: pa.Table, order: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Names of the rows, and the row of each value."""
     kinds, sites = (table[name].unify_dictionaries().combine_chunks() for name in ("kind", "site"))
     num_sites = max(len(sites.dictionary), 1)

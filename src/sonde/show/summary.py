@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.schema.losses import shown_scalars, training_loss
 from sonde.schema.names import is_setting
+from sonde.schema.window import Column
 from sonde.show.diagnosis import stored_diagnosis
 
 Floats = NDArray[np.float64]
@@ -74,24 +74,12 @@ def scalar_series(run: Run, pattern: str = "*", steps: Any = None) -> list[Serie
     """
     try:
         shown = set(shown_scalars(run.scalar_names))
-        found = [series for series in _split(run.scalars(pattern, steps=steps), "name") if series.name in shown]
+        lines = run.scalar_lines(pattern, steps=steps)
+        found = [SeriesSummary(name, *line) for name, line in lines.items() if name in shown]
         # One that never changed is in `run.structure()`, and would push what was logged out of sight.
         return [series for series in found if len(series.values) > 1 or not is_setting(series.name)]
     except CorruptError:
         return []
-
-
-def _split(table: Any, column: str) -> Iterator[SeriesSummary]:
-    """A table in order of (column, step), cut into its series. Of values at the same step the last counts."""
-    names = table[column].combine_chunks().dictionary_decode().to_pylist() if table.num_rows else []
-    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
-    start = 0
-    for end in range(1, len(names) + 1):
-        if end == len(names) or names[end] != names[start]:
-            own = steps[start:end]
-            is_last = np.append(own[1:] != own[:-1], True)
-            yield SeriesSummary(names[start], own[is_last], values[start:end][is_last])
-            start = end
 
 
 def loss_series(run: Run) -> SeriesSummary | None:
@@ -102,10 +90,8 @@ def loss_series(run: Run) -> SeriesSummary | None:
     try:
         names = set(run.scalar_names)
         while (name := training_loss(names)) is not None:
-            # A glob may name more than it was made from: "a[0]" also matches "a0".
-            for series in _split(run.scalars(name), "name"):
-                if series.name == name:
-                    return series
+            if found := run.scalar_lines(name, exact=True):
+                return SeriesSummary(name, *found[name])
             names.remove(name)
     except CorruptError:
         pass
@@ -129,10 +115,9 @@ def _largest_gradients(run: Run, at: int | None, num_sites: int) -> list[SeriesS
     top = [name for name, value in sorted(here.items(), key=lambda item: (-_order(item[1]), item[0]))[:num_sites]]
     if not top:
         return []
-    table = run.stats([f"grad/{name}/norm" for name in top], steps=range(last + 1))
+    found = run.lines([f"grad/{name}/norm" for name in top], steps=range(last + 1))
     # A glob may name more than it was made from: "a[0]" also matches "a0".
-    series = {one.name: one for one in _split(table, "site")}
-    return [series[name] for name in top if name in series]
+    return [SeriesSummary(name, *found[key]) for name in top if (key := f"grad/{name}/norm") in found]
 
 
 def _order(value: float) -> float:
@@ -147,10 +132,20 @@ def _norms_at(run: Run, last: int, *, exactly: bool) -> dict[str, float]:
     reach = 1
     while True:
         first = max(last - reach + 1, 0)
-        table = run.stats("grad/*/norm", steps=range(first, last + 1))
-        if table.num_rows or exactly or first == 0:
-            return {series.name: series.last for series in _split(table, "site")}
+        found = run.lines("grad/*/norm", steps=range(first, last + 1))
+        if found or exactly or first == 0:
+            return {name[len("grad/") : -len("/norm")]: float(values[-1]) for name, (_, values) in found.items()}
         reach *= 16
+
+
+def steps_per_second(steps: Steps, times: Floats, num_stretches: int) -> Column:
+    """Speed over about equal stretches, at the last step of each, without those in which the clock went back."""
+    if len(steps) < 2:
+        return steps[:0], times[:0]
+    picked = np.unique(np.linspace(0, len(steps) - 1, min(num_stretches + 1, len(steps))).astype(np.intp))
+    took, done = np.diff(times[picked]), np.diff(steps[picked])
+    forward = took > 0
+    return steps[picked][1:][forward], done[forward] / took[forward]
 
 
 def duration_s(run: Run) -> float | None:

@@ -10,9 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sonde.errors import RunError, RunLockedError, SondeError
-from sonde.read.run.folder import open_inside, read_manifest
-from sonde.read.run.manifest import Manifest
-from sonde.run import Run, runs
+from sonde.run import Manifest, Run, open_inside, read_manifest, runs
 from sonde.schema.layout import LATEST_LINK, RUN_FILE, TRASH_FOLDER
 from sonde.show.folder_lock import held
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.console import Group
 from rich.text import Text
 
-from sonde.read.compare.weights import WeightComparison
+from sonde.run import WeightComparison
 from sonde.show.term.number import number
 from sonde.show.term.table import Column, table
 from sonde.show.term.text import plain

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sonde.show.report.standard import StandardReport
     from sonde.tune.analyzer import CheckpointAnalyzer
     from sonde.tune.checkpoint.loader import ResumableLoader
     from sonde.tune.checkpoint.manager import CheckpointManager
     from sonde.tune.checkpoint.storage import LocalStorage, StorageBackend
     from sonde.tune.live import LiveAnalyzer
     from sonde.tune.method import FineTuningMethod
-    from sonde.tune.report import StandardReport
     from sonde.tune.train.wrapper import TrainingResult, TrainingWrapper
 
 __all__ = [
@@ -35,7 +35,7 @@ _HOME_OF = {
     "LiveAnalyzer": "sonde.tune.live",
     "LocalStorage": "sonde.tune.checkpoint.storage",
     "ResumableLoader": "sonde.tune.checkpoint.loader",
-    "StandardReport": "sonde.tune.report",
+    "StandardReport": "sonde.show.report.standard",
     "StorageBackend": "sonde.tune.checkpoint.storage",
     "TrainingResult": "sonde.tune.train.wrapper",
     "TrainingWrapper": "sonde.tune.train.wrapper",

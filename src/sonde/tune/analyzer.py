@@ -17,14 +17,7 @@ from sonde.read.run.link import linked_run
 from sonde.read.tensors.files.formats import open_tensors
 from sonde.run import Run
 from sonde.run import open as open_run
-from sonde.tune.report import StandardReport
-from sonde.tune.report_sections import (
-    adapter_section,
-    convergence_section,
-    gradient_section,
-    overfitting_section,
-    weight_section,
-)
+from sonde.show.report.standard import StandardReport, standard_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +56,8 @@ class CheckpointAnalyzer:
     def generate_standard_report(self, save_to: str | os.PathLike[str] | None = None) -> StandardReport:
         """Convergence, gradient flow, weight evolution, overfitting; with `save_to`, also as a file."""
         run = self.run
-        window = None if run is None else run.window(())
-        report = StandardReport(
-            name=f"{run.project}/{run.name}" if run is not None else self.folder.name,
-            convergence=convergence_section(window),
-            gradient_flow=gradient_section(run),
-            weight_evolution=weight_section(self._weights()),
-            overfitting=overfitting_section(window, self.checkpoints),
-            findings=[] if run is None else [finding.as_dict() for finding in run.findings()],
-            adapters=None if run is None else adapter_section(run),
-        )
+        name = f"{run.project}/{run.name}" if run is not None else self.folder.name
+        report = standard_report(name, run, self._weights(), [checkpoint.step for checkpoint in self.checkpoints])
         if save_to is not None:
             report.save(Path(save_to))
         return report

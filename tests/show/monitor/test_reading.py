@@ -149,9 +149,8 @@ def test_throughput() -> None:
 
 def test_layers_that_stand_out_come_first() -> None:
     values = np.array([[1.0, 1.0], [1.0, 1000.0], [1.0, 0.5], [1.0, 1.0], [2.0, 1.0]])
-    is_odd = np.zeros((5, 2), np.bool_)
-    is_odd[3, 1] = True
-    worst = worst_layers(Pooled(("grad/a", "grad/b", "grad/c", "grad/d", "grad/e"), 10, 5.0, values, is_odd))
+    values[3, 1] = np.inf
+    worst = worst_layers(Pooled(("grad/a", "grad/b", "grad/c", "grad/d", "grad/e"), 10, 5.0, values))
     assert [one.site for one in worst[:3]] == ["grad/d", "grad/b", "grad/c"]
     assert (worst[0].odd_step, worst[1].odd_step) == (15, None)
     assert worst[1].times_median == 1000.0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from big_run import Plan, Planted, big_run
-from sonde.read.series.heatmap import Cells, pool, pool_into
 from sonde.run import Run
+from sonde.schema.pooling import Cells, pool, pool_into
 from sonde.show.web import heat_index
 from sonde.show.web.heat_index import COARSE_STEPS, colour_range, encode
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sonde.read.series import live_cells
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
-from sonde.show.web import live, live_cells
+from sonde.show.web import live
 from sonde.show.web.runs import run_key
 from sonde.write.folder import create_run
 from sonde.write.writer import Writer, WriterOptions

@@ -24,13 +24,13 @@ from sonde.flow.analyzers.attention_metrics import AttentionMetrics, Transformer
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
 from sonde.flow.fetch import Gathered
-from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.metrics import Layer
 from sonde.flow.model_index import Attention, ModelIndex, common_heads
-from sonde.flow.report.report import FlowReport
 from sonde.flow.trace import Observer, Trace
 from sonde.probe.guards import quiet
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.report import FlowReport
 
 
 class AttentionAnalyzer:

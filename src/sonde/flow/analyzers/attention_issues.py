@@ -8,10 +8,10 @@ from statistics import median
 from typing import Final
 
 from sonde.flow.analyzers.attention_metrics import AttentionMetrics, TransformerMetrics
-from sonde.flow.issue import Issue
 from sonde.flow.model_index import Attention
 from sonde.flow.trace import Trace
 from sonde.schema.names import as_code
+from sonde.show.flow.issue import Issue
 
 QK_RATIO: Final = 30.0
 """Gradient/weight of queries over keys, or the other way round."""

@@ -13,7 +13,7 @@ from sonde.flow.batch import LossFunction
 from sonde.flow.engine import Analyzer, FlowAnalyzer
 from sonde.flow.judge import RELATIVE, Thresholds
 from sonde.flow.model_index import ModelIndex
-from sonde.flow.report.report import FlowReport
+from sonde.show.flow.report import FlowReport
 
 
 def analyze(

@@ -16,7 +16,7 @@ from sonde.errors import UsageError
 from sonde.flow.analyzers.automatic import analyze
 from sonde.flow.batch import LossFunction
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.report.report import FlowReport
+from sonde.show.flow.report import FlowReport
 
 CHANGED: Final = 5.0
 """Points of health a layer must gain or lose to count."""

@@ -16,13 +16,13 @@ from torch import nn
 
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
-from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.metrics import Layer
 from sonde.flow.model_index import ModelIndex
-from sonde.flow.report.report import FlowReport
 from sonde.flow.trace import Observer, Trace
 from sonde.schema.names import as_code
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.report import FlowReport
 
 DECAY: Final = -0.5
 """Log-slope per layer, from the output towards the input, below which gradients decay; below twice that severely."""

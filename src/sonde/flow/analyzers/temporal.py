@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from sonde.errors import UsageError
 from sonde.flow.batch import LossFunction
 from sonde.flow.engine import FlowAnalyzer
-from sonde.flow.issue import Issue
 from sonde.flow.judge import RELATIVE, Thresholds
-from sonde.flow.metrics import Layer
 from sonde.flow.model_index import ModelIndex
-from sonde.flow.report.report import FlowReport
 from sonde.flow.step_gradients import TimeWatch
 from sonde.flow.trace import Observer, Trace
 from sonde.schema.names import as_code
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.report import FlowReport
 
 REACH: Final = 0.01
 """A time step counts as remembered while its gradient is above this share of the largest."""

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.errors import MissingPackageError
 from sonde.flow.fetch import fetch
+from sonde.schema.exported import require_h5py
 
 Aggregation = Callable[[Tensor], Any]
 STEP: Final = ":step"
@@ -63,7 +63,7 @@ class MetricStore:
 
 def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
     """For each key a group with its steps and values; slashes in keys become groups of groups."""
-    h5py = _h5py()
+    h5py = require_h5py()
     columns: dict[str, tuple[list[int], list[float]]] = {}
     for step, values in sorted(steps.items()):
         for key, value in values.items():
@@ -86,7 +86,7 @@ def _part(name: str) -> str:
 
 def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
     """What `save_hdf5` wrote."""
-    h5py = _h5py()
+    h5py = require_h5py()
     steps: dict[int, dict[str, float]] = {}
 
     def visit(_: str, item: Any) -> None:
@@ -97,11 +97,3 @@ def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
     with h5py.File(path, "r") as file:
         file.visititems(visit)
     return steps
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingPackageError("h5py", "h5", "HDF5") from error
-    return h5py

@@ -10,18 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
-from sonde.read.compare.forward_order import FORWARD, WORDS, ForwardOrder
 from sonde.read.compare.frameworks import other_site
 from sonde.read.compare.rounding import Tolerance
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import StepFilter
-from sonde.read.series.cut import Column, by_series, series_of
+from sonde.read.series.cut import by_series, series_of
 from sonde.read.series.raw import read_raw
 from sonde.read.series.scalars import read_scalars
 from sonde.read.series.stats import ask, long_table
+from sonde.schema.forward_order import FORWARD, WORDS, ForwardOrder
 from sonde.schema.names import INSPECTED, Series, inspected_series
 from sonde.schema.sketch import Array
+from sonde.schema.window import Column
 
 _FLOOR: Final = 0.2
 """Of the tolerance, against the largest of its kind in the step: a gradient that is mere noise is never alike."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,11 +10,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sonde.read.compare.divergence import Divergence
-from sonde.read.series.cut import Column
+from sonde.read.compare.divergence import Divergence, first_divergence
+from sonde.read.compare.frameworks import other_names, renamed
+from sonde.read.compare.rounding import Tolerance
+from sonde.read.run.state import RunState
+from sonde.read.run.steps import ALL_STEPS
+from sonde.read.run.structure import read_structure
+from sonde.read.series.cut import by_series
+from sonde.read.series.scalars import read_scalars
+from sonde.read.series.stats import read_stats
 from sonde.read.series.summary import visible
-from sonde.schema.records import to_json
+from sonde.schema.forward_order import ForwardOrder
+from sonde.schema.losses import shown_scalars
+from sonde.schema.records import flatten
 from sonde.schema.sketch import Array
+from sonde.schema.window import Column
 
 TOLERANCE: Final = 1e-5
 """Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
@@ -68,6 +78,42 @@ class Comparison:
         return comparison_as_rich(self)
 
 
+def compare_states(
+    states: tuple[RunState, RunState], labels: tuple[str, str], stats: str | Sequence[str], tolerance: float | None
+) -> Comparison:
+    """Everything that differs between two runs."""
+    scalars, series = [], []
+    for state in states:
+        logged = by_series(read_scalars(state, "*", ALL_STEPS), ("name",))
+        scalars.append({name: logged[name] for name in shown_scalars(logged)})
+        series.append({**scalars[-1], **by_series(read_stats(state, stats, ALL_STEPS), ("kind", "site", "stat"))})
+    first, second = states
+    names = other_names(_parameters(first), _parameters(second))
+    series[1] = renamed(series[1], names)
+    rounding = Tolerance(states, tolerance)
+    limit, _ = rounding.of("", "")
+    order = ForwardOrder(first.catalog.require().sites, read_structure(first))
+    return Comparison(
+        a=labels[0],
+        b=labels[1],
+        config=compare_configs(first.manifest.config, second.manifest.config),
+        metrics=compare_metrics(*scalars),
+        divergence=compare_series(series[0], series[1], limit),
+        only_a=tuple(sorted(series[0].keys() - series[1].keys())),
+        only_b=tuple(sorted(series[1].keys() - series[0].keys())),
+        tolerance=limit,
+        first_divergence=first_divergence(first, second, order, rounding, names),
+        num_steps=min(state.last_step() for state in states) + 1,
+    )
+
+
+def _parameters(state: RunState) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the parameters, or of their gradients where only these were recorded."""
+    sites = state.catalog.require().sites.values()
+    found = [[site for site in sites if site.kind == kind] for kind in ("param", "grad")]
+    return {site.name: site.shape for site in found[0] or found[1]}
+
+
 def compare_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> pa.Table:
     """Settings that differ, nested ones by their dotted path."""
     flat_a, flat_b = flatten(a), flatten(b)
@@ -77,22 +123,6 @@ def compare_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> pa.Table:
         if flat_a.get(key) != flat_b.get(key)
     ]
     return pa.Table.from_pylist(rows, schema=_CONFIG)
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Leaves by dotted path, as JSON.
-
-    >>> flatten({"optim": {"lr": 0.1}})
-    {'optim.lr': '0.1'}
-    """
-    leaves: dict[str, str] = {}
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves.update(flatten(value, f"{path}."))
-        else:
-            leaves[path] = to_json(value)
-    return leaves
 
 
 def compare_metrics(a: Mapping[str, Column], b: Mapping[str, Column]) -> pa.Table:

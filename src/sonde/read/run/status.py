@@ -21,6 +21,7 @@ from sonde.schema.layout import (
     UNKNOWN_CODE,
     RunStatus,
     ending_of,
+    lost,
 )
 from sonde.schema.records import check_document
 
@@ -82,12 +83,6 @@ def _exit_code(run: Path) -> int | None:
     except (OSError, CorruptError):
         return None
     return found[0] if found else None
-
-
-def lost(last_step: int) -> str:
-    """What is known of a run whose process is gone."""
-    after = f"after step {last_step:,}" if last_step >= 0 else "before its first step"
-    return f"ended without a goodbye (killed, out of memory or power loss) {after}"
 
 
 def is_alive(run: Path, manifest: Manifest) -> bool:

@@ -12,9 +12,25 @@ from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import StepFilter
-from sonde.read.series.cut import Column
+from sonde.read.series.cut import by_series, series_of
+from sonde.read.series.pyramid import pick_level, read_level
 from sonde.read.series.raw import read_raw
 from sonde.read.series.stats import Question, stat_column
+from sonde.schema.window import Column, once
+
+
+def read_lines(
+    state: RunState, stat: str, sites: Sequence[int], span: Span, max_rows: int
+) -> tuple[dict[int, Column], bool]:
+    """One stat of each site by its id, and whether steps are merged: where every step would be more than `max_rows`."""
+    question = Question(state.catalog.require().sites, {stat: sorted(sites)})
+    level = pick_level(state, question, StepFilter(span), max_rows)
+    table = read_level(state, question, StepFilter(span), level) if level else None
+    if table is None:
+        return read_columns(state, question, stat, span), False
+    found = {series_of(name): column for name, column in by_series(table, ("kind", "site", "stat")).items()}
+    ids = question.ids_by_name
+    return {ids[name.kind, name.site]: own for name, own in found.items() if (name.kind, name.site) in ids}, True
 
 
 def read_columns(state: RunState, question: Question, stat: str, span: Span) -> dict[int, Column]:
@@ -64,10 +80,4 @@ def _add(
 
 def _joined(parts: Sequence[Column]) -> Column:
     steps: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *(steps for steps, _ in parts)])
-    values = np.concatenate([np.empty(0), *(values for _, values in parts)])
-    if (steps[1:] > steps[:-1]).all():
-        return steps, values
-    order = np.argsort(steps, kind="stable")
-    steps, values = steps[order], values[order]
-    is_last = np.append(steps[1:] != steps[:-1], True)
-    return steps[is_last], values[is_last]
+    return once(steps, np.concatenate([np.empty(0), *(values for _, values in parts)]))

@@ -1,4 +1,7 @@
-"""Cut a long table into its series. Rows of a series are contiguous and in order of steps, as the readers give them."""
+"""Cut a long table into its series, and thin each of them.
+
+Rows of a series are contiguous and in order of steps, as the readers give them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from sonde.schema.names import Series
-from sonde.schema.sketch import Array
-
-Column = tuple[NDArray[np.int64], Array]
-"""Steps, each once and ascending, and their values."""
+from sonde.schema.thinning import min_max
+from sonde.schema.window import Column, once
 
 
 def edges(table: pa.Table, columns: tuple[str, ...]) -> list[int]:
@@ -34,9 +34,7 @@ def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
     series: dict[str, Column] = {}
     for start, end in pairwise(bounds):
         name = "/".join(table[column][start].as_py() for column in columns)
-        own = steps[start:end]
-        is_last = np.append(own[1:] != own[:-1], True)
-        series[name] = (own[is_last], values[start:end][is_last])
+        series[name] = once(steps[start:end], values[start:end])
     return series
 
 
@@ -49,3 +47,14 @@ def series_of(name: str) -> Series:
     kind, _, rest = name.partition("/")
     site, _, stat = rest.rpartition("/")
     return Series(kind, site, stat)
+
+
+def thin(table: pa.Table, num_buckets: int) -> pa.Table:
+    """Downsample every series of a long table whose series are contiguous and in order of steps."""
+    if not table.num_rows:
+        return table
+    columns = tuple(name for name in ("kind", "site", "stat", "name") if name in table.column_names)
+    bounds = edges(table, columns)
+    steps, values = table["step"].to_numpy(), table["value"].to_numpy()
+    kept = [start + min_max(steps[start:end], values[start:end], num_buckets) for start, end in pairwise(bounds)]
+    return table.take(pa.array(np.concatenate(kept)))

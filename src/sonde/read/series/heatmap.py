@@ -1,16 +1,9 @@
-"""The highest value of a stat in each cell of steps × sites: whatever stands out is kept, never averaged away.
-
-Cells hold *places*: the log10 of the magnitude for stats that span decades, the value itself for shares and cosines.
--inf means that nothing was recorded, +inf that the tensor or the stat was not finite. So the highest place of some
-cells is always what deserves attention, and pooling is `maximum`.
-"""
+"""Cells of a heat map, read file by file: schema/pooling.py says what a cell is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,45 +13,13 @@ from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import EVERYTHING, Span
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import StepFilter
-from sonde.read.series.pyramid import average_step, cover, is_intensive
+from sonde.read.series.pyramid import average_step, cover, is_intensive, level_within
 from sonde.read.series.raw import RawStats, read_raw, sort_records
 from sonde.read.series.stats import Question, stat_column
 from sonde.schema.layout import PYRAMID_FACTOR
+from sonde.schema.pooling import MISSING, NOT_FINITE, Cells, no_cells, scale_of, to_places
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import INF, NAN
-
-Places = NDArray[np.float32]
-Scale = Literal["log10", "linear"]
-
-ZERO_PLACE: Final = -400.0
-"""A value of zero: below every float64, and still a value."""
-MISSING: Final = np.float32(-np.inf)
-NOT_FINITE: Final = np.float32(np.inf)
-_SMALLEST: Final = np.float32(1.2e-38)
-"""Below it float32 loses digits."""
-_LINEAR: Final = ("clip_factor", "dynamic_range", "below_fp16", "below_fp16_normal", "grad_cosine", "moment_cosine")
-
-
-def scale_of(stat: str) -> Scale:
-    """Shares and cosines are shown as they are, everything else by its order of magnitude."""
-    return "linear" if stat in _LINEAR or stat.endswith("_fraction") else "log10"
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Places of some rows at some steps (or first steps of buckets), in ascending order."""
-
-    steps: NDArray[np.int64]
-    places: Places
-    """(steps, rows): rows lie side by side, so that pooling steps runs over whole rows at once."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.places.nbytes + self.steps.nbytes
-
-
-def no_cells(num_rows: int) -> Cells:
-    return Cells(np.empty(0, np.int64), np.empty((0, num_rows), np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +33,32 @@ class HeatQuestion:
     @staticmethod
     def of(state: RunState, stat: str, rows: Sequence[int]) -> HeatQuestion:
         return HeatQuestion(stat, tuple(rows), Question(state.catalog.require().sites, {stat: sorted(rows)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """Cells of one stat of some sites. A viewer may keep those of a file by its name: sealed files never change."""
+
+    state: RunState
+    asked: HeatQuestion
+
+    def files(self, first: int, last: int) -> list[Segment]:
+        """The files of single steps that hold something of this stretch of steps."""
+        span = Span(first, last)
+        return [s for s in self.state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
+
+    def merged_files(self, first: int, last: int, width: int) -> list[Segment]:
+        """Much smaller ones for the same stretch, of steps merged by no more than a column of `width` (or by four)."""
+        level = level_within(self.state, width, at_least=1)
+        return merged_segments(self.state, Span(first, last), level)
+
+    def num_rows(self, files: Sequence[Segment]) -> float:
+        """About how many sketches have to be read of these files."""
+        share = len(self.asked.question.ids) / max(len(self.state.catalog.sites), 1)
+        return sum(segment.num_rows for segment in files) * share
+
+    def cells(self, file: Segment) -> Cells:
+        return sealed_cells(self.state, self.asked, file)
 
 
 def sealed_cells(state: RunState, asked: HeatQuestion, segment: Segment) -> Cells:
@@ -98,16 +85,6 @@ def record_cells(asked: HeatQuestion, records: list[StatsRecord]) -> Cells:
     question = asked.question
     fields = question.fields | {NAN, INF}
     return to_cells(asked, sort_records(records, question.ids, fields, with_hist=question.needs_hist))
-
-
-def join(parts: Sequence[Cells]) -> Cells:
-    """Cells of several parts; where they have the same step, the higher."""
-    steps = np.concatenate([part.steps for part in parts])
-    order = np.argsort(steps, kind="stable")
-    places = np.concatenate([part.places for part in parts])[order]
-    steps = steps[order]
-    starts = _starts(steps)
-    return Cells(steps[starts], places if len(starts) == len(steps) else _highest(places, starts))
 
 
 def merged_segments(state: RunState, span: Span, level: int) -> list[Segment]:
@@ -187,52 +164,3 @@ def _positions(asked: HeatQuestion) -> NDArray[np.intp]:
     table = np.zeros(max((*asked.rows, *asked.question.ids.tolist()), default=0) + 1, np.intp)
     table[list(asked.rows)] = np.arange(len(asked.rows))
     return table
-
-
-def to_places(values: NDArray[np.float64], scale: Scale) -> Places:
-    """Where values lie on their scale."""
-    if scale == "linear":
-        places = values.astype(np.float32)
-    else:
-        with np.errstate(divide="ignore", over="ignore"):
-            size = np.abs(values).astype(np.float32)
-            places = np.log10(size)  # several times as fast as in float64
-            far = np.flatnonzero((size < _SMALLEST) | np.isinf(size))
-            places[far] = np.log10(np.abs(values[far]))
-        places[far[values[far] == 0]] = ZERO_PLACE
-    places[~np.isfinite(values)] = NOT_FINITE
-    return places
-
-
-def pool(cells: Cells, bucket: int) -> Cells:
-    """The highest of each `bucket` steps, which begin at multiples of it."""
-    if bucket == 1 or not len(cells.steps):
-        return cells
-    group = cells.steps // bucket
-    starts = _starts(group)
-    return Cells(group[starts] * bucket, _highest(cells.places, starts))
-
-
-def pool_into(picture: Places, cells: Cells, first: int, steps_per_column: int) -> None:
-    """Raise a picture (columns × rows) to the cells that fall into it."""
-    begin, end = np.searchsorted(cells.steps, (first, first + steps_per_column * len(picture)))
-    if begin == end:
-        return
-    column = (cells.steps[begin:end] - first) // steps_per_column
-    starts = _starts(column)
-    places = cells.places[begin:end]
-    highest = places if len(starts) == len(column) else _highest(places, starts)
-    at = column[starts]
-    picture[at] = np.maximum(picture[at], highest)
-
-
-def _highest(places: Places, starts: NDArray[np.intp]) -> Places:
-    """The highest of each group of rows; one call for each is several times as fast as `maximum.reduceat`."""
-    highest = np.empty((len(starts), places.shape[1]), np.float32)
-    for row, (begin, end) in enumerate(pairwise((*starts.tolist(), len(places)))):
-        np.maximum.reduce(places[begin:end], axis=0, out=highest[row])
-    return highest
-
-
-def _starts(group: NDArray[np.int64]) -> NDArray[np.intp]:
-    return np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))

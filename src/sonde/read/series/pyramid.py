@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -17,7 +17,7 @@ from sonde.read.run.catalog import Segment
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import StepFilter
-from sonde.read.series.downsample import thin
+from sonde.read.series.cut import thin
 from sonde.read.series.raw import RawStats, field_table, read_raw
 from sonde.read.series.stats import Question, ask, long_table
 from sonde.schema.joined import JOINED
@@ -98,6 +98,42 @@ def read_level(state: RunState, question: Question, steps: StepFilter, level: in
     if any(segment.level and segment.name in state.damage for segment in segments):
         return None
     return long_table(question, average_step(question, raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Equal stretches of steps, each made of whole buckets of one level of the pyramid."""
+
+    first: int
+    last: int
+    width: int
+    """Steps per column."""
+    level: int
+
+    @property
+    def count(self) -> int:
+        return (self.last - self.first) // self.width + 1
+
+    def of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The column of each step."""
+        return (steps - self.first) // self.width
+
+
+def make_columns(state: RunState, first: int, last: int, max_columns: int) -> Columns:
+    """At most about `max_columns` columns that cover these steps, as far as there are any."""
+    last = max(min(last, state.last_step()), first)
+    width = max(1, -(-(last - first + 1) // max_columns))
+    level = level_within(state, width)
+    width = -(-width // PYRAMID_FACTOR**level) * PYRAMID_FACTOR**level
+    return Columns(first // width * width, last, width, level)
+
+
+def level_within(state: RunState, width: int, at_least: int = 0) -> int:
+    """The coarsest level whose buckets hold no more than `width` steps."""
+    level = at_least
+    while PYRAMID_FACTOR ** (level + 1) <= width and state.segments_of("stats", level + 1):
+        level += 1
+    return level
 
 
 def cover(state: RunState, level: int) -> list[Segment]:

@@ -10,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import UsageError
-from sonde.read.tensors.files.hdf5 import FORMAT, STEP, open_file, open_hdf5
-from sonde.read.tensors.files.numpy import STEP_KEY, open_npz
+from sonde.read.tensors.files.hdf5 import open_file, open_hdf5
+from sonde.read.tensors.files.numpy import open_npz
 from sonde.read.tensors.files.safetensors import metadata, open_safetensors
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.exported import FORMAT, STEP, STEP_KEY
 from sonde.schema.tensors import AnyArray, as_values, step_of, storage_dtype
 
 Steps = dict[int, LazyTensors]

@@ -175,11 +175,11 @@ class LiveRules:
             self._say(finding)
 
     def _summary(self, found: Diagnosis) -> dict[str, Any]:
+        from sonde.diagnose.finding import count_severities
+
         health = found.health.last
-        open = self._tracker.open
-        counts = {severity: sum(f.severity == severity for f in open) for severity in ("critical", "warning", "info")}
         return {
-            **counts,
+            **count_severities(finding.severity for finding in self._tracker.open),
             "health": None if health != health else round(health, 1),
             "step": found.window.last_step,
             "num_rules": found.num_rules,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sonde.read.tensors.files.hdf5 import require_h5py
+from sonde.schema.exported import require_h5py
 from sonde.schema.names import site_name
 from sonde.schema.records import to_json
 from sonde.show.export.source import Source

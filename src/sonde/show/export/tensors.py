@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.read.tensors.readers import Lake
-from sonde.read.tensors.tensors import snapshot_tensors
-from sonde.run import Run
+from sonde.run import Lake, LazyTensors, Run, TensorSpec, snapshot_tensors
 from sonde.schema.names import matches_any
 from sonde.schema.tensors import group_name
 from sonde.show.export.atomic import replacing

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sonde.errors import UsageError
-from sonde.read.tensors.lazy import LazyTensors
+from sonde.run import LazyTensors
 from sonde.schema.records import to_json
 
 _AS_FLOAT32: Final = frozenset(

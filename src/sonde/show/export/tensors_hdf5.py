@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sonde.read.tensors.files.hdf5 import DTYPE, FORMAT, NAME, STEP, require_h5py
-from sonde.read.tensors.lazy import LazyTensors
+from sonde.run import LazyTensors
+from sonde.schema.exported import DTYPE, FORMAT, NAME, STEP, require_h5py
 from sonde.schema.names import site_name
 from sonde.schema.records import to_json
 from sonde.schema.tensors import group_name, storage_dtype

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sonde.read.tensors.files.numpy import DTYPES_KEY, STEP_KEY
-from sonde.read.tensors.lazy import LazyTensors
+from sonde.run import LazyTensors
+from sonde.schema.exported import DTYPES_KEY, STEP_KEY
 from sonde.schema.records import to_json
 from sonde.schema.tensors import AnyArray, storage_dtype
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import UsageError
-from sonde.read.tensors.files.safetensors import DTYPES
-from sonde.read.tensors.lazy import LazyTensors
+from sonde.run import LazyTensors
+from sonde.schema.exported import SAFETENSORS_DTYPES
 
-_CODES: Final = {dtype: code for code, dtype in DTYPES.items()}
+_CODES: Final = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}
 
 
 def write_step(path: Path, step: int, tensors: LazyTensors, facts: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -35,31 +35,27 @@ def heat_lines(pooled: Pooled, look: HeatLook) -> list[Text]:
     label_width = min(max(look.width // 4, MIN_LABEL), MAX_LABEL)
     num_columns = max(look.width - label_width - 1, 4)
     num_rows = max(look.height - 1, 1)
-    values, is_odd, names = fold(pooled, num_rows, num_columns)
+    folded, names = fold(pooled, num_rows, num_columns)
     bounds, is_log = _scale(pooled)
-    codes = levels(values, bounds, is_log=is_log)
+    codes, is_odd = levels(folded.values, bounds, is_log=is_log), folded.is_odd
     lines = []
     for row, name in enumerate(names):
         text = Text(f"{fitted(name, label_width):>{label_width}} ", style="dim")
         _cells(text, codes[row], is_odd[row], look)
         lines.append(text)
-    lines.append(_legend(pooled, label_width, values.shape[1], bounds, is_log))
+    lines.append(_legend(pooled, label_width, codes.shape[1], bounds, is_log))
     return lines
 
 
-def fold(pooled: Pooled, num_rows: int, num_columns: int) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """The largest of each group of neighbouring sites and steps, and whether anything in it was not finite."""
+def fold(pooled: Pooled, num_rows: int, num_columns: int) -> tuple[Pooled, list[str]]:
+    """The highest of each group of neighbouring sites and steps, and what to call each group of sites."""
     rows = _edges(len(pooled.sites), num_rows)
-    columns = _edges(pooled.values.shape[1], num_columns)
-    highest = np.where(np.isfinite(pooled.values), pooled.values, -np.inf)
-    highest = np.maximum.reduceat(np.maximum.reduceat(highest, rows, axis=0), columns, axis=1)
-    is_odd = np.logical_or.reduceat(np.logical_or.reduceat(pooled.is_odd, rows, axis=0), columns, axis=1)
-    stretch = num_columns // max(len(columns), 1)
-    if stretch > 1:  # a short run fills the width too
-        highest, is_odd = np.repeat(highest, stretch, axis=1), np.repeat(is_odd, stretch, axis=1)
+    columns = _edges(pooled.cells.shape[1], num_columns)
+    cells = np.maximum.reduceat(np.maximum.reduceat(pooled.cells, rows, axis=0), columns, axis=1)
+    cells = np.repeat(cells, max(num_columns // max(len(columns), 1), 1), axis=1)  # a short run fills the width too
     ends = [*rows[1:].tolist(), len(pooled.sites)]
     names = [_name(pooled.sites[start].partition("/")[2], end - start) for start, end in zip(rows, ends, strict=True)]
-    return np.where(np.isfinite(highest), highest, np.nan), is_odd, names
+    return replace(pooled, cells=cells), names
 
 
 def _edges(length: int, parts: int) -> np.ndarray:

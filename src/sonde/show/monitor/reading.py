@@ -10,21 +10,23 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from sonde.diagnose.finding import ORDER as SEVERITIES
 from sonde.errors import SondeError
-from sonde.read.series.cut import by_series
-from sonde.read.series.downsample import min_max
-from sonde.run import Run
+from sonde.run import Run, by_series
 from sonde.schema.losses import is_loss, shown_scalars, training_loss, validation_loss
 from sonde.schema.names import matches_any
+from sonde.schema.thinning import min_max
 from sonde.show.diagnosis import health_of, stored_diagnosis
 from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
 from sonde.show.monitor.live_pool import COLUMNS, LivePool
+from sonde.show.summary import steps_per_second
 
 OTHER_SCALARS: Final = ("*lr*", "*learning_rate*", "*acc*")
 """Drawn in addition to the losses."""
 LATE_STEPS: Final = 16
 """Rows of a step may reach the disk a little after those of the next: the newest steps are read once more."""
 MAX_POINTS: Final = 4000
+RATE_POINTS: Final = 120
 FULL_DIAGNOSIS_ROWS: Final = 5_000_000
 """A run that ended is judged by all rules, unless it holds more values than this."""
 
@@ -185,16 +187,10 @@ class Reading:
         return bool(self.run.sites().num_rows * max(self.run.last_step, 0) <= FULL_DIAGNOSIS_ROWS)
 
 
-def throughput(steps: Any, times: Any, num_points: int = 120) -> Curve | None:
+def throughput(steps: Any, times: Any) -> Curve | None:
     """Steps per second over stretches; None where fewer than two moments are known."""
-    if len(steps) < 2:
-        return None
-    picked = np.unique(np.linspace(0, len(steps) - 1, min(num_points + 1, len(steps))).astype(np.intp))
-    took, done = np.diff(times[picked]), np.diff(steps[picked])
-    known = took > 0
-    if not known.any():
-        return None
-    return Curve("steps/s", steps[picked][1:][known], done[known] / took[known])
+    found = steps_per_second(steps, times, RATE_POINTS)
+    return Curve("steps/s", *found) if len(found[0]) else None
 
 
 def run_line(run: Run) -> RunLine:
@@ -220,8 +216,8 @@ def _live_findings(run: Run) -> list[dict[str, Any]]:
             "sites": _listed(row["sites"]),
             "evidence": _listed(row["evidence"]),
         }
-    ranks = {"critical": 0, "warning": 1, "info": 2}
-    return sorted(newest.values(), key=lambda row: (ranks.get(row["severity"], 3), -row["step"]))
+    ranks = {word: -place for place, word in enumerate(SEVERITIES)}
+    return sorted(newest.values(), key=lambda row: (ranks.get(row["severity"], 1), -row["step"]))
 
 
 def _listed(text: str) -> list[Any]:

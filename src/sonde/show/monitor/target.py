@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonde.errors import SondeError
-from sonde.read.run.folder import find_run, run_folders
-from sonde.read.run.link import linked_run
-from sonde.run import Run
+from sonde.run import Run, find_run, linked_run, run_folders
 from sonde.schema.layout import RUN_FILE
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from sonde.diagnose.health import grade
 from sonde.show.monitor.frame import Frame, Worst
 from sonde.show.term.finding import ASCII_MARKS, MARKS
 from sonde.show.term.number import age, number
@@ -35,7 +36,7 @@ def title(frame: Frame) -> Text:
 
 
 def health_style(score: float) -> str:
-    return "green" if score >= 80 else "yellow" if score >= 50 else "bold red"
+    return {**SEVERITY_STYLES, "info": "green"}[grade(score)]
 
 
 def finding_line(finding: dict[str, Any], *, ascii: bool = False) -> Text:

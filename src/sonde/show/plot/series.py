@@ -7,18 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.errors import UsageError
-from sonde.read.series.cut import by_series
-from sonde.read.series.downsample import thin
 from sonde.run import Run
 from sonde.schema.names import matches
 
 POINTS: Final = 1500
 """Buckets of a line, of which the lowest and the highest are drawn: more than a page has dots."""
-_STAT: Final = ("kind", "site", "stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +49,8 @@ def read_series(run: Run, patterns: Sequence[str], steps: Any) -> list[Series]:
 
 def _stats(run: Run, pattern: str, steps: Any) -> list[Series]:
     kind, site, _ = pattern.split("/")
-    columns = by_series(run.overview(pattern, steps=steps, points=POINTS), _STAT)
-    odd = by_series(run.overview(f"{kind}/{site}/nonfinite_fraction", steps=steps, points=POINTS), _STAT)
+    columns = run.lines(pattern, steps=steps, points=POINTS)
+    odd = run.lines(f"{kind}/{site}/nonfinite_fraction", steps=steps, points=POINTS)
     return [
         _series(name, column, odd.get(f"{name.rpartition('/')[0]}/nonfinite_fraction"))
         for name, column in columns.items()
@@ -62,8 +58,8 @@ def _stats(run: Run, pattern: str, steps: Any) -> list[Series]:
 
 
 def _scalars(run: Run, pattern: str, steps: Any) -> list[Series]:
-    table: pa.Table = thin(run.scalars(pattern, steps=steps), POINTS)
-    return [_series(name, column, None) for name, column in by_series(table, ("name",)).items()]
+    found = run.scalar_lines(pattern, steps=steps, points=POINTS)
+    return [_series(name, column, None) for name, column in found.items()]
 
 
 def _series(name: str, column: tuple[Any, Any], odd: tuple[Any, Any] | None) -> Series:

@@ -8,11 +8,13 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.read.series.downsample import min_max
+from sonde.schema.thinning import min_max
 
 Tone = Literal["good", "watch", "bad", "unknown"]
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
+Curve = tuple[list[int], list[float]]
+"""Steps and values as plain lists."""
 
 POINTS: Final = 300
 """Buckets of a line in a report, of which the lowest and the highest are kept."""
@@ -72,6 +74,8 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str | float, ...], ...]
+    drawn: str = ""
+    """The column that a page draws as bars."""
 
     def as_dict(self) -> dict[str, Any]:
         return {"title": self.title, "columns": list(self.columns), "rows": [list(row) for row in self.rows]}
@@ -101,6 +105,22 @@ class Analysis:
             "charts": [chart.as_dict() for chart in self.charts],
             "tables": [table.as_dict() for table in self.tables],
         }
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """The quantities that could be worked out, by name."""
+        return {one.name: one.value for one in self.quantities if one.value is not None}
+
+    @property
+    def rows(self) -> list[dict[str, str | float]]:
+        """The first table, a dict a row."""
+        return [dict(zip(table.columns, row, strict=True)) for table in self.tables[:1] for row in table.rows]
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """The lines of the first chart, where it is one over steps."""
+        lines = [line for chart in self.charts[:1] if not chart.places for line in chart.lines]
+        return {line.name: (line.x.tolist(), line.y.tolist()) for line in lines}
 
     def __getitem__(self, name: str) -> float | None:
         """The value of a quantity."""

@@ -11,7 +11,7 @@ from sonde.run import Run
 from sonde.show.report.source import OnStage, Report
 from sonde.show.web.answering import Answers
 from sonde.show.web.query import BadRequestError
-from sonde.show.web.runs import RunTable, run_key, state_of
+from sonde.show.web.runs import RunTable, run_key
 from sonde.show.web.wire import binary_reply, read_binary, report_key, to_json
 
 BYTES_PER_TENSOR: Final = 2_500
@@ -65,7 +65,7 @@ def _collect(asked: Answers, id: str, report: Report) -> dict[str, bytes]:
 
 def _num_files(asked: Answers, id: str) -> int:
     with asked.table.get(id).open() as run:
-        return len(state_of(run).segments_of("stats"))
+        return run.num_files
 
 
 def _detail(asked: Answers, base: str, kept: dict[str, bytes]) -> None:

@@ -58,7 +58,7 @@ def convergence(window: Window) -> Analysis:
         tone=tone,
         verdict=verdict,
         quantities=_quantities(fall, int((~finite).sum())),
-        charts=_charts(window, name, Line("level", *_thin(fall.steps, level))),
+        charts=_charts(window, name, line("level", fall.steps, level)),
     )
 
 
@@ -165,8 +165,3 @@ def _charts(window: Window, name: str, level: Line | None) -> tuple[Chart, ...]:
     if rate:
         charts.append(Chart(title=f"{rate} over steps", lines=(line(rate, *window.scalars[rate]),)))
     return tuple(charts)
-
-
-def _thin(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
-    thinned = line("", steps, values)
-    return thinned.x, thinned.y

@@ -133,7 +133,9 @@ def _table(grads: Measured, begin: Floats, end: Floats, updates: Measured | None
         (site, float(begin[row]), float(end[row]), float(change[row]), sizes.get(site, np.nan))
         for row, site in enumerate(grads.sites)
     ]
-    return Table("layers", ("site", "rms, early", "rms, late", "late / early", "update / weight"), tuple(rows))
+    return Table(
+        "layers", ("site", "rms, early", "rms, late", "late / early", "update / weight"), tuple(rows), "rms, late"
+    )
 
 
 def _middle(values: Floats) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -44,7 +44,7 @@ def measure(run: Run, kind: str, stats: tuple[str, ...]) -> Measured | None:
     except CorruptError:  # named in the warnings, which are part of a report
         return None
     order = [f"{kind}/{name}" for name in sites["site"].to_pylist()]
-    pooled = {stat: _sound(pool_table(table, stat, order, COLUMNS)) for stat in stats}
+    pooled = {stat: pool_table(table, stat, order, COLUMNS) for stat in stats}
     names = pooled[stats[0]].sites
     if not names:
         return None
@@ -54,11 +54,6 @@ def measure(run: Run, kind: str, stats: tuple[str, ...]) -> Measured | None:
         np.array([len(shapes.get(name) or ()) >= 2 for name in names]),
         pooled,
     )
-
-
-def _sound(pooled: Pooled) -> Pooled:
-    """What is left of a tensor that is partly NaN says nothing: of an embedding it is the rows not in use, all 0."""
-    return replace(pooled, values=np.where(pooled.is_odd, np.nan, pooled.values))
 
 
 def first_odd(run: Run, kind: str, measured: Measured) -> tuple[str, int]:

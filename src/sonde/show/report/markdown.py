@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.diagnose.finding import Finding
-from sonde.read.compare.runs import flatten
+from sonde.schema.records import flatten
 from sonde.show.diagnosis import counts_in_words, health_of
 from sonde.show.report.analysis import Analysis, Chart, Quantity, Table
 from sonde.show.report.source import Report

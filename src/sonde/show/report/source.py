@@ -18,8 +18,8 @@ from sonde.show.report.gradient_flow import gradient_flow
 from sonde.show.report.overfitting import overfitting
 from sonde.show.report.weights import weights
 from sonde.show.summary import duration_s
-from sonde.show.web.diagnoses import MAX_ROWS, judge, num_rows
-from sonde.show.web.runs import Entry, run_key, state_of
+from sonde.show.web.diagnoses import MAX_ROWS, judge
+from sonde.show.web.runs import Entry, run_key
 
 STAGES: Final = ("findings", "convergence", "gradient flow", "weights", "overfitting")
 OnStage = Callable[[str], None]
@@ -74,7 +74,7 @@ def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
 
 def _judge(run: Run, window: Window) -> Diagnosis:
     """All rules over the whole run; of one that holds too many values, what was found while it trained."""
-    if num_rows(state_of(run)) <= MAX_ROWS:
+    if run.num_rows <= MAX_ROWS:
         return run.diagnosis()
     judged = judge(Entry(run_key(run.path), run.path, run.path.parent), run)
     return Diagnosis(window, judged.findings, judged.health, num_rules=0, blind=(), failed=(), gaps=())

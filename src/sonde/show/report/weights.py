@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from sonde.errors import CorruptError
-from sonde.read.series.cut import by_series
 from sonde.run import Run
 from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
 from sonde.show.report.layers import Measured, first, first_odd, last, measure, ratio
@@ -116,7 +115,7 @@ def _quantiles(run: Run, site: str) -> Chart | None:
     # A folder that somebody else wrote may have "/" in the names of its sites, which patterns cannot.
     patterns = [f"param/{site.replace('/', '?')}/{stat}" for stat in names]
     try:
-        columns = by_series(run.overview(patterns, points=100), ("kind", "site", "stat"))
+        columns = run.lines(patterns, points=100)
     except CorruptError:
         return None
     lines = []

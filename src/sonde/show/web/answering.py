@@ -23,7 +23,7 @@ from sonde.show.web.diagnoses import Diagnoses, finding_key
 from sonde.show.web.finding_states import STATES, FindingStates
 from sonde.show.web.query import BadRequestError, ConflictError, NotFoundError, Query
 from sonde.show.web.run_summaries import Briefs
-from sonde.show.web.runs import Entry, RunTable, run_key, state_of
+from sonde.show.web.runs import Entry, RunTable, run_key
 from sonde.show.web.throttled import Rested
 from sonde.show.web.wire import Reply, json_reply
 
@@ -115,7 +115,7 @@ class Answers:
 
     def _kept(self, entry: Entry, run: Run, what: str, query: Query, ask: Answer) -> Reply:
         """What was answered before, unless the run has moved on."""
-        key = entry.id, what, tuple(sorted(query.values.items())), _version(run)
+        key = entry.id, what, tuple(sorted(query.values.items())), run.revision
         found = self.cache.get(key)
         if found is None:
             found = ask(run, query)
@@ -133,7 +133,7 @@ class Answers:
         entries = [self.table.get(id) for id in ids]
         with ExitStack() as stack:
             runs = [stack.enter_context(entry.open()) for entry in entries]
-            version = tuple(_version(run) for run in runs)
+            version = tuple(run.revision for run in runs)
             is_moving = any(run.status == "running" for run in runs)
             return self.comparisons.get(
                 tuple(ids), version, lambda: comparing.comparison(entries, runs, self.briefs), is_moving=is_moving
@@ -203,19 +203,6 @@ class Answers:
             finding = found[keys.index(key)]
             self.states.set(entry.home, run.id, key, state, str(finding.severity))
         return json_reply({"key": key, "state": state})
-
-
-def _version(run: Run) -> tuple[object, ...]:
-    """Changes with everything that a run may be asked for."""
-    state = state_of(run)
-    catalog = state.catalog
-    return (
-        state.last_step(),
-        state.status().status,
-        len(catalog.segments),
-        len(catalog.sites),
-        len(catalog.attempts),
-    )
 
 
 def answers_for(places: Sequence[Path]) -> Answers:

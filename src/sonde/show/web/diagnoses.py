@@ -13,11 +13,8 @@ from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.health import NEEDS, Health, health
 from sonde.errors import CorruptError
-from sonde.read.run.state import RunState
-from sonde.read.run.structure import read_structure
-from sonde.read.series.window import read_merged_window
 from sonde.run import Run
-from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.runs import Entry
 from sonde.show.web.throttled import Rested
 
 MAX_ROWS: Final = 5_000_000
@@ -59,24 +56,16 @@ class Diagnoses:
         self._kept: Rested[Judged] = Rested()
 
     def of(self, entry: Entry, run: Run) -> Judged:
-        state = state_of(run)
-        status = state.status().status
-        version = state.last_step(), status, len(state.catalog.segments), state.history.last
-        return self._kept.get(entry.id, version, lambda: judge(entry, run), is_moving=status == "running")
-
-
-def num_rows(state: RunState) -> int:
-    return sum(segment.num_rows for segment in state.segments_of("stats"))
+        return self._kept.get(entry.id, run.revision, lambda: judge(entry, run), is_moving=run.status == "running")
 
 
 def judge(entry: Entry, run: Run) -> Judged:
     """All rules over all that was recorded; for very long runs what training itself found."""
-    state = state_of(run)
-    if num_rows(state) > MAX_ROWS:
-        return _recorded(entry, run, state)
+    if run.num_rows > MAX_ROWS:
+        return _recorded(entry, run)
     found = run.diagnosis()
     return Judged(
-        last_step=state.last_step(),
+        last_step=run.last_step,
         source="diagnosis",
         findings=found.findings,
         make_health=lambda: found.health,
@@ -92,15 +81,14 @@ def _explained(found: Diagnosis) -> frozenset[str]:
     return frozenset(finding_key(symptom) for cause in found.findings for symptom in cause.cause_of)
 
 
-def _recorded(entry: Entry, run: Run, state: RunState) -> Judged:
+def _recorded(entry: Entry, run: Run) -> Judged:
     findings = recorded_findings(run)
 
     def make_health() -> Health:
         with entry.open() as own:
-            now = state_of(own)
-            return health(read_merged_window(now, NEEDS, read_structure(now), MAX_MERGED_ROWS), findings)
+            return health(own.window(NEEDS, max_rows=MAX_MERGED_ROWS), findings)
 
-    return Judged(state.last_step(), "recorded", findings, make_health)
+    return Judged(run.last_step, "recorded", findings, make_health)
 
 
 def recorded_findings(run: Run) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from sonde.errors import SondeError
-from sonde.read.run.folder import open_inside
+from sonde.run import open_inside
 from sonde.show.web.query import ConflictError
 from sonde.show.web.runs import signature_of
 

@@ -13,26 +13,11 @@ from typing import Final
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.read.run.catalog import Segment
-from sonde.read.run.segments import Span
-from sonde.read.run.state import RunState
-from sonde.read.series.heatmap import (
-    MISSING,
-    ZERO_PLACE,
-    Cells,
-    HeatQuestion,
-    Places,
-    merged_segments,
-    pool,
-    pool_into,
-    scale_of,
-    sealed_cells,
-)
-from sonde.schema.layout import PYRAMID_FACTOR
+from sonde.run import Heat, LiveCells, Segment
+from sonde.schema.pooling import MISSING, ZERO_PLACE, Cells, Places, pool, pool_into, scale_of
 from sonde.show.web.background import Errands
 from sonde.show.web.cache import ByteCache
-from sonde.show.web.live_cells import LiveCells
-from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.runs import Entry
 
 COARSE_STEPS: Final = 8
 """Kept for good: the highest of so many steps."""
@@ -63,42 +48,43 @@ class Picture:
 class HeatIndex:
     """One stat of one kind of one run."""
 
-    asked: HeatQuestion
+    stat: str
+    rows: tuple[int, ...]
+    """Ids of sites."""
     entry: Entry
     cache: ByteCache[Cells]
-    live: LiveCells
+    live: LiveCells = field(default_factory=LiveCells)
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
-    def picture(self, state: RunState, first: int, last: int, num_columns: int) -> tuple[Picture, list[Segment]]:
+    def picture(self, heat: Heat, first: int, last: int, num_columns: int) -> tuple[Picture, list[Segment]]:
         """The picture, and the files to read so that it becomes exact; none where they would not fit in memory."""
         width = even_width(first, last, num_columns)
         first = first // width * width
         count = (last - first) // width + 1
-        places = np.full((count, len(self.asked.rows)), MISSING, np.float32)
-        span = Span(first, first + width * count - 1)
-        segments = [s for s in state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
+        places = np.full((count, len(self.rows)), MISSING, np.float32)
+        segments = heat.files(first, first + width * count - 1)
         known = {s.name: self._known(s, width) for s in segments}
         absent = [s for s in segments if known[s.name] is None]
-        if self._num_rows(state, absent) <= MAX_ROWS_AT_ONCE:
+        if heat.num_rows(absent) <= MAX_ROWS_AT_ONCE:
             for segment in absent:
-                known[segment.name] = self.load(state, segment, width)
+                known[segment.name] = self.load(heat, segment, width)
             absent = []
         for cells in known.values():
             if cells is not None:
                 pool_into(places, cells, first, width)
         if absent:
-            self._estimate(state, places, span, width, absent)
-        pool_into(places, self.live.of(state), first, width)
-        fits = len(self.asked.rows) * 4 * width * count // self._bucket(width) <= self.cache.max_bytes // 2
+            self._estimate(heat, places, first, width, absent)
+        pool_into(places, self.live.of(heat), first, width)
+        fits = len(self.rows) * 4 * width * count // self._bucket(width) <= self.cache.max_bytes // 2
         return Picture(places, first, width, not absent, bool(absent) and fits), absent if fits else []
 
-    def load(self, state: RunState, segment: Segment, width: int) -> Cells:
+    def load(self, heat: Heat, segment: Segment, width: int) -> Cells:
         """Read a file's single steps and keep them: pooled for good, and as they are while there is room."""
         found = self._known(segment, width)
         if found is not None:
             return found
         with self._reading:
-            fine = sealed_cells(state, self.asked, segment)
+            fine = heat.cells(segment)
         coarse = pool(fine, COARSE_STEPS)
         self._put(segment, COARSE_STEPS, coarse)
         if self._bucket(width) == COARSE_STEPS:
@@ -123,25 +109,18 @@ class HeatIndex:
 
     def _key(self, segment: Segment, bucket: int) -> tuple[object, ...]:
         shown = segment.since, segment.until
-        return self.entry.id, self.asked.stat, self.asked.rows, segment.name, segment.sha256, shown, bucket
+        return self.entry.id, self.stat, self.rows, segment.name, segment.sha256, shown, bucket
 
-    def _num_rows(self, state: RunState, segments: Sequence[Segment]) -> float:
-        share = len(self.asked.question.ids) / max(len(state.catalog.sites), 1)
-        return sum(segment.num_rows for segment in segments) * share
-
-    def _estimate(self, state: RunState, places: Places, span: Span, width: int, absent: Sequence[Segment]) -> None:
-        """What is not read yet, from steps merged by no more than a column holds (or by four)."""
-        level = 1
-        while PYRAMID_FACTOR ** (level + 1) <= width and state.segments_of("stats", level + 1):
-            level += 1
-        wanted = Span(min(s.first_step for s in absent), max(s.last_step for s in absent))
-        for segment in merged_segments(state, wanted, level):
+    def _estimate(self, heat: Heat, places: Places, first: int, width: int, absent: Sequence[Segment]) -> None:
+        """What is not read yet, from merged steps."""
+        begin, end = min(s.first_step for s in absent), max(s.last_step for s in absent)
+        for segment in heat.merged_files(begin, end, width):
             key = self._key(segment, 1)
             cells = self.cache.get(key)
             if cells is None:
-                cells = sealed_cells(state, self.asked, segment)
+                cells = heat.cells(segment)
                 self.cache.put(key, cells, cells.nbytes)
-            pool_into(places, cells, span.first, width)
+            pool_into(places, cells, first, width)
 
 
 def even_width(first: int, last: int, num_columns: int) -> int:
@@ -210,6 +189,6 @@ class Loader:
     def _load(task: _Task) -> None:
         try:
             with task.index.entry.open() as run:
-                task.index.load(state_of(run), task.segment, task.width)
+                task.index.load(run.heat(task.index.stat, task.index.rows), task.segment, task.width)
         except (SondeError, OSError):  # the run was deleted or damaged meanwhile; whoever asks for it next is told
             return

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.schema.sketch import Array
+from sonde.schema.thinning import extremes, group_starts
+from sonde.schema.window import Column, once
 from sonde.show.web.wire import Reply, binary_reply
-
-Column = tuple[NDArray[np.int64], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def lines_reply(
     more: Mapping[str, Any] | None = None,
 ) -> Reply:
     """Lines as in api.ts."""
-    columns = [_once(line.column) for line in lines]
+    columns = [once(*line.column) for line in lines]
     steps, values, width = _grid(columns, span, points)
     odd = [_nonfinite(column, line.odd_steps, width) for column, line in zip(columns, lines, strict=True)]
     series = [{"i": line.i, "name": line.name, "num_nonfinite": len(own)} for line, own in zip(lines, odd, strict=True)]
@@ -55,17 +55,6 @@ def lines_reply(
         "nonfinite": ("f64", np.concatenate([np.empty(0), *odd])),
     }
     return binary_reply(header, buffers)
-
-
-def _once(column: Column) -> Column:
-    """Steps ascending, each once; of values at the same step the last counts."""
-    steps, values = column
-    if len(steps) > 1 and not (steps[1:] > steps[:-1]).all():
-        order = np.argsort(steps, kind="stable")
-        steps, values = steps[order], values[order]
-        is_last = np.append(steps[1:] != steps[:-1], True)
-        steps, values = steps[is_last], values[is_last]
-    return steps, values
 
 
 def _grid(columns: Sequence[Column], span: tuple[int, int], points: int) -> tuple[Array, list[Array], int]:
@@ -103,16 +92,9 @@ def _extremes(steps: NDArray[np.int64], values: Array, first: int, width: int, b
     if not len(steps):
         return row.reshape(-1)
     bucket = (steps - first) // width
-    starts = np.flatnonzero(np.concatenate([[True], bucket[1:] != bucket[:-1]]))
-    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
-    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
-    place = np.arange(len(values))
-    far = len(values)
-    at_low = np.minimum.reduceat(np.where(values == low[group], place, far), starts)
-    at_high = np.minimum.reduceat(np.where(values == high[group], place, far), starts)
-    at = np.searchsorted(buckets, bucket[starts])
-    falls = at_high < at_low
-    row[at, 0], row[at, 1] = np.where(falls, high, low), np.where(falls, low, high)
+    lowest, highest = extremes(bucket, values)
+    pair = np.sort([lowest, highest], axis=0)
+    row[np.searchsorted(buckets, bucket[lowest])] = values[pair].T
     return row.reshape(-1)
 
 
@@ -122,6 +104,5 @@ def _nonfinite(column: Column, more: NDArray[np.int64] | None, width: int) -> Ar
     if more is not None and len(more):
         steps = np.union1d(steps, more)
     if width > 1 and len(steps):
-        bucket = steps // width
-        steps = steps[np.concatenate([[True], bucket[1:] != bucket[:-1]])]
+        steps = steps[group_starts(steps // width)]
     return steps.astype(np.float64)

@@ -10,18 +10,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.diagnose.finding import count_severities
 from sonde.errors import SondeError
-from sonde.read.series.downsample import min_max
 from sonde.run import Run
+from sonde.schema.thinning import min_max
 from sonde.schema.window import Window
 from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis
 from sonde.show.report.convergence import convergence
 from sonde.show.summary import SeriesSummary, loss_series
 from sonde.show.web.background import Errands
-from sonde.show.web.diagnoses import judge, num_rows
+from sonde.show.web.diagnoses import judge
 from sonde.show.web.finding_states import FindingStates
-from sonde.show.web.runs import Entry, Head, state_of
+from sonde.show.web.runs import Entry, Head
 from sonde.show.web.wire import number
 
 POINTS: Final = 30
@@ -102,16 +103,16 @@ def _try_brief(entry: Entry) -> dict[str, Any] | None:
 
 
 def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
-    state = state_of(run)
+    is_readable = run.catalog.error is None
     counts, score = stored_diagnosis(run)
-    if counts is None and num_rows(state) <= MAX_ROWS_TO_JUDGE and state.catalog.error is None:
+    if counts is None and is_readable and run.num_rows <= MAX_ROWS_TO_JUDGE:
         judged = judge(entry, run)
-        counts = {word: sum(f.severity == word for f in judged.findings) for word in ("critical", "warning", "info")}
+        counts = count_severities(finding.severity for finding in judged.findings)
         score = judged.health.last
-    known = {"critical": 0, "warning": 0, "info": 0, **(counts or {})}
-    loss = loss_series(run) if state.catalog.error is None else None
+    known = {**count_severities(()), **(counts or {})}
+    loss = loss_series(run) if is_readable else None
     return {
-        "last_step": state.last_step(),
+        "last_step": run.last_step,
         "loss": _curve(loss),
         "convergence": _convergence(loss),
         "health": None if score is None or not np.isfinite(score) else round(float(score), 1),

@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from sonde.errors import SondeError
-from sonde.read.run.folder import read_manifest, run_folders
-from sonde.read.run.manifest import Manifest
-from sonde.read.run.state import RunState
-from sonde.read.run.status import true_status
-from sonde.run import Run
+from sonde.run import Manifest, Run, read_head, run_folders
 from sonde.schema.layout import EXIT_CODE_FILE, RUN_FILE
 from sonde.show.trash import Trashed, list_trash
 from sonde.show.web.query import BadRequestError, NotFoundError
@@ -43,7 +39,7 @@ class Head:
 
 @dataclass(slots=True)
 class Entry:
-    """A run folder. `open` lends a `Run`, which one thread at a time may use; several can be lent at once."""
+    """A run folder. `open` lends a `Run` of this moment, which one thread may use; several can be lent at once."""
 
     id: str
     path: Path
@@ -61,10 +57,10 @@ class Entry:
         with self._lock:
             run = self._idle.pop() if self._idle else None
         if run is None:
-            run = Run(self.path)
-            run._state.damage = self.damage
+            run = Run(self.path, damage=self.damage)
         try:
-            yield run
+            with run.hold():
+                yield run
         except (SondeError, BadRequestError):  # an answer like any other
             self._take_back(run)
             raise
@@ -89,8 +85,7 @@ class Entry:
 
 def _read_head(path: Path) -> Head:
     try:
-        manifest = read_manifest(path)
-        found = true_status(path, manifest, manifest.heartbeat.step)
+        manifest, found = read_head(path)
     except (SondeError, OSError) as error:
         return Head(None, "broken", str(error))
     return Head(manifest, found.status, found.reason, found.is_lost)
@@ -148,8 +143,3 @@ class RunTable:
                 found[id] = self._entries.get(id) or Entry(id, path, place.parent if single else place)
         self._entries = found
         self._scanned = time.monotonic()
-
-
-def state_of(run: Run) -> RunState:
-    """What the folder holds now; a `Run` composes it, the dashboard's fixed questions go to it directly."""
-    return run._now

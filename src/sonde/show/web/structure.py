@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sonde.read.compare.forward_order import ForwardOrder
-from sonde.read.run.state import RunState
-from sonde.read.run.structure import read_structure
+from sonde.run import Run
+from sonde.schema.forward_order import ForwardOrder
 from sonde.schema.joined import JOINED
 from sonde.schema.names import KINDS
 from sonde.schema.records import Site
@@ -41,10 +40,9 @@ class Structure:
         return [*(kind for kind in KINDS if kind in found), *sorted(found - set(KINDS))]
 
 
-def structure_of(state: RunState) -> Structure:
-    sites = state.catalog.require().sites
-    document = read_structure(state)
-    order = ForwardOrder(state, document)
+def structure_of(run: Run) -> Structure:
+    sites, document = run.catalog.require().sites, run.structure()
+    order = ForwardOrder(sites, document)
     return Structure(sites, {n: order.depth(site.owner or site.name) for n, site in sites.items()}, document)
 
 

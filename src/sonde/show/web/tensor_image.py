@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.schema.thinning import group_starts
+
 MAX_SIDE: Final = 512
 MAX_SPECTRUM_SIDE: Final = 1024
 BLOCK_ELEMENTS: Final = 8 << 20
@@ -55,7 +57,7 @@ class ImageOf:
         height, width = self.pixels.shape
         across = largest(block, _bounds(self.num_columns, width), axis=1)
         rows = (np.arange(begin, begin + len(block)) * height) // max(self.num_rows, 1)
-        starts = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]]))
+        starts = group_starts(rows)
         down = largest(across, starts, axis=0)
         at = rows[starts]
         self.pixels[at] = further(self.pixels[at], down.astype(np.float32))

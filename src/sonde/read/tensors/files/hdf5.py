@@ -12,14 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.errors import CorruptError, MissingPackageError
+from sonde.errors import CorruptError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.exported import DTYPE, FORMAT, NAME, require_h5py
 from sonde.schema.tensors import STORAGE, AnyArray, as_values
-
-NAME, DTYPE, STEP = "name", "dtype", "step"
-"""Attributes of an exported tensor: its true name, its type as torch names it, its step."""
-FORMAT: Final = "sonde_tensors"
-"""Attribute of the file: the version of the layout `/step-000000500/<kind>/<site>`."""
 
 _KERAS_VARS: Final = re.compile(r"(?:(?P<layer>.*)/)?vars/(?P<index>\d+)")
 _KERAS_LEAVES: Final = {
@@ -32,15 +28,6 @@ _KERAS_LEAVES: Final = {
 }
 """What Keras calls a layer's variables; its files only number them."""
 _KERNELS: Final = re.compile(r"(.*_)?(dense|conv\dd(_transpose)?)")
-
-
-def require_h5py() -> Any:
-    """The package, or the line that installs it."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingPackageError("h5py", "h5", "Reading or writing HDF5") from None
-    return h5py
 
 
 def open_hdf5(path: Path) -> LazyTensors:

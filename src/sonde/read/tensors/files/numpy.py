@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.exported import DTYPES_KEY, STEP_KEY
 from sonde.schema.tensors import STORAGE, AnyArray, as_values
-
-DTYPES_KEY: Final = "__sonde_dtypes__"
-"""JSON, as bytes: the type of each tensor that is stored as the bits of another."""
-STEP_KEY: Final = "__sonde_step__"
-"""The step an export is of."""
 
 
 def open_npz(path: Path) -> LazyTensors:

@@ -11,31 +11,11 @@ import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
+from sonde.schema.exported import SAFETENSORS_DTYPES
 from sonde.schema.tensors import AnyArray, as_values, storage_dtype
 
 MAX_HEADER: Final = 100 << 20
 """What the format allows."""
-DTYPES: Final = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "C64": "complex64",
-}
 
 
 def open_safetensors(path: Path) -> LazyTensors:
@@ -80,7 +60,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _place(path: Path, name: str, entry: Any) -> tuple[TensorSpec, int]:
     try:
-        spec = TensorSpec(tuple(int(length) for length in entry["shape"]), DTYPES[entry["dtype"]])
+        spec = TensorSpec(tuple(int(length) for length in entry["shape"]), SAFETENSORS_DTYPES[entry["dtype"]])
         first, last = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptError(f'{path}: the entry of the tensor "{name}" cannot be read ({error!r}).') from error

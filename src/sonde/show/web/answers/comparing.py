@@ -8,17 +8,13 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import SondeError
-from sonde.read.compare.runs import flatten
-from sonde.read.run.steps import ALL_STEPS
-from sonde.read.series.scalars import read_named
 from sonde.run import Run, compare
 from sonde.schema.losses import shown_scalars, training_loss
+from sonde.schema.records import flatten
 from sonde.show.divergence import divergence_sentences, what_agreed
-from sonde.show.web.answers.lines import by_name
 from sonde.show.web.answers.overview import MAX_TEXT, run_row
-from sonde.show.web.diagnoses import num_rows
 from sonde.show.web.run_summaries import Briefs
-from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.runs import Entry
 from sonde.show.web.structure import structure_of
 from sonde.show.web.wire import Reply, json_reply, number
 
@@ -30,7 +26,7 @@ MAX_METRICS: Final = 500
 
 
 def comparison(entries: Sequence[Entry], runs: Sequence[Run], briefs: Briefs) -> Reply:
-    kinds = [structure_of(state_of(run)).kinds() for run in runs]
+    kinds = [structure_of(run).kinds() for run in runs]
     heads = [entry.head() for entry in entries]
     metrics = _metrics(runs)
     return json_reply(
@@ -59,11 +55,10 @@ def _config(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _metrics(runs: Sequence[Run]) -> list[dict[str, Any]]:
     columns, ids = [], []
     for run in runs:
-        state = state_of(run)
-        ids_of = {name: i for i, name in state.catalog.require().scalar_names.items()}
-        kept = {ids_of[name]: name for name in shown_scalars(ids_of)[:MAX_METRICS]}
-        ids.append({name: i for i, name in kept.items()})
-        columns.append(by_name(read_named(state, kept, ALL_STEPS)))
+        ids_of = {name: i for i, name in run.catalog.require().scalar_names.items()}
+        kept = shown_scalars(ids_of)[:MAX_METRICS]
+        ids.append({name: ids_of[name] for name in kept})
+        columns.append(run.scalar_lines(kept, exact=True))
     rows = []
     for name in sorted(set().union(*ids)):
         ends = [_ends(own.get(name)) for own in columns]
@@ -98,7 +93,7 @@ def _divergence(first: Entry, a: Run, entry: Entry, b: Run) -> dict[str, Any]:
         "only_b": [],
         "problem": "",
     }
-    if max(num_rows(state_of(a)), num_rows(state_of(b))) > MAX_ROWS:
+    if max(a.num_rows, b.num_rows) > MAX_ROWS:
         return {**empty, "problem": "too long to compare every series here: sonde compare A B does it in the terminal"}
     try:
         found = compare(a, b)

@@ -9,15 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.read.run.state import RunState
-from sonde.read.series.heatmap import MISSING, Cells, HeatQuestion, Places, pool_into, scale_of
 from sonde.run import Run
+from sonde.schema.pooling import MISSING, Cells, Places, pool_into, scale_of
 from sonde.show.web.cache import ByteCache
 from sonde.show.web.diagnoses import Judged
 from sonde.show.web.heat_index import CACHE_BYTES, HeatIndex, Loader, Picture, colour_range, encode, even_width
-from sonde.show.web.live_cells import LiveCells
 from sonde.show.web.query import BadRequestError, NotFoundError, Query
-from sonde.show.web.runs import Entry, state_of
+from sonde.show.web.runs import Entry
 from sonde.show.web.structure import stats_of, structure_of
 from sonde.show.web.wire import Reply, binary_reply
 
@@ -43,17 +41,16 @@ class Heats:
 
     def heat(self, entry: Entry, run: Run, query: Query) -> Reply:
         query.only("kind", "stat", "from", "to", "w", "rows")
-        state = state_of(run)
-        structure = structure_of(state)
+        structure = structure_of(run)
         kind = query.word("kind", structure.kinds())
         stat = query.word("stat", stats_of(kind))
         rows = structure.rows(kind)
-        picture = self._picture(entry, state, stat, rows, query)
-        low, high = self._range(entry, state, stat, rows, picture)
+        picture = self._picture(entry, run, stat, rows, query)
+        low, high = self._range(entry, run, stat, rows, picture)
         begin, end = query.range("rows", len(rows))
         codes = encode(picture.places[:, begin:end], low, high)
         header = {
-            "last_step": state.last_step(),
+            "last_step": run.last_step,
             "kind": kind,
             "stat": stat,
             "scale": scale_of(stat),
@@ -66,8 +63,7 @@ class Heats:
     def ratio(self, entries: Sequence[Entry], runs: Sequence[Run], query: Query) -> Reply:
         """b over a, of the sites that both have."""
         query.only("a", "b", "kind", "stat", "from", "to", "w")
-        states = [state_of(run) for run in runs]
-        structures = [structure_of(state) for state in states]
+        structures = [structure_of(run) for run in runs]
         kind = query.word("kind", set(structures[0].kinds()) & set(structures[1].kinds()))
         stat = query.word("stat", stats_of(kind))
         if scale_of(stat) != "log10":
@@ -76,14 +72,15 @@ class Heats:
         names = [name for name in ids[0] if name in ids[1]]
         if not names:
             raise NotFoundError(f"the two runs have no {kind} of the same name")
-        span = query.span(min(state.last_step() for state in states))
+        last_step = min(run.last_step for run in runs)
+        span = query.span(last_step)
         pictures = [
-            self._picture(entry, state, stat, [own[name] for name in names], query, span)
-            for entry, state, own in zip(entries, states, ids, strict=True)
+            self._picture(entry, run, stat, [own[name] for name in names], query, span)
+            for entry, run, own in zip(entries, runs, ids, strict=True)
         ]
         places, top = _log_ratio(pictures[0].places, pictures[1].places)
         header = {
-            "last_step": min(state.last_step() for state in states),
+            "last_step": last_step,
             "kind": kind,
             "stat": stat,
             "scale": "log10",
@@ -99,48 +96,48 @@ class Heats:
     def _picture(
         self,
         entry: Entry,
-        state: RunState,
+        run: Run,
         stat: str,
         rows: Sequence[int],
         query: Query,
         span: tuple[int, int] | None = None,
     ) -> Picture:
-        first, last = span or query.span(state.last_step())
-        last = max(min(last, state.last_step()), first)
-        index = self._index(entry, state, stat, rows)
-        picture, absent = index.picture(state, first, last, query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS))
+        last_step = run.last_step
+        first, last = span or query.span(last_step)
+        last = max(min(last, last_step), first)
+        index = self._index(entry, run, stat, rows)
+        picture, absent = index.picture(
+            run.heat(stat, rows), first, last, query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS)
+        )
         self.loader.add(index, absent, picture.steps_per_column)
         return picture
 
-    def _index(self, entry: Entry, state: RunState, stat: str, rows: Sequence[int]) -> HeatIndex:
+    def _index(self, entry: Entry, run: Run, stat: str, rows: Sequence[int]) -> HeatIndex:
         """The one of the last time: it knows what was not sealed yet."""
-        key = entry.id, state.manifest.id, stat, tuple(rows), len(state.catalog.sites)
+        key = entry.id, run.id, stat, tuple(rows), len(run.catalog.sites)
         with self._lock:
             found = self._indices.pop(key, None)
             if found is None:
-                asked = HeatQuestion.of(state, stat, rows)
-                found = HeatIndex(asked, entry, self.cache, LiveCells(asked))
+                found = HeatIndex(stat, tuple(rows), entry, self.cache)
             self._indices[key] = found
             if len(self._indices) > _NUM_INDICES:
                 self._indices.popitem(last=False)
             return found
 
-    def _range(
-        self, entry: Entry, state: RunState, stat: str, rows: Sequence[int], picture: Picture
-    ) -> tuple[float, float]:
+    def _range(self, entry: Entry, run: Run, stat: str, rows: Sequence[int], picture: Picture) -> tuple[float, float]:
         """Colours of the whole run at one fixed width, so that they do not change while somebody pans or zooms."""
-        last = max(state.last_step(), 0)
+        last = max(run.last_step, 0)
         # Looked at again when the run has grown by a fifth, or has ended; the range is rounded besides.
         growth = int(4.0 * np.log2(last + 1.0))
-        key = entry.id, stat, tuple(rows), growth, state.status().status, state.history.last
+        key = entry.id, stat, tuple(rows), growth, run.status, run.num_attempts
         known = self.ranges.get(key)
         if known is not None:
             return known
         is_whole = picture.first == 0 and picture.steps_per_column * len(picture.places) > last
         if is_whole and not picture.is_exact:  # an estimate is not looked at twice
             return colour_range(picture.places, stat)
-        index = self._index(entry, state, stat, rows)
-        whole, absent = index.picture(state, 0, last, _WHOLE_COLUMNS)
+        index = self._index(entry, run, stat, rows)
+        whole, absent = index.picture(run.heat(stat, rows), 0, last, _WHOLE_COLUMNS)
         self.loader.add(index, absent, whole.steps_per_column)
         range = colour_range(whole.places, stat)
         if whole.is_exact:

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
-from sonde.read.run.state import RunState
+from sonde.diagnose.finding import Evidence, Finding, count_severities
 from sonde.run import Run
 from sonde.schema.records import Site
 from sonde.show.web.answers.lines import DEFAULT_POINTS, MAX_POINTS
 from sonde.show.web.diagnoses import Judged, finding_key
 from sonde.show.web.line_grid import Line, lines_reply
 from sonde.show.web.query import Query
-from sonde.show.web.runs import state_of
 from sonde.show.web.structure import stats_of
 from sonde.show.web.wire import Reply, json_reply, number
 
@@ -24,7 +22,7 @@ _LINK_KINDS = ("grad", "act", "param", "update", "actgrad", "optim")
 
 def findings(run: Run, judged: Judged, states: Mapping[str, Mapping[str, Any]], query: Query) -> Reply:
     query.only()
-    links = _Links(state_of(run))
+    links = _Links(run)
     keys = [finding_key(finding) for finding in judged.findings]
     places = {key: n for n, key in enumerate(keys)}
     rows = [
@@ -36,15 +34,12 @@ def findings(run: Run, judged: Judged, states: Mapping[str, Mapping[str, Any]], 
         }
         for n, (key, finding) in enumerate(zip(keys, judged.findings, strict=True))
     ]
-    still_open = [row for row in rows if row["state"] == "open"]
     return json_reply(
         {
             "last_step": judged.last_step,
             "source": judged.source,
             "findings": rows,
-            "counts": {
-                word: sum(row["severity"] == word for row in still_open) for word in ("critical", "warning", "info")
-            },
+            "counts": count_severities(row["severity"] for row in rows if row["state"] == "open"),
             "num_rules": judged.num_rules,
             "blind": list(judged.blind),
             "failed": list(judged.failed),
@@ -85,16 +80,16 @@ def _evidence(evidence: Evidence, links: _Links) -> dict[str, Any]:
 class _Links:
     """From names in findings to the indices of what was recorded."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, run: Run) -> None:
         self._series: dict[tuple[str, str], int] = {}
         self._names: dict[str, dict[str, int]] = {}
-        for number_, site in state.catalog.sites.items():
+        for number_, site in run.catalog.sites.items():
             self._series[site.kind, site.name] = number_
             self._names.setdefault(site.name, {})[site.kind] = number_
             if site.owner:
                 self._names.setdefault(site.owner, {}).setdefault(site.kind, number_)
-        self._scalars = {name: number_ for number_, name in state.catalog.scalar_names.items()}
-        self._sites: dict[int, Site] = state.catalog.sites
+        self._scalars = {name: number_ for number_, name in run.catalog.scalar_names.items()}
+        self._sites: dict[int, Site] = run.catalog.sites
 
     def site(self, name: str) -> int | None:
         own = self._names.get(name, {})

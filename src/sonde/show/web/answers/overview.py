@@ -6,18 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sonde.errors import CorruptError
-from sonde.read.compare.runs import flatten
-from sonde.read.run.state import RunState
-from sonde.read.run.status import lost
-from sonde.read.tensors.tensors import num_snapshots
 from sonde.run import Run
+from sonde.schema.layout import lost
 from sonde.schema.losses import training_loss, validation_loss, words
 from sonde.schema.names import is_inspection
+from sonde.schema.records import flatten
 from sonde.show.coverage import coverage_sentences, overhead_sentence, overhead_share
 from sonde.show.web.query import Query
 from sonde.show.web.run_summaries import Briefs
-from sonde.show.web.runs import Entry, Head, RunTable, state_of
+from sonde.show.web.runs import Entry, Head, RunTable
 from sonde.show.web.wire import Reply, json_reply
 
 MAX_CONFIG: Final = 200
@@ -104,7 +101,7 @@ def small_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
     query.only()
-    state = state_of(run)
+    catalog = run.catalog
     manifest = run.manifest
     head = entry.head()
     row = run_row(entry, head, briefs.of(entry, head))
@@ -112,12 +109,12 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
     overhead = facts.get("overhead")
     known = overhead if isinstance(overhead, Mapping) else None
     share = overhead_share(overhead)
-    names = state.catalog.scalar_names
+    names = catalog.scalar_names
     return json_reply(
         {
             **row,
-            "reason": state.status().reason[:MAX_TEXT] or row["reason"],
-            "last_step": state.last_step(),
+            "reason": run.reason[:MAX_TEXT] or row["reason"],
+            "last_step": run.last_step,
             "path": str(run.path),
             "command": list(manifest.command),
             "host": manifest.host,
@@ -134,24 +131,13 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
             },
             "coverage": coverage_sentences(run.coverage()),
             "warnings": [warning[:MAX_TEXT] for warning in run.warnings[:MAX_CONFIG]],
-            "first_step": _first_step(state),
-            "num_sites": len(state.catalog.sites),
+            "first_step": min((segment.first_step for segment in catalog.segments), default=0),
+            "num_sites": len(catalog.sites),
             "num_scalars": len(names),
-            "num_snapshots": _num_snapshots(state),
+            "num_snapshots": run.num_snapshots,
             "headline": headline(names),
         }
     )
-
-
-def _first_step(state: RunState) -> int:
-    return min((segment.first_step for segment in state.catalog.segments), default=0)
-
-
-def _num_snapshots(state: RunState) -> int:
-    try:
-        return num_snapshots(state)
-    except CorruptError:  # a damaged catalog is in the warnings
-        return 0
 
 
 def headline(names: Mapping[int, str]) -> dict[str, int | None]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sonde.read.series.heatmap import scale_of
 from sonde.run import Run
 from sonde.schema.losses import shown_scalars
+from sonde.schema.pooling import scale_of
 from sonde.show.web.query import Query
-from sonde.show.web.runs import state_of
 from sonde.show.web.structure import Structure, module_tree, stat_dict, stats_of, structure_of
 from sonde.show.web.wire import Reply, json_reply
 
@@ -17,15 +16,14 @@ HEALTH = {"name": "score", "meaning": "0 to 100 of each layer.", "scale": "linea
 
 def sites(run: Run, query: Query) -> Reply:
     query.only()
-    state = state_of(run)
-    structure = structure_of(state)
+    structure = structure_of(run)
     kinds = structure.kinds()
     stats: dict[str, Any] = {kind: [stat_dict(name, scale_of(name)) for name in stats_of(kind)] for kind in kinds}
-    names = state.catalog.scalar_names
+    names = run.catalog.scalar_names
     shown = set(shown_scalars(names.values()))
     return json_reply(
         {
-            "last_step": state.last_step(),
+            "last_step": run.last_step,
             **_columns(structure, kinds),
             "kinds": kinds,
             "stats": {**stats, "health": [HEALTH]},

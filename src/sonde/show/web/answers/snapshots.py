@@ -8,12 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import MissingPackageError, RunError
-from sonde.read.run.folder import inside
-from sonde.read.tensors.view import SnapshotView
-from sonde.run import Run
+from sonde.run import Run, SnapshotView
 from sonde.schema.lake import TensorEntry
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query
-from sonde.show.web.runs import state_of
 from sonde.show.web.tensor_image import image_of
 from sonde.show.web.wire import Reply, binary_reply, json_reply, number
 
@@ -21,17 +18,12 @@ MAX_SNAPSHOTS: Final = 2_000
 MAX_ELEMENTS: Final = 1 << 30
 
 
-def _lake(run: Run) -> SnapshotView:
-    inside(run.path, "tensors")
-    return run.lake(is_local=True)
-
-
 def snapshots(run: Run, query: Query) -> Reply:
     query.only()
     rows: list[dict[str, Any]] = []
     problem = ""
     try:
-        lake = _lake(run)
+        lake = run.lake(local=True)
         for step in lake.steps[-MAX_SNAPSHOTS:]:
             document = lake.document(step)
             rows.append(
@@ -51,9 +43,9 @@ def snapshots(run: Run, query: Query) -> Reply:
 
 def snapshot(run: Run, step: int, query: Query) -> Reply:
     query.only()
-    known = {f"{site.kind}/{site.name}": i for i, site in state_of(run).catalog.sites.items()}
+    known = {f"{site.kind}/{site.name}": i for i, site in run.catalog.sites.items()}
     rows = []
-    for n, (name, entry) in enumerate(_entries(_lake(run), step)):
+    for n, (name, entry) in enumerate(_entries(run.lake(local=True), step)):
         kind, _, site = name.partition("/")
         row = {"n": n, "name": name, "kind": kind, "site": site, "shape": list(entry.shape), "dtype": entry.dtype}
         rows.append({**row, "i": known.get(name)})
@@ -68,7 +60,7 @@ def _entries(lake: SnapshotView, step: int) -> list[tuple[str, TensorEntry]]:
 
 def image(run: Run, step: int, n: int, query: Query) -> Reply:
     query.only()
-    lake = _lake(run)
+    lake = run.lake(local=True)
     entries = _entries(lake, step)
     if not 0 <= n < len(entries):
         raise NotFoundError(f"the snapshot of step {step} has {len(entries)} tensors")

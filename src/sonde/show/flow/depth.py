@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from sonde.flow.metrics import Layer
-    from sonde.flow.report.report import FlowReport
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.result import FlowResult
 
 # The drawing is stretched, so no letters are in it: these stand beside and below.
 STYLE: Final = """
@@ -27,7 +26,7 @@ _FURTHEST: Final = 6.0
 """Decades; what is further off is drawn there."""
 
 
-def depth_picture(report: FlowReport) -> str:
+def depth_picture(report: FlowResult) -> str:
     """Relative pressure, one bar per leaf module, on a logarithmic axis around that near the output."""
     layers = [layer for layer in report.layers if layer.is_leaf]
     if not layers:

@@ -1,20 +1,18 @@
-"""FlowReport: everything an analysis found; ask it, print it, save it."""
+"""Everything an analysis of gradient flow found, as plain values to ask."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sonde.errors import UnknownNameError
-from sonde.flow.issue import SEVERITIES, Issue, IssueSeverity
-from sonde.flow.metrics import Layer, Status, status_of
+from sonde.show.flow.issue import PENALTY, SEVERITIES, Issue, IssueSeverity
+from sonde.show.flow.metrics import Layer, Status, status_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class FlowReport:
+class FlowResult:
     """The layers of a model in the order of its forward pass, each judged, and what is wrong."""
 
     model_name: str
@@ -39,12 +37,13 @@ class FlowReport:
 
     @property
     def health(self) -> float:
-        """The model's score: the mean of the worst tenth of its layers (at least one), less what the whole suffers."""
+        """The model's score: the mean of the worst tenth of its layers (at least one), less what the whole suffers.
+
+        It judges one batch, as the Gradient Flow Toolkit documents it; `Run.health()` is another score, of a training.
+        """
         scores = sorted(layer.health.score for layer in self.layers)
         worst = scores[: max(1, len(scores) // 10)]
         score = sum(worst) / len(worst) if worst else 100.0
-        from sonde.flow.judge import PENALTY
-
         return max(0.0, score - sum(PENALTY[issue.severity] for issue in self.model_issues))
 
     @property
@@ -91,48 +90,3 @@ class FlowReport:
             "issues": [issue.as_dict() for issue in self.issues],
             "details": dict(self.details),
         }
-
-    # ------------------------------------------------------------------------------------------------ to look at it
-
-    def print_summary(self) -> None:
-        """Score, counts, the worst layers and the gravest issues."""
-        from sonde.flow.report.console import print_summary
-
-        print_summary(self)
-
-    def print_issues(self) -> None:
-        from sonde.flow.report.console import print_issues
-
-        print_issues(self)
-
-    def print_layers(self) -> None:
-        from sonde.flow.report.console import print_layers
-
-        print_layers(self)
-
-    def save_json(self, path: str | Path) -> Path:
-        from sonde.schema.records import to_json
-
-        return _write(path, json.dumps(json.loads(to_json(self.as_dict())), indent=2) + "\n")
-
-    def save_text(self, path: str | Path) -> Path:
-        from sonde.flow.report.console import as_text
-
-        return _write(path, as_text(self))
-
-    def save_html(self, path: str | Path) -> Path:
-        """One file that needs nothing else: tables to sort and filter, the pressure along the depth, the issues."""
-        from sonde.flow.report.html import as_html
-
-        return _write(path, as_html(self))
-
-    def _repr_html_(self) -> str:
-        from sonde.flow.report.html import as_fragment
-
-        return as_fragment(self)
-
-
-def _write(path: str | Path, text: str) -> Path:
-    target = Path(path)
-    target.write_text(text, encoding="utf-8")
-    return target

@@ -1,4 +1,4 @@
-"""Cells of what a running run has not sealed yet: each frame is looked at once, however often a page asks."""
+"""Cells of what a running run has not sealed yet: each frame is read once, however often a page asks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sonde.read.run.segments import EVERYTHING
-from sonde.read.run.state import RunState
-from sonde.read.series.heatmap import Cells, HeatQuestion, join, live_cells, no_cells, record_cells
+from sonde.read.series.heatmap import Heat, live_cells, record_cells
 from sonde.schema.attempts import History
 from sonde.schema.joined import JOINED
+from sonde.schema.pooling import Cells, join, no_cells
 from sonde.schema.records import StatsRecord
 
 _MAX_PARTS: Final = 32
@@ -20,7 +20,6 @@ _MAX_PARTS: Final = 32
 class LiveCells:
     """Grows with the log. What was sealed meanwhile may still be in it: a value that counts twice is no higher."""
 
-    asked: HeatQuestion
     _seen: int = -1
     """Sequence of the last frame that was looked at."""
     _parts: list[tuple[int, Cells]] = field(default_factory=list)
@@ -29,11 +28,13 @@ class LiveCells:
     """Of which attempts the parts are."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def of(self, state: RunState) -> Cells:
+    def of(self, heat: Heat) -> Cells:
+        """The cells of what is not sealed now. Always asked about the same stat and sites."""
+        state, asked = heat.state, heat.asked
         logs = state.logs.get("stats", [])
         # Sites of a joined stat may come in two frames of one step, and sketches of several ranks are merged by step.
-        if len(logs) != 1 or self.asked.stat in JOINED:
-            return live_cells(state, self.asked, EVERYTHING)
+        if len(logs) != 1 or asked.stat in JOINED:
+            return live_cells(state, asked, EVERYTHING)
         sealed = state.last_sealed("stats", logs[0].rank)
         with self._lock:
             if state.history != self._history:
@@ -43,8 +44,8 @@ class LiveCells:
             self._parts = [(last, cells) for last, cells in self._parts if last > sealed]
             if records:
                 self._seen = max(frame.sequence for frame in frames)
-                self._parts.append((self._seen, record_cells(self.asked, records)))
+                self._parts.append((self._seen, record_cells(asked, records)))
             if len(self._parts) > _MAX_PARTS:
                 self._parts = [(self._parts[-1][0], join([cells for _, cells in self._parts]))]
             parts = [cells for _, cells in self._parts]
-        return join(parts) if parts else no_cells(len(self.asked.rows))
+        return join(parts) if parts else no_cells(len(asked.rows))

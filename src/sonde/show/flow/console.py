@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from sonde.flow.issue import Issue
-    from sonde.flow.report.report import FlowReport
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.result import FlowResult
 
 _COLOURS: Final = {
     "HEALTHY": "green", "WARNING": "yellow", "CRITICAL": "bold red", "HIGH": "red", "MEDIUM": "yellow", "LOW": "dim",
@@ -20,21 +19,21 @@ _COLOURS: Final = {
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
-def print_summary(report: FlowReport, *, limit: int | None = 5, more: str = "report.print_issues()") -> None:
+def print_summary(report: FlowResult, *, limit: int | None = 5, more: str = "report.print_issues()") -> None:
     """`limit`: how many issues, None = all; `more` is what shows the rest."""
     # Lines of code are not broken: a terminal wraps them, and a pipe keeps them whole.
     Console(highlight=False).print(_summary(report, limit, more), soft_wrap=True)
 
 
-def print_layers(report: FlowReport) -> None:
+def print_layers(report: FlowResult) -> None:
     Console(highlight=False).print(_layers(report))
 
 
-def print_issues(report: FlowReport) -> None:
+def print_issues(report: FlowResult) -> None:
     Console(highlight=False).print(_issues(report), soft_wrap=True)
 
 
-def as_text(report: FlowReport, width: int = 110) -> str:
+def as_text(report: FlowResult, width: int = 110) -> str:
     """Everything, without colours."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False, force_terminal=False)
@@ -44,14 +43,14 @@ def as_text(report: FlowReport, width: int = 110) -> str:
     return out.getvalue()
 
 
-def pressure_line(report: FlowReport) -> str:
+def pressure_line(report: FlowResult) -> str:
     """Relative pressure of each layer from input to output, a decade per eighth of a block: full is 10 times even."""
     levels = [layer.metrics.relative_pressure for layer in report.layers if layer.is_leaf]
     heights = [0 if level <= 0 else round(min(8, max(1, 7 + math.log10(level)))) for level in levels]
     return "".join(_BLOCKS[height] for height in heights)
 
 
-def _summary(report: FlowReport, limit: int | None = 5, more: str = "report.print_issues()") -> RenderableType:
+def _summary(report: FlowResult, limit: int | None = 5, more: str = "report.print_issues()") -> RenderableType:
     counts = {
         status: sum(la.health.status == status for la in report.layers) for status in ("HEALTHY", "WARNING", "CRITICAL")
     }
@@ -73,7 +72,7 @@ def _summary(report: FlowReport, limit: int | None = 5, more: str = "report.prin
     return Group(*lines)
 
 
-def _layers(report: FlowReport) -> Table:
+def _layers(report: FlowResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "type"):
         table.add_column(name, overflow="fold")
@@ -100,7 +99,7 @@ def _layers(report: FlowReport) -> Table:
     return table
 
 
-def _issues(report: FlowReport, limit: int | None = None, more: str = "") -> RenderableType:
+def _issues(report: FlowResult, limit: int | None = None, more: str = "") -> RenderableType:
     shown = report.issues[:limit]
     parts: list[RenderableType] = [_issue(issue) for issue in shown]
     left = len(report.issues) - len(shown)

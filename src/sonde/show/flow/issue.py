@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from sonde.diagnose.finding import Severity
+
 IssueType = Literal[
     "VANISHING", "EXPLODING", "BOTTLENECK", "DECAY", "VANISHING_TEMPORAL", "EXPLODING_TEMPORAL", "SHORT_MEMORY",
     "ATTN_BOTTLENECK", "FFN_BOTTLENECK", "QKV_IMBALANCE", "RESIDUAL_DECAY", "LAYER_VARIANCE", "DEAD", "SATURATED",
@@ -13,6 +15,12 @@ IssueType = Literal[
 IssueSeverity = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 
 SEVERITIES: Final[tuple[IssueSeverity, ...]] = ("LOW", "MEDIUM", "HIGH", "CRITICAL")
+"""The words of the Gradient Flow Toolkit, which its users compare with; everywhere else a severity is a `Severity`."""
+LEVELS: Final[dict[IssueSeverity, Severity]] = {
+    "LOW": Severity.INFO, "MEDIUM": Severity.WARNING, "HIGH": Severity.WARNING, "CRITICAL": Severity.CRITICAL,
+}  # fmt: skip
+PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
+"""What an issue takes off a score of 100."""
 MEANINGS: Final[dict[IssueType, str]] = {
     "VANISHING": "Gradients too small to learn from, compared with the rest of the model.",
     "EXPLODING": "Gradients far larger than in the rest of the model.",
@@ -45,6 +53,11 @@ class Issue:
     """What to change, as code for this very layer."""
     value: float | None = None
     healthy: str = ""
+
+    @property
+    def level(self) -> Severity:
+        """The severity in the words of findings."""
+        return LEVELS[self.severity]
 
     def as_dict(self) -> dict[str, Any]:
         return {

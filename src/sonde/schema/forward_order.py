@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sonde.read.run.state import RunState
+from sonde.schema.records import Site
 
 # Stages of a step. Gradients are computed from the output back to the input, so there the last layer comes first.
 BATCH, WEIGHTS, FORWARD, LOSS, BACKWARD, GRADIENTS, SETTINGS, UPDATES, STATE, OTHER = range(10)
@@ -28,8 +28,7 @@ _UNKNOWN: Final = 1 << 30
 class ForwardOrder:
     """The place of every series in a step: by the structure document, else in the order of first measurement."""
 
-    def __init__(self, state: RunState, structure: Mapping[str, Any]) -> None:
-        sites = state.catalog.require().sites
+    def __init__(self, sites: Mapping[int, Site], structure: Mapping[str, Any]) -> None:
         self._sites = {(site.kind, site.name): (number, site) for number, site in sites.items()}
         self._orders = {
             str(module.get("name")): int(module["order"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from sonde.flow.issue import Issue
+from sonde.show.flow.issue import Issue
 
 Status = Literal["HEALTHY", "WARNING", "CRITICAL"]
 

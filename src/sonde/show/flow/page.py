@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from sonde.flow.report.depth_picture import STYLE as _PICTURE_STYLE
-from sonde.flow.report.depth_picture import depth_picture
-
-if TYPE_CHECKING:
-    from sonde.flow.issue import Issue
-    from sonde.flow.metrics import Layer
-    from sonde.flow.report.report import FlowReport
+from sonde.show.flow.depth import STYLE as _PICTURE_STYLE
+from sonde.show.flow.depth import depth_picture
+from sonde.show.flow.issue import Issue
+from sonde.show.flow.metrics import Layer
+from sonde.show.flow.result import FlowResult
 
 # Names of our own are only set on what is ours: a notebook's page has others of the same name.
 _STYLE: Final = """
@@ -82,7 +80,7 @@ _COLUMNS: Final = (
 )
 
 
-def as_html(report: FlowReport) -> str:
+def as_html(report: FlowResult) -> str:
     title = escape(f"Gradient flow of {report.model_name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -93,12 +91,12 @@ def as_html(report: FlowReport) -> str:
     )
 
 
-def as_fragment(report: FlowReport) -> str:
+def as_fragment(report: FlowResult) -> str:
     """For a notebook: the same without a script, and so without what only a script would bring to life."""
     return f"<style>{_STYLE}{_PICTURE_STYLE}</style>{_body(report, is_alive=False)}"
 
 
-def _body(report: FlowReport, *, is_alive: bool = True) -> str:
+def _body(report: FlowResult, *, is_alive: bool = True) -> str:
     num = len(report.issues)
     return (
         '<main class="sonde-flow">'
@@ -111,7 +109,7 @@ def _body(report: FlowReport, *, is_alive: bool = True) -> str:
     )
 
 
-def _issues(report: FlowReport) -> str:
+def _issues(report: FlowResult) -> str:
     if not report.issues:
         return '<p class="HEALTHY">None: gradients reach every layer, and none stands out.</p>'
     return "".join(_issue(issue) for issue in report.issues)
@@ -126,7 +124,7 @@ def _issue(issue: Issue) -> str:
     )
 
 
-def _table(report: FlowReport, is_alive: bool) -> str:
+def _table(report: FlowResult, is_alive: bool) -> str:
     names = (f'<button type="button">{name}</button>' if is_alive else name for name in _COLUMNS)
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, report.layers))}</tbody></table>"

@@ -1,1 +1,0 @@
-"""What an analysis found, as text, JSON and HTML."""

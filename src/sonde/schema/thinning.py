@@ -1,0 +1,50 @@
+"""Fewer points for a line, without hiding anything: of each bucket the lowest, the highest and the first non-finite.
+
+The one definition of thinning: tables, reports, the dashboard and the terminal all draw what this file keeps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.schema.sketch import Array
+
+Index = NDArray[np.intp]
+
+
+def min_max(steps: NDArray[np.int64], values: Array, num_buckets: int) -> Index:
+    """Which points of one series to draw, in order: about two per bucket, and its first and last.
+
+    >>> min_max(np.arange(6), np.array([0.0, 5.0, 1.0, 1.0, -7.0, 1.0]), 2).tolist()
+    [0, 1, 4, 5]
+    """
+    if len(steps) <= 2 * num_buckets:
+        return np.arange(len(steps))
+    span = max(int(steps[-1] - steps[0]) + 1, 1)
+    bucket = ((steps - steps[0]) * num_buckets // span).astype(np.int64)
+    finite = np.flatnonzero(np.isfinite(values))
+    odd = np.flatnonzero(~np.isfinite(values))
+    ends = np.array([0, len(steps) - 1])
+    lowest, highest = extremes(bucket[finite], values[finite])
+    return np.unique(np.concatenate([ends, finite[lowest], finite[highest], odd[group_starts(bucket[odd])]]))
+
+
+def extremes(bucket: NDArray[np.int64], values: Array) -> tuple[Index, Index]:
+    """Places of the lowest and of the highest value of each bucket; of several, the first lowest and last highest."""
+    starts = group_starts(bucket)
+    if not len(starts):
+        return starts, starts
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(values))))
+    place = np.arange(len(values))
+    is_low = values == np.minimum.reduceat(values, starts)[group]
+    is_high = values == np.maximum.reduceat(values, starts)[group]
+    lowest = np.minimum.reduceat(np.where(is_low, place, len(values)), starts)
+    return lowest, np.maximum.reduceat(np.where(is_high, place, -1), starts)
+
+
+def group_starts(groups: NDArray[np.int64]) -> Index:
+    """Where each stretch of equal values begins."""
+    if not len(groups):
+        return np.empty(0, np.intp)
+    return np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
