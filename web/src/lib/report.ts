@@ -1,4 +1,4 @@
-// The standard analyses of a run, as a report holds them. The Python side is src/sonde/show/report/analysis.py.
+// The standard analyses of a run, as a report holds them. The Python side is src/sonde/show/analyses/analysis.py.
 
 import { type Num, source } from "./api";
 

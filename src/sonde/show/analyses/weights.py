@@ -8,8 +8,8 @@ import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.run import Run
-from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
-from sonde.show.report.layers import Measured, first, first_odd, last, measure, ratio
+from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
+from sonde.show.analyses.layers import Measured, first, first_odd, last, measure, ratio
 
 TITLE: Final = "Weight distribution evolution"
 GREW: Final = 4.0

@@ -8,8 +8,8 @@ import numpy as np
 
 from sonde.diagnose.measures.loss import MIN_POINTS, HeldOut, held_out, loss_name, validation_name
 from sonde.schema.window import Window
+from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Tone, line
 from sonde.show.plot.axes import spans_decades
-from sonde.show.report.analysis import Analysis, Chart, Quantity, Tone, line
 
 TITLE: Final = "Overfitting"
 RISEN: Final = 1.15

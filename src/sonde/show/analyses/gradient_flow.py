@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from sonde.run import Run
-from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
-from sonde.show.report.layers import Measured, early, first_odd, late, measure, ratio
+from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
+from sonde.show.analyses.layers import Measured, early, first_odd, late, measure, ratio
 
 TITLE: Final = "Gradient flow"
 UNEVEN: Final = 100.0

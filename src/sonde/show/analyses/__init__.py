@@ -1,0 +1,1 @@
+"""The standard analyses of a run: convergence, gradient flow, overfitting and weights, each with a verdict."""
