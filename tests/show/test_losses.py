@@ -16,9 +16,9 @@ from sonde.diagnose.measures.progress import loss_name, validation_name
 from sonde.diagnose.rolling import Rolling
 from sonde.schema.losses import SEEN
 from sonde.schema.records import ScalarsRecord
+from sonde.show.analyses.convergence import convergence
+from sonde.show.analyses.overfitting import overfitting
 from sonde.show.monitor.reading import Reading
-from sonde.show.report.convergence import convergence
-from sonde.show.report.overfitting import overfitting
 from sonde.show.summary import describe, scalar_series
 from sonde.show.web.answers.overview import headline
 from sonde.tune import CheckpointAnalyzer

@@ -17,8 +17,8 @@ from torch import nn
 import sonde
 from sonde.errors import RunNotFoundError, UsageError
 from sonde.read.run.link import linked_run
-from sonde.show.report.convergence import convergence
-from sonde.show.report.gradient_flow import gradient_flow
+from sonde.show.analyses.convergence import convergence
+from sonde.show.analyses.gradient_flow import gradient_flow
 from sonde.show.report.page import line_chart
 from sonde.tune import CheckpointAnalyzer, CheckpointManager, LiveAnalyzer
 from sonde.write.link import write_link

@@ -9,12 +9,12 @@ import pytest
 
 import sonde
 from sonde.schema.window import Window
-from sonde.show.report.analysis import Analysis
-from sonde.show.report.convergence import convergence
-from sonde.show.report.gradient_flow import gradient_flow
-from sonde.show.report.layers import measure
-from sonde.show.report.overfitting import overfitting
-from sonde.show.report.weights import weights
+from sonde.show.analyses.analysis import Analysis
+from sonde.show.analyses.convergence import convergence
+from sonde.show.analyses.gradient_flow import gradient_flow
+from sonde.show.analyses.layers import measure
+from sonde.show.analyses.overfitting import overfitting
+from sonde.show.analyses.weights import weights
 
 STEPS = np.arange(300)
 NOISE = 1 + 0.02 * np.sin(37.0 * STEPS)

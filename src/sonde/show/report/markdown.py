@@ -11,8 +11,8 @@ import numpy as np
 
 from sonde.diagnose.finding import Finding
 from sonde.schema.records import flatten
+from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Table
 from sonde.show.diagnosis import counts_in_words, health_of
-from sonde.show.report.analysis import Analysis, Chart, Quantity, Table
 from sonde.show.report.source import Report
 from sonde.show.term.finding import span
 from sonde.show.term.number import count, counted, duration, number

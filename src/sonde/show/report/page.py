@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from sonde.show.report.analysis import Analysis, Curve, Table
+from sonde.show.analyses.analysis import Analysis, Curve, Table
 from sonde.show.term.number import number
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 200, 56, 22, 10

@@ -10,13 +10,13 @@ from typing import Any, Final
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.run import Run
 from sonde.schema.window import Window
+from sonde.show.analyses.analysis import Analysis
+from sonde.show.analyses.convergence import convergence
+from sonde.show.analyses.gradient_flow import gradient_flow
+from sonde.show.analyses.overfitting import overfitting
+from sonde.show.analyses.weights import weights
 from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.diagnosis import health_of, what_was_checked
-from sonde.show.report.analysis import Analysis
-from sonde.show.report.convergence import convergence
-from sonde.show.report.gradient_flow import gradient_flow
-from sonde.show.report.overfitting import overfitting
-from sonde.show.report.weights import weights
 from sonde.show.summary import duration_s
 from sonde.show.web.diagnoses import MAX_ROWS, judge
 from sonde.show.web.runs import Entry, run_key

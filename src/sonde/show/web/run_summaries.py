@@ -15,9 +15,9 @@ from sonde.errors import SondeError
 from sonde.run import Run
 from sonde.schema.thinning import min_max
 from sonde.schema.window import Window
+from sonde.show.analyses.convergence import convergence
 from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis
-from sonde.show.report.convergence import convergence
 from sonde.show.summary import SeriesSummary, loss_series
 from sonde.show.web.background import Errands
 from sonde.show.web.diagnoses import judge

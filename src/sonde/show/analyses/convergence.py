@@ -11,8 +11,8 @@ import numpy as np
 
 from sonde.diagnose.measures.progress import loss_name
 from sonde.schema.window import Window
+from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Steps, Tone, line
 from sonde.show.plot.axes import spans_decades
-from sonde.show.report.analysis import Analysis, Chart, Floats, Line, Quantity, Steps, Tone, line
 
 MIN_POINTS: Final = 10
 MANY_POINTS: Final = 2_000

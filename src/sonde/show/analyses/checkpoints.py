@@ -12,7 +12,7 @@ import numpy as np
 from sonde.errors import UnknownNameError
 from sonde.run import Run, difference
 from sonde.schema.sketch import Array
-from sonde.show.report.analysis import Analysis, Chart, Quantity, Table, line
+from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Table, line
 
 NUM_NAMED: Final = 5
 _COLUMNS: Final = ("step", "norm", "from the first", "since the last", "cosine with the first")
