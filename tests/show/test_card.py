@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sonde
-from sonde.show.card_loss import loss_picture
+from sonde.show.card import loss_picture
 from sonde.show.summary import SeriesSummary
 
 

@@ -30,6 +30,19 @@ def once(steps: NDArray[np.int64], values: Array) -> Column:
     return steps[is_last], values[is_last]
 
 
+def ends(column: Column | None) -> tuple[float | None, float | None, float | None]:
+    """The last value, and the lowest and highest finite one; None where there is none."""
+    if column is None or not len(column[1]):
+        return None, None, None
+    values = column[1]
+    finite = values[np.isfinite(values)]
+    return (
+        float(values[-1]),
+        float(finite.min()) if len(finite) else None,
+        float(finite.max()) if len(finite) else None,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """One stat of many sites over common steps; NaN where a site lacks a step."""

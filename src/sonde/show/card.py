@@ -18,10 +18,10 @@ from sonde.diagnose.health import grade
 from sonde.errors import SondeError
 from sonde.run import Run
 from sonde.schema.records import flatten
-from sonde.show.card_loss import loss_picture
-from sonde.show.card_style import STYLE
+from sonde.schema.thinning import min_max
 from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.diagnosis import counts_in_words, stored_diagnosis
+from sonde.show.plot.axes import spans_decades
 from sonde.show.summary import SeriesSummary, duration_s, largest_gradients, loss_series, scalar_series
 from sonde.show.term.finding import span
 from sonde.show.term.number import counted, duration, number
@@ -30,11 +30,40 @@ from sonde.show.term.text import plain
 from sonde.show.web.diagnoses import recorded_findings
 from sonde.show.web.run_summaries import MAX_ROWS_TO_JUDGE
 
+WIDTH: Final = 480
+HEIGHT: Final = 64
+POINTS: Final = 200
+MARGIN: Final = 4
 NUM_FINDINGS: Final = 8
 NUM_LAYERS: Final = 8
 NUM_SCALARS: Final = 20
 _COLOURS: Final = {"critical": "#d7263d", "warning": "#c77700", "info": "#3f7cac"}
 _STATUS: Final = {"running": "#0b7fa5", "finished": "#2a8c5a", "crashed": "#d7263d", "interrupted": "#c77700"}
+_RULES: Final = {
+    "": "font:13px/1.45 system-ui,sans-serif;border:1px solid rgba(128,128,128,.35);border-radius:8px;padding:12px;"
+    "max-width:860px;color:inherit;background:transparent;overflow-wrap:anywhere",
+    "*": "box-sizing:border-box",
+    ".sonde-head": "display:flex;flex-wrap:wrap;gap:2px 14px;align-items:baseline",
+    ".sonde-name": "font-size:16px;font-weight:650",
+    ".sonde-dim": "opacity:.7",
+    ".sonde-top": "display:grid;grid-template-columns:minmax(0,3fr) minmax(110px,1fr);gap:14px;align-items:center;"
+    "margin:8px 0",
+    "svg": "display:block;width:100%;height:64px",
+    ".sonde-health": "font-size:24px;font-weight:650;line-height:1.1",
+    ".sonde-bar": "height:6px;border-radius:3px;background:rgba(128,128,128,.25);overflow:hidden;margin-top:4px",
+    ".sonde-bar>span": "display:block;height:100%",
+    "details": "border-top:1px solid rgba(128,128,128,.25);padding:5px 0",
+    "summary": "cursor:pointer;font-weight:600",
+    ".sonde-finding": "border-left:3px solid;padding:2px 0 2px 10px;margin:8px 0",
+    "code": "font:12px ui-monospace,monospace;background:rgba(128,128,128,.15);color:inherit;padding:1px 5px;"
+    "border-radius:4px;white-space:pre-wrap",
+    "table": "border-collapse:collapse;margin:4px 0;color:inherit;background:transparent;font-size:12px",
+    "th": "text-align:left;padding:1px 12px 1px 0;border:0;background:transparent;font-weight:400",
+    "td": "text-align:left;padding:1px 12px 1px 0;border:0;background:transparent;vertical-align:top",
+    ".sonde-n": "text-align:right;font-variant-numeric:tabular-nums",
+    ".sonde-warn": "color:#c77700",
+}
+STYLE: Final = "".join(f".sonde-card {selector}".strip() + f"{{{rules}}}" for selector, rules in _RULES.items())
 
 
 def card(run: Run) -> str:
@@ -191,3 +220,34 @@ def _about(run: Run) -> str:
     ]
     rows = [f'<tr><td class="sonde-dim">{_safe(key)}</td><td>{_safe(value)}</td></tr>' for key, value in facts if value]
     return f"<table>{''.join(rows)}</table>"
+
+
+def loss_picture(loss: SeriesSummary) -> str:
+    """The curve; made of numbers alone, so that there is nothing to escape."""
+    kept = min_max(loss.steps, loss.values, POINTS)
+    steps, values = loss.steps[kept], loss.values[kept]
+    is_log = spans_decades([values])
+    finite = np.isfinite(values) & ((values > 0) if is_log else True)
+    if not finite.any():
+        return ""
+    heights = np.log10(values[finite]) if is_log else values[finite] / 2  # halved: a span of floats must not overflow
+    x = _scaled(steps.astype(np.float64), float(steps[0]), float(steps[-1]), WIDTH)
+    y = HEIGHT - _scaled(heights, float(heights.min()), float(heights.max()), HEIGHT)
+    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x[finite], y, strict=True))
+    crosses = "".join(
+        f'<path d="M{a - 3:.1f} {HEIGHT - 9}l6 6m0-6l-6 6" stroke="#d7263d" stroke-width="1.4"/>'
+        for a in x[~np.isfinite(values)][:: max(1, int((~finite).sum()) // 40)]
+    )
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="loss over steps{", logarithmic" if is_log else ""}">'
+        f'<polyline points="{line}" fill="none" stroke="#2a93b8" stroke-width="1.5"/>'
+        f"{crosses}</svg>"
+    )
+
+
+def _scaled(values: np.ndarray, low: float, high: float, size: int) -> np.ndarray:
+    """From the margin to the other margin."""
+    span = high - low
+    share = (values - low) / span if span > 0 else np.full(len(values), 0.5)
+    return np.asarray(MARGIN + share * (size - 2 * MARGIN))

@@ -15,11 +15,10 @@ import pytest
 import sonde
 from sonde.errors import RunNotFoundError
 from sonde.show.monitor.frame import worst_layers
-from sonde.show.monitor.live_pool import LivePool
 from sonde.show.monitor.reading import Reading, throughput
 from sonde.show.monitor.target import Target, find_target
 from sonde.show.monitor.watching import WatchedRuns
-from sonde.show.pooled import Pooled, pool
+from sonde.show.pooled import LivePool, Pooled, pool
 
 
 def falling(step: int) -> float:

@@ -24,7 +24,7 @@ from sonde.schema.forward_order import ForwardOrder
 from sonde.schema.losses import shown_scalars
 from sonde.schema.records import flatten
 from sonde.schema.sketch import Array
-from sonde.schema.window import Column
+from sonde.schema.window import Column, ends
 
 TOLERANCE: Final = 1e-5
 """Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
@@ -128,7 +128,7 @@ def compare_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> pa.Table:
 def compare_metrics(a: Mapping[str, Column], b: Mapping[str, Column]) -> pa.Table:
     rows = []
     for name in sorted(a.keys() | b.keys()):
-        (last_a, min_a, max_a), (last_b, min_b, max_b) = _ends(a.get(name)), _ends(b.get(name))
+        (last_a, min_a, max_a), (last_b, min_b, max_b) = ends(a.get(name)), ends(b.get(name))
         difference = None if last_a is None or last_b is None else last_b - last_a
         rows.append(
             {
@@ -143,18 +143,6 @@ def compare_metrics(a: Mapping[str, Column], b: Mapping[str, Column]) -> pa.Tabl
             }
         )
     return pa.Table.from_pylist(rows, schema=_METRICS)
-
-
-def _ends(column: Column | None) -> tuple[float | None, float | None, float | None]:
-    if column is None or not len(column[1]):
-        return None, None, None
-    values = column[1]
-    finite = values[np.isfinite(values)]
-    return (
-        float(values[-1]),
-        float(finite.min()) if len(finite) else None,
-        float(finite.max()) if len(finite) else None,
-    )
 
 
 def compare_series(

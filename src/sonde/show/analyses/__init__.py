@@ -1,1 +1,1 @@
-"""The standard analyses of a run: convergence, gradient flow, overfitting and weights, each with a verdict."""
+"""The standard analyses of a run: a verdict in words, its numbers, its charts. Reports and lists all ask here."""

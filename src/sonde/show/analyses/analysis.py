@@ -127,6 +127,11 @@ class Analysis:
         return next(quantity.value for quantity in self.quantities if quantity.name == name)
 
 
+def known(value: float) -> float | None:
+    """The value, or None where it is NaN or infinite."""
+    return float(value) if np.isfinite(value) else None
+
+
 def line(name: str, x: Steps, y: Floats, points: int = POINTS) -> Line:
     """A line thinned so that every spike and every NaN stays."""
     kept = min_max(x, y, points)

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from sonde.run import Run
-from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
-from sonde.show.analyses.layers import Measured, early, first_odd, late, measure, ratio
+from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone, known
+from sonde.show.analyses.layers import Measured, early, first_odd, late, measure, middle, ratio
 
 TITLE: Final = "Gradient flow"
 UNEVEN: Final = 100.0
@@ -28,7 +28,7 @@ def gradient_flow(run: Run) -> Analysis:
     updates = measure(run, "update", ("ratio",))
     begin, end = early(grads.stats["rms"].values), late(grads.stats["rms"].values)
     lean = _lean(end[grads.main()])
-    size = np.nan if updates is None else float(_middle(late(updates.stats["ratio"].values)))
+    size = np.nan if updates is None else middle(late(updates.stats["ratio"].values))
     tone, verdict = _judge(run, grads, lean, end, size)
     return Analysis(
         key="gradient_flow",
@@ -36,13 +36,11 @@ def gradient_flow(run: Run) -> Analysis:
         tone=tone,
         verdict=verdict,
         quantities=(
-            Quantity("lean", _known(lean), "gradients of the first third of the layers over those of the last third"),
-            Quantity(
-                "spread", _known(_spread(end[grads.main()])), "decades between the largest and the smallest layer"
-            ),
-            Quantity("total, early", _known(_total(grads, early)), "norm of all gradients, first quarter of the run"),
-            Quantity("total, late", _known(_total(grads, late)), "the same, last quarter"),
-            Quantity("update ratio", _known(size), "norm of the update over norm of the weight, median layer, late"),
+            Quantity("lean", known(lean), "gradients of the first third of the layers over those of the last third"),
+            Quantity("spread", known(_spread(end[grads.main()])), "decades between the largest and the smallest layer"),
+            Quantity("total, early", known(_total(grads, early)), "norm of all gradients, first quarter of the run"),
+            Quantity("total, late", known(_total(grads, late)), "the same, last quarter"),
+            Quantity("update ratio", known(size), "norm of the update over norm of the weight, median layer, late"),
             Quantity("zero", int((end == 0).sum()), "sites whose gradient is zero at the end"),
             Quantity("not finite", int(grads.is_odd.any(axis=1).sum()), "sites that ever had a NaN or an infinity"),
         ),
@@ -136,12 +134,3 @@ def _table(grads: Measured, begin: Floats, end: Floats, updates: Measured | None
     return Table(
         "layers", ("site", "rms, early", "rms, late", "late / early", "update / weight"), tuple(rows), "rms, late"
     )
-
-
-def _middle(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else np.nan
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

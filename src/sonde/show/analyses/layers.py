@@ -93,8 +93,13 @@ def last(values: Floats) -> Floats:
 
 
 def _median(values: Floats) -> Floats:
-    known = np.isfinite(values)
-    return np.array([np.median(row[own]) if own.any() else np.nan for row, own in zip(values, known, strict=True)])
+    return np.array([middle(row) for row in values])
+
+
+def middle(values: Floats) -> float:
+    """The median of what is finite; NaN where nothing is."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else np.nan
 
 
 def ratio(a: Floats, b: Floats) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sonde.diagnose.measures.loss import MIN_POINTS, HeldOut, held_out, loss_name, validation_name
 from sonde.schema.window import Window
-from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Tone, line
+from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Tone, known, line
 from sonde.show.plot.axes import spans_decades
 
 TITLE: Final = "Overfitting"
@@ -41,9 +41,9 @@ def overfitting(window: Window) -> Analysis:
         Quantity("best step", state.best_step, "where that was", is_step=True),
         Quantity("validation, end", state.end, "level at the end"),
         Quantity("training, end", state.train, "level at the end"),
-        Quantity("gap", _finite(state.gap), "validation over training loss, at the end"),
-        Quantity("rise", _finite(state.turn), "validation at the end over its best"),
-        Quantity("accuracy", _finite(state.accuracy), "typical accuracy on held-out data, where it was logged"),
+        Quantity("gap", known(state.gap), "validation over training loss, at the end"),
+        Quantity("rise", known(state.turn), "validation at the end over its best"),
+        Quantity("accuracy", known(state.accuracy), "typical accuracy on held-out data, where it was logged"),
     )
     charts = _charts(window, name, state.best_step)
     return Analysis(key="overfitting", title=TITLE, tone=tone, verdict=verdict, quantities=quantities, charts=charts)
@@ -94,7 +94,3 @@ def _charts(window: Window, name: str, best: int | None) -> tuple[Chart, ...]:
     lines = tuple(line(one, *column) for one, column in columns.items())
     is_log = spans_decades([values for _, values in columns.values()])
     return (Chart(title="training and validation loss", lines=lines, is_log=is_log, marks=marks),)
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

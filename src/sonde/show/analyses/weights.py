@@ -8,8 +8,8 @@ import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.run import Run
-from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone
-from sonde.show.analyses.layers import Measured, first, first_odd, last, measure, ratio
+from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone, known
+from sonde.show.analyses.layers import Measured, first, first_odd, last, measure, middle, ratio
 
 TITLE: Final = "Weight distribution evolution"
 GREW: Final = 4.0
@@ -38,7 +38,9 @@ def weights(run: Run) -> Analysis:
         tone=tone,
         verdict=verdict,
         quantities=(
-            Quantity("growth, median", _middle(growth[main]), "norm at the end over norm at the start, median layer"),
+            Quantity(
+                "growth, median", known(middle(growth[main])), "norm at the end over norm at the start, median layer"
+            ),
             Quantity("growth, largest", _extreme(growth[main], np.max), "the same, layer that grew most"),
             Quantity("growth, smallest", _extreme(growth[main], np.min), "the same, layer that shrank most"),
             Quantity("still", int((~moved).sum()), "sites that did not move at all"),
@@ -134,11 +136,6 @@ def _table(params: Measured, begin: Floats, end: Floats, growth: Floats) -> Tabl
         for row, site in enumerate(params.sites)
     ]
     return Table("layers", ("site", "norm, start", "norm, end", "growth", "rms, end"), tuple(rows))
-
-
-def _middle(values: Floats) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else None
 
 
 def _extreme(values: Floats, function: object) -> float | None:

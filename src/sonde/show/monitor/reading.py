@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection
 from typing import Any, Final
@@ -10,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from sonde.diagnose.finding import ORDER as SEVERITIES
 from sonde.errors import SondeError
 from sonde.run import Run, by_series
 from sonde.schema.losses import is_loss, shown_scalars, training_loss, validation_loss
@@ -18,8 +16,9 @@ from sonde.schema.names import matches_any
 from sonde.schema.thinning import min_max
 from sonde.show.diagnosis import health_of, stored_diagnosis
 from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
-from sonde.show.monitor.live_pool import COLUMNS, LivePool
+from sonde.show.pooled import COLUMNS, LivePool
 from sonde.show.summary import steps_per_second
+from sonde.show.web.diagnoses import recorded_findings
 
 OTHER_SCALARS: Final = ("*lr*", "*learning_rate*", "*acc*")
 """Drawn in addition to the losses."""
@@ -208,21 +207,6 @@ def _wanted(names: Collection[str]) -> list[str]:
 
 
 def _live_findings(run: Run) -> list[dict[str, Any]]:
-    """What was found while it trained, each once: the gravest and newest first."""
-    newest: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in run.live_findings().to_pylist():
-        newest[row["rule"], row["sites"]] = {
-            **row,
-            "sites": _listed(row["sites"]),
-            "evidence": _listed(row["evidence"]),
-        }
-    ranks = {word: -place for place, word in enumerate(SEVERITIES)}
-    return sorted(newest.values(), key=lambda row: (ranks.get(row["severity"], 1), -row["step"]))
-
-
-def _listed(text: str) -> list[Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return []
-    return value if isinstance(value, list) else []
+    """What was found while it trained: the most severe and newest first."""
+    found = sorted(recorded_findings(run), key=lambda finding: (-finding.severity.rank, -finding.step))
+    return [finding.as_dict() for finding in found]

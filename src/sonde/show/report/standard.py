@@ -11,10 +11,10 @@ from sonde.errors import UsageError
 from sonde.run import Run
 from sonde.schema.records import to_json
 from sonde.show.analyses.analysis import Analysis, Table
+from sonde.show.analyses.checkpoints import adapters, weight_evolution, with_checkpoint
 from sonde.show.analyses.convergence import convergence
 from sonde.show.analyses.gradient_flow import gradient_flow
 from sonde.show.analyses.overfitting import overfitting
-from sonde.show.report.checkpoints import adapters, weight_evolution, with_checkpoint
 from sonde.show.report.page import to_page
 from sonde.show.term.number import number
 

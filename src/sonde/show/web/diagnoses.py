@@ -92,13 +92,13 @@ def _recorded(entry: Entry, run: Run) -> Judged:
 
 
 def recorded_findings(run: Run) -> tuple[Finding, ...]:
-    """What was found during training, most severe first. Rows that hold nonsense are left out."""
+    """What was found during training, each once as it was last, most severe first. Damaged rows are left out."""
     try:
         rows = run.live_findings().to_pylist()
     except CorruptError:  # the catalog is damaged, which the run's warnings say
         return ()
-    found = [finding for row in rows if (finding := _finding(row)) is not None]
-    return tuple(sorted(found, key=lambda finding: (-finding.severity.rank, finding.step)))
+    found = {finding_key(finding): finding for row in rows if (finding := _finding(row)) is not None}
+    return tuple(sorted(found.values(), key=lambda finding: (-finding.severity.rank, finding.step)))
 
 
 def _finding(row: Mapping[str, Any]) -> Finding | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from sonde.errors import SondeError
 from sonde.run import Run, compare
 from sonde.schema.losses import shown_scalars, training_loss
 from sonde.schema.records import flatten
+from sonde.schema.window import ends
 from sonde.show.divergence import divergence_sentences, what_agreed
 from sonde.show.web.answers.overview import MAX_TEXT, run_row
 from sonde.show.web.run_summaries import Briefs
@@ -61,26 +60,17 @@ def _metrics(runs: Sequence[Run]) -> list[dict[str, Any]]:
         columns.append(run.scalar_lines(kept, exact=True))
     rows = []
     for name in sorted(set().union(*ids)):
-        ends = [_ends(own.get(name)) for own in columns]
+        found = [ends(own.get(name)) for own in columns]
         rows.append(
             {
                 "name": name,
-                "last": [last for last, _, _ in ends],
-                "min": [low for _, low, _ in ends],
-                "max": [high for _, _, high in ends],
+                "last": [None if last is None else number(last) for last, _, _ in found],
+                "min": [low for _, low, _ in found],
+                "max": [high for _, _, high in found],
                 "scalars": [own.get(name) for own in ids],
             }
         )
     return rows
-
-
-def _ends(column: Any) -> tuple[Any, Any, Any]:
-    if column is None or not len(column[1]):
-        return None, None, None
-    values = column[1]
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
-    return number(float(values[-1])), low, high
 
 
 def _divergence(first: Entry, a: Run, entry: Entry, b: Run) -> dict[str, Any]:
