@@ -23,7 +23,7 @@ from sonde.read.compare.divergence import Divergence
 from sonde.read.compare.runs import Comparison, compare_states
 from sonde.read.compare.weights import WeightComparison, compare_weights
 from sonde.read.run.attempts import attempt_table, check_attempt
-from sonde.read.run.catalog import Catalog, Segment, read_rows
+from sonde.read.run.catalog import Catalog, Segment
 from sonde.read.run.checkpoints import (
     Checkpoint,
     checkpoint_list_table,
@@ -61,7 +61,7 @@ from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
 from sonde.read.tensors.lake import open_lake, open_local_lake, upload_warnings
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec, of_kind
 from sonde.read.tensors.readers import Lake
-from sonde.read.tensors.tensors import snapshot_table, snapshot_tensors, tensor_over_steps
+from sonde.read.tensors.tensors import num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import flatten
@@ -354,9 +354,9 @@ class Run:
 
     @property
     def num_snapshots(self) -> int:
-        """Number of snapshots that the catalog lists; 0 where it is damaged, which `warnings` says."""
+        """Number of snapshots that are shown; 0 where the catalog is damaged, which `warnings` says."""
         try:
-            return len(read_rows(self.path, "snapshots", is_live=self._now.is_held))
+            return num_snapshots(self._now)
         except CorruptError:
             return 0
 

@@ -13,6 +13,7 @@ import sonde
 from sonde.errors import UnknownNameError, UsageError
 from sonde.schema.joined import JOINED
 from sonde.schema.stats import STATS
+from sonde.session.entry import current
 from sonde.session.observers.mirror import Mirror, name_of
 
 
@@ -202,8 +203,14 @@ def test_a_sink_that_is_too_slow_loses_values_and_says_how_many(tmp_path, monkey
             over.wait(60)
             super().numbers(step, values)
 
+    def everything_is_handed_over() -> None:
+        session = current.active_session()
+        assert session is not None
+        assert session.flush()
+        over.set()
+
     sink = Slow()
-    run = train(tmp_path, mirror=Mirror(to=sink, every=1), at_end=over.set)
+    run = train(tmp_path, mirror=Mirror(to=sink, every=1), at_end=everything_is_handed_over)
     (mirror,) = delivered(run)
     assert 0 < mirror["delivered"] == sum(len(values) for _, values in sink.rows) < mirror["of"]
     assert f"{mirror['delivered']} of {mirror['of']} values delivered" in capfd.readouterr().err

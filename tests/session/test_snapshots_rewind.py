@@ -189,7 +189,7 @@ def test_every_view_shows_the_last_attempt(begin, reopen, tmp_path):
 
 
 def test_the_dashboard_shows_the_last_attempt(begin, reopen):
-    from sonde.show.web.answers import overview, snapshots
+    from sonde.show.web.answers import snapshots
     from sonde.show.web.query import Query
 
     loop = Loop(begin(**QUICK)).train(7).rewind(2).train(2)
@@ -197,7 +197,7 @@ def test_the_dashboard_shows_the_last_attempt(begin, reopen):
     for shown, history in ((run, loop.histories[-1]), (run.attempt(0), loop.histories[0])):
         listed = json.loads(snapshots.snapshots(shown, Query("")).body)["snapshots"]
         assert [row["step"] for row in listed] == sorted(history)
-        assert overview._num_snapshots(shown._now) == len(history)
+        assert shown.num_snapshots == len(history)
         images = {
             entry["name"]: entry["n"] for entry in json.loads(snapshots.snapshot(shown, 3, Query("")).body)["tensors"]
         }
