@@ -309,3 +309,13 @@ def test_in_tmux_it_waits_for_a_run(begin: Any, tmp_path: Path, terminal: Any) -
     screen.wait_for("sonde run train.py")
     begin().steps(3, falling).flush()
     screen.wait_for("gpt/baseline  running  step 2")
+
+
+def test_a_frame_that_arrives_while_the_screen_closes_is_ignored(two: Path) -> None:
+    async def script(app: Monitor, pilot: Any) -> None:
+        await until(pilot, lambda: app.latest is not None)
+        frame = app.latest
+        await app.query("#title").remove()
+        app.draw(frame)
+
+    play(two, script)

@@ -139,8 +139,10 @@ class Monitor(App[None]):
         self.is_looking = False
 
     def draw(self, frame: Frame) -> None:
-        """Show a frame."""
+        """Show a frame. Does nothing once the screen is being closed, while a frame is still on its way."""
         self.latest = frame
+        if not self.query("#title"):
+            return
         head = title(frame)
         if self.is_paused:
             head.append("  paused", style="reverse")
