@@ -612,6 +612,7 @@ def main(folder: Path) -> None:
         "execution": execution,
         "scaled": scaled,
         "record": recorded,
+        "returns": returns,
         "clipped": clipped,
         "faults": faults,
         "governed": governed,

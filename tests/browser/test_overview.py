@@ -23,7 +23,7 @@ def test_opens_on_what_is_wrong_where_since_when_and_the_remedy(
     expect(answer).to_contain_text("blocks.2.mlp.1")
     expect(answer).to_contain_text("look at blocks.2.mlp.1")
     expect(page.locator(".uplot").first).to_be_visible()
-    expect(page.get_by_text("not finite since step 35")).to_be_visible()
+    expect(page.get_by_text("it ends as NaN or Inf, first at step 35")).to_be_visible()
     page.wait_for_timeout(500)
     picture(page, "overview")
 

@@ -51,7 +51,7 @@ TIMM = [
     _timm("EVA", "eva.Eva", **VIT, use_rot_pos_emb=True, swiglu_mlp=True),
     _timm("CaiT", "cait.Cait", **VIT, init_values=0.1),
     _timm("XCiT", "xcit.Xcit", **VIT, eta=0.1),
-    _timm("MLP-Mixer", "mlp_mixer.MlpMixer", **MIXER),
+    _timm("MLP-Mixer", "mlp_mixer.MlpMixer", more={"is_quick": True}, **MIXER),
     _timm("ConvMixer", "convmixer.ConvMixer", dim=32, depth=2, kernel_size=5, patch_size=4),
     _timm("ConvNeXt", "convnext.ConvNeXt", depths=(1, 1, 1, 1), dims=(8, 16, 32, 32), ls_init_value=0.1),
     _timm("GhostNet", "ghostnet.GhostNet", cfgs=_ghost_settings, width=1.0),

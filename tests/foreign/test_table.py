@@ -30,7 +30,7 @@ def test_an_entry_that_passes_says_how_much_was_compared(folder: Path) -> None:
     record(Answers("Net", "models", num_identical=12, values=values, num_steps=40, num_parameters=1_234))
     table = main(folder)
     assert line_of(table, "Net") == "| Net | 40 | 1,234 | yes (12) | 4,000 of 30 series | none | none |"
-    assert "1 of 1 entries pass; 4,000 values compared; 0 known false alarms; 0 tests failed" in table
+    assert "1 of 1 entries pass; 4,000 values compared; 0 known false alarms; 0 other tests failed" in table
 
 
 def test_what_is_wrong_is_shown_as_wrong(folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_tests_without_an_answer_are_named(folder: Path) -> None:
     assert line_of(table, "test_c") == f"| test_c | **{DID_NOT_RUN}** |  |"
     assert "test_d" not in table, "it passed"
     assert "test_e" not in table, "its row says what is wrong"
-    assert "3 tests failed, were skipped or did not run" in table
+    assert "3 other tests failed, were skipped or did not run" in table
 
 
 def test_the_packages_are_named_with_their_versions(folder: Path) -> None:

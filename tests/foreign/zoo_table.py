@@ -29,8 +29,8 @@ once with neither. A test fails unless all four properties hold.
 - **identical**: parameters, buffers, gradients, optimizer state, losses and the states of the random number generators
   are equal to the last bit with and without sonde. The number is how many tensors and numbers were compared. Where
   less than that was compared, the cell says what.
-- **values**: how many recorded values were compared with the reference, and how many series they belong to. All agree
-  within the tolerances of `tests/foreign/tally.py`; JAX and TensorFlow round differently and have those of
+- **values**: how many recorded values were compared with the reference, and how many series they belong to. They must
+  agree within the tolerances of `tests/foreign/tally.py`; JAX and TensorFlow round differently and have those of
   `tests/foreign/ledger.py`. Of the models, ten of the forty steps are compared value by value; at the other steps
   exactly the expected rows must have been recorded. Quantiles of tensors of more than 512 elements are not compared,
   because they are computed from a sample. Nor are the scalars that sonde computes for its rules (`attn/`, `data/`,
@@ -66,7 +66,7 @@ def summary(entries: list[dict[str, Any]], unanswered: list[Outcome]) -> str:
     values = sum((entry["values"] or {}).get("num_values", 0) for entry in entries)
     known = sum(len(entry["known_findings"]) for entry in entries)
     total = f"{right} of {len(entries)} entries pass; {values:,} values compared; {known} known false alarms"
-    return f"{total}; {len(unanswered)} tests failed, were skipped or did not run.\n"
+    return f"{total}; {len(unanswered)} other tests failed, were skipped or did not run.\n"
 
 
 def missing(unanswered: list[Outcome]) -> str:

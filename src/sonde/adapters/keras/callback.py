@@ -127,6 +127,9 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             recorder.set_iterations(self._seen[0])
 
     def _remember(self, recorder: KerasRecorder) -> None:
+        optimizer = recorder.model.optimizer
+        if BACKEND == "jax" and optimizer is not None and optimizer.iterations._value is None:
+            return  # an interrupted `fit` leaves the variables without values: the position of before is the last known
         try:
             self._seen = _iterations(recorder.model), recorder.session.next_step
         except Exception as error:  # noqa: BLE001 - an optimizer whose buffers are gone must not end their program
