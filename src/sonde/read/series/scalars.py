@@ -74,6 +74,8 @@ def record_columns(record: ScalarsRecord) -> Columns:
 def _check_types(segment: Segment, table: pa.Table) -> None:
     expected = {"step": pa.int64(), "name": pa.int32(), "time": pa.float64(), "value": pa.float64()}
     for name, type in expected.items():
+        if name not in table.column_names:
+            raise damaged(segment, f"column {name} is missing")
         if table[name].type != type or table[name].null_count:
             raise damaged(segment, f"column {name} is not of type {type}")
 
