@@ -93,7 +93,7 @@ def killed_once(tmp_path_factory, finished_once):
     beat = -1
     while beat < 25:  # until the heartbeat has acknowledged all
         beat = sonde.open(path).manifest.heartbeat.acknowledged["stats"]
-    shutil.copytree(path, copy)
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("*.tmp"))  # it is still being written
     recording.finish()
     recording.path = copy
     return recording
