@@ -10,6 +10,7 @@ import torch
 
 import sonde
 from examination import names_recorded
+from oracle import attached
 from outcomes import DID_NOT_RUN, Outcome, note, note_report, short
 from sonde.session.entry import current
 
@@ -23,6 +24,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     names_recorded.clear()
     yield
+    for oracle in tuple(attached):
+        oracle.detach()
     torch.set_num_threads(before)
     sonde.finish()
     current.use(None)

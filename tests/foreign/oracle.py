@@ -38,6 +38,10 @@ COUNTERS = frozenset({"step", "eta", "mu", "mu_product"})
 """What torch's optimizers keep one number of for each parameter."""
 
 
+attached: set[Oracle] = set()
+"""Those that are not detached yet: a test that fails must not leave its replaced functions to the next one."""
+
+
 class Oracle:
     """Sees every module call in grad mode, every clipping and every step of the given optimizers.
 
@@ -74,6 +78,7 @@ class Oracle:
         self._raw: dict[str, Tally] = {}
         """Gradients of this step before clipping: two optimizers may have a parameter in common."""
         self._moves: dict[str, list[Move]] = {}
+        attached.add(self)
         self._undo: list[Callable[[], None]] = []
         self._watch_modules()
         self._watch_clipping()
@@ -81,6 +86,7 @@ class Oracle:
             self.follow(optimizer)
 
     def detach(self) -> None:
+        attached.discard(self)
         self._place_passes()
         for undo in reversed(self._undo):
             undo()

@@ -35,7 +35,7 @@ def slow_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or sys.platform != "linux":
         pytest.skip("needs a C compiler and LD_PRELOAD")
     library = tmp_path_factory.mktemp("slow") / "slow_disk.so"
-    source = Path(__file__).parents[1] / "record" / "slow_disk.c"
+    source = Path(__file__).parents[1] / "write" / "slow_disk.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     return library
 

@@ -115,7 +115,7 @@ class Steps:
         with self.lock:
             if key in self._open and not call.is_retry:
                 self._stepped.add(key)  # it has stepped, and whoever should have told us so failed
-            self._decide(is_next=self._is_next(key), are_for_step=not call.has_closure)
+            self._decide(is_next=self._is_next(key, has_closure=call.has_closure), are_for_step=not call.has_closure)
             self._open.add(key)
         call.counted_by.append(self)  # not before: what failed is done again at the end of the call
 
@@ -136,13 +136,13 @@ class Steps:
                 if self.is_over:
                     self._host.optimizers_stepped(self.number)
 
-    def _is_next(self, key: int) -> bool:
+    def _is_next(self, key: int, *, has_closure: bool = False) -> bool:
         """Whether this optimizer begins the next step. One that has not stepped in this one joins it, as in a GAN."""
         if key in self._stepped or not self._stepped or key in self._num_steps or key in self._expected:
             return key in self._stepped
         # Never seen before. In the first round it is one of several that take turns. Later it was added, and the
-        # forward pass since the others stepped is of its own step.
-        return self.passes.is_any_used and max(self._num_steps.values()) > 1
+        # forward pass since the others stepped is of its own step, as is the one that its closure will make.
+        return (has_closure or self.passes.is_any_used) and max(self._num_steps.values()) > 1
 
     def _seems_over(self) -> bool:
         num = len(self._stepped)
