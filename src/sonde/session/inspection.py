@@ -169,4 +169,4 @@ class Inspection:
     def emit(self, step: int) -> None:
         if self._is_wanted and self._values:
             values, self._values = self._values, {}
-            self.watching.log(values, step=step)
+            self.watching.log(dict(values), step=step)  # a copy: two threads may be in one model

@@ -101,8 +101,8 @@ class DataInspection:
     @property
     def is_here(self) -> bool:
         """Whether what the calling thread does now may concern that model."""
-        thread = self.thread
-        return thread is not None and self.session.threads.may_be(thread)
+        watching = self.watching
+        return watching is not None and self.session.threads.may_use(watching)
 
     def _is_asked(self, watching: Watching | None) -> bool:
         """Whether this model is the one, and this call of it the user's."""

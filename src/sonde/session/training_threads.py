@@ -73,9 +73,15 @@ class TrainingThreads:
         """The calling thread."""
         return self._here.id
 
-    def may_be(self, training: TrainingThread) -> bool:
-        """Whether what the calling thread does may belong to this one; not if it trains other models."""
-        return len(self.all) == 1 or self._own in (None, training)
+    def may_use(self, watching: Watching) -> bool:
+        """Whether what the calling thread does may concern this model; not if it trains others. A model not run
+        so far may belong to a thread that has yet to begin, unless the calling thread watched it."""
+        if len(self.all) == 1 and watching.has_run:
+            return True
+        own = self._own
+        if own is None or watching.has_run:
+            return own is None or own is watching.training
+        return watching.watched_in is self._here.id
 
     def is_elsewhere(self, watching: Watching) -> bool:
         """Whether another thread that is still alive trains this model."""
