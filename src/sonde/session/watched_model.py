@@ -1,4 +1,4 @@
-"""One watched model: taps in, sketches out. Written as the flow goes: probe -> reduce -> record."""
+"""One watched model: taps in, sketches out. Written as the flow goes: probe -> reduce -> write."""
 
 from __future__ import annotations
 
