@@ -113,7 +113,7 @@ ENDINGS: dict[str, tuple[str, int, str, str]] = {
         "finished",
         "",
     ),
-    "os._exit": ("session.flush()\nos._exit(3)", 3, "crashed", "ended without a goodbye"),
+    "os._exit": ("session.flush()\nos._exit(3)", 3, "crashed", "the process disappeared"),
     "a hook of the user's": (
         "import atexit\natexit.register(lambda: None)\nsys.excepthook = lambda *_: None\nraise ValueError('mine')",
         1,
@@ -239,7 +239,7 @@ def test_a_resumed_run_forgets_how_it_ended_before() -> None:
     run_program(resumed.replace("RUN", str(run.path)))
     assert (run.status, run.reason, run.last_step) == ("finished", "", 4)
     run_program(resumed.replace("RUN", str(run.path)) + "os.kill(os.getpid(), signal.SIGKILL)")
-    assert (run.status, run.reason[:23]) == ("crashed", "ended without a goodbye")
+    assert (run.status, run.reason[:23]) == ("crashed", "the process disappeared")
 
 
 def test_sys_exit_is_put_back_when_the_last_session_ends(tmp_path: Path) -> None:

@@ -142,4 +142,4 @@ def ending_of(code: int) -> tuple[RunStatus, str]:
 def lost(last_step: int) -> str:
     """The reason shown for a run whose process disappeared."""
     after = f"after step {last_step:,}" if last_step >= 0 else "before its first step"
-    return f"ended without a goodbye (killed, out of memory or power loss) {after}"
+    return f"the process disappeared (killed, out of memory or power loss) {after}"
