@@ -15,7 +15,7 @@ from sonde.config import Settings
 from sonde.reduce.numpy import sketch
 from sonde.reduce.torch import Reducer, resolve_all
 from sonde.session import begin
-from sonde.session.coverage import coverage_of
+from sonde.session.model.coverage import coverage_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sonde
-from sonde.session import budget as governing
+from sonde.session.training import budget as governing
 
 
 def train(session: Any, steps: int, **options: Any) -> None:

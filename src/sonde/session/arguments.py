@@ -13,7 +13,7 @@ from sonde.errors import NotAModelError, UsageError
 from sonde.probe.model import ModelNames
 
 if TYPE_CHECKING:
-    from sonde.session.watched_model import WatchedModel
+    from sonde.session.model.watched import WatchedModel
 
 
 def check_model(model: object) -> nn.Module:

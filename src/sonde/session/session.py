@@ -23,14 +23,14 @@ from sonde.session import forks
 from sonde.session.breaker import Breaker
 from sonde.session.ending import final_status, keep_exit_by_signal, last_error, print_line, shown, status_of
 from sonde.session.exits import exits
+from sonde.session.model.unseen_steps import warn_of_unseen
 from sonde.session.null import NullSession
 from sonde.session.observers.mirror import Observers, mirror_observers
 from sonde.session.observers.rules import LiveRules
 from sonde.session.scalars import put_logged
 from sonde.session.snapshots.taker import SnapshotTaker
+from sonde.session.threads import TrainingThreads
 from sonde.session.training.position import Position, rewind
-from sonde.session.training.threads import TrainingThreads
-from sonde.session.training.unseen_steps import warn_of_unseen
 from sonde.write.ending import leave_exit_code
 from sonde.write.folder import absolute, remove_run
 from sonde.write.writer import Writer, WriterOptions
@@ -38,12 +38,12 @@ from sonde.write.writer import Writer, WriterOptions
 if TYPE_CHECKING:
     from sonde.diagnose.finding import Finding
     from sonde.probe.optimizer.hooks import Call, OptimizerHooks
-    from sonde.session.budget import BudgetController
+    from sonde.session.data.inspection import DataInspection
     from sonde.session.entry.automatic import Automatic
-    from sonde.session.inspect.data import DataInspection
+    from sonde.session.model.watched import WatchedModel
+    from sonde.session.training.budget import BudgetController
     from sonde.session.training.thread import TrainingThread
     from sonde.session.training.writer import StepWriter
-    from sonde.session.watched_model import WatchedModel
 
 DEFAULT_ACTIVATIONS = first(100) | every(10)
 IN_GRAPH = "in-graph"
@@ -124,8 +124,8 @@ class Session:
         if self.is_finished:
             raise SessionError(f"this session is finished ({self.path}). Start a new one:  sonde.init(...)")
         from sonde.session.arguments import check_model, check_optimizers, watched_before
+        from sonde.session.model.watched import WatchedModel
         from sonde.session.plan import SCHEDULED, Plan
-        from sonde.session.watched_model import WatchedModel
 
         if others:
             from sonde.session.entry.wandb import translate
@@ -202,7 +202,7 @@ class Session:
             )
 
     def _inspect_data(self, watching: WatchedModel) -> None:
-        from sonde.session.inspect.data import DataInspection
+        from sonde.session.data.inspection import DataInspection
 
         if self.data is None:
             self.data = DataInspection(self)
@@ -280,7 +280,7 @@ class Session:
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
         """Tell which batch comes next: gives it an identity, and sketches of its tensors as `custom/batch.<n>`."""
-        from sonde.session.batches import put_batch
+        from sonde.session.data.batches import put_batch
 
         self._custom(put_batch, inputs, targets, ids)
 
@@ -488,7 +488,7 @@ class Session:
         """What a viewer should know of how this was recorded."""
         facts: dict[str, Any] = {"overhead": self.threads.facts()}
         if self._watched_models:
-            from sonde.session.coverage import coverage_of
+            from sonde.session.model.coverage import coverage_of
 
             facts["coverage"] = coverage_of(self._watched_models)
         if self.breaker.num_errors:

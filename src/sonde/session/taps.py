@@ -53,7 +53,7 @@ def _site_id(session: Session, name: str, shape: tuple[int, ...], dtype: str) ->
 def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
     from sonde.probe.guards import quiet
     from sonde.reduce.torch import Reducer
-    from sonde.session.training.tables import put_tables
+    from sonde.session.model.tables import put_tables
 
     names: dict[int, str] = {}
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sonde.reduce.torch import Reducer, set_raw
 from sonde.schema.records import Site
+from sonde.session.model.tables import put_tables
 from sonde.session.session import Session
-from sonde.session.training.tables import put_tables
 
 
 class TorchSketches:

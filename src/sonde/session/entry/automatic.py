@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sonde.probe.guards import is_observable, protected
+from sonde.session.model.watched import WatchedModel
 from sonde.session.session import Session
-from sonde.session.watched_model import WatchedModel
 
 _SEARCH_STEPS: Final = 50
 """After this many steps every model of an ordinary program has been seen, and looking for more would only cost."""

@@ -23,7 +23,7 @@ from sonde.session.inspect.rotation import RoundRobin
 from sonde.session.inspect.units import RARELY, UnitInspection, Values
 
 if TYPE_CHECKING:
-    from sonde.session.watched_model import WatchedModel
+    from sonde.session.model.watched import WatchedModel
 
 _MAX_ATTENTIONS: Final = 12
 """Attentions looked at in one inspection; a deep model's take turns."""

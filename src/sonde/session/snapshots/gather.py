@@ -19,7 +19,7 @@ from sonde.session.snapshots.staging import dtype_name
 if TYPE_CHECKING:
     from sonde.probe.model import ModuleRef, NamedParameter
     from sonde.probe.optimizer.tap import OptimizerStep
-    from sonde.session.watched_model import WatchedModel
+    from sonde.session.model.watched import WatchedModel
 
 Named = tuple[str, Tensor]
 LARGE_BUFFER: Final = 1 << 20

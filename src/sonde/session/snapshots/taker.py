@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sonde.probe.model import ModuleRef
     from sonde.probe.optimizer.tap import OptimizerStep
     from sonde.schema.layout import RunStatus
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
     from sonde.session.snapshots.copies import Copier
     from sonde.session.snapshots.draft import Draft, Streams
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from sonde.session.snapshots.probes import Probe
     from sonde.session.snapshots.staging import Staging
     from sonde.session.training.thread import TrainingThread
-    from sonde.session.watched_model import WatchedModel
 
 _PATIENCE_S: Final = 1.0
 """After this long `finish` says what it waits for, and training is said to have waited."""

@@ -9,15 +9,15 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.probe.guarded import attempt
-from sonde.session.budget import BudgetController
+from sonde.session.training.budget import BudgetController
 from sonde.session.training.count import Steps
 from sonde.session.training.writer import StepWriter
 
 if TYPE_CHECKING:
     import weakref
 
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
-    from sonde.session.watched_model import WatchedModel
 
 _FACTS_EVERY: Final = 100
 
@@ -139,6 +139,6 @@ class TrainingThread:
         """model.json, if what it says has changed."""
         watched_models = self.watched_models
         if watched_models:
-            from sonde.session.structure import write_structure
+            from sonde.session.model.structure import write_structure
 
             write_structure(self.session, watched_models)

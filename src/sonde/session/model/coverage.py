@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sonde.session.watched_model import WatchedModel
+    from sonde.session.model.watched import WatchedModel
 
 
 def coverage_of(watched_models: list[WatchedModel]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from sonde.probe.structure import describe
 from sonde.schema.layout import MODEL_FILE
 
 if TYPE_CHECKING:
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
-    from sonde.session.watched_model import WatchedModel
 
 
 _writing: Final = threading.Lock()

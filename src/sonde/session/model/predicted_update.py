@@ -8,11 +8,11 @@ from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.step_pass import StepPass, Stream
 from sonde.reduce.torch import Table
-from sonde.session.training.formula import rule_of
-from sonde.session.training.parameter_subset import ParameterSubset
+from sonde.session.model.formula import rule_of
+from sonde.session.model.parameter_subset import ParameterSubset
 
 if TYPE_CHECKING:
-    from sonde.session.watched_model import WatchedModel
+    from sonde.session.model.watched import WatchedModel
 
 
 class UpdatePrediction:

@@ -25,14 +25,14 @@ from sonde.reduce.inspect.data import Values, inspect_input, inspect_target, is_
 from sonde.reduce.inspect.identity import batch_hash
 from sonde.reduce.inspect.loss_call import inspect_loss
 from sonde.reduce.inspect.output import inspect_output
-from sonde.session.inspect.loss import SeenLoss
-from sonde.session.inspect.validation import SeenValidation
+from sonde.session.data.loss import SeenLoss
+from sonde.session.data.validation import SeenValidation
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
     from sonde.session.training.thread import TrainingThread
-    from sonde.session.watched_model import WatchedModel
 
 
 class DataInspection:

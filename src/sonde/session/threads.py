@@ -15,8 +15,8 @@ from sonde.session.training.thread import TrainingThread
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.hooks import Call
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
-    from sonde.session.watched_model import WatchedModel
 
 _IDLE_STEPS: Final = 1000
 """A thread that makes no step while another makes this many no longer holds back where a resumed run begins."""
@@ -222,6 +222,6 @@ class TrainingThreads:
             training.governing.governor.budget = budget
 
     def facts(self) -> dict[str, Any]:
-        from sonde.session.budget import joined_facts
+        from sonde.session.training.budget import joined_facts
 
         return joined_facts([training.governing for training in self.all])

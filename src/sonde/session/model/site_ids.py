@@ -10,7 +10,7 @@ from torch import Tensor
 from sonde.probe.model import ModuleRef, NamedParameter
 from sonde.schema.names import Kind
 from sonde.schema.records import Site
-from sonde.session.training.parameter_subset import ParameterSubset
+from sonde.session.model.parameter_subset import ParameterSubset
 
 if TYPE_CHECKING:
     from sonde.write.writer import Writer

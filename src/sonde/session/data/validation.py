@@ -29,7 +29,7 @@ from sonde.schema.losses import SEEN_VALIDATION
 from sonde.schema.records import ScalarsRecord
 
 if TYPE_CHECKING:
-    from sonde.session.inspect.loss import SeenLoss
+    from sonde.session.data.loss import SeenLoss
     from sonde.session.session import Session
 
 _MAX: Final = 8

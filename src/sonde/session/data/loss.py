@@ -22,8 +22,8 @@ from sonde.schema.records import ScalarsRecord
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
-    from sonde.session.watched_model import WatchedModel
 
 MAX_MICRO_BATCHES: Final = 4096
 """Of a step that may never end: the loss of the first ones will do."""

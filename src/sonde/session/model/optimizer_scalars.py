@@ -12,10 +12,10 @@ from sonde.probe.optimizer.hyperparameters import RATE, Hyperparameters, group_n
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.reduce.scalars import PendingScalars
 from sonde.schema.records import Event
-from sonde.session.training.optimizer_names import OptimizerNames
+from sonde.session.model.optimizer_names import OptimizerNames
 
 if TYPE_CHECKING:
-    from sonde.session.watched_model import WatchedModel
+    from sonde.session.model.watched import WatchedModel
 
 MAX_CLIPS: Final = 8
 """Parts of the parameters that are clipped by themselves: beyond that only `clip_factor` tells of each."""

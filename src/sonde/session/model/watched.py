@@ -23,16 +23,16 @@ from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.session.inspect.inspection import Inspection
+from sonde.session.model.optimizer_scalars import OptimizerScalars
+from sonde.session.model.parameter_subset import ParameterSubset, adam_moments, is_state, split_by_grad
+from sonde.session.model.predicted_update import UpdatePrediction
+from sonde.session.model.site_ids import SiteIds
+from sonde.session.model.structure import StructureDocument
+from sonde.session.model.tables import put_tables
+from sonde.session.model.unseen_steps import UnseenUpdates, warn_of_missing
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import Plan
 from sonde.session.ranks.same_weights import is_due, model_fingerprint
-from sonde.session.structure import StructureDocument
-from sonde.session.training.optimizer_scalars import OptimizerScalars
-from sonde.session.training.parameter_subset import ParameterSubset, adam_moments, is_state, split_by_grad
-from sonde.session.training.predicted_update import UpdatePrediction
-from sonde.session.training.site_ids import SiteIds
-from sonde.session.training.tables import put_tables
-from sonde.session.training.unseen_steps import UnseenUpdates, warn_of_missing
 from sonde.write.ranks import world_size
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from sonde.session.model.watched import WatchedModel
     from sonde.session.session import Session
-    from sonde.session.watched_model import WatchedModel
 
 MIN_UPDATES: Final = 3
 """Changes of the parameters without a step until it is said. One may be a checkpoint that is loaded after a trial."""
