@@ -99,7 +99,7 @@ def measure(device: str, kinds: tuple[str, ...], rounds: int, folder: Path) -> d
         print(f"{device} {'+'.join(kinds)} {number + 1}/{rounds + 2}", file=sys.stderr, flush=True)
     sizes = [t.nbytes for t in trained.tensors(kinds[:1] + tuple(k for k in kinds[1:] if k == "optim")).values()]
     nbytes = sum(sizes) + (sum(p.nbytes for p in trained.model.parameters()) if "grad" in kinds else 0)
-    counts = dict(session.snapshots.ledger.counts)
+    counts = dict(session.steps.snapshots.ledger.counts)
     session.finish()
     stored = folder_bytes(session.path / "tensors") / max(counts["taken"], 1)
     return _result(times, kinds, nbytes, stored, counts)
@@ -111,7 +111,7 @@ def _round(
     session.flush(120)
     session.snapshot()
     step_s = trained.step()
-    own_s = session.governing.meter._now.host_s.get("snapshots", 0.0)
+    own_s = session.steps.training.governing.meter._now.host_s.get("snapshots", 0.0)
     began = time.perf_counter()
     session.flush(120)
     write_s = time.perf_counter() - began

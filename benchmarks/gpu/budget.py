@@ -43,14 +43,14 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
             step()
     for _ in range(5):  # a compiler looks at the model anew when its hooks are gone
         step()
-    governor = recorded.session.governing.governor
+    governor = recorded.session.steps.training.governing.governor
     off, on, account = [timed(step, block)], [], (governor.lost_s, governor.total_s)
     for _ in range(steps // block):
         with hooks.in_place():
             on.append(timed(step, block))
         off.append(timed(step, block))
     with hooks.in_place():
-        path, facts = recorded.session.path, recorded.session.governing.facts()
+        path, facts = recorded.session.path, recorded.session.steps.training.governing.facts()
         account = governor.lost_s - account[0], governor.total_s - account[1]
         recorded.stop()
     ratios = [t / ((a + b) / 2) for t, a, b in zip(on, off, off[1:], strict=False)]

@@ -88,7 +88,7 @@ def train(
         "losses": [x.item() for x in losses],
         "norms": [x.item() for x in norms],
         **{name: [x.item() for x in values] for name, values in hand.items()},
-        "errors": session.breaker.num_errors if session else 0,
+        "errors": session.recording.breaker.num_errors if session else 0,
     }
     if session is not None:
         path = session.path

@@ -61,7 +61,7 @@ class Recorded:
     def after_step(self) -> None: ...
 
     def stop(self) -> None:
-        assert self.session.breaker.num_errors == 0, "sonde failed: see above"
+        assert self.session.recording.breaker.num_errors == 0, "sonde failed: see above"
         self.session.finish()
 
 

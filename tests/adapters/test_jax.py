@@ -113,7 +113,7 @@ def train(optimizer: Any, *, is_recorded: bool, donate: bool = False) -> tuple[l
 def test_an_optax_loop_is_recorded_with_gradients_and_updates(tmp_path, donate):
     with sonde.init(project="jax", dir=tmp_path, verbose=False) as session:
         losses, grads, updates = train(sonde_jax.recorded(optax.adamw(1e-2)), is_recorded=True, donate=donate)
-        errors = session.breaker.num_errors
+        errors = session.recording.breaker.num_errors
     assert errors == 0
     run = sonde.open("latest", dir=tmp_path)
     np.testing.assert_allclose(run.scalars("loss")["value"].to_pylist(), losses)
@@ -378,7 +378,7 @@ def test_injected_hyperparameters_are_recorded_as_they_were_used(tmp_path, is_ou
         optimizer = sonde_jax.recorded(optax.inject_hyperparams(optax.adamw)(learning_rate=schedule, b2=0.9))
     with sonde.init(project="jax", dir=tmp_path, verbose=False) as session:
         train(optimizer, is_recorded=True, donate=True)
-        assert session.breaker.num_errors == 0
+        assert session.recording.breaker.num_errors == 0
     run = sonde.open("latest", dir=tmp_path)
     assert numbers(run, "optim/lr") == {step: pytest.approx(0.1 * 0.5**step) for step in range(5)}
     if not is_outside:

@@ -53,7 +53,7 @@ def test_compiled_with_cuda_graphs(tmp_path, mode):
         compiled(x).square().mean().backward()
         wanted.append(model[0].weight.grad.double().norm())
         optimizer.step()
-    errors = session.breaker.num_errors
+    errors = session.recording.breaker.num_errors
     session.finish()
     run = sonde.open(session.path)
     assert errors == 0
@@ -93,7 +93,7 @@ def test_capture_while_records_are_on_their_way(tmp_path):
         for _ in range(3):
             graph.replay()
             optimizer.step()
-    errors = session.breaker.num_errors
+    errors = session.recording.breaker.num_errors
     last = model[0].weight.grad.double().norm().item()
     session.finish()
     assert errors == 0
@@ -122,7 +122,7 @@ def test_a_captured_optimizer_step_is_told_in_coverage(tmp_path):
         step()
     for _ in range(5):
         graph.replay()
-    errors, coverage = session.breaker.num_errors, coverage_of(session.watchings)
+    errors, coverage = session.recording.breaker.num_errors, coverage_of(session.steps.models)
     session.finish()
     assert errors == 0
     assert coverage["captured_steps"] == 1
@@ -167,7 +167,7 @@ def test_parameters_on_several_devices(tmp_path):
         wanted.append(
             [(p.detach().double().cpu() - b).norm().item() for p, b in zip(model.parameters(), before, strict=True)]
         )
-    errors = session.breaker.num_errors
+    errors = session.recording.breaker.num_errors
     session.finish()
     assert errors == 0
     run = sonde.open(session.path)
@@ -247,7 +247,7 @@ def test_skipped_steps_have_no_update(tmp_path, fused):
         scaler.scale(loss * float("inf") if step == 2 else loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    errors = session.breaker.num_errors
+    errors = session.recording.breaker.num_errors
     session.finish()
     assert errors == 0
     found = norms(sonde.open(session.path), "update/0.weight/norm")

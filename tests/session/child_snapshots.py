@@ -32,7 +32,7 @@ with torch.no_grad():
     for parameter in model.parameters():
         parameter.fill_(-0.5 * session.step_number)
 session.watch(model, optimizer, snapshots=sonde.Snapshots(when=sonde.every(1), kinds=("param", "grad")))
-done = session.snapshots.ledger.done
+done = session.steps.snapshots.ledger.done
 
 
 def tell(outcome: Any) -> None:
@@ -41,7 +41,7 @@ def tell(outcome: Any) -> None:
         print(outcome.pending.step, flush=True)
 
 
-session.snapshots.ledger.done = tell
+session.steps.snapshots.ledger.done = tell
 print("ready", flush=True)
 while True:
     model().backward()

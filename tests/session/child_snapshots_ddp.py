@@ -37,14 +37,14 @@ def work(rank: int, folder: str, port: str) -> None:
         optimizer.zero_grad(set_to_none=step % 2 == 0)  # the next backward pass writes into what is held
     if rank == 0:
         assert session.flush(30)
-        store = session.snapshots._writer._store
+        store = session.steps.snapshots._writer._store
         assert store.steps() == [0, 2, 4]
         for step in store.steps():
             tensors = store.read(step).tensors
             assert {"probe/model", "act/model", "batch/input.0"} <= set(tensors)
             for name, tensor in seen[step].items():
                 assert np.array_equal(tensors[name].values(), tensor.numpy()), (step, name)
-        assert session.breaker.num_errors == 0
+        assert session.recording.breaker.num_errors == 0
         print("all as it was")
     session.finish()
     dist.destroy_process_group()

@@ -30,7 +30,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 session: Any = sonde.init(project="kill", name="kill", dir=sys.argv[1], verbose=False, resume=True)
 attempt = len(sonde.open(session.path)._now.catalog.attempts)
 session.watch(model, optimizer, snapshots=sonde.Snapshots(when=sonde.every(1), kinds=("param",)))
-done = session.snapshots.ledger.done
+done = session.steps.snapshots.ledger.done
 
 
 def tell(outcome: Any) -> None:
@@ -39,7 +39,7 @@ def tell(outcome: Any) -> None:
         print(outcome.pending.attempt.wait(0), outcome.pending.step, flush=True)
 
 
-session.snapshots.ledger.done = tell
+session.steps.snapshots.ledger.done = tell
 print("ready", flush=True)
 while True:
     for _ in range(7):

@@ -125,7 +125,7 @@ def test_what_log_cannot_record_is_told_once_and_never_switches_sonde_off(
         session.log(values, step)
     session.log({"after": 1})
     assert capfd.readouterr().err.count(says) == 1
-    assert (session.breaker.num_errors, session.breaker.is_open) == (0, False)
+    assert (session.recording.breaker.num_errors, session.recording.breaker.is_open) == (0, False)
     run = reopen()
     assert run.scalars("after").num_rows == 1
     assert "loss" not in run.scalars().column("name").to_pylist()

@@ -39,7 +39,7 @@ def check(case: Case, begin: Any) -> None:
     bare = train(case)
     watched = train(case, watch)
     assert {key: repr(watched[key]) for key in KEYS} == {key: repr(bare[key]) for key in KEYS}
-    assert watched["session"].breaker.num_errors == 0
+    assert watched["session"].recording.breaker.num_errors == 0
     assert watched["session"].step_number > 0, "nothing was recorded"
     for copied in (
         copy.deepcopy(watched["trained"]),

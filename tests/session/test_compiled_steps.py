@@ -318,7 +318,7 @@ def test_a_snapshot_of_a_step_in_one_graph_has_no_gradients_of_another_step(begi
         for _ in range(3):
             train(batch())
     assert session.flush(30)
-    store = session.snapshots._writer._store
+    store = session.steps.snapshots._writer._store
     assert store.steps() == [0, 1, 2]
     assert {name.split("/")[0] for step in store.steps() for name in store.read(step).tensors} == {"param"}
 

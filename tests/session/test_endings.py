@@ -163,7 +163,7 @@ def test_a_full_disk_warns_once_and_training_goes_on() -> None:
         for _ in range(5):
             train(20)
             time.sleep(0.3)
-        print(bool(session.writer.degraded))
+        print(bool(session.recording.writer.degraded))
         """
     )
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,7 @@ def check_sweep(points: Any, begin: Any, capfd: Any) -> int:
         told = capfd.readouterr().err
         if not injector.where:
             return at  # the run ended before the k-th call: every point has been tried
-        assert result["session"].breaker.num_errors == 1, injector.where
+        assert result["session"].recording.breaker.num_errors == 1, injector.where
         assert told.count("a measurement failed") == 1, injector.where
         result["session"].finish()
     return 0
@@ -237,7 +237,7 @@ def test_too_many_failures_switch_sonde_off_and_are_recorded(
     for _ in range(10):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    assert session.breaker.is_open
+    assert session.recording.breaker.is_open
     told = capfd.readouterr().err
     assert told.count("a measurement failed") == 1
     assert told.count("switched off") == 1
@@ -252,7 +252,7 @@ def test_a_failure_at_the_start_of_a_batch_is_not_raised(begin: Any, monkeypatch
     def broken() -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(session.training.steps, "begin_next", broken)
+    monkeypatch.setattr(session.steps.training.steps, "begin_next", broken)
     session.batch(torch.ones(2))
     assert capfd.readouterr().err.count("planted") == 1
 

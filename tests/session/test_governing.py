@@ -69,6 +69,6 @@ def test_memory_pressure_is_told_and_leaves_gradients(begin, reopen, monkeypatch
 def test_telling_batches_apart_is_no_inspection(begin):
     session = begin(budget=None)
     train(session, 45, inspect=sonde.every(10))
-    costs = session.governing.governor._costs
+    costs = session.steps.training.governing.governor._costs
     assert {step % 10 for step, _ in costs["inspect"]} == {0}
     assert len(costs[""]) > 10, "it is part of the account all the same"

@@ -45,7 +45,7 @@ def inspect(begin, reopen):
             optimizer.step()
             if after is not None:
                 after(step, model, loss)
-        assert session.breaker.num_errors == 0
+        assert session.recording.breaker.num_errors == 0
         return reopen()
 
     torch.manual_seed(0)
@@ -220,7 +220,7 @@ def test_attention_is_the_same_however_it_is_computed(begin, reopen, is_causal):
         for _ in range(2):
             model(torch.randn(4, 9, 3)).square().sum().backward()
             optimizer.step()
-        assert session.breaker.num_errors == 0
+        assert session.recording.breaker.num_errors == 0
         found = {name: value for name, value in last(reopen()).items() if name.startswith("attn/")}
         assert {name.split("/")[1] for name in found} == {"attn.mha" if how.startswith("mha") else "attn"}, how
         results[how] = {name.split("/")[2]: value for name, value in found.items()}
@@ -422,7 +422,7 @@ def test_awkward_outputs_survive_and_nothing_is_left_behind(begin, reopen):
         model(torch.randint(0, 11, (4, 6)))["logits"].square().mean().backward()
         optimizer.step()
         assert [vars(holder).get(name) for holder, name, _ in TARGETS] == before, "between passes torch is untouched"
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert {"unit/first.relu/dead", "unit/second.relu/dead"} <= set(columns(run))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -528,5 +528,5 @@ def test_a_mode_of_the_user_sees_none_of_our_operations(begin, mode):
             loss.backward()
             optimizer.step()
         seen.append(counts.seen)
-        assert session is None or session.breaker.num_errors == 0
+        assert session is None or session.recording.breaker.num_errors == 0
     assert seen[0] == seen[1]

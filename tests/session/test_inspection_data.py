@@ -56,8 +56,8 @@ def test_inputs_targets_outputs_and_loss_are_seen_at_inspected_steps(begin, reop
     model = net()
     session = begin().watch(model, inspect=sonde.first(2) | sonde.every(4))
     losses = train(model, batches(6))
-    assert session.breaker.num_errors == 0
-    assert session.data.loss_name == "cross_entropy"
+    assert session.recording.breaker.num_errors == 0
+    assert session.steps.data.loss_name == "cross_entropy"
     run = reopen()
     assert list(values(run, "data/input/std")) == [0, 1, 4]
     assert values(run, "data/loss/value") == {step: pytest.approx(losses[step], rel=1e-6) for step in (0, 1, 4)}
@@ -86,7 +86,7 @@ def test_batch_tells_identity_ids_and_purity_at_every_step(begin, reopen):
     session = begin(hist_every=1000).watch(model, inspect=False)
     train(model, batches(25), tell=lambda x, y: sonde.batch(x, y, ids=["a", "b"]))
     run = reopen()
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     for name in ("hash", "ids_hash", "label_purity"):
         assert list(values(run, f"data/batch/{name}")) == list(range(25))
     assert len(set(values(run, "data/batch/ids_hash").values())) == 1
@@ -152,7 +152,7 @@ def test_a_model_that_computes_its_loss_inside(begin, reopen):
     for _ in range(2):
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert list(values(run, "data/target/shift").values()) == [1, 1]
     assert values(run, "data/input/is_token")[0] == 1
@@ -167,7 +167,7 @@ def test_of_several_losses_the_one_of_the_models_output_speaks(begin, reopen):
         return F.mse_loss(model[0].weight, torch.zeros(8, 4)) + F.cross_entropy(out, y) + F.l1_loss(out, out * 0)
 
     train(model, batches(2), two)
-    assert session.data.loss_name == "cross_entropy"
+    assert session.steps.data.loss_name == "cross_entropy"
     assert values(reopen(), "data/output/width") == {0: 3, 1: 3}
 
 
@@ -198,7 +198,7 @@ def test_training_is_the_same_to_the_bit_and_nothing_is_left(begin):
     assert torch.equal(torch.get_rng_state(), rng)
     for a, b in zip(bare.parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     sonde.finish()
     assert F.cross_entropy.__code__ is code
     assert not hasattr(F.cross_entropy, "__wrapped__")
@@ -236,8 +236,8 @@ def test_whatever_batch_is_given_training_goes_on(begin, capfd, kind):
     model = net()
     session = begin().watch(model)
     train(model, batches(2), tell=lambda x, y: sonde.batch(*AWKWARD[kind]))
-    assert session.breaker.num_errors == 0
-    assert session.step_number + session.is_step_over == 2
+    assert session.recording.breaker.num_errors == 0
+    assert session.step_number + session.recording.is_step_over == 2
 
 
 def test_batch_works_without_a_model(begin, reopen):
@@ -262,7 +262,7 @@ def test_a_model_that_gives_and_takes_structures(begin, reopen):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model({"x": torch.ones(3, 2), "name": "text"})[1]["out"].sum().backward()
     optimizer.step()
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert values(run, "data/input/size") == {0: 3}
     assert values(run, "data/output/width") == {0: 2}
@@ -273,7 +273,7 @@ def test_the_documentation_names_every_series(begin, reopen):
     model, text = net(), Language()
     session = begin().watch(model)
     train(model, batches(2), tell=lambda x, y: sonde.batch(x, y, ids=[1]))
-    session.unwatch(session.watched_models[:])
+    session.steps.unwatch(session.steps.models[:])
     session.watch(text)
     ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(0))
     train_text(text, ids)

@@ -130,7 +130,7 @@ def train(name: str, begin: Any, *, autocast: bool = False, compiled: str = "") 
         scaler.update()
         losses.append(loss.item())
     if session is not None:
-        assert session.breaker.num_errors == 0
+        assert session.recording.breaker.num_errors == 0
         assert session.step_number >= 6
         copied = copy.deepcopy(model)
         assert digest(pickle.loads(pickle.dumps(model)).state_dict()) == digest(copied.state_dict())
@@ -155,7 +155,7 @@ def test_inspecting_changes_no_bit(name, autocast, begin):
 def test_inspecting_changes_no_bit_of_an_awkward_model(case, begin):
     bare = train_awkward(case)
     watched = train_awkward(case, lambda m, o: begin().watch(m, o, inspect=sonde.every(1)))
-    assert watched["session"].breaker.num_errors == 0
+    assert watched["session"].recording.breaker.num_errors == 0
     for key in ("losses", "model", "optimizer", "rng", "scale"):
         assert watched[key] == bare[key], key
 
@@ -189,6 +189,6 @@ def test_a_model_with_a_compiled_block_is_not_compiled_again(begin):
         for _ in range(5):
             model(sequence()).sum().backward()
             optimizer.step()
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     torch.compiler.reset()
     counters.clear()

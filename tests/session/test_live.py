@@ -263,7 +263,7 @@ def test_training_is_bit_identical_with_rules_and_without(monkeypatch: pytest.Mo
 
     def weights(diagnose: bool) -> list[torch.Tensor]:
         session, step = begin(verbose=False, diagnose=diagnose)
-        (watching,) = session._watched_models
+        (watching,) = session.steps.models
         model = watching.names.model()
         for _ in range(30):
             step()

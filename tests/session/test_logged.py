@@ -179,7 +179,7 @@ def test_what_is_no_number_costs_itself_and_one_warning(session: Any, reopen: An
     for step in range(2):
         for kind, make in BAD.items():
             session.log({f"before {kind}": 1.5, kind: make(), f"after {kind}": torch.tensor([2.5])}, step=step)
-    assert (session.breaker.num_errors, session.breaker.is_open) == (0, False)
+    assert (session.recording.breaker.num_errors, session.recording.breaker.is_open) == (0, False)
     run = reopen()
     assert set(rows(run)) == {f"{when} {kind}" for kind in BAD for when in ("before", "after")}
     assert run.scalars().num_rows == 2 * 2 * len(BAD)
@@ -204,7 +204,7 @@ def test_good_values_arrive_whatever_is_logged_with_them(session: Any, reopen: A
         names = list(values)
         draw.shuffle(names)
         session.log({name: values[name] for name in names}, step=step)
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     found = [(row["step"], row["value"]) for row in reopen().scalars().to_pylist()]
     assert sorted(map(str, found)) == sorted(map(str, wanted))
 
@@ -336,7 +336,7 @@ def test_a_tap_of_what_cannot_be_read_costs_itself_and_one_warning(session: Any,
         for kind, make in ODD_ARRAYS.items():
             session.tap(kind, make())
             session.tap("good", torch.full((3,), 2.0))
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert run.sites("custom/*").column("site").to_pylist() == ["good"]
     assert len(capfd.readouterr().err.splitlines()) == len(run.warnings) == len(ODD_ARRAYS)
@@ -365,7 +365,7 @@ def test_a_batch_of_what_cannot_be_read_is_told_and_its_good_parts_are_recorded(
         session.batch(torch.ones(2), ids=make())
         session.batch({"x": torch.ones(2), kind: make()}, ids=Confusing([1]))
     session.batch(torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), torch.tensor([1, 1]))
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert run.stats("custom/batch.0/n").num_rows > 0
     assert run.scalars("data/batch/label_purity").column("value").to_pylist()[-1] == 1.0

@@ -92,7 +92,7 @@ def test_a_loop_that_never_steps_is_told_while_it_runs(begin: Any, monkeypatch: 
     session = begin().watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(20):
         model(torch.randn(3, 4))
-        assert len(session.watched_models[0].nonfinite._flags) < 12
+        assert len(session.steps.models[0].nonfinite._flags) < 12
     session.flush()
     (event,) = [e for e in sonde.open(session.path).events().to_pylist() if e["type"] == "nonfinite"]
     details = json.loads(event["details"])

@@ -164,7 +164,7 @@ def test_everything_is_recorded_and_training_is_bit_identical(
     assert list(steps(ours, optimizer)) == expected
     pairs = zip((*ours.parameters(), *ours.buffers()), (*theirs.parameters(), *theirs.buffers()), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     names = [name for name, p in ours.named_parameters() if p.grad is not None]
     assert run.last_step == 3
@@ -206,7 +206,7 @@ def test_a_scripted_model_that_is_not_watched_is_left_alone(begin: Any, reopen: 
     for _ in range(3):
         (model(example()) - teacher(example())).square().mean().backward()
         optimizer.step()
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert run.warnings == []
     assert run.last_step == 2
@@ -225,7 +225,7 @@ def test_a_model_can_be_scripted_and_traced_while_it_is_watched(begin: Any, reop
         list(steps(model, optimizer, 1))
         torch.jit.trace(model, example())
         torch.jit.script(model)(example())
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     assert reopen().stats("grad/0.weight/norm").num_rows == 2
 
 
@@ -236,7 +236,7 @@ def test_lazy_parameters_are_recorded_once_they_are_there(begin: Any, reopen: An
     model(example())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = list(steps(model, optimizer))
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     found = run.stats("grad/0.weight/norm").column("value").to_pylist()
     np.testing.assert_allclose(found, [norms[0] for _, norms in expected], rtol=1e-6)
@@ -248,7 +248,7 @@ def test_in_graph_taps_leave_a_scripted_model_alone(begin: Any, reopen: Any) -> 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = begin().watch(model, optimizer, activations="in-graph")
     list(steps(model, optimizer))
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     assert reopen().stats("grad/*/norm").num_rows == 4 * 8
 
 

@@ -54,7 +54,10 @@ def run_program(code: str, library: Path, seconds: int = 2) -> subprocess.Comple
 
 
 def test_finish_returns_when_records_and_status_are_there_and_does_not_wait_for_the_sealing(slow_disk: Path) -> None:
-    done = run_program("session.finish()\nprint(session.writer.is_done, session.writer._thread.is_alive())", slow_disk)
+    done = run_program(
+        "session.finish()\nprint(session.recording.writer.is_done, session.recording.writer._thread.is_alive())",
+        slow_disk,
+    )
     assert done.stdout.split() == ["True", "True"], done.stderr
     run = sonde.open("runs/latest")
     assert (run.status, run.scalars("loss").num_rows, run.warnings, run.verify()) == ("finished", 40, [], [])

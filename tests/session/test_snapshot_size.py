@@ -47,7 +47,7 @@ def test_state_is_known_before_it_exists(begin: Any, kind: Any, options: dict[st
     optimizer = kind(model.parameters(), lr=0.01, **options)
     session = begin()
     session.watch(model, optimizer, snapshots=sonde.Snapshots(kinds=ALL, store="memory", when=sonde.every(1)))
-    (followed,) = session.snapshots._followed.values()
+    (followed,) = session.steps.snapshots._followed.values()
     before = expected_bytes(followed.gather, ALL)
 
     def loss() -> Any:
@@ -60,7 +60,7 @@ def test_state_is_known_before_it_exists(begin: Any, kind: Any, options: dict[st
         optimizer.step(loss)
     assert session.flush(30)
     taken = {"param": 0, "grad": 0, "optim": 0, "act": 0, "batch": 0}
-    for name, tensor in session.snapshots._writer._store.read(1).tensors.items():
+    for name, tensor in session.steps.snapshots._writer._store.read(1).tensors.items():
         taken[name.partition("/")[0]] += tensor.nbytes
     assert (before["param"], before["grad"]) == (taken["param"], taken["grad"])
     assert before["optim"] <= taken["optim"], "what would fit must not be refused"
@@ -75,5 +75,5 @@ def test_only_what_is_wanted_counts(begin: Any) -> None:
     chosen = sonde.Snapshots(kinds=("param", "optim"), sites=nn.LayerNorm, store="memory")
     optimizer = optim.AdamW(model.parameters())
     session.watch(model, optimizer, snapshots=chosen)
-    (followed,) = session.snapshots._followed.values()
+    (followed,) = session.steps.snapshots._followed.values()
     assert expected_bytes(followed.gather, ("param", "optim")) == {"param": 2 * 32 * 4, "optim": 2 * 2 * 32 * 4}

@@ -85,7 +85,7 @@ class Trained:
 
 def kept(session: Any) -> MemoryStore:
     assert session.flush(30)
-    store = session.snapshots._writer._store
+    store = session.steps.snapshots._writer._store
     assert isinstance(store, MemoryStore)
     return store
 
@@ -129,7 +129,7 @@ def test_what_is_kept_is_what_the_optimizer_found(begin: Any) -> None:
     assert store.steps() == [0, 2, 4]
     for step in store.steps():
         assert_same(store, step, trained.seen[step])
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
 
 
 def test_one_word_keeps_parameters_in_zarr(begin: Any, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_probe_batch_the_model_cannot_take_is_said_once_and_left_out(begin: An
         trained.step()
     assert [len(kept(session).read(step).tensors) for step in range(3)] == [len(trained.model.state_dict())] * 3
     assert capfd.readouterr().err.count("probe batch") == 1
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
 
 
 def test_sites_choose(begin: Any) -> None:
@@ -262,7 +262,7 @@ def test_a_shared_parameter_is_chosen_by_any_of_its_modules(begin: Any) -> None:
     session.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), snapshots=plan(sites=nn.Linear))
     session.snapshot()
     session.finish()
-    assert set(session.snapshots._writer._store.read(0).tensors) == {"param/0.weight"}
+    assert set(session.steps.snapshots._writer._store.read(0).tensors) == {"param/0.weight"}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.bool])
@@ -390,7 +390,7 @@ def test_asked_after_the_last_step_it_is_taken_by_finish(begin: Any) -> None:
     trained.step()
     assert session.snapshot() == 1
     session.finish()
-    store = session.snapshots._writer._store
+    store = session.steps.snapshots._writer._store
     assert_same(store, 1, {n: t for n, t in trained.now().items() if n.startswith("param/")})
 
 
@@ -401,7 +401,7 @@ def test_asked_by_a_thread_that_does_not_train_the_one_that_does_takes_it(begin:
     thread = threading.Thread(target=session.snapshot)
     thread.start()
     thread.join()
-    assert session.snapshots.draft is None
+    assert session.steps.snapshots.draft is None
     trained.step()
     trained.step()
     assert kept(session).steps() == [1]
@@ -413,7 +413,7 @@ def test_a_schedule_that_raises_costs_snapshots_and_nothing_else(begin: Any) -> 
     for _ in range(5):
         trained.step()
     assert kept(session).steps() == [0, 3, 4]
-    assert (session.breaker.num_errors, session.step_number) == (1, 4)
+    assert (session.recording.breaker.num_errors, session.step_number) == (1, 4)
 
 
 def test_a_run_without_snapshots_keeps_one_when_asked(begin: Any) -> None:
@@ -448,7 +448,7 @@ def test_the_first_critical_finding_of_a_rule_is_worth_a_snapshot(begin: Any) ->
                 trained.model.first.weight.fill_(float("nan"))
         trained.step()
         session.flush(10)
-        if session.snapshots.ledger.counts["taken"]:
+        if session.steps.snapshots.ledger.counts["taken"]:
             break
     store = kept(session)
     assert store.read(store.steps()[0]).reason == "finding nan_inf"
@@ -487,7 +487,7 @@ def test_a_slow_disk_costs_no_snapshot_that_fits_in_memory(begin: Any, blocked: 
     assert store.steps() == list(range(12))
     for step in store.steps():
         assert_same(store, step, trained.seen[step])
-    assert session.snapshots.ledger.counts == {"taken": 12, "skipped": 0, "failed": 0}
+    assert session.steps.snapshots.ledger.counts == {"taken": 12, "skipped": 0, "failed": 0}
 
 
 def test_with_memory_for_one_training_waits_and_every_snapshot_is_taken(begin: Any, blocked: Any) -> None:
@@ -496,7 +496,7 @@ def test_with_memory_for_one_training_waits_and_every_snapshot_is_taken(begin: A
     nbytes = sum(t.nbytes for t in trained.model.state_dict().values())
     session = begin(snapshot_mib=1.5 * nbytes / 2**20)
     session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
-    staging, has_ended = session.snapshots._memory(), threading.Event()
+    staging, has_ended = session.steps.snapshots._memory(), threading.Event()
 
     def let_go() -> None:
         while not has_ended.wait(0.002):
@@ -513,7 +513,7 @@ def test_with_memory_for_one_training_waits_and_every_snapshot_is_taken(begin: A
     assert store.steps() == list(range(6))
     for step in store.steps():
         assert_same(store, step, {n: t for n, t in trained.seen[step].items() if n.startswith("param/")})
-    assert session.snapshots.ledger.counts == {"taken": 6, "skipped": 0, "failed": 0}
+    assert session.steps.snapshots.ledger.counts == {"taken": 6, "skipped": 0, "failed": 0}
 
 
 def test_a_disk_that_has_stopped_is_waited_for_once_and_every_skip_says_why(
@@ -531,7 +531,7 @@ def test_a_disk_that_has_stopped_is_waited_for_once_and_every_skip_says_why(
     assert kept(session).steps() == [0]
     trained.step()
     assert kept(session).steps() == [0, 5]
-    assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 4, "failed": 0}
+    assert session.steps.snapshots.ledger.counts == {"taken": 2, "skipped": 4, "failed": 0}
     session.finish()
     assert capfd.readouterr().err.count("was skipped") == 1
     run = sonde.open(session.path)
@@ -543,7 +543,7 @@ def test_a_disk_that_has_stopped_is_waited_for_once_and_every_skip_says_why(
 
 
 def events(session: Any, type: str) -> list[dict[str, Any]]:
-    assert session.writer.flush(30)
+    assert session.recording.writer.flush(30)
     return [event for event in sonde.open(session.path).events().to_pylist() if event["type"] == type]
 
 
@@ -552,11 +552,11 @@ def test_staging_memory_is_bounded_and_used_again(begin: Any, blocked: Any) -> N
     nbytes = sum(t.nbytes for t in trained.model.state_dict().values())
     session = begin(snapshot_mib=2.5 * nbytes / 2**20, snapshot_wait_s=0.0)
     session.watch(trained.model, trained.optimizer, snapshots=plan(when=sonde.every(1)))
-    staging = session.snapshots._memory()
+    staging = session.steps.snapshots._memory()
     for _ in range(4):
         trained.step()
         assert staging.held_bytes <= staging.limit_bytes
-    assert session.snapshots.ledger.counts["skipped"] == 2
+    assert session.steps.snapshots.ledger.counts["skipped"] == 2
     blocked.set()
     session.flush(30)
     held = staging.held_bytes
@@ -577,8 +577,8 @@ def test_activations_that_do_not_fit_cost_the_whole_snapshot(begin: Any) -> None
         optimizer.step()
     store = kept(session)
     assert store.steps() == [0, 2]
-    assert session.snapshots.ledger.counts["skipped"] == 1
-    assert session.snapshots._memory().used_bytes == 0
+    assert session.steps.snapshots.ledger.counts["skipped"] == 1
+    assert session.steps.snapshots._memory().used_bytes == 0
     (skip,) = events(session, "snapshot_skipped")  # training did not wait for what can never come
     assert re.search(r"it takes more than .* MiB, and snapshot_mib allows 0\.1 MiB\. Allow more:", skip["message"])
 
@@ -601,8 +601,8 @@ def test_a_full_disk_costs_the_snapshot_and_not_the_training(
     for _ in range(3):
         trained.step()
     assert kept(session).steps() == [1, 2]
-    assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 1}
-    assert session.breaker.num_errors == 0
+    assert session.steps.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 1}
+    assert session.recording.breaker.num_errors == 0
     assert capfd.readouterr().err.count("No space left on device. Training goes on.") == 1
 
 
@@ -615,8 +615,8 @@ def test_a_store_that_fails_oddly_opens_the_breaker_in_the_end_and_training_goes
     for _ in range(6):
         trained.step()
         session.flush(10)
-    assert session.breaker.is_open
-    assert session.snapshots.ledger.counts["failed"] == 3
+    assert session.recording.breaker.is_open
+    assert session.steps.snapshots.ledger.counts["failed"] == 3
 
 
 # ------------------------------------------------------------------------------------------- start-up and the end
@@ -642,7 +642,7 @@ def test_a_model_that_cannot_fit_is_refused_before_training(begin: Any) -> None:
     model = nn.Linear(100, 100)
     with pytest.raises(UsageError, match=r"snapshot_mib="):
         session.watch(model, snapshots=plan())
-    assert session.watched_models == []
+    assert session.steps.models == []
 
 
 ADAM_NET = {"param": 1, "grad": 1, "optim": 2}
@@ -661,7 +661,7 @@ def test_what_can_never_fit_is_refused_whatever_kind_it_is_and_what_fits_is_take
     if not fits:
         with pytest.raises(UsageError, match=rf"{kind} .* set aside for them\. Allow more: .*snapshot_mib="):
             session.watch(model, optimizer, snapshots=chosen)
-        assert session.watched_models == []
+        assert session.steps.models == []
         return
     session.watch(model, optimizer, snapshots=chosen)
     for _ in range(3):
@@ -713,7 +713,7 @@ def test_a_step_that_is_made_again_in_a_continued_run_has_both_snapshots(begin: 
     for _ in range(4):
         second.step()
     again.finish()
-    assert again.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 0}
+    assert again.steps.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 0}
     store = open_store("zarr", session.path)
     try:
         assert (store.steps(), store.steps(1)) == ([0, 2], [2, 4])
@@ -738,7 +738,7 @@ def test_finish_waits_for_what_is_on_its_way(begin: Any, monkeypatch: pytest.Mon
     for _ in range(3):
         trained.step()
     session.finish()
-    assert session.snapshots.ledger.counts["taken"] == 3
+    assert session.steps.snapshots.ledger.counts["taken"] == 3
 
 
 def test_finish_waits_as_long_as_something_is_written(begin: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
@@ -757,7 +757,7 @@ def test_finish_waits_as_long_as_something_is_written(begin: Any, monkeypatch: p
     trained.step()
     trained.step()
     session.finish()
-    assert session.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 0}
+    assert session.steps.snapshots.ledger.counts == {"taken": 2, "skipped": 0, "failed": 0}
     assert "sonde: writing 2 more snapshots (" in capfd.readouterr().err
     assert sonde.open(session.path).warnings == []
 
@@ -781,7 +781,7 @@ def test_what_cannot_be_written_in_time_is_said_to_be_lost(begin: Any, blocked: 
     trained.step()
     session.finish()
     assert "2 snapshots were lost" in capfd.readouterr().err
-    assert session.snapshots.ledger.counts["failed"] == 2
+    assert session.steps.snapshots.ledger.counts["failed"] == 2
     assert sonde.open(session.path).status == "finished"
 
 
@@ -797,8 +797,8 @@ def test_an_exception_still_writes_what_is_staged(begin: Any) -> None:
 
     with pytest.raises(RuntimeError, match="theirs"):
         train()
-    assert session.snapshots._writer._store.steps() == [0]
-    assert session.snapshots.ledger.counts == {"taken": 1, "skipped": 0, "failed": 0}
+    assert session.steps.snapshots._writer._store.steps() == [0]
+    assert session.steps.snapshots.ledger.counts == {"taken": 1, "skipped": 0, "failed": 0}
 
 
 def test_a_forked_child_takes_no_snapshots_and_leaves_the_parents_alone(begin: Any) -> None:
@@ -810,7 +810,7 @@ def test_a_forked_child_takes_no_snapshots_and_leaves_the_parents_alone(begin: A
         code = 1
         try:
             trained.step()
-            code = 0 if session.snapshots.draft is None and session.snapshot() is None else 2
+            code = 0 if session.steps.snapshots.draft is None and session.snapshot() is None else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

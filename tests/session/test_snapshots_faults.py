@@ -75,7 +75,7 @@ def test_a_failure_anywhere_costs_the_snapshot_and_no_bit_of_the_training(
     # A probe that has failed once is left out.
     assert len(calls) > (2 if owner is probing.Probe else 4), "the fault was not planted"
     assert session.step_number == NUM_STEPS - 1
-    assert session.snapshots.ledger.counts["taken"] >= 1, "it went on afterwards"
-    assert session.snapshots._memory().used_bytes == 0
+    assert session.steps.snapshots.ledger.counts["taken"] >= 1, "it went on afterwards"
+    assert session.steps.snapshots._memory().used_bytes == 0
     session.finish()
     assert sonde.open(session.path).status == "finished"

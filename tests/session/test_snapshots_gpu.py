@@ -50,8 +50,8 @@ def test_what_is_kept_on_a_gpu_is_what_was_there_and_nothing_waits(options: dict
     session, seen, watched = train(begin, 4, **options)
     assert watched == bare
     assert session.flush(60)
-    assert session.breaker.num_errors == 0
-    store = session.snapshots._writer._store
+    assert session.recording.breaker.num_errors == 0
+    store = session.steps.snapshots._writer._store
     assert store.steps() == [0, 1, 2, 3]
     for step, expected in enumerate(seen):
         tensors = store.read(step).tensors

@@ -67,7 +67,7 @@ def train(model: Writes, begin: Any, **options: Any) -> Any:
     found = model.weight.detach().clone()
     optimizer.step()
     assert session.flush(30)
-    return session.snapshots._writer._store.read(0).tensors["param/weight"].values(), found.numpy()
+    return session.steps.snapshots._writer._store.read(0).tensors["param/weight"].values(), found.numpy()
 
 
 @pytest.mark.parametrize("write", [in_place, replaced])
@@ -129,13 +129,13 @@ def test_a_thread_that_never_comes_to_copying_costs_no_snapshot(begin: Any, monk
         seen.append({name: value.numpy().copy() for name, value in model.state_dict().items()})
         optimizer.step()
     assert session.flush(30)
-    store = session.snapshots._writer._store
+    store = session.steps.snapshots._writer._store
     for step, expected in enumerate(seen):
         for name, value in expected.items():
             assert np.array_equal(store.read(step).tensors[f"param/{name}"].values(), value)
     slow.may_go.set()
-    assert session.snapshots.ledger.counts == {"taken": 3, "skipped": 0, "failed": 0}
-    assert session.snapshots._memory().used_bytes == 0
+    assert session.steps.snapshots.ledger.counts == {"taken": 3, "skipped": 0, "failed": 0}
+    assert session.steps.snapshots._memory().used_bytes == 0
 
 
 def test_a_thread_stopped_in_the_middle_of_a_part_costs_the_snapshot_and_not_the_step(
@@ -159,13 +159,13 @@ def test_a_thread_stopped_in_the_middle_of_a_part_costs_the_snapshot_and_not_the
     assert begun.wait(30)
     y.backward()
     optimizer.step()
-    assert session.snapshots.ledger.counts == {"taken": 0, "skipped": 1, "failed": 0}
+    assert session.steps.snapshots.ledger.counts == {"taken": 0, "skipped": 1, "failed": 0}
     may_go.set()
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     assert session.flush(30)
-    assert session.snapshots.ledger.counts == {"taken": 1, "skipped": 1, "failed": 0}
-    assert session.snapshots._memory().used_bytes == 0
+    assert session.steps.snapshots.ledger.counts == {"taken": 1, "skipped": 1, "failed": 0}
+    assert session.steps.snapshots._memory().used_bytes == 0
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -188,8 +188,8 @@ def test_gradients_zeroed_before_they_are_copied_are_taken_again_and_then_at_onc
         if step >= 2:
             slow.may_go.set()
             assert session.flush(30)
-    store = session.snapshots._writer._store
+    store = session.steps.snapshots._writer._store
     assert store.steps() == ([0, 2] if set_to_none else [3])
     for step in store.steps():
         assert np.array_equal(store.read(step).tensors["grad/weight"].values(), grads[step])
-    assert session.snapshots.ledger.counts["failed"] == 0
+    assert session.steps.snapshots.ledger.counts["failed"] == 0

@@ -41,9 +41,9 @@ def check(case: Case, begin: Any) -> None:
     assert {key: repr(watched[key]) for key in KEYS} == {key: repr(bare[key]) for key in KEYS}
     session = watched["session"]
     assert session.flush(30)
-    assert session.breaker.num_errors == 0
-    assert session.snapshots.ledger.counts["taken"] == session.step_number + 1
-    last = session.snapshots._writer._store.read(session.step_number)
+    assert session.recording.breaker.num_errors == 0
+    assert session.steps.snapshots.ledger.counts["taken"] == session.step_number + 1
+    last = session.steps.snapshots._writer._store.read(session.step_number)
     kinds = {name.partition("/")[0] for name in last.tensors}
     assert kinds >= {"param", "grad", "optim", "probe"} | (set() if case.compiled else {"act", "batch"})
 
@@ -102,8 +102,8 @@ def run(begin: Any = None, **options: Any) -> tuple[Any, ...]:
         losses.append(loss.item())
     if session is not None:
         assert session.flush(30)
-        assert session.snapshots.ledger.counts == {"taken": 5, "skipped": 0, "failed": 0}
-        assert session.breaker.num_errors == 0
+        assert session.steps.snapshots.ledger.counts == {"taken": 5, "skipped": 0, "failed": 0}
+        assert session.recording.breaker.num_errors == 0
     rng = digest(torch.get_rng_state()), repr(np.random.get_state()[1][:4])  # type: ignore[index] # noqa: NPY002
     return losses, digest(model.state_dict()), digest(optimizer.state_dict()), rng, model.num_calls, model.training
 

@@ -109,7 +109,7 @@ def test_an_evaluation_with_gradients_on_is_no_part_of_the_next_step(num_looks: 
         for _ in range(num_looks):
             total = model(batch(3)).sum().item()
             session.log({"batch": step, "total": total})
-            assert len(session.training.steps.passes) <= 1
+            assert len(session.steps.training.steps.passes) <= 1
         model.train()
         session.log({"val": step})
     run = reopen()

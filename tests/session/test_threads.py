@@ -131,7 +131,7 @@ def _run(*trainers: Any) -> None:
 
 
 def _assert_silent(session: Any, capfd: Any) -> None:
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     assert "warning" not in capfd.readouterr().err
 
 
@@ -146,7 +146,7 @@ def test_two_threads_train_two_models(begin: Any, reopen: Any, capfd: Any, attem
     for trainer in trainers:
         trainer.watch(session)
     _run(*trainers)
-    assert session.step_number + session.is_step_over == NUM_STEPS
+    assert session.step_number + session.recording.is_step_over == NUM_STEPS
     run = reopen()
     _assert_silent(session, capfd)
     for trainer in trainers:
@@ -500,7 +500,7 @@ def test_a_resumed_run_begins_where_the_slowest_thread_was(begin: Any, monkeypat
     for trainer in (slow, fast):
         trainer.watch(session)
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(session.writer, "set_step", lambda step, visible=-1: told.append((step, visible)))
+    monkeypatch.setattr(session.recording.writer, "set_step", lambda step, visible=-1: told.append((step, visible)))
     threads = [threading.Thread(target=trainer) for trainer in (slow, fast)]
     for thread in threads:
         thread.start()
@@ -516,7 +516,7 @@ def test_one_thread_marks_its_steps_as_before(begin: Any, monkeypatch: Any) -> N
     trainer = Trainer("a", 1, 5)
     trainer.watch(session)
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(session.writer, "set_step", lambda step, visible=-1: told.append((step, visible)))
+    monkeypatch.setattr(session.recording.writer, "set_step", lambda step, visible=-1: told.append((step, visible)))
     _run(trainer)
     assert told == [(step, -1) for step in range(1, 5)]
 

@@ -15,7 +15,7 @@ import sonde
 from awkward import Awkward, Block, make_optimizer
 from sonde.errors import UsageError
 from sonde.reduce.numpy import sketch
-from sonde.session import watched_model as watching
+from sonde.session.model import watched as watching
 
 
 def values(run: Any, series: str) -> list[float]:
@@ -464,7 +464,7 @@ def test_calls_without_end_are_left_out_until_the_next_step(
     for num_calls in (3, 25, 4):
         sum(model(torch.ones(1, 2)).sum() for _ in range(num_calls)).backward()
         optimizer.step()
-    assert session.breaker.num_errors == 0
+    assert session.recording.breaker.num_errors == 0
     run = reopen()
     assert values(run, "act/*/n") == [3, 10, 4]
     assert values(run, "grad/bias/n") == [1, 1, 1]

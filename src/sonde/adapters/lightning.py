@@ -63,7 +63,7 @@ class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The module's own end of the epoch comes after ours; what it logged there is still of the last step."""
-        if isinstance(self.session, Session) and self.session.is_step_over:
+        if isinstance(self.session, Session) and self.session.recording.is_step_over:
             self._log(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,7 +76,7 @@ class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
     def _is_accumulating(self) -> bool:
         """Whether the optimizers wait for more micro-batches, by Lightning's accumulation or by the module's own."""
         session = self.session
-        return isinstance(session, Session) and not session.is_finished and not session.is_step_over
+        return isinstance(session, Session) and not session.is_finished and not session.recording.is_step_over
 
     def _collect(self, trainer: Trainer) -> None:
         """Add the numbers of a micro-batch to those of its step."""

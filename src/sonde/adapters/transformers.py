@@ -83,9 +83,9 @@ class SondeCallback(TrainerMixin, TrainerCallback):  # type: ignore[misc]
         try:
             write_link(folder, session.path, step=self._ahead + state.global_step)
         except OSError as error:
-            session.warn_once("checkpoint link", f"{folder} could not be linked to its run: {error}")
+            session.recording.warn_once("checkpoint link", f"{folder} could not be linked to its run: {error}")
         details = {} if state.best_metric is None else {"best_metric": state.best_metric}
-        session.writer.kept(
+        session.recording.writer.kept(
             KeptRow(
                 table="checkpoints",
                 step=self._ahead + state.global_step,

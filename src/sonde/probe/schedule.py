@@ -80,3 +80,7 @@ def as_schedule(value: object, *, default: Schedule, argument: str) -> Schedule:
 def _with_first_step(schedule: Schedule) -> Schedule:
     """People look at step 0 first."""
     return Schedule(lambda step: step == 0 or schedule(step), repr(schedule))
+
+
+DEFAULT_ACTIVATIONS: Final = first(100) | every(10)
+DEFAULT_INSPECT: Final = first(20) | every(10)

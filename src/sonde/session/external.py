@@ -12,17 +12,21 @@ import numpy as np
 from sonde.probe.optimizer.hyperparameters import Hyperparameters
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS, Array
+from sonde.session.recording import Recording
 from sonde.session.scalars import put_numbers
-from sonde.session.session import Session
 
 
 def put_rows(
-    session: Session, sites: Sequence[Site], rows: Callable[[], tuple[Array, Array] | None], *, step: int | None = None
+    recording: Recording,
+    sites: Sequence[Site],
+    rows: Callable[[], tuple[Array, Array] | None],
+    *,
+    step: int | None = None,
 ) -> None:
     """Record a row of numbers for each site, with a histogram each or none at all. `rows` is called on the writer
     thread, and may wait there for a device; None is nothing to record."""
-    ids = np.array([session.writer.site_id(site) for site in sites], np.int32)
-    at = session.step_number if step is None else step
+    ids = np.array([recording.writer.site_id(site) for site in sites], np.int32)
+    at = recording.step_number if step is None else step
     now = time.time()
 
     def resolve() -> StatsRecord | None:
@@ -32,22 +36,24 @@ def put_rows(
         values, hist = found
         return StatsRecord(at, now, ids, values, np.arange(len(hist), dtype=np.int32), hist.astype(np.float32))
 
-    session.writer.put(resolve, len(ids) * 8 * NUM_BINS, step=at)
+    recording.writer.put(resolve, len(ids) * 8 * NUM_BINS, step=at)
 
 
-def put_scalars(session: Session, values: Mapping[str, SupportsFloat], *, step: int | None = None) -> None:
+def put_scalars(recording: Recording, values: Mapping[str, SupportsFloat], *, step: int | None = None) -> None:
     """Record numbers that may still be on a device; `float(value)` is called on the writer thread."""
-    at = session.step_number if step is None else step
-    put_numbers(session, {name: partial(float, value) for name, value in values.items()}, at)
+    at = recording.step_number if step is None else step
+    put_numbers(recording, {name: partial(float, value) for name, value in values.items()}, at)
 
 
-def put_settings(session: Session, known: Hyperparameters, names: Sequence[str], values: Callable[[], Array]) -> None:
+def put_settings(
+    recording: Recording, known: Hyperparameters, names: Sequence[str], values: Callable[[], Array]
+) -> None:
     """Record hyperparameters that are still on a device: learning rates, and of the others those that have changed.
 
     `values` is called on the writer thread, in the order of steps, and so is `known`.
     """
-    at, now = session.step_number, time.time()
-    ids = {name: session.writer.scalar_id(f"optim/{name}") for name in names}
+    at, now = recording.step_number, time.time()
+    ids = {name: recording.writer.scalar_id(f"optim/{name}") for name in names}
 
     def resolve() -> ScalarsRecord | None:
         numbers = zip(names, values().tolist(), strict=True)
@@ -57,4 +63,4 @@ def put_settings(session: Session, known: Hyperparameters, names: Sequence[str],
         which, steps, found = (np.array(column) for column in zip(*rows, strict=True))
         return ScalarsRecord(which.astype(np.int32), steps.astype(np.int64), np.full(len(rows), now), found)
 
-    session.writer.put(resolve, 64 * len(names), step=at, stream="scalars")
+    recording.writer.put(resolve, 64 * len(names), step=at, stream="scalars")

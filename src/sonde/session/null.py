@@ -39,10 +39,6 @@ class NullSession:
     def rewind(self, step: int) -> bool:
         return False
 
-    def event(self, type: str, message: str, **details: Any) -> None: ...
-
-    def on_finish(self, restore: Any) -> None: ...
-
     def flush(self, timeout_s: float = 30.0) -> bool:
         return True
 

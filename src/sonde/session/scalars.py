@@ -14,10 +14,10 @@ import numpy as np
 
 from sonde.schema.records import Event, ScalarsRecord
 from sonde.session.numbers import NotANumberError, flattened, take
+from sonde.session.recording import Recording
 
 if TYPE_CHECKING:
     from sonde.reduce.scalars import PendingScalars
-    from sonde.session.session import Session
     from sonde.session.training.thread import TrainingThread
     from sonde.session.training.writer import StepWriter
     from sonde.write.writer import Writer
@@ -26,21 +26,34 @@ MAX_STEP: Final = 1 << 53
 """Beyond it neighbours are one number to JSON and to a browser."""
 
 
-def put_logged(session: Session, training: TrainingThread, values: Any, step: Any = None) -> None:
+def log_values(recording: Recording, training: TrainingThread, values: Any, step: Any = None) -> None:
+    """Record numbers that belong to this training thread, whichever thread calls. Never raises."""
+    if recording.is_finished:
+        recording.warn_once(
+            "log after finish", "log() after finish() records nothing. Start a new run with sonde.init()."
+        )
+        return
+    try:
+        _put_logged(recording, training, values, step)
+    except Exception as error:  # noqa: BLE001 - our failure must not end their training
+        recording.breaker("log", error)
+
+
+def _put_logged(recording: Recording, training: TrainingThread, values: Any, step: Any = None) -> None:
     """Hand them to the writer. What cannot be recorded is named once and left out: it is no failure of ours. Without a
     step they belong to the one that the training thread is in."""
-    at = _step_of(session, step, training)
+    at = _step_of(recording, step, training)
     if not isinstance(values, Mapping):
-        _leave_out(session, "values", f'a mapping of names to numbers, log({{"loss": loss}}), not {_short(values)}')
+        _leave_out(recording, "values", f'a mapping of names to numbers, log({{"loss": loss}}), not {_short(values)}')
     elif at is None:
-        _leave_out(session, "step", f"a whole number as its step, not {_short(step)}")
+        _leave_out(recording, "step", f"a whole number as its step, not {_short(step)}")
     else:
-        writer = session.writer if step is not None else training.step_writer
-        put_numbers(session, _taken(session, values), at, writer, made=training.steps.number)
+        writer = recording.writer if step is not None else training.step_writer
+        put_numbers(recording, _taken(recording, values), at, writer, made=training.steps.number)
 
 
 def put_numbers(
-    session: Session,
+    recording: Recording,
     taken: Mapping[str, Any],
     step: int,
     writer: Writer | StepWriter | None = None,
@@ -49,15 +62,15 @@ def put_numbers(
 ) -> None:
     """Floats, `Late` numbers, and tensors of one element on a GPU, each under its name. `made` is the step that is
     being made."""
-    writer = writer or session.writer
-    taken = _sent(session, taken)
+    writer = writer or recording.writer
+    taken = _sent(recording, taken)
     if not taken:
         return
-    ids = np.array([session.writer.scalar_id(name) for name in taken], np.int32)
+    ids = np.array([recording.writer.scalar_id(name) for name in taken], np.int32)
     steps = np.full(len(ids), step, np.int64)
     times = np.full(len(ids), time.time())
     values = np.array([value if isinstance(value, float) else np.nan for value in taken.values()])
-    made = session.step_number if made is None else made
+    made = recording.step_number if made is None else made
     counted = np.full(len(ids), made, np.int64) if step > made else None
     record = ScalarsRecord(ids, steps, times, values, counted)
     late = [(place, name, value) for place, (name, value) in enumerate(taken.items()) if callable(value)]
@@ -72,30 +85,30 @@ def put_numbers(
                 values[place] = number()
             except Exception as error:  # noqa: BLE001 - a value that cannot be read must not cost the others
                 is_known[place] = False
-                events.append(session.warned(f"log {name}", _refusal(name, error)))
+                events.append(recording.warned(f"log {name}", _refusal(name, error)))
         return [record.where(is_known), *(event for event in events if event is not None)]
 
     writer.put(resolve, 64 * len(ids), step=step, stream="scalars")
 
 
-def _taken(session: Session, values: Mapping[Any, Any]) -> dict[str, Any]:
+def _taken(recording: Recording, values: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         for name, value in flattened(values):
             if name in found:
-                session.warn_once(
+                recording.warn_once(
                     f"log twice {name}", f'log() was given "{name}" twice in one call; the last is recorded.'
                 )
             try:
                 found[name] = take(value)
             except Exception as error:  # noqa: BLE001 - whatever the value does when it is read, it is the user's
-                session.warn_once(f"log {name}", _refusal(name, error))
+                recording.warn_once(f"log {name}", _refusal(name, error))
     except Exception as error:  # noqa: BLE001 - the mapping is the user's as well
-        session.warn_once("log mapping", f"log() could not read all names of a mapping: {_in_words(error)}.")
+        recording.warn_once("log mapping", f"log() could not read all names of a mapping: {_in_words(error)}.")
     return found
 
 
-def _sent(session: Session, taken: Mapping[str, Any]) -> Mapping[str, Any]:
+def _sent(recording: Recording, taken: Mapping[str, Any]) -> Mapping[str, Any]:
     """Tensors on a GPU become `Late` numbers; their copies to the host are under way, all in one."""
     on_gpu = {name: value for name, value in taken.items() if getattr(value, "is_cuda", False)}
     if not on_gpu:
@@ -107,7 +120,7 @@ def _sent(session: Session, taken: Mapping[str, Any]) -> Mapping[str, Any]:
         parcel = _Parcel(PendingScalars(list(on_gpu.values())))
     except Exception as error:  # noqa: BLE001 - a device that has failed is no failure of ours
         for name in on_gpu:
-            session.warn_once(f"log {name}", _refusal(name, error))
+            recording.warn_once(f"log {name}", _refusal(name, error))
         return others
     return {**others, **{name: partial(parcel.number, place) for place, name in enumerate(on_gpu)}}
 
@@ -131,7 +144,7 @@ class _Parcel:
         return self._found[place]
 
 
-def _step_of(session: Session, step: Any, training: TrainingThread) -> int | None:
+def _step_of(recording: Recording, step: Any, training: TrainingThread) -> int | None:
     made = training.steps.number
     if step is None:
         return made
@@ -141,9 +154,9 @@ def _step_of(session: Session, step: Any, training: TrainingThread) -> int | Non
         return None
     if abs(at) > MAX_STEP:
         return None
-    if at > made and not session.is_logged_ahead:
-        session.is_logged_ahead = True
-        session.writer.note(logged_ahead=True)  # a count of the user's own: it says nothing of where to go on
+    if at > made and not recording.is_logged_ahead:
+        recording.is_logged_ahead = True
+        recording.writer.note(logged_ahead=True)  # a count of the user's own: it says nothing of where to go on
     return at
 
 
@@ -156,8 +169,8 @@ def _whole(step: Any) -> int:
     return int(number)
 
 
-def _leave_out(session: Session, key: str, wanted: str) -> None:
-    session.warn_once(f"log, {key}", f"log() takes {wanted}. It was left out.")
+def _leave_out(recording: Recording, key: str, wanted: str) -> None:
+    recording.warn_once(f"log, {key}", f"log() takes {wanted}. It was left out.")
 
 
 def _refusal(name: str, error: Exception) -> str:

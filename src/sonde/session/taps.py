@@ -10,18 +10,19 @@ import numpy as np
 from sonde.schema.names import site_name
 from sonde.schema.records import Site, StatsRecord
 from sonde.session.numbers import NotANumberError, numeric_array
+from sonde.session.recording import Recording
 
 if TYPE_CHECKING:
-    from sonde.session.session import Session
+    from sonde.session.training.thread import TrainingThread
 
 
-def readable(session: Session, name: str, value: Any) -> Any:
+def readable(recording: Recording, name: str, value: Any) -> Any:
     """A tensor or an array of numbers that can be read; None, and one warning, for anything else."""
     try:
         return _whole(value) if hasattr(value, "detach") else numeric_array(value)
     except Exception as error:  # noqa: BLE001 - whatever the value does when it is read, it is the user's
         why = str(error) if isinstance(error, NotANumberError) else f"{type(error).__name__}: {error}"
-        session.warn_once(f"tap {name}", f'"{name}" is not recorded: {why[:300]}.')
+        recording.warn_once(f"tap {name}", f'"{name}" is not recorded: {why[:300]}.')
         return None
 
 
@@ -35,22 +36,22 @@ def _whole(tensor: Any) -> Any:
         raise NotANumberError(str(why)) from None
 
 
-def put_sketches(session: Session, named: list[tuple[str, Any]]) -> None:
+def put_sketches(recording: Recording, training: TrainingThread, named: list[tuple[str, Any]]) -> None:
     """Sketch each tensor or array that can be read now, and hand it to the writer."""
-    values = [(name, readable(session, name, value)) for name, value in named]
+    values = [(name, readable(recording, name, value)) for name, value in named]
     arrays = [(name, value) for name, value in values if isinstance(value, np.ndarray)]
     tensors = [(name, value) for name, value in values if value is not None and not isinstance(value, np.ndarray)]
     if tensors:
-        _put_tensors(session, tensors)
+        _put_tensors(recording, training, tensors)
     for name, value in arrays:
-        _put_array(session, name, value)
+        _put_array(recording, training, name, value)
 
 
-def _site_id(session: Session, name: str, shape: tuple[int, ...], dtype: str) -> int:
-    return session.writer.site_id(Site(kind="custom", name=site_name(name), shape=shape, dtype=dtype))
+def _site_id(recording: Recording, name: str, shape: tuple[int, ...], dtype: str) -> int:
+    return recording.writer.site_id(Site(kind="custom", name=site_name(name), shape=shape, dtype=dtype))
 
 
-def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
+def _put_tensors(recording: Recording, training: TrainingThread, named: list[tuple[str, Any]]) -> None:
     from sonde.probe.guards import quiet
     from sonde.reduce.torch import Reducer
     from sonde.session.model.tables import put_tables
@@ -58,31 +59,30 @@ def _put_tensors(session: Session, named: list[tuple[str, Any]]) -> None:
     names: dict[int, str] = {}
 
     def tell(key: int, why: str) -> None:
-        session.warn_once(f"tap {names[key]}", f'"{names[key]}" is not recorded: unsupported tensor ({why}).')
+        recording.warn_once(f"tap {names[key]}", f'"{names[key]}" is not recorded: unsupported tensor ({why}).')
 
-    reducer = Reducer(hist_samples=session.settings.hist_samples, on_unreadable=tell)
+    reducer = Reducer(hist_samples=recording.settings.hist_samples, on_unreadable=tell)
     with quiet():
         for name, tensor in named:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            key = _site_id(session, name, tuple(tensor.shape), dtype)
+            key = _site_id(recording, name, tuple(tensor.shape), dtype)
             names[key] = name
             reducer.add(key, tensor, histogram=True)
         tables = reducer.take()
-    step = session.step_number
-    put_tables(session.step_writer, tables, step)
+    put_tables(training.step_writer, tables, training.steps.number)
 
 
-def _put_array(session: Session, name: str, array: np.ndarray[Any, Any]) -> None:
+def _put_array(recording: Recording, training: TrainingThread, name: str, array: np.ndarray[Any, Any]) -> None:
     from sonde.reduce.numpy import sketch
 
     found = sketch(array)
-    key = _site_id(session, name, array.shape, str(array.dtype))
+    key = _site_id(recording, name, array.shape, str(array.dtype))
     record = StatsRecord(
-        session.step_number,
+        training.steps.number,
         time.time(),
         np.array([key], np.int32),
         found.rows[None],
         np.zeros(1, np.int32),
         found.hist[None].astype(np.float32),
     )
-    session.step_writer.put(record, 1024, step=session.step_number)
+    training.step_writer.put(record, 1024, step=training.steps.number)

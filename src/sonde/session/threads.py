@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from sonde.session.training.thread import TrainingThread
+from sonde.session.recording import Recording
+from sonde.session.training.budget import joined_facts
+from sonde.session.training.position import Position
+from sonde.session.training.thread import ThreadHost, TrainingThread
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.hooks import Call
     from sonde.session.model.watched import WatchedModel
-    from sonde.session.session import Session
 
 _IDLE_STEPS: Final = 1000
 """A thread that makes no step while another makes this many no longer holds back where a resumed run begins."""
@@ -42,13 +45,22 @@ class _Here(threading.local):
 class TrainingThreads:
     """The training threads of one session: at least one, more once other threads train other models."""
 
-    def __init__(self, session: Session, first: int) -> None:
-        self.session, self.first_step = session, first
-        self.all: tuple[TrainingThread, ...] = (TrainingThread(session, first),)
+    def __init__(self, recording: Recording, host: ThreadHost, on_moved: Callable[[], None]) -> None:
+        self._recording, self._host, self._on_moved = recording, host, on_moved
+        self.first_step = first = recording.first_step
+        self.models: list[WatchedModel] = []
+        """All that are watched. Replaced and never changed: other threads may be going through it."""
+        self.position = Position()
+        self.all: tuple[TrainingThread, ...] = (TrainingThread(recording, first, host),)
         self._here = _Here()
         # Taken before the locks of `Steps`, never while one of them is held.
         self._lock = threading.RLock()
         self._complete = first
+        recording.count = lambda: self.current.steps
+
+    def models_of(self, training: TrainingThread) -> list[WatchedModel]:
+        """The models that this thread trains."""
+        return [model for model in self.models if model.training is training]
 
     # ------------------------------------------------------------------------------------------------ which one it is
 
@@ -73,95 +85,95 @@ class TrainingThreads:
         """The calling thread."""
         return self._here.id
 
-    def may_use(self, watching: WatchedModel) -> bool:
+    def may_use(self, model: WatchedModel) -> bool:
         """Whether what the calling thread does may concern this model; not if it trains others. A model not run
         so far may belong to a thread that has yet to begin, unless the calling thread watched it."""
-        if len(self.all) == 1 and watching.has_run:
+        if len(self.all) == 1 and model.has_run:
             return True
         own = self._own
-        if own is None or watching.has_run:
-            return own is None or own is watching.training
-        return watching.watched_in is self._here.id
+        if own is None or model.has_run:
+            return own is None or own is model.training
+        return model.watched_in is self._here.id
 
-    def is_elsewhere(self, watching: WatchedModel) -> bool:
+    def is_elsewhere(self, model: WatchedModel) -> bool:
         """Whether another thread that is still alive trains this model."""
-        training = watching.training
-        return watching.is_trained and training.is_alive and training.thread is not self._here.id
+        training = model.training
+        return model.is_trained and training.is_alive and training.thread is not self._here.id
 
     # ------------------------------------------------------------------------------------------ what the threads do
 
-    def runs(self, watching: WatchedModel) -> None:
+    def runs(self, model: WatchedModel) -> None:
         """The calling thread runs a forward pass of this model with gradients on."""
-        here, training = self._here, watching.training
+        here, training = self._here, model.training
         training.actor = here.id
-        if here.training is not training or training.thread is not here.id or not watching.has_run:
+        if here.training is not training or training.thread is not here.id or not model.has_run:
             with self._lock:
-                self._assign(watching, is_step=False, is_alone=True)
-                watching.has_run = True
+                self._assign(model, is_step=False, is_alone=True)
+                model.has_run = True
 
-    def trains(self, watching: WatchedModel) -> None:
+    def trains(self, model: WatchedModel) -> None:
         """The calling thread steps an optimizer of this model."""
-        here, training = self._here, watching.training
+        here, training = self._here, model.training
         is_alone, training.actor = training.actor is here.id, here.id
-        if here.training is not training or training.thread is not here.id or not watching.is_trained:
+        if here.training is not training or training.thread is not here.id or not model.is_trained:
             with self._lock:
-                self._assign(watching, is_step=True, is_alone=is_alone)
-                watching.has_run = watching.is_trained = True
+                self._assign(model, is_step=True, is_alone=is_alone)
+                model.has_run = model.is_trained = True
 
     def of_call(self, call: Call) -> list[TrainingThread]:
         """The training threads whose models this optimizer steps. Inside a backward pass the caller may be one of
         autograd's threads, which trains nothing."""
         from sonde.probe.guards import is_in_backward
 
-        found = [watching for watching in self.session.watched_models if watching.optimizers in call.listeners]
+        found = [model for model in self.models if model.optimizers in call.listeners]
         if not is_in_backward():
-            for watching in found:
-                self.trains(watching)
-        return list(dict.fromkeys(watching.training for watching in found))
+            for model in found:
+                self.trains(model)
+        return list(dict.fromkeys(model.training for model in found))
 
     def begins(self) -> TrainingThread:
         """The calling thread announces its next step. If it trains nothing yet while another thread does, and a model
         is still untrained, it is about to train that one."""
         if self._here.training is None and self.all[0].is_alive and self.all[0].thread is not self._here.id:
             with self._lock:
-                if any(not watching.is_trained for watching in self.session.watched_models):
+                if any(not model.is_trained for model in self.models):
                     self._take(self._new(self.first_step))
         return self.current
 
     # ---------------------------------------------------------------------------------------------- who trains what
 
-    def _assign(self, watching: WatchedModel, *, is_step: bool, is_alone: bool) -> None:
+    def _assign(self, model: WatchedModel, *, is_step: bool, is_alone: bool) -> None:
         """Decide which training thread the model belongs to. `is_alone`: no other thread used its models since the
         calling thread last did."""
-        training, own = watching.training, self._own
-        others = [other for other in training.watched_models if other is not watching]
+        training, own = model.training, self._own
+        others = [other for other in self.models_of(training) if other is not model]
         if training.thread is self._here.id and not training.is_abandoned:
             self._here.training = training
-        elif not watching.is_trained:
-            self._assign_new(watching, own, others)
+        elif not model.is_trained:
+            self._assign_new(model, own, others)
         elif not training.is_alive:
             if own is None or is_step:
                 self._take(training)
         elif is_step:
             if others and not is_alone:  # two threads train at once models that were counted together
-                self._move(watching, self._new(training.steps.number + training.steps.is_over))
+                self._move(model, self._new(training.steps.number + training.steps.is_over))
             else:
                 self._take(training)
         # Otherwise it is a forward pass of a model that another thread trains, as a teacher or to evaluate it.
 
-    def _assign_new(self, watching: WatchedModel, own: TrainingThread | None, others: list[WatchedModel]) -> None:
+    def _assign_new(self, model: WatchedModel, own: TrainingThread | None, others: list[WatchedModel]) -> None:
         """No optimizer has stepped it yet. It counts from the first step even if the thread that trained the others has
         ended: whether it has ended by now depends on timing."""
-        training = watching.training
+        training = model.training
         if own is not None:
-            self._move(watching, own)
+            self._move(model, own)
         elif others and (training.is_alive or any(other.is_trained for other in others)):
-            self._move(watching, self._new(self.first_step))
+            self._move(model, self._new(self.first_step))
         else:
             self._take(training)
 
     def _new(self, first: int) -> TrainingThread:
-        made = TrainingThread(self.session, first)
+        made = TrainingThread(self._recording, first, self._host)
         made.governing.governor.budget = self.all[0].governing.governor.budget
         made.seen_at = self.furthest.steps.number
         self.all = (*self.all, made)
@@ -171,25 +183,25 @@ class TrainingThreads:
         training.thread = training.actor = self._here.id
         self._here.training = training
 
-    def _move(self, watching: WatchedModel, training: TrainingThread) -> None:
-        before = watching.training
+    def _move(self, model: WatchedModel, training: TrainingThread) -> None:
+        before = model.training
         with before.steps.lock:  # or it could hand over what is measured from now on
-            passes = before.steps.leave(watching, {id(one) for one in watching.optimizers.watched})
-            watching.join(training)
+            passes = before.steps.leave(model, {id(one) for one in model.optimizers.watched})
+            model.join(training)
         training.steps.join(passes)
         self._take(training)
-        if not before.watched_models and len(self.all) > 1:
+        if not self.models_of(before) and len(self.all) > 1:
             before.steps.flush()
             before.is_abandoned = True
             self.all = tuple(other for other in self.all if other is not before)
-        self.session.snapshots.check_threads()
+        self._on_moved()
 
     # -------------------------------------------------------------------------------------------------- the session's
 
     def step_ended(self, ended: TrainingThread) -> None:
         """Tell the writer how far all threads are. After a kill, steps up to the furthest thread's are shown, and a
         resumed run begins at the step of the thread that is furthest behind."""
-        step, writer = ended.steps.number, self.session.writer
+        step, writer = ended.steps.number, self._recording.writer
         if len(self.all) == 1:
             self._complete = step
             writer.set_step(step)
@@ -197,19 +209,14 @@ class TrainingThreads:
         numbers = [training.steps.number for training in self.all]
         ended.seen_at = furthest = max(numbers)
         recent = [t for t in self.all if t.is_alive and furthest - t.seen_at <= _IDLE_STEPS]
-        active = [training.steps.number for training in recent if training.watched_models]
+        active = [training.steps.number for training in recent if self.models_of(training)]
         self._complete = max(self._complete, min(active, default=step))
         writer.set_step(self._complete, visible=furthest)
 
     @property
     def are_several(self) -> bool:
         """Whether more than one thread has models to train."""
-        return len(self.all) > 1 and sum(bool(training.watched_models) for training in self.all) > 1
-
-    def finish(self) -> None:
-        """No step follows."""
-        for training in self.all:
-            training.finish()
+        return len(self.all) > 1 and sum(bool(self.models_of(training)) for training in self.all) > 1
 
     def restart(self, step: int) -> None:
         """Continue with this step; only where one thread trains."""
@@ -222,6 +229,5 @@ class TrainingThreads:
             training.governing.governor.budget = budget
 
     def facts(self) -> dict[str, Any]:
-        from sonde.session.training.budget import joined_facts
-
+        """What recording costs."""
         return joined_facts([training.governing for training in self.all])

@@ -47,7 +47,7 @@ class AdapterRecorder:
     def follow(self, model: nn.Module) -> int:
         """Find the adapters of what the session watches; how many there are."""
         scales = _scales(model)
-        for watching in self.session.watched_models:
+        for watching in self.session.steps.models:
             for adapter in find_adapters(watching.names):
                 b = adapter.b()
                 scale = 1.0 if b is None else scales.get(id(b), 1.0)
@@ -60,7 +60,7 @@ class AdapterRecorder:
         with torch.no_grad():
             for device, group in self._by_device().items():
                 self._send(device, group, step)
-        self.session.governing.meter.add("inspect", time.perf_counter() - began_s)
+        self.session.steps.training.governing.meter.add("inspect", time.perf_counter() - began_s)
 
     def _by_device(self) -> dict[torch.device, list[tuple[_Followed, tuple[Tensor, Tensor, Tensor]]]]:
         groups: dict[torch.device, list[tuple[_Followed, tuple[Tensor, Tensor, Tensor]]]] = {}
@@ -79,7 +79,7 @@ class AdapterRecorder:
             followed.num_measured += 1
         parcel = HostTransfer(pieces)
         ids = {
-            (site, stat): self.session.writer.scalar_id(f"unit/{site}/adapter_{stat}")
+            (site, stat): self.session.recording.writer.scalar_id(f"unit/{site}/adapter_{stat}")
             for _, _, site, _ in shapes
             for stat in STATS
         }
@@ -95,7 +95,7 @@ class AdapterRecorder:
             count = len(found)
             return ScalarsRecord(columns[0], np.full(count, step, np.int64), np.full(count, time.time()), columns[1])
 
-        self.session.writer.put(resolve, 64 * len(ids), step=step, stream="scalars")
+        self.session.recording.writer.put(resolve, 64 * len(ids), step=step, stream="scalars")
 
 
 def _grams(followed: _Followed, a: Tensor, b: Tensor, base: Tensor) -> list[Tensor]:

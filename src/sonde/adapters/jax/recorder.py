@@ -99,10 +99,10 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
     try:
         found, injected = _found(tree)
         if tree is not None and not found:
-            session.warn_once("jax sketches", _NOTHING)
+            session.recording.warn_once("jax sketches", _NOTHING)
         for place, sketches in enumerate(map(_kept, found)):
             sites = _sites(sketches)
-            put_rows(session, sites, partial(to_rows, sketches))
+            put_rows(session.recording, sites, partial(to_rows, sketches))
             if not place:
                 _measure(session, sketches)
             if structure_of(session).is_new(sketches.names):
@@ -112,7 +112,7 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
             _put_injected(session, injected)
         session.log(scalars)
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
-        session.breaker("jax", error)
+        session.recording.breaker("jax", error)
     session.step()
 
 
@@ -130,7 +130,7 @@ def describe(model: Any, *inputs: Any, **options: Any) -> None:
 
 def _measure(session: Session, sketches: Sketches) -> None:
     """What recording took, where some steps are made without it."""
-    governing = session.governing
+    governing = session.steps.training.governing
     if not isinstance(governing.meter, CompiledMeter):
         governing.meter, governing.is_together, governing.unknown = CompiledMeter(), True, _UNKNOWN
     governing.meter.begin(time.perf_counter())
@@ -211,7 +211,7 @@ def _put_injected(session: Session, injected: Sequence[Mapping[str, Any]]) -> No
     stacked = jnp.stack([jnp.ravel(value)[0].astype(float) for group in groups for value in group.values()])
     stacked.copy_to_host_async()
     known = _hyperparameters.setdefault(session, Hyperparameters())
-    put_settings(session, known, names, partial(np.asarray, stacked))
+    put_settings(session.recording, known, names, partial(np.asarray, stacked))
 
 
 def _sites(sketches: Sketches) -> list[Site]:

@@ -68,7 +68,7 @@ def structure_of(session: Session) -> JaxStructure:
 
 
 def write_structure(session: Session) -> None:
-    session.writer.document(MODEL_FILE, structure_of(session).document())
+    session.recording.writer.document(MODEL_FILE, structure_of(session).document())
 
 
 def _module(name: str, type_name: str, calls: int, order: int, sites: Sequence[Site]) -> dict[str, Any]:

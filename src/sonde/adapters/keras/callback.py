@@ -93,9 +93,9 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 on_error=self.failed,
             )
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            session.breaker("keras", error)
+            session.recording.breaker("keras", error)
             return
-        session.on_finish(self._recorder.restore)
+        session.recording.at_finish.append(self._recorder.restore)
         self._look_out(self._recorder)
 
     def _look_out(self, recorder: KerasRecorder) -> None:
@@ -133,7 +133,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             self._seen = _iterations(recorder.model), recorder.session.next_step
         except Exception as error:  # noqa: BLE001 - an optimizer whose buffers are gone must not end their program
-            recorder.session.breaker("keras", error)
+            recorder.session.recording.breaker("keras", error)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._recorder is not None:
@@ -183,7 +183,7 @@ def _wait(session: Session) -> None:
     try:
         jax.effects_barrier()  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001 - our failure must not end their training
-        session.breaker("keras", error)
+        session.recording.breaker("keras", error)
 
 
 def _watched(callback: weakref.ref[SondeCallback], called: weakref.ref[Any], name: str, *args: Any, **kw: Any) -> Any:
@@ -229,7 +229,7 @@ def record_class(model_class: Any, options: Mapping[str, Any]) -> Any:
 
 def record_fits(session: Session) -> None:
     """`@sonde.record` on a function: each `fit` in it."""
-    session.on_finish(record_class(keras.Model, {"session": session}))
+    session.recording.at_finish.append(record_class(keras.Model, {"session": session}))
 
 
 def _fit(callback: SondeCallback, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

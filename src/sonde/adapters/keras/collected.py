@@ -80,7 +80,7 @@ class Collector:
 
     def timed(self) -> AbstractContextManager[Any]:
         """Round our own work; a compiler would make nothing of a clock."""
-        return nullcontext() if self.torch is None else self._session.governing.meter.span(KIND)
+        return nullcontext() if self.torch is None else self._session.steps.training.governing.meter.span(KIND)
 
     def begin_step(self, step: int) -> None:
         self.histogram = self._has_histogram(step)
@@ -105,7 +105,7 @@ class Collector:
             if kind == SITES and number.isdigit():
                 sites, raws = self._groups[int(number)]
                 rows: Callable[..., Any] = partial(to_rows, value, raws=raws, histogram=self._has_histogram(step))
-                put_rows(self._session, sites, rows, step=step)
+                put_rows(self._session.recording, sites, rows, step=step)
             elif kind == UNITS and number.isdigit():
                 self._put_units(self._layers[int(number)], value, step)
             else:
@@ -124,7 +124,7 @@ class Collector:
             f"unit/{site}/dead": LateShare(self._silent.setdefault(site, SilentUnits()), masks, i)
             for i, (site, _) in enumerate(layers)
         }
-        put_scalars(self._session, shares, step=step)
+        put_scalars(self._session.recording, shares, step=step)
 
 
 def _noted(known: list[Any], group: Any) -> int:

@@ -94,7 +94,7 @@ class InsideStep:
             with no_grad(), self.collector.timed():
                 return function(*args)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.session.breaker("keras", error)
+            self.session.recording.breaker("keras", error)
             return None
 
     def update_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -51,7 +51,9 @@ class KerasRecorder:
         self._undo: list[Callable[[], Any]] = []
         self._meter = self._measure(model, budget)
         if num_replicas(model) > 1:
-            session.warn_once("keras replicas", "under tf.distribute only the numbers in the logs are recorded.")
+            session.recording.warn_once(
+                "keras replicas", "under tf.distribute only the numbers in the logs are recorded."
+            )
         try:
             self._attach(model, activations)
         except BaseException:
@@ -85,7 +87,7 @@ class KerasRecorder:
 
     def _measure(self, model: Any, budget: Any) -> CompiledMeter | None:
         """What recording takes is compared where a compiler hides it, and seen where torch runs it."""
-        governing = self.session.governing
+        governing = self.session.steps.training.governing
         if budget is not ...:
             governing.governor.budget = self.session.settings.changed(budget=budget).budget
         governing.is_together = True
@@ -113,13 +115,13 @@ class KerasRecorder:
     def _train_function(self, plain: Callable[..., Any], recording: Callable[..., Any], *args: Any) -> Any:
         session = self.session
         self._num_calls += 1
-        if session.is_finished or session.breaker.is_open:
+        if session.is_finished or session.recording.breaker.is_open:
             return plain(*args)
         if self._meter is not None:
             self._meter.begin(time.perf_counter())
         num_steps, step = self._steps(), session.step_number
         is_wanted = any(map(self._when, range(step, step + num_steps))) and num_replicas(self.model) == 1
-        self._inside.is_recording = session.governing.allows(step, "optim", scheduled=is_wanted)
+        self._inside.is_recording = session.steps.training.governing.allows(step, "optim", scheduled=is_wanted)
         self._inside.collector.begin_step(step)
         try:
             is_recording = self._inside.is_recording
@@ -152,13 +154,13 @@ class KerasRecorder:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.session.breaker("keras", error)
+            self.session.recording.breaker("keras", error)
 
     def _steps(self) -> int:
         """How many steps one call of the training function makes."""
         num = int(self.model.steps_per_execution)
         if num > 1:
-            self.session.warn_once(
+            self.session.recording.warn_once(
                 "keras execution", f"steps_per_execution={num}: of each {num} steps the first one is recorded."
             )
         total = self._num_batches
@@ -168,10 +170,10 @@ class KerasRecorder:
         """Record the sketches; the numbers among what was found come back."""
         why_not = self._stage.why_not
         if why_not:
-            self.session.warn_once("keras insides", f"only the logs of this model are recorded: {why_not}.")
+            self.session.recording.warn_once("keras insides", f"only the logs of this model are recorded: {why_not}.")
         elif found is None and not self._is_seen:
             message = "this model's training step shows no gradients; its logs are recorded."
-            self.session.warn_once("keras unseen", message)
+            self.session.recording.warn_once("keras unseen", message)
         numbers = self._inside.collector.put(found or {}, step=self.session.step_number)
         if found is not None and not self._is_seen:
             self._is_seen = True
@@ -196,7 +198,7 @@ class KerasRecorder:
         """model.json: after the first step that was seen, when everything is built and the order of calls is known."""
         inside = self._inside
         document = describe(inside.names, self.model, self._optimizers, inside.calls)
-        self.session.writer.document(MODEL_FILE, document)
+        self.session.recording.writer.document(MODEL_FILE, document)
 
     def _acts_arrived(self, keys: Sequence[str], number: Any, *values: Any) -> None:
         """On a thread of JAX's."""
@@ -204,7 +206,7 @@ class KerasRecorder:
             found = dict(zip(keys, values, strict=True))
             self._inside.collector.put(found, step=int(number) + self._offset)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.session.breaker("keras activations", error)
+            self.session.recording.breaker("keras activations", error)
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

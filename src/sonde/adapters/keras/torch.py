@@ -34,7 +34,7 @@ class TorchSketches:
         keys = [self._id(site) for site in sites]
         if not keys:
             return
-        self._session.governing.meter.see(values[0])
+        self._session.steps.training.governing.meter.see(values[0])
         tables = self._reducer.add_all((sites[0].kind, keys[0]), keys, list(values), histogram=histogram)
         if raws is not None:
             norms = [torch._foreach_norm([t.detach() for t in tensors]) for tensors in (values, raws)]
@@ -45,7 +45,7 @@ class TorchSketches:
     def hand_over(self, step: int) -> None:
         tables = self._reducer.take()
         if tables:
-            put_tables(self._session.writer, tables, step)
+            put_tables(self._session.recording.writer, tables, step)
 
     def forget(self) -> None:
         """Let go of all memory."""
@@ -54,5 +54,5 @@ class TorchSketches:
     def _id(self, site: Site) -> int:
         key: Any = (site.kind, site.name)
         if key not in self._ids:
-            self._ids[key] = self._session.writer.site_id(site)
+            self._ids[key] = self._session.recording.writer.site_id(site)
         return self._ids[key]

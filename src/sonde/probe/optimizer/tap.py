@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ class OptimizerStep:
     """What was made of it before the step and is needed after it."""
     tables: list[Any] = field(default_factory=list)
     """What was measured before the step, and is void if the step fails."""
+    measuring: Iterator[None] | None = None
+    """Goes on when the step is made."""
 
     @property
     def lr(self) -> Any:

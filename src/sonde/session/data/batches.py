@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde.reduce.inspect.identity import batch_hash, ids_hash, label_purity
+from sonde.session.recording import Recording
+from sonde.session.scalars import log_values
 from sonde.session.taps import put_sketches, readable
+from sonde.session.threads import TrainingThreads
 
 if TYPE_CHECKING:
-    from sonde.session.session import Session
+    from sonde.session.data.inspection import DataInspection
 
 
-def put_batch(session: Session, inputs: Any, targets: Any, ids: Any) -> None:
+def put_batch(
+    recording: Recording, threads: TrainingThreads, data: DataInspection | None, inputs: Any, targets: Any, ids: Any
+) -> None:
     """Begin the step if the one before is over; log the batch's identity; sketch its tensors."""
-    session.threads.begins().steps.begin_next()
-    if session.data is not None and not session.data.is_here:
-        session.warn_once(
+    threads.begins().steps.begin_next()
+    if data is not None and not data.is_here:
+        recording.warn_once(
             "batch of another thread",
             "sonde.batch() records the batches of the thread that trains the first watched model; those of other "
             "threads are not recorded.",
@@ -26,25 +31,27 @@ def put_batch(session: Session, inputs: Any, targets: Any, ids: Any) -> None:
         return
     parts, labels = _parts(inputs), _parts(targets)
     named = {f"batch.{number}": value for number, value in enumerate([*parts, *labels])}
-    read = {name: readable(session, name, value) for name, value in named.items()}
+    read = {name: readable(recording, name, value) for name, value in named.items()}
     values = {name: value for name, value in read.items() if value is not None}
     label = values.get(f"batch.{len(parts)}") if len(labels) == 1 else None
     purity = None if label is None else label_purity(label)
-    found = {"hash": batch_hash(list(values.values())), "ids_hash": _ids_hash(session, ids), "label_purity": purity}
-    session.log({f"data/batch/{stat}": value for stat, value in found.items() if value is not None})
-    put_sketches(session, list(values.items()))
-    if session.data is not None:
-        session.data.given(inputs, targets, is_purity_known=purity is not None)
+    found = {"hash": batch_hash(list(values.values())), "ids_hash": _ids_hash(recording, ids), "label_purity": purity}
+    log_values(
+        recording, threads.current, {f"data/batch/{stat}": value for stat, value in found.items() if value is not None}
+    )
+    put_sketches(recording, threads.current, list(values.items()))
+    if data is not None:
+        data.given(inputs, targets, is_purity_known=purity is not None)
 
 
-def _ids_hash(session: Session, ids: Any) -> Any:
+def _ids_hash(recording: Recording, ids: Any) -> Any:
     why = "an iterator can be read only once, and that is for your loop. Give a list"
     try:
         if not isinstance(ids, Iterator):
-            return ids_hash(ids if not hasattr(ids, "detach") else readable(session, "batch ids", ids))
+            return ids_hash(ids if not hasattr(ids, "detach") else readable(recording, "batch ids", ids))
     except Exception as error:  # noqa: BLE001 - what is in the ids is the user's
         why = f"{type(error).__name__}: {error}"
-    session.warn_once("batch ids", f"the ids of sonde.batch() are not recorded: {why[:300]}.")
+    recording.warn_once("batch ids", f"the ids of sonde.batch() are not recorded: {why[:300]}.")
     return None
 
 

@@ -7,9 +7,7 @@ user's longer than a step, and token sequences only.
 from __future__ import annotations
 
 import copy
-import functools
 import time
-import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +25,21 @@ from sonde.reduce.inspect.loss_call import inspect_loss
 from sonde.reduce.inspect.output import inspect_output
 from sonde.session.data.loss import SeenLoss
 from sonde.session.data.validation import SeenValidation
+from sonde.session.recording import Recording
+from sonde.session.scalars import log_values
+from sonde.session.threads import TrainingThreads
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
     from sonde.session.model.watched import WatchedModel
-    from sonde.session.session import Session
     from sonde.session.training.thread import TrainingThread
 
 
 class DataInspection:
     """Collects the numbers of a step and logs them when it ends."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, recording: Recording, threads: TrainingThreads) -> None:
+        self._recording, self._threads = recording, threads
         self.own_s = 0.0
         self.loss_name: str | None = None
         self.baseline = Baseline()
@@ -55,19 +55,16 @@ class DataInspection:
         """Whether an earlier step saw them: then there is no need to make do with something else meanwhile."""
         self._hashed_step = -1
         self._is_purity_known = False
-        self.tap = LossTap(self, session.breaker)
-        self.training = SeenLoss(session)
-        self.validation = SeenValidation(session, self.training, lambda: self.is_here)
+        failed = recording.breaker
+        self.tap = LossTap(self, failed)
+        self.training = SeenLoss(recording, threads, is_here=lambda: self.is_here, on_trained=self._trained)
+        self.validation = SeenValidation(recording, self.training, lambda: self.is_here)
+        self.model_begins = protected(self._model_begins, failed, "evaluation")
+        self.model_evaluated = protected(self._model_evaluated, failed, "evaluation")
+        self.number_returned = protected(self._number_returned, failed, "evaluation")
+        self.model_returned = protected(self._model_returned, failed, "data inspection")
         self._output: int | None = None
         """Where the newest output of the model is."""
-
-    def follow(self, watching: WatchedModel) -> None:
-        """See what this model is called with."""
-        ref, on_error = weakref.ref(watching), self.session.breaker
-        watching.on_begin = protected(functools.partial(self._root_begins, ref), on_error, "evaluation")
-        watching.on_evaluated = protected(functools.partial(self._root_evaluated, ref), on_error, "evaluation")
-        watching.on_number = protected(functools.partial(self._number_given, ref), on_error, "evaluation")
-        watching.on_root = protected(functools.partial(self._root_called, ref), on_error, "data inspection")
 
     def detach(self) -> None:
         self.tap.detach()
@@ -80,7 +77,7 @@ class DataInspection:
     @property
     def watching(self) -> WatchedModel | None:
         """The first model watched: one run has one kind of data."""
-        return next(iter(self.session.watched_models), None)
+        return next(iter(self._threads.models), None)
 
     @property
     def is_inspecting(self) -> bool:
@@ -102,21 +99,19 @@ class DataInspection:
     def is_here(self) -> bool:
         """Whether what the calling thread does now may concern that model."""
         watching = self.watching
-        return watching is not None and self.session.threads.may_use(watching)
+        return watching is not None and self._threads.may_use(watching)
 
-    def _is_asked(self, watching: WatchedModel | None) -> bool:
+    def _is_asked(self, watching: WatchedModel) -> bool:
         """Whether this model is the one, and this call of it the user's."""
-        if watching is None or watching is not self.watching:
-            return False
-        return watching.plan.inspect is not NEVER and not watching.forward.is_instead
+        return watching is self.watching and watching.plan.inspect is not NEVER and not watching.forward.is_instead
 
     @property
     def _step_number(self) -> int:
-        return self.session.step_number if self.thread is None else self.thread.steps.number
+        return self._recording.step_number if self.thread is None else self.thread.steps.number
 
     @property
     def _is_step_over(self) -> bool:
-        return self.session.is_step_over if self.thread is None else self.thread.steps.is_over
+        return self._recording.is_step_over if self.thread is None else self.thread.steps.is_over
 
     def restart(self, watching: WatchedModel) -> None:
         """What was seen since the step began was of a pass that may be none of its own."""
@@ -126,18 +121,18 @@ class DataInspection:
 
     # -------------------------------------------------------------------------------------------------- what is seen
 
-    def _root_begins(self, ref: weakref.ref[WatchedModel]) -> None:
-        watching = ref()
-        model = None if watching is None or not self._is_asked(watching) else watching.names.model()
+    def _model_begins(self, watching: WatchedModel) -> None:
+        model = watching.names.model() if self._is_asked(watching) else None
         if model is not None and is_observable(in_inference=True):
             self.validation.model_begins(is_evaluating=not (model.training and torch.is_grad_enabled()))
 
-    def _root_evaluated(
-        self, ref: weakref.ref[WatchedModel], args: Any, kwargs: Mapping[str, Any], output: Any
-    ) -> None:
-        if self._is_asked(ref()) and is_observable(in_inference=True):
+    def _model_evaluated(self, watching: WatchedModel, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        if self._is_asked(watching) and is_observable(in_inference=True):
             with quiet():
                 self._root_gave(args, kwargs, output)
+
+    def _trained(self) -> None:
+        self.validation.trained()
 
     def _root_gave(self, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         self.validation.model_gave(args, kwargs, output)
@@ -145,13 +140,12 @@ class DataInspection:
             found = main_output(output)
             self._output = None if found is None else _address(found)
 
-    def _number_given(self, ref: weakref.ref[WatchedModel], module: nn.Module, args: Any, value: Tensor) -> None:
-        if self._is_asked(ref()) and self.is_here:
+    def _number_returned(self, watching: WatchedModel, module: nn.Module, args: Any, value: Tensor) -> None:
+        if self._is_asked(watching) and self.is_here:
             self.validation.module_gave(module, args, value)
 
-    def _root_called(self, ref: weakref.ref[WatchedModel], args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-        watching = ref()
-        if watching is None or not self._is_asked(watching):
+    def _model_returned(self, watching: WatchedModel, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        if not self._is_asked(watching):
             return
         start = time.perf_counter()
         with quiet():
@@ -252,7 +246,7 @@ class DataInspection:
             known = dict(self._values)
             found = {f"data/{site}/{stat}": value for site, values in known.items() for stat, value in values.items()}
             if found:
-                self.session.log(found, step)
+                log_values(self._recording, self._threads.current, found, step)
         self.training.emit(step)
         self.validation.emit(step)
         self._forget()
@@ -267,11 +261,16 @@ class DataInspection:
         if watching.training is self.thread:
             self.training.after_update(watching, step)
 
+    def take_own_s(self) -> float:
+        """How long all this took on the training thread since it was last asked."""
+        own_s, self.own_s = self.own_s, 0.0
+        return own_s
+
     def _name_loss(self, name: str) -> None:
         if name != self.loss_name:
             self.loss_name = name
-            self.session.writer.note(loss=name)
-            for watching in self.session.watched_models:
+            self._recording.writer.note(loss=name)
+            for watching in self._threads.models:
                 if watching.training is self.thread:
                     watching.loss_name = name
 

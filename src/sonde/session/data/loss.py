@@ -7,6 +7,7 @@ numbers are put together on the writer's thread.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,11 +20,12 @@ from sonde.reduce.inspect.step_loss import MicroBatch, StepLoss
 from sonde.reduce.scalars import PendingScalars
 from sonde.schema.losses import SEEN_TRAINING
 from sonde.schema.records import ScalarsRecord
+from sonde.session.recording import Recording
+from sonde.session.threads import TrainingThreads
 
 if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
     from sonde.session.model.watched import WatchedModel
-    from sonde.session.session import Session
 
 MAX_MICRO_BATCHES: Final = 4096
 """Of a step that may never end: the loss of the first ones will do."""
@@ -32,8 +34,16 @@ MAX_MICRO_BATCHES: Final = 4096
 class SeenLoss:
     """Collects what backward passes begin with, and logs the loss of a step when it is emitted."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(
+        self,
+        recording: Recording,
+        threads: TrainingThreads,
+        *,
+        is_here: Callable[[], bool],
+        on_trained: Callable[[], None],
+    ) -> None:
+        self._recording, self._threads = recording, threads
+        self._is_here, self._on_trained = is_here, on_trained
         self.step_loss = StepLoss()
         self.origin: Any = None
         """The call that gave the loss of the newest micro-batch; None where it was made of more than one."""
@@ -47,7 +57,7 @@ class SeenLoss:
         self._closure_from: int | None = None
         """While an optimizer makes its gradients itself: how many micro-batches there were before."""
         self._scale: Tensor | None = None
-        self.tap = BackwardTap(self._begins, self._backward, session.breaker)
+        self.tap = BackwardTap(self._begins, self._backward, recording.breaker)
 
     def detach(self) -> None:
         self.tap.detach()
@@ -55,14 +65,13 @@ class SeenLoss:
 
     @property
     def _watching(self) -> WatchedModel | None:
-        return next(iter(self.session.watched_models), None)
+        return next(iter(self._threads.models), None)
 
     def _begins(self) -> bool:
         """Something is trained; whether its loss is to be recorded."""
-        if self.session.data is not None:
-            if not self.session.data.is_here:
-                return False
-            self.session.data.validation.trained()
+        if not self._is_here():
+            return False
+        self._on_trained()
         watching = self._watching
         return watching is not None and watching.is_recording and watching.plan.inspect is not NEVER
 
@@ -102,7 +111,7 @@ class SeenLoss:
         """Log the loss of this step. What no optimizer has stepped by yet belongs to the next one."""
         micro = self._trained or self._others
         first = self._watching
-        together = [] if first is None else first.training.watched_models
+        together = [] if first is None else self._threads.models_of(first.training)
         if not micro and not any(watching.optimizers.num_watched for watching in together):
             micro, self._micro = self._micro, []
         if micro:
@@ -114,7 +123,7 @@ class SeenLoss:
         parts = [_Part(roots, numbers) for roots in micro]
         at_scale = None if scale is None else numbers.place(scale)
         pending = PendingScalars(numbers.tensors, are_ours=True)
-        ids = np.array([self.session.writer.scalar_id(SEEN_TRAINING)], np.int32)
+        ids = np.array([self._recording.writer.scalar_id(SEEN_TRAINING)], np.int32)
         steps, times, known = np.array([step]), np.array([time.time()]), self.step_loss
 
         def resolve() -> ScalarsRecord:
@@ -123,7 +132,7 @@ class SeenLoss:
             loss = known.of_step([part.resolve(found) for part in parts], scaled_by)
             return ScalarsRecord(ids, steps, times, np.array([loss]))
 
-        self.session.writer.put(resolve, 64, step=step, stream="scalars")
+        self._recording.writer.put(resolve, 64, step=step, stream="scalars")
 
 
 class _Numbers:

@@ -27,10 +27,10 @@ from sonde.reduce.inspect.evaluated import Evaluated, num_terms
 from sonde.reduce.scalars import PendingScalars
 from sonde.schema.losses import SEEN_VALIDATION
 from sonde.schema.records import ScalarsRecord
+from sonde.session.recording import Recording
 
 if TYPE_CHECKING:
     from sonde.session.data.loss import SeenLoss
-    from sonde.session.session import Session
 
 _MAX: Final = 8
 """Kinds of calls in one evaluation, and data sets trained on: beyond them nothing more is kept."""
@@ -60,14 +60,14 @@ class _Call:
 class SeenValidation:
     """Follows evaluations of the first model watched."""
 
-    def __init__(self, session: Session, training: SeenLoss, is_here: Callable[[], bool]) -> None:
-        self.session, self.training = session, training
+    def __init__(self, recording: Recording, training: SeenLoss, is_here: Callable[[], bool]) -> None:
+        self._recording, self.training = recording, training
         self.is_evaluating = False
         """Whether the model was last called for an evaluation."""
         self._calls: dict[Key, _Call] = {}
         self._sums: dict[Key, Evaluated] = {}
         self._criteria: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self.batches = BatchTap(session.breaker, is_here)
+        self.batches = BatchTap(recording.breaker, is_here)
         self._source: DataSource | None = None
         """What the batches of this evaluation, or of this training, are drawn from."""
         self._trained_on: dict[tuple[int, int], DataSource] = {}
@@ -177,7 +177,7 @@ class SeenValidation:
 
     def _put(self, found: Evaluated, step: int) -> None:
         pending = PendingScalars([found.total, found.weight], are_ours=True)
-        ids = np.array([self.session.writer.scalar_id(SEEN_VALIDATION)], np.int32)
+        ids = np.array([self._recording.writer.scalar_id(SEEN_VALIDATION)], np.int32)
         steps, times, known = np.array([step]), np.array([time.time()]), self.training.step_loss
 
         def resolve() -> ScalarsRecord | None:
@@ -185,7 +185,7 @@ class SeenValidation:
             loss = found.mean(total, weight, known)
             return None if math.isnan(known.factor) else ScalarsRecord(ids, steps, times, np.array([loss]))
 
-        self.session.writer.put(resolve, 64, step=step, stream="scalars")
+        self._recording.writer.put(resolve, 64, step=step, stream="scalars")
 
 
 def _numbers(output: Any) -> list[tuple[str, Tensor]]:

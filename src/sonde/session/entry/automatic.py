@@ -19,6 +19,11 @@ _SEARCH_STEPS: Final = 50
 """After this many steps every model of an ordinary program has been seen, and looking for more would only cost."""
 
 
+def automatic_of(session: Session) -> Automatic | None:
+    """What finds models for this session; None once the program names one."""
+    return _found.get(session)
+
+
 class Automatic:
     """Watches each outermost module that runs with gradients on, until the program watches a model itself. Its
     submodules are its own, not models."""
@@ -31,9 +36,12 @@ class Automatic:
         self._is_watching = False
         self._lock = threading.RLock()
         """Two threads may begin with their models at the same time."""
-        self._handle: Any = register_module_forward_pre_hook(protected(self.seen, session.breaker, "model search"))
-        session.automatic = self
-        session.on_finish(self.detach)
+        self._handle: Any = register_module_forward_pre_hook(
+            protected(self.seen, session.recording.breaker, "model search")
+        )
+        session.on_watch = self.give_way
+        session.recording.at_finish.append(self.detach)
+        _found[session] = self
 
     def detach(self) -> None:
         self._handle.remove()
@@ -62,20 +70,24 @@ class Automatic:
             self.session.watch(module, prefix=prefix)
         finally:
             self._is_watching = False
-        self._own.append(self.session.watched_models[-1])
+        self._own.append(self.session.steps.models[-1])
 
     def give_way(self) -> None:
         """The program watches a model itself: from now on it says what is recorded, and how."""
         if self._is_watching:
             return
         self.detach()
-        self.session.automatic = None
-        self.session.unwatch([watching for watching in self._own if watching in self.session.watched_models])
+        self.session.on_watch = None
+        _found.pop(self.session, None)
+        self.session.steps.unwatch([watching for watching in self._own if watching in self.session.steps.models])
 
     def _named(self, name: str) -> str:
         """`Sequential.`, and of the next one `Sequential_2.`"""
         self._num_of[name] = self._num_of.get(name, 0) + 1
         return f"{name}." if self._num_of[name] == 1 else f"{name}_{self._num_of[name]}."
+
+
+_found: Final[weakref.WeakKeyDictionary[Session, Automatic]] = weakref.WeakKeyDictionary()
 
 
 class FirstModel:

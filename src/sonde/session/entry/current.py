@@ -10,12 +10,12 @@ from typing import Any
 
 from sonde.config import Settings
 from sonde.errors import RunNotFoundError, SessionError
-from sonde.probe.schedule import ALWAYS
-from sonde.session.ending import shown
+from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT
 from sonde.session.entry.command import CommandLine, Described
 from sonde.session.entry.description import as_config, as_tags, as_text
 from sonde.session.null import NullSession
-from sonde.session.session import DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, Session
+from sonde.session.process.ending import shown
+from sonde.session.session import Session
 from sonde.write.folder import absolute, create_run, find_resumable
 from sonde.write.ranks import announce, rank, world_size
 
@@ -73,8 +73,8 @@ def _init(given: dict[str, Any], described: Described) -> Session | NullSession:
         notes=described.notes,
         resume=described.resume,
     )
-    if gave_way:
-        _current.event("command_line", f"the command line of `sonde run` replaced {', '.join(gave_way)}")
+    if gave_way and isinstance(_current, Session):
+        _current.recording.event("command_line", f"the command line of `sonde run` replaced {', '.join(gave_way)}")
     if _on_begun is not None:
         _on_begun(_current)
     return _current
@@ -86,9 +86,9 @@ def _end_current() -> None:
     if not isinstance(_current, Session) or _current.is_finished:
         return
     if _current is unclaimed and _current.is_fresh:
-        _current.discard()  # the script begins its own run; nothing was trained yet
+        _current._discard()  # the script begins its own run; nothing was trained yet
     else:
-        _current.warn("a new session begins; the one before it is finished.")
+        _current.recording.warn("a new session begins; the one before it is finished.")
         _current.finish()
 
 
@@ -115,10 +115,10 @@ def begin(
     path = found or create_run(settings.dir, project=settings.project, name=name, config=config, tags=tags, notes=notes)
     session = Session(path, settings, resume=found is not None, is_same_attempt=is_same_attempt)
     if resume and found is None:
-        session._say(f"no run of {settings.project} to resume in {shown(settings.dir)}: this is a new one")
+        session.recording.say(f"no run of {settings.project} to resume in {shown(settings.dir)}: this is a new one")
     if world_size() > 1:
         note = announce(settings.dir, path, step=session.step_number)
-        session.on_finish(partial(note.unlink, missing_ok=True))
+        session.recording.at_finish.append(partial(note.unlink, missing_ok=True))
     return session
 
 

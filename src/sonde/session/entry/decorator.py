@@ -55,9 +55,9 @@ def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> C
 
 def _find_models(session: Session) -> None:
     if util.find_spec("torch") is not None:  # a program that trains by another framework may be without
-        from sonde.session.entry.automatic import Automatic
+        from sonde.session.entry.automatic import Automatic, automatic_of
 
-        if session.automatic is None:
+        if automatic_of(session) is None:
             Automatic(session)
     if "keras" in sys.modules:
         _keras_adapter().record_fits(session)
@@ -95,7 +95,8 @@ def _record_class(model_class: type, options: dict[str, Any]) -> type:
         original(self, *args, **kwargs)
         if type(self) is model_class:
             session = _begin_if_none(options)
-            session.on_finish(restore)
+            if isinstance(session, Session):
+                session.recording.at_finish.append(restore)
             current.watch(self)
 
     def restore() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import RunError, UsageError
-from sonde.session.ending import print_line, status_of
 from sonde.session.entry import current
 from sonde.session.entry.command import CommandLine
 from sonde.session.null import NullSession
+from sonde.session.process.ending import print_line, status_of
 from sonde.session.session import Session
 
 
@@ -60,9 +60,12 @@ class _Recording:
         """Nothing has begun a run, and a model is about to be called for training."""
         if os.getpid() != self._pid:
             return  # in a forked child: the run would be a second one
+        from sonde.session.entry.automatic import automatic_of
+
         session = current.begin_unclaimed()
-        if isinstance(session, Session) and session.automatic is not None:
-            session.automatic.seen(module, args)
+        automatic = automatic_of(session) if isinstance(session, Session) else None
+        if automatic is not None:
+            automatic.seen(module, args)
         else:
             session.watch(module)
 

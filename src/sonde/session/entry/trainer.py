@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import RunError
-from sonde.session.ending import status_of
 from sonde.session.entry.current import active_session, begin, init
 from sonde.session.null import NullSession
+from sonde.session.process.ending import status_of
 from sonde.session.session import Session
 from sonde.write.folder import absolute
 
@@ -67,7 +67,9 @@ class TrainerSession:
             with begin(quietly, resume=str(ended.path), is_same_attempt=True) as session:
                 session.log(values, step)
         except RunError as error:  # moved, deleted, or open elsewhere
-            ended.warn_once("log afterwards", f"what was logged after the training is not in its run: {error}")
+            ended.recording.warn_once(
+                "log afterwards", f"what was logged after the training is not in its run: {error}"
+            )
 
     def end(self, error: BaseException | None = None) -> None:
         """Finish a session of our own; the user's goes on."""

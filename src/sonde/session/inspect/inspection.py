@@ -7,13 +7,13 @@ Numbers stay on their device until the writer fetches them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch import nn
 
 from sonde.probe.compiled import has_compiled_parts, num_compiled_frames
 from sonde.probe.loss.functional import CallTap
-from sonde.probe.model import ModuleRef
+from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.session.inspect.attention import AttentionInspection
 from sonde.session.inspect.model import WholeModelInspection
@@ -21,9 +21,6 @@ from sonde.session.inspect.paths import PathInspection
 from sonde.session.inspect.recurrence import RecurrenceInspection
 from sonde.session.inspect.rotation import RoundRobin
 from sonde.session.inspect.units import RARELY, UnitInspection, Values
-
-if TYPE_CHECKING:
-    from sonde.session.model.watched import WatchedModel
 
 _MAX_ATTENTIONS: Final = 12
 """Attentions looked at in one inspection; a deep model's take turns."""
@@ -34,9 +31,13 @@ _MAX_SITES: Final = 8
 class Inspection:
     """Called by `WatchedModel` only, inside its protection and its clock."""
 
-    def __init__(self, watching: WatchedModel, on_error: Callable[[str, Exception], None]) -> None:
-        names = watching.names
-        self.watching, self.names = watching, names
+    def __init__(
+        self,
+        names: ModelNames,
+        warn_once: Callable[[str, str], None],
+        on_error: Callable[[str, Exception], None],
+    ) -> None:
+        self.names = names
         self.calls: dict[str, tuple[int, int]] = {}
         """name -> (order of its first call, calls) in the first inspected forward pass."""
         self.num_trainable = 0
@@ -44,7 +45,7 @@ class Inspection:
         self._units = UnitInspection(names)
         self._attention = AttentionInspection()
         self._recurrence = RecurrenceInspection(on_error)
-        self._model = WholeModelInspection(names, watching.session.warn_once)
+        self._model = WholeModelInspection(names, warn_once)
         self.paths = PathInspection()
         self._attentions = RoundRobin(_MAX_ATTENTIONS)
         self._values: Values = {}
@@ -87,14 +88,14 @@ class Inspection:
         if not self._is_forward_over and self._is_replacing_safe():
             self._functions.open()
 
-    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
+    def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any, step: int) -> None:
         """At the end of every module's call, children before parents."""
         is_root = place.ref() is self.names.model()
         if not self._is_forward_over:
             self._first_forward(place, module, args, output, is_root)
         if is_root:
             self._functions.close()
-            self._model.root_called(self._values, output, self.watching.training.steps.number)
+            self._model.root_called(self._values, output, step)
 
     def _first_forward(self, place: ModuleRef, module: nn.Module, args: Any, output: Any, is_root: bool) -> None:
         call = self._num_calls.get(place.name, 0)
@@ -157,7 +158,7 @@ class Inspection:
         """Numbers of every step, inspected or not."""
         return self._model.gradients(step)
 
-    def before_update(self) -> None:
+    def before_update(self, step: int) -> None:
         """Parameters are still what the forward pass saw, and gradients have passed."""
         if not self._is_wanted or self._is_finished:
             return
@@ -166,9 +167,11 @@ class Inspection:
         self._recurrence.finish(self._values)
         self.num_trainable = sum(p.requires_grad for n in self.names.parameters.values() if (p := n.ref()) is not None)
         self._units.weights(self._values, is_rare=self.is_rare)
-        self._model.finish(self._values, self.watching.training.steps.number)
+        self._model.finish(self._values, step)
 
-    def emit(self, step: int) -> None:
-        if self._is_wanted and self._values:
-            values, self._values = self._values, {}
-            self.watching.log(dict(values), step=step)  # a copy: two threads may be in one model
+    def take(self) -> Values:
+        """The numbers of the step, which is over."""
+        if not self._is_wanted:
+            return {}
+        values, self._values = self._values, {}
+        return dict(values)  # a copy: two threads may be in one model

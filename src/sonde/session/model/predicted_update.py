@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.probe.outputs import is_plain_tensor
 from sonde.reduce.step_pass import StepPass, Stream
-from sonde.reduce.torch import Table
+from sonde.reduce.torch import Reducer, Table
 from sonde.session.model.formula import rule_of
 from sonde.session.model.parameter_subset import ParameterSubset
-
-if TYPE_CHECKING:
-    from sonde.session.model.watched import WatchedModel
+from sonde.session.model.site_ids import SiteIds
+from sonde.session.recording import Recording
 
 
 class UpdatePrediction:
     """Tries to know a step before it is made; what it cannot know is left to a copy."""
 
-    def __init__(self, watching: WatchedModel) -> None:
-        self.watching = watching
-        self.step_pass = StepPass(watching.reducer)
+    def __init__(self, recording: Recording, reducer: Reducer, sites: SiteIds) -> None:
+        self._recording, self._sites = recording, sites
+        self.step_pass = StepPass(reducer)
 
-    def before(self, step: OptimizerStep, part: ParameterSubset) -> list[Table] | None:
+    def before(
+        self, step: OptimizerStep, part: ParameterSubset, wants: Mapping[str, bool], *, histogram: bool
+    ) -> list[Table] | None:
         """The gradients' tables if everything of these parameters was read, else None and nothing was."""
-        wants, params = self.watching.wants, part.params
+        params = part.params
         if not wants["update"] or step.has_closure or not params or params[0].device.type != "cuda":
             return None
         grads = [p.grad for p in params if p.grad is not None and is_plain_tensor(p.grad)]
@@ -33,18 +35,16 @@ class UpdatePrediction:
         rule = rule_of(step.optimizer, params, grad_scale=step.grad_scale, found_inf=step.found_inf)
         if rule is None:
             return None
-        keys: dict[Stream, list[int]] = {"update": self.watching.sites.of_part("update", part)}
+        keys: dict[Stream, list[int]] = {"update": self._sites.of_part("update", part)}
         if wants["param"]:
-            keys["param"] = self.watching.sites.of_part("param", part)
+            keys["param"] = self._sites.of_part("param", part)
         if wants["grad"]:
-            keys["grad"] = self.watching.sites.of_part("grad", part)
+            keys["grad"] = self._sites.of_part("grad", part)
         if wants["optim"]:
             which: tuple[Stream, ...] = ("first", "second")
             for stream, state in zip(which, rule.states, strict=False):
-                keys[stream] = self.watching.sites.of_part("optim", part, f".{state}")
-        return self.step_pass.before(
-            (step.number, part.name), keys, params, grads, rule, histogram=self.watching.histogram
-        )
+                keys[stream] = self._sites.of_part("optim", part, f".{state}")
+        return self.step_pass.before((step.number, part.name), keys, params, grads, rule, histogram=histogram)
 
     def after(self, step: OptimizerStep, name: str) -> None:
         self.step_pass.after((step.number, name))
@@ -57,4 +57,4 @@ class UpdatePrediction:
                 f"the optimizer moved {num} parameters otherwise than its formula says; those updates are left out, "
                 "and from now on updates are taken from a copy of the parameters"
             )
-            self.watching.session.event("update_formula", message, severity="warning", details=details)
+            self._recording.event("update_formula", message, severity="warning", details=details)

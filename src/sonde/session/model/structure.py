@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import threading
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
 from sonde.probe.structure import describe
 from sonde.schema.layout import MODEL_FILE
-
-if TYPE_CHECKING:
-    from sonde.session.model.watched import WatchedModel
-    from sonde.session.session import Session
+from sonde.session.model.watched import WatchedModel
+from sonde.write.writer import Writer
 
 
-_writing: Final = threading.Lock()
+class ModelDocument:
+    """model.json: one document for everything that a session watches."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer, self._lock = writer, threading.Lock()
+        self._parts: WeakKeyDictionary[WatchedModel, _Description] = WeakKeyDictionary()
+
+    def refresh(self, models: list[WatchedModel], everything: list[WatchedModel]) -> None:
+        """Describe `models` anew; modules and parameters of several stand one after the other. Models that other
+        threads train are described there."""
+        changed = [self._parts.setdefault(model, _Description()).refresh(model) for model in models]
+        if any(changed):
+            with self._lock:  # or the older of two documents could be the last
+                known = [part.content for model in everything if (part := self._parts.get(model)) and part.content]
+                self._writer.document(MODEL_FILE, _together(known))
 
 
-class StructureDocument:
+class _Description:
     """What was said last of one watched model."""
 
     def __init__(self) -> None:
@@ -58,16 +70,6 @@ def _signature(watching: WatchedModel) -> object:
         for optimizer in watching.optimizers.watched
     ]
     return optimizers, len(watching.inspection.calls), watching.inspection.num_trainable, watching.loss_name
-
-
-def write_structure(session: Session, watched_models: list[WatchedModel]) -> None:
-    """Describe these models anew. One document for all that are watched; their modules and parameters stand one after
-    the other. Those that other threads train are described there."""
-    changed = [watching.structure.refresh(watching) for watching in watched_models]
-    if any(changed):
-        with _writing:  # or the older of two documents could be the last
-            known = [watching.structure.content for watching in session.watched_models if watching.structure.content]
-            session.writer.document(MODEL_FILE, _together(known))
 
 
 def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:

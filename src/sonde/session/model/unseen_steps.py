@@ -8,17 +8,21 @@ compiler does not let us follow.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from sonde.probe.model import ModelNames
+from sonde.probe.optimizer.tap import OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
+from sonde.session.recording import Recording
+from sonde.session.training.count import Steps
+from sonde.session.training.passes import Recorded
 from sonde.write.ranks import world_size
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from sonde.session.model.watched import WatchedModel
-    from sonde.session.session import Session
 
 MIN_UPDATES: Final = 3
 """Changes of the parameters without a step until it is said. One may be a checkpoint that is loaded after a trial."""
@@ -33,28 +37,30 @@ class UnseenUpdates:
     steps of an optimizer are no updates.
     """
 
-    def __init__(self, watching: WatchedModel) -> None:
-        self._watching = watching
+    def __init__(
+        self, recording: Recording, names: ModelNames, optimizers: OptimizerTap, is_fresh: Callable[[], bool]
+    ) -> None:
+        self._recording, self._names, self._optimizers, self._is_fresh = recording, names, optimizers, is_fresh
         self._parameter: weakref.ref[Tensor] | None = None
         self._version = -1
         self._num_changes = self._num_passes = 0
         self._is_done = world_size() > 1  # what shards parameters between ranks writes to them as well
 
-    def model_entered(self) -> None:
+    def model_entered(self, model: Recorded, steps: Steps) -> None:
         """A forward pass that trains begins."""
         if self._is_done:
             return
-        if self._is_counted():
+        if self._is_counted(steps):
             self._is_done = True
             return
-        if not self._watching.training.steps.passes.is_used_by(self._watching):
+        if not steps.passes.is_used_by(model):
             return
         self._num_passes += 1
         parameter = self._parameter() if self._parameter is not None else None
         if parameter is not None and parameter._version != self._version >= 0:
             self._num_changes += 1
             if self._num_changes == MIN_UPDATES:
-                self._warn("the parameters of this model change, but no step of a torch optimizer was seen")
+                self._warn(steps, "the parameters of this model change, but no step of a torch optimizer was seen")
 
     def model_returned(self) -> None:
         """It has ended. An embedding with a `max_norm` changes its weights inside."""
@@ -63,31 +69,24 @@ class UnseenUpdates:
         parameter = self._parameter() if self._parameter is not None else self._choose()
         self._version = parameter._version if parameter is not None else -1
 
-    def finish(self) -> None:
+    def finish(self, steps: Steps) -> None:
         """The session ends as it should."""
-        if not self._is_done and self._num_passes >= MIN_UPDATES and not self._is_counted():
-            self._warn("gradients were computed, but no step of a torch optimizer was seen")
+        if not self._is_done and self._num_passes >= MIN_UPDATES and not self._is_counted(steps):
+            self._warn(steps, "gradients were computed, but no step of a torch optimizer was seen")
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, steps: Steps, what: str) -> None:
         self._is_done = True
-        self._watching.training.steps.lose_sight()
-        self._watching.session.warn_once(
-            "unseen updates",
-            f"{what}: every value is recorded at step {self._watching.session.step_number}. {_REMEDY}",
-        )
+        steps.lose_sight()
+        message = f"{what}: every value is recorded at step {self._recording.step_number}. {_REMEDY}"
+        self._recording.warn_once("unseen updates", message)
 
-    def _is_counted(self) -> bool:
-        session = self._watching.session
-        return (
-            self._watching.training.steps.has_seen_optimizer
-            or not self._watching.training.steps.is_count_known
-            or self._watching.optimizers.has_unnamed
-            or not session.position.is_fresh
-        )
+    def _is_counted(self, steps: Steps) -> bool:
+        is_followed = steps.has_seen_optimizer or not steps.is_count_known or self._optimizers.has_unnamed
+        return is_followed or not self._is_fresh()
 
     def _choose(self) -> Tensor | None:
         """The last one that is trained: nearest to the loss, so that it has a gradient if any has."""
-        model = self._watching.names.model()
+        model = self._names.model()
         trained = [p for p in model.parameters() if p.requires_grad and is_plain_tensor(p)] if model is not None else []
         if not trained or trained[-1].is_inference():
             self._is_done = True
@@ -96,19 +95,19 @@ class UnseenUpdates:
         return trained[-1]
 
 
-def warn_of_unseen(session: Session, optimizer: Optimizer, where: str) -> None:
+def warn_of_unseen(recording: Recording, steps: Steps, optimizer: Optimizer, where: str) -> None:
     """Steps of this optimizer cannot be followed from now on: those that the user ends count."""
-    session.training.steps.lose_sight()
-    session.warn_once(
+    steps.lose_sight()
+    recording.warn_once(
         f"unseen in {where}",
         f"{type(optimizer).__name__}.step() is part of {where}, where sonde cannot see it: its steps are not counted. "
         f"{_REMEDY} Parameters and gradients are then recorded as they are at that moment; updates are not.",
     )
 
 
-def warn_of_missing(session: Session, optimizer: Optimizer) -> None:
+def warn_of_missing(recording: Recording, optimizer: Optimizer) -> None:
     """A step inside one graph: nothing can be read between the gradients and the update."""
-    session.warn_once(
+    recording.warn_once(
         f"one graph {type(optimizer).__name__}",
         f"{type(optimizer).__name__}.step() runs inside a single graph, compiled or captured: its steps are counted, "
         "and parameters and optimizer state are recorded after each; gradients and updates are not. Call step() "

@@ -1,20 +1,24 @@
-"""One watched model: taps in, sketches out. Written as the flow goes: probe -> reduce -> write."""
+"""One watched model: its taps, what is wanted of it in a step, and the sketches that come of it.
+
+When each of its methods is called in a step is decided by its host: see `session/training_step.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
-from sonde.probe.guarded import attempt
 from sonde.probe.guards import quiet
 from sonde.probe.in_graph import InGraphTaps
 from sonde.probe.model import ModelNames, ModuleRef, NamedParameter
 from sonde.probe.optimizer.clip import ClipTap
+from sonde.probe.optimizer.hooks import OptimizerHooks
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.schedule import ALWAYS, Schedule
@@ -23,22 +27,19 @@ from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.session.inspect.inspection import Inspection
+from sonde.session.model.optimizer_names import OptimizerNames
 from sonde.session.model.optimizer_scalars import OptimizerScalars
 from sonde.session.model.parameter_subset import ParameterSubset, adam_moments, is_state, split_by_grad
 from sonde.session.model.predicted_update import UpdatePrediction
 from sonde.session.model.site_ids import SiteIds
-from sonde.session.model.structure import StructureDocument
-from sonde.session.model.tables import put_tables
-from sonde.session.model.unseen_steps import UnseenUpdates, warn_of_missing
+from sonde.session.model.unseen_steps import UnseenUpdates
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import Plan
 from sonde.session.ranks.same_weights import is_due, model_fingerprint
+from sonde.session.recording import Recording
+from sonde.session.scalars import log_values
+from sonde.session.training.thread import TrainingThread
 from sonde.write.ranks import world_size
-
-if TYPE_CHECKING:
-    from sonde.session.session import Session
-    from sonde.session.training.thread import TrainingThread
-
 
 MAX_ONES: Final = 1 << 16
 """Activations of one step. What is recorded of a step is held until it is over, and it may never be."""
@@ -54,14 +55,68 @@ class Measured(NamedTuple):
     num_ones: int
 
 
+class ModelHost(Protocol):
+    """Who is told what the taps of a model see, and decides what to do about it."""
+
+    hooks: OptimizerHooks | None
+    optimizer_names: OptimizerNames
+
+    @property
+    def is_keeping_tensors(self) -> bool:
+        """Whether a snapshot of the step is being taken."""
+
+    def is_fresh(self) -> bool:
+        """Whether no step was made since the process began, or since it returned to an earlier step."""
+
+    def optimizer_taps(self) -> Iterable[OptimizerTap]:
+        """Of all models, in the order in which they were watched."""
+
+    def model_begins(self, model: WatchedModel) -> None:
+        """It is about to be called, in training or not."""
+
+    def model_entered(self, model: WatchedModel) -> None:
+        """A forward pass that trains begins."""
+
+    def forward_seen(self, model: WatchedModel, place: ModuleRef, output: Any) -> None:
+        """A module has returned, in training."""
+
+    def module_returned(self, model: WatchedModel, place: ModuleRef, output: Any) -> None:
+        """The same, after it was measured; only while tensors are kept."""
+
+    def model_returned(self, model: WatchedModel, args: Any, kwargs: Any, output: Any) -> None:
+        """The forward pass has ended."""
+
+    def model_evaluated(self, model: WatchedModel, args: Any, kwargs: Any, output: Any) -> None:
+        """The model has returned, in a pass that does not train."""
+
+    def number_returned(self, model: WatchedModel, module: nn.Module, args: Any, value: Tensor) -> None:
+        """Another module, such as a criterion, has returned a single number."""
+
+    def pass_restarted(self, model: WatchedModel) -> None:
+        """The pass before may have been none of the step's: what is looked at once in a step is looked at again."""
+
+    def optimizer_step(self, model: WatchedModel, step: OptimizerStep) -> Iterator[None]:
+        """Advanced before an optimizer steps and after it."""
+
+
 class WatchedModel:
     """Records one model until `detach`. Holds no reference that would keep the model or its tensors alive."""
 
-    def __init__(self, session: Session, model: nn.Module, optimizers: list[Optimizer] | None, plan: Plan) -> None:
-        self.session, self.plan = session, plan
-        self.training: TrainingThread = session.training
+    def __init__(
+        self,
+        recording: Recording,
+        host: ModelHost,
+        model: nn.Module,
+        optimizers: list[Optimizer] | None,
+        plan: Plan,
+        *,
+        training: TrainingThread,
+        watched_in: object,
+    ) -> None:
+        self.recording, self.host, self.plan = recording, host, plan
+        self.training: TrainingThread = training
         """Where its steps are counted; `join` changes it."""
-        self.watched_in = session.threads.here
+        self.watched_in = watched_in
         """The thread that has called `watch`."""
         self.has_run = False
         """A forward pass with gradients on was seen, or a step of an optimizer."""
@@ -69,22 +124,22 @@ class WatchedModel:
         """An optimizer has stepped it, or the user has ended a step of it."""
         self.names: ModelNames = ModelNames(model, prefix=plan.prefix)
         self._select()
-        asked, tell = session.settings, self._note_unreadable
+        asked, tell = recording.settings, self._note_unreadable
         self.reducer: Reducer = Reducer(
             hist_samples=asked.hist_samples, max_rows=asked.activation_rows, on_unreadable=tell
         )
+        self.sites = SiteIds(recording.writer)
         self.optimizer_pass = OptimizerPass(self.reducer)
-        self.prediction = UpdatePrediction(self)
+        self.prediction = UpdatePrediction(recording, self.reducer, self.sites)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
         self._wants_forward = True
         self.wants: dict[str, bool] = {}
         self.histogram = False
-        self.meter = self.training.governing.meter
+        self.meter = training.governing.meter
         self._step = -1
         """The step of which it was decided what to record."""
-        self._kind = ""
+        self.main_kind = ""
         """What most of this step's cost is for."""
-        self.sites = SiteIds(session.writer)
         self.without_grad: set[str] = set()
         """Parameters, by name, that were seen without a gradient, with one, and in an optimizer."""
         self.with_grad: set[str] = set()
@@ -94,29 +149,23 @@ class WatchedModel:
         """Of this step, taken out of the reducer before a forward pass that may be of the next."""
         self._num_ones = self._num_cut = 0
         self.is_allowed = True
-        self.on_root: Callable[[Any, Any, Any], None] | None = None
-        """Who else wants to know what the model was called with."""
-        self.on_begin: Callable[[], None] | None = None
-        """The model is about to be called, in training or not."""
-        self.on_evaluated: Callable[[Any, Any, Any], None] | None = None
-        self.on_number: Callable[[nn.Module, Any, Tensor], None] | None = None
         self._has_other_ranks = world_size() > 1
         self._root = root = self.names.place(model)
-        self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
-        on_error = session.breaker
-        self.inspection = Inspection(self, on_error)
-        self.structure = StructureDocument()
+        on_error = recording.breaker
+        self.nonfinite = NonFiniteWatch(recording.writer, root.name if root else "") if asked.finite else None
+        self.inspection = Inspection(self.names, recording.warn_once, on_error)
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
         self.clips = ClipTap(on_error)
-        self.entry = EntryTap(self.names, self._entered, on_error, on_call=self._begins)
+        self.forward_seen = partial(host.forward_seen, self)
+        self.entry = EntryTap(self.names, self._entered, on_error, on_call=partial(host.model_begins, self))
         self.forward = ForwardTap(
             self.names,
             self,
             on_error,
-            on_root=self._root_called,
-            on_evaluated=self._evaluated,
-            on_number=self._number_given,
+            on_root=partial(host.model_returned, self),
+            on_evaluated=partial(host.model_evaluated, self),
+            on_number=partial(host.number_returned, self),
         )
         self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
         self.optimizers = OptimizerTap(
@@ -129,11 +178,13 @@ class WatchedModel:
             take_clips=self.clips.take,
             on_failed=self._void,
             on_unnamed=self._tell_unnamed,
-            hooks=session.optimizer_hooks,
+            hooks=host.hooks,
         )
-        self.optimizer_scalars: OptimizerScalars = OptimizerScalars(self, self.optimizers)
-        self.unseen_updates = UnseenUpdates(self)
-        self.begin_step(self.training.steps.number)
+        self.optimizer_scalars: OptimizerScalars = OptimizerScalars(
+            self.names, self.optimizers, host.optimizer_names, host.optimizer_taps
+        )
+        self.unseen_updates = UnseenUpdates(recording, self.names, self.optimizers, host.is_fresh)
+        self.begin_step(training.steps.number)
         self._tell_scripted()
 
     def detach(self) -> None:
@@ -160,12 +211,12 @@ class WatchedModel:
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Record numbers of this model, by default at the step of the thread that trains it."""
-        self.session.log_for(self.training, values, step)
+        log_values(self.recording, self.training, values, step)
 
     def begin_step(self, step: int) -> None:
         """Decide once what this step will record."""
         self._step = step
-        self.is_allowed = not self.session.breaker.is_open
+        self.is_allowed = not self.recording.breaker.is_open
         plan = self.plan
         schedules: dict[str, Schedule] = {
             "param": plan.params, "grad": plan.grads, "update": plan.updates, "optim": plan.optim,
@@ -178,9 +229,9 @@ class WatchedModel:
         self._wants_forward = (
             self.wants_activations or self.wants_activation_grads or self.wants_inspection or self.wants_finite
         )
-        self._kind = self._main_kind()
+        self.main_kind = self._main_kind()
         self.inspection.begin_step(is_wanted=self.wants_inspection)
-        self.histogram = step % self.session.settings.hist_every == 0
+        self.histogram = step % self.recording.settings.hist_every == 0
         self._num_ones = self._num_cut = 0
 
     def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
@@ -204,41 +255,16 @@ class WatchedModel:
 
     @property
     def is_idle(self) -> bool:
-        return not (
-            self._wants_forward or self.session.snapshots.draft is not None or self.training.steps.wants_part(self)
-        )
+        return not (self._wants_forward or self.host.is_keeping_tensors or self.training.steps.wants_part(self))
 
-    def forward_seen(self, place: ModuleRef, output: Any) -> None:
-        # Parts of a pass that was seen to begin may run in other threads, which train nothing.
-        if not self.forward.is_running:
-            self.session.threads.runs(self)
-        if place is self._root:
-            self.training.steps.model_called(self, output)
-        else:
-            self.training.steps.part_called(self, place, output)
-        self.session.snapshots.forward_begins(self)
+    # -------------------------------------------------------------------------------------------- what its taps see
 
     def _entered(self) -> None:
-        if not self.forward.entered():
-            return
-        self.session.threads.runs(self)
-        self.unseen_updates.model_entered()
-        self.training.steps.model_entered(self)
-        self.session.snapshots.forward_begins(self)
-        if self.wants_inspection:
-            self.inspection.forward_begins()
+        if self.forward.entered():
+            self.host.model_entered(self)
 
-    def _begins(self) -> None:
-        if self.on_begin is not None:
-            self.on_begin()
-
-    def _evaluated(self, args: Any, kwargs: Any, output: Any) -> None:
-        if self.on_evaluated is not None:
-            self.on_evaluated(args, kwargs, output)
-
-    def _number_given(self, module: nn.Module, args: Any, value: Tensor) -> None:
-        if self.on_number is not None:
-            self.on_number(module, args, value)
+    def is_root(self, place: ModuleRef) -> bool:
+        return place is self._root
 
     def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
         if self.nonfinite is not None and self.wants_finite and place.is_selected:
@@ -247,16 +273,9 @@ class WatchedModel:
                 self.nonfinite.called(place, is_leaf, args, output, self.training.steps.number)
         if self.wants_inspection:
             with self.meter.span("inspect"):
-                self.inspection.module_called(place, module, args, output)
-        if self.session.snapshots.draft is not None:
-            self.session.snapshots.output(self, place, output)
-
-    def _root_called(self, args: Any, kwargs: Any, output: Any) -> None:
-        self.unseen_updates.model_returned()
-        if self.session.snapshots.draft is not None:
-            self.session.snapshots.called(self, args, kwargs)
-        if self.on_root is not None:
-            self.on_root(args, kwargs, output)
+                self.inspection.module_called(place, module, args, output, self.training.steps.number)
+        if self.host.is_keeping_tensors:
+            self.host.module_returned(self, place, output)
 
     def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         self._one("act", place, suffix, tensor)
@@ -300,39 +319,30 @@ class WatchedModel:
         self.retire(measured)
 
     def restart(self) -> None:
-        """The pass before may have been none of the step's: what is looked at once in a step is looked at again."""
+        """The pass before may have been none of the step's."""
         self.inspection.restart()
-        self.session.snapshots.restart(self)
-        if self.session.data is not None:
-            self.session.data.restart(self)
+        self.host.pass_restarted(self)
 
     # ------------------------------------------------------------------------------------------- the optimizer step
 
     def _before_update(self, step: OptimizerStep) -> None:
-        """Each part by itself: one that fails costs its own numbers only."""
-        self.session.snapshots.before_update(self, step)
-        if self.session.data is not None:
-            with attempt(self.session.breaker, "loss of the step"):
-                self.session.data.before_update(self, step)
         self.in_optimizer.update(named.name for named in step.names)
         self.in_optimizer.update(named.name for named, _ in step.unreadable)
-        num_before, failed = self.reducer.num_tables, self.session.breaker
-        with quiet():
-            with attempt(failed, "gradients and parameters"):
-                self._read_before(step)
-            with attempt(failed, "inspection"), self.meter.span(self._kind):
-                self.inspection.before_update()
-            with attempt(failed, "scalars of the optimizer"), self.meter.span(self._kind):
-                self.optimizer_scalars.log(step)
-            if not step.has_closure and not step.is_made:
-                with attempt(failed, "scalars of the gradients"), self.meter.span(self._kind):
-                    self._gradient_scalars(step)
+        num_before = self.reducer.num_tables
+        step.measuring = self.host.optimizer_step(self, step)
+        next(step.measuring, None)
         step.tables = self.reducer.held_since(num_before)
 
-    def _read_before(self, step: OptimizerStep) -> None:
+    def _after_update(self, step: OptimizerStep) -> None:
+        if step.measuring is not None:
+            next(step.measuring, None)
+
+    def read_before(self, step: OptimizerStep) -> None:
+        """Split the parameters by whether they have a gradient; predict the step where its formula is known; sketch the
+        gradients; sketch and copy the parameters that no formula covers."""
         if step.params:
             self.meter.see(step.params[0])
-        with self.meter.span(self._kind):
+        with self.meter.span(self.main_kind):
             for named, what in step.unreadable:
                 self._note_unreadable_site(f"param/{named.name}", what)
             step.parts = split_by_grad(step, is_made=not (step.has_closure or step.is_made))
@@ -340,9 +350,9 @@ class WatchedModel:
                 self._predict(step, part)
         if self.wants["grad"] and not step.has_closure and not step.is_made:
             is_read = all(part.is_predicted for part in step.parts)
-            with self.meter.span(self._kind if is_read else "grads"):
+            with self.meter.span(self.main_kind if is_read else "grads"):
                 self._grads(step, step.parts)
-        with self.meter.span(self._kind):
+        with self.meter.span(self.main_kind):
             self._keep(step)
 
     def _void(self, step: OptimizerStep) -> None:
@@ -365,31 +375,7 @@ class WatchedModel:
                     histogram=self.histogram,
                 )
 
-    def _after_update(self, step: OptimizerStep) -> None:
-        failed = self.session.breaker
-        with quiet(), self.meter.span(self._kind):
-            if step.has_closure:
-                with attempt(failed, "scalars of the gradients"):
-                    self._gradient_scalars(step)
-                if self.wants["grad"]:
-                    with attempt(failed, "gradients"):
-                        self._grads(step, split_by_grad(step, is_made=True))
-            if step.is_made:
-                warn_of_missing(self.session, step.optimizer)
-            elif self.wants["update"]:
-                with attempt(failed, "updates"):
-                    self._updates(step)
-            if self.wants["optim"]:
-                with attempt(failed, "optimizer states"):
-                    self._states(step)
-            with attempt(failed, "fingerprint"):
-                self._note_weights(step)
-        self.session.snapshots.after_update(self, step)
-        if self.session.data is not None:
-            with attempt(self.session.breaker, "loss of the step"):
-                self.session.data.after_update(self, step)
-
-    def _note_weights(self, step: OptimizerStep) -> None:
+    def note_weights(self, step: OptimizerStep) -> None:
         """What the other ranks compare theirs with."""
         model = self.names.model()
         if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
@@ -398,13 +384,18 @@ class WatchedModel:
                 self.log({"model/model/fingerprint": value})
 
     def _predict(self, step: OptimizerStep, part: ParameterSubset) -> None:
-        tables = self.prediction.before(step, part)
+        tables = self.prediction.before(step, part, self.wants, histogram=self.histogram)
         if tables is None:
             return
         part.is_predicted = True
         factors = self._clipped(step, part)
         for table in tables if factors else ():
             set_raw(table, factors)
+
+    def read_grads(self, step: OptimizerStep) -> None:
+        """The gradients of a step that has made them itself, or of a loop without an optimizer."""
+        if self.wants["grad"]:
+            self._grads(step, split_by_grad(step, is_made=True))
 
     def _grads(self, step: OptimizerStep, parts: list[ParameterSubset]) -> None:
         for part in parts:
@@ -429,7 +420,9 @@ class WatchedModel:
         pairs = zip(self.sites.of_part("grad", part), part.params, strict=True)
         return {key: factors[id(p)] for key, p in pairs if id(p) in factors}
 
-    def _updates(self, step: OptimizerStep) -> None:
+    def read_updates(self, step: OptimizerStep) -> None:
+        if not self.wants["update"]:
+            return
         for part in step.parts:
             if part.is_predicted:
                 self.prediction.after(step, part.name)
@@ -444,7 +437,9 @@ class WatchedModel:
                 histogram=self.histogram,
             )
 
-    def _states(self, step: OptimizerStep) -> None:
+    def read_states(self, step: OptimizerStep) -> None:
+        if not self.wants["optim"]:
+            return
         keys, tensors = [], []
         left = [pair for part in step.parts if not part.is_predicted for pair in part]
         for named, parameter in left:
@@ -454,7 +449,18 @@ class WatchedModel:
                     tensors.append(value)
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
-    def _gradient_scalars(self, step: OptimizerStep) -> None:
+    def log_optimizer(self, step: OptimizerStep) -> None:
+        """What the optimizer is told, and whether it skips the step."""
+        self.log(self.optimizer_scalars.told(step))
+        at = self.training.steps.number
+        if self.is_recording:
+            for number, values in self.optimizer_scalars.groups(step, at):
+                self.log(values, step=number)
+        skipped = self.optimizer_scalars.skipped(step, at)
+        if skipped is not None:
+            self.recording.writer.put(skipped, 8, step=at)
+
+    def log_gradients(self, step: OptimizerStep) -> None:
         """What clipping saw, and how the gradients lie: once they are made, which a closure does inside the step."""
         values = self.optimizer_scalars.clipped(step)
         if self._is_inspecting:
@@ -464,11 +470,11 @@ class WatchedModel:
 
     # --------------------------------------------------------------------------------- without an optimizer, and end
 
-    def sweep(self) -> None:
+    def current_step(self) -> OptimizerStep | None:
         """Parameters and gradients as they are now, for loops whose optimizer is not torch's."""
         model = self.names.model()
         if model is None:
-            return
+            return None
         self.names.refresh()
         clips = self.clips.take(list(model.parameters()))
         step = OptimizerStep(None, 0, [], [], clips=clips)  # type: ignore[arg-type]
@@ -479,30 +485,17 @@ class WatchedModel:
                 step.params.append(parameter)
         if step.params:
             self.meter.see(step.params[0])
-        self.session.snapshots.before_update(self, step)
-        with quiet(), self.meter.span(self._kind):
-            self.log(self.optimizer_scalars.clipped(step))
-            if self.wants["grad"]:
-                self._grads(step, split_by_grad(step, is_made=True))
-            self.inspection.before_update()
-            if self.wants["param"]:
-                keys = self.sites.of_part("param", ParameterSubset("all", step.names, step.params))
-                self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
+        return step
 
-    def emit(self, step: int) -> None:
-        """Hand the step's sketches to the writer. What is still on its way from a device is waited for there."""
-        failed = self.session.breaker
-        with attempt(failed, "handing over"), quiet(), self.meter.span(self._kind):
-            kept, self._kept = self._kept, []
-            tables = [*kept, *self.reducer.take()]
-            if tables:
-                put_tables(self.session.writer, tables, step)
-        with attempt(failed, "handing over an inspection"), quiet(), self.meter.span(self._kind):
-            self.inspection.emit(step)
-        if self.nonfinite is not None:
-            with attempt(failed, "non-finite values"), quiet(), self.meter.span("finite" if self.wants_finite else ""):
-                self.nonfinite.emit(step)
-        self.prediction.tell()
+    def read_params(self, step: OptimizerStep) -> None:
+        if self.wants["param"]:
+            keys = self.sites.of_part("param", ParameterSubset("all", step.names, step.params))
+            self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
+
+    def take(self) -> list[Table]:
+        """The sketches of the step. What is still on its way from a device is waited for by whoever resolves them."""
+        kept, self._kept = self._kept, []
+        return [*kept, *self.reducer.take()]
 
     # ------------------------------------------------------------------------------------------------------- inside
 
@@ -524,7 +517,7 @@ class WatchedModel:
     def _tell_scripted(self) -> None:
         inside = self.names.scripted_inside() if repr(self.plan.activations) != "never" else []
         if inside:
-            self.session.warn_once(
+            self.recording.warn_once(
                 "scripted",
                 f"torch.jit runs {len(inside)} modules of this model without Python (the first is {inside[0]}): their "
                 "activations are not recorded. Parameters, gradients and updates are, and what a scripted module as a "
@@ -532,14 +525,14 @@ class WatchedModel:
             )
 
     def _tell_no_end(self) -> None:
-        self.session.warn_once(
+        self.recording.warn_once(
             "no end of a step",
             f"{MAX_ONES:,} activations since the last step of an optimizer: more are recorded from the next one on. "
             "A model that is evaluated wants torch.no_grad(), which keeps it out of the steps.",
         )
 
     def _tell_unnamed(self, optimizer: Optimizer) -> None:
-        self.session.warn_once(
+        self.recording.warn_once(
             "unnamed optimizer",
             f"{type(optimizer).__name__} steps parameters of this model and was not named in watch(): its steps are "
             "not recorded. Name it, watch(model, [first, second]), or none: then every one is followed.",
@@ -551,4 +544,4 @@ class WatchedModel:
     def _note_unreadable_site(self, site: str, why: str) -> None:
         if site not in self.unreadable:
             self.unreadable[site] = why
-            self.session.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")
+            self.recording.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")

@@ -26,11 +26,11 @@ from sonde.probe.optimizer.scaler import ScalerTap
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event
-from sonde.session.arguments import check_model, check_optimizers
-from sonde.session.breaker import Breaker
 from sonde.session.null import NullSession
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
+from sonde.session.plan import check_model, check_optimizers
 from sonde.session.ranks.same_weights import is_due, later_event, model_fingerprint
+from sonde.session.recording import Breaker
 from sonde.session.training.count import Steps
 from sonde.session.training.position import Position
 from sonde.write.ranks import RankLog, Start, find_announced, rank

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import RunError
+from sonde.session.recording import Recording
 from sonde.session.snapshots.requests import Ask, Asks
 
 if TYPE_CHECKING:
-    from sonde.session.session import Session
     from sonde.write.tensors.snapshots import Outcome
 
 
 class Ledger:
     """Written to by the training thread (`skip`) and by the one that writes snapshots (`done`)."""
 
-    def __init__(self, session: Session, asks: Asks, on_changed: Callable[[], None]) -> None:
-        self._session, self._asks, self._on_changed = session, asks, on_changed
+    def __init__(self, recording: Recording, asks: Asks, on_changed: Callable[[], None]) -> None:
+        self._recording, self._asks, self._on_changed = recording, asks, on_changed
         self.store = ""
         self.counts = {"taken": 0, "skipped": 0, "failed": 0}
         self._nbytes = self._stored_bytes = 0
@@ -28,7 +28,7 @@ class Ledger:
         """It will not be taken."""
         self.counts["skipped"] += 1
         message = f"the snapshot of step {step} was skipped: {why}"
-        self._session.event("snapshot_skipped", message, severity="warning", details={"step": step, "why": why})
+        self._recording.event("snapshot_skipped", message, severity="warning", details={"step": step, "why": why})
         self._tell_once("skipped", f"{message}. Later ones are only counted.")
         self.note()
         self._asks.answer(tickets, state="skipped", step=step, why=why)
@@ -52,8 +52,8 @@ class Ledger:
         """Time ran out."""
         self.counts["failed"] += num
         message = f"{num} snapshot{'s were' if num > 1 else ' was'} lost: {why}"
-        self._session.event("snapshot_lost", message, severity="critical")
-        self._session.warn(f"{message}. Allow more with finish_deadline_s.")
+        self._recording.event("snapshot_lost", message, severity="critical")
+        self._recording.warn(f"{message}. Allow more with finish_deadline_s.")
 
     def uploaded(self, upload: dict[str, Any] | None) -> None:
         """How far the upload is. An event where it stops going, and where it goes on."""
@@ -63,10 +63,10 @@ class Ledger:
         self._upload = upload
         if upload["last_error"] and not before:
             message = f"snapshots cannot be uploaded to {upload['url']}: {upload['last_error']}"
-            self._session.event("upload_failed", message, severity="warning", details=upload)
+            self._recording.event("upload_failed", message, severity="warning", details=upload)
             self._tell_once("upload", f"{message}. They are kept here, and go up later or by `sonde push`.")
         elif before and not upload["last_error"]:
-            self._session.event("upload_resumed", f"snapshots go up to {upload['url']} again", details=upload)
+            self._recording.event("upload_resumed", f"snapshots go up to {upload['url']} again", details=upload)
 
     def ended(self) -> None:
         """What is not where it should be when the run ends; that an upload failed has been said where it did."""
@@ -80,23 +80,23 @@ class Ledger:
         facts: dict[str, Any] = {"nbytes": self._nbytes, "stored_bytes": self._stored_bytes, "store": self.store}
         if self._upload is not None:
             facts["upload"] = self._upload
-        self._session.writer.note(snapshots={**self.counts, **facts})
+        self._recording.writer.note(snapshots={**self.counts, **facts})
 
     def _again(self, outcome: Outcome) -> None:
         """A tensor was written to while it was copied: the next step is taken instead."""
         step, why = outcome.pending.step, outcome.why
         self._on_changed()
-        self._session.event("snapshot_again", f"the snapshot of step {step} is taken one step later: {why}")
+        self._recording.event("snapshot_again", f"the snapshot of step {step} is taken one step later: {why}")
         self._asks.put(Ask(outcome.pending.reason, None, outcome.pending.tickets))
 
     def _failed(self, outcome: Outcome) -> None:
         self.counts["failed"] += 1
         message = f"the snapshot of step {outcome.pending.step} could not be written: {outcome.why}"
-        self._session.event("snapshot_failed", message, severity="critical", details={"step": outcome.pending.step})
+        self._recording.event("snapshot_failed", message, severity="critical", details={"step": outcome.pending.step})
         self._tell_once("failed", f"{message}. Training goes on.")
         # A disk that is full, or gone, is no fault of ours: statistics are recorded as long as they can be.
         if outcome.error is not None and not isinstance(outcome.error, OSError | RunError):
-            self._session.breaker("snapshot", outcome.error)
+            self._recording.breaker("snapshot", outcome.error)
 
     def _answer(self, outcome: Outcome) -> None:
         receipt = outcome.receipt
@@ -109,4 +109,4 @@ class Ledger:
     def _tell_once(self, key: str, message: str) -> None:
         if key not in self._told:
             self._told.add(key)
-            self._session.warn(message)
+            self._recording.warn(message)

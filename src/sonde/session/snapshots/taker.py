@@ -14,9 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import UsageError
+from sonde.session.recording import Recording
 from sonde.session.snapshots.ledger import Ledger
 from sonde.session.snapshots.plan import ON_DEMAND, Snapshots, as_plan, check_kinds
 from sonde.session.snapshots.requests import SCHEDULED, Ask, Asks
+from sonde.session.threads import TrainingThreads
 from sonde.write.ranks import world_size
 from sonde.write.tensors.snapshots import ChangedError, SnapshotWriter, abandon
 from sonde.write.tensors.store import open_store
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
     from sonde.schema.layout import RunStatus
     from sonde.session.model.watched import WatchedModel
-    from sonde.session.session import Session
     from sonde.session.snapshots.copies import Copier
     from sonde.session.snapshots.draft import Draft, Streams
     from sonde.session.snapshots.gather import Gather
@@ -53,11 +54,11 @@ class Followed:
 class SnapshotTaker:
     """One per session. Its methods are called on the training thread unless they say otherwise."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, recording: Recording, threads: TrainingThreads) -> None:
+        self.recording, self.threads = recording, threads
         self._followed: dict[int, Followed] = {}
-        self.asks = Asks(session.path, self._refusal, session.breaker)
-        self.ledger = Ledger(session, self.asks, self._changed)
+        self.asks = Asks(recording.path, self._refusal, recording.breaker)
+        self.ledger = Ledger(recording, self.asks, self._changed)
         self.draft: Draft | None = None
         self._writer: SnapshotWriter | None = None
         self._staging: Staging | None = None
@@ -94,7 +95,7 @@ class SnapshotTaker:
             )
         self._check_size(plan, gather)
         if self._opened is None:
-            self._opened = open_store(plan.store, self.session.path, plan.options)
+            self._opened = open_store(plan.store, self.recording.path, plan.options)
             self._store = plan
         elif (plan.store, dict(plan.options)) != (self._store.store, dict(self._store.options)):
             raise UsageError(f'snapshots of this run go to "{self._store.store}" already; a run has one store.')
@@ -125,7 +126,7 @@ class SnapshotTaker:
             followed.grads_at_once = True
 
     def _left_out(self, name: str, why: str) -> None:
-        self.session.warn_once(f"snapshot without {why}", f"{name} is in no snapshot: it is {why}.")
+        self.recording.warn_once(f"snapshot without {why}", f"{name} is in no snapshot: it is {why}.")
 
     def unfollow(self, watching: WatchedModel) -> None:
         self._followed.pop(id(watching), None)
@@ -137,7 +138,7 @@ class SnapshotTaker:
         """The thread whose steps are kept: that of the first model which was watched with `snapshots=`, or the first
         that trains. A snapshot shows one step, and each thread counts its own."""
         planned = self._first_planned()
-        return self.session.threads.all[0] if planned is None else planned.training
+        return self.threads.all[0] if planned is None else planned.training
 
     def are_of(self, training: TrainingThread) -> bool:
         """Whether the steps of this thread are kept. As long as the model was not run, it may be the turn of a thread
@@ -167,7 +168,7 @@ class SnapshotTaker:
         for followed in tuple(self._followed.values()):
             if followed.plan is not ON_DEMAND and followed.watching.training is not training:
                 name = followed.watching.plan.prefix.rstrip(".") or "a watched model"
-                self.session.warn_once(
+                self.recording.warn_once(
                     f"snapshots of another thread {name}",
                     f"no snapshots of {name}: another thread trains it, and snapshots hold the models of one thread.",
                 )
@@ -186,7 +187,7 @@ class SnapshotTaker:
             return self._join(self.draft, ask)
         step = self.training.steps.number + self.training.steps.is_over
         self._open(step, [ask, *self._due(step)])
-        for watching in self.session.watched_models:
+        for watching in self.threads.models:
             self.forward_begins(watching)
         return step
 
@@ -211,10 +212,10 @@ class SnapshotTaker:
             self._drop("its step never came to an end", is_loss=self.draft.is_asked)
         try:
             asks = self._due(step)
-            if asks and not self.session.breaker.is_open:
+            if asks and not self.recording.breaker.is_open:
                 self._open(step, asks)
         except Exception as error:  # noqa: BLE001 - a schedule may be a function of the user's
-            self.session.breaker("schedule of snapshots", error)
+            self.recording.breaker("schedule of snapshots", error)
 
     def _due(self, step: int) -> list[Ask]:
         asks = self.asks.take()
@@ -244,7 +245,7 @@ class SnapshotTaker:
     def _wait_s(self) -> float:
         """How long training may wait for memory. Once in vain: not again before the disk has taken another one."""
         is_stuck = self._writer is not None and self._writer.num_done == self._gave_up_at
-        return 0.0 if is_stuck else self.session.settings.snapshot_wait_s
+        return 0.0 if is_stuck else self.recording.settings.snapshot_wait_s
 
     def forward_begins(self, watching: WatchedModel) -> None:
         """The first forward pass of a step: copying begins."""
@@ -340,7 +341,7 @@ class SnapshotTaker:
         except Exception as error:  # noqa: BLE001 - a batch that the model cannot take: said once, then left out
             followed.probe = None
             why = f"{type(error).__name__}: {error}"
-            self.session.warn_once("probe", f"the model cannot be run on the probe batch ({why}); it is left out.")
+            self.recording.warn_once("probe", f"the model cannot be run on the probe batch ({why}); it is left out.")
         if failed:
             raise failed[0]
 
@@ -367,7 +368,7 @@ class SnapshotTaker:
             self._drop(str(error))
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self._drop(f"{type(error).__name__}: {error}")
-            self.session.breaker("snapshot", error)
+            self.recording.breaker("snapshot", error)
 
     # ----------------------------------------------------------------------------------------------- what becomes of it
 
@@ -375,7 +376,7 @@ class SnapshotTaker:
         if draft.is_empty:
             self._drop(self._nothing(draft))
             return
-        pending, writer = draft.pending(self.session.writer.attempt()), self._writing()
+        pending, writer = draft.pending(self.recording.writer.attempt()), self._writing()
         self.draft = None
         writer.put(pending)
         if draft.waited_s > _PATIENCE_S:
@@ -383,8 +384,8 @@ class SnapshotTaker:
 
     def _tell_waited(self, draft: Draft) -> None:
         message = f"training waited {draft.waited_s:.1f} s until there was memory for the snapshot of step {draft.step}"
-        self.session.event("snapshot_waited", message, details={"step": draft.step, "waited_s": draft.waited_s})
-        self.session.warn_once(
+        self.recording.event("snapshot_waited", message, details={"step": draft.step, "waited_s": draft.waited_s})
+        self.recording.warn_once(
             "snapshots come too fast",
             f"{message}: earlier ones are still being written. Take fewer, or allow more memory with snapshot_mib.",
         )
@@ -424,7 +425,7 @@ class SnapshotTaker:
         try:
             self._finish(max(deadline_s, 0.0), is_crash=status == "crashed", is_patient=is_patient)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
-            self.session.breaker("snapshots", error)
+            self.recording.breaker("snapshots", error)
 
     def _finish(self, deadline_s: float, *, is_crash: bool, is_patient: bool) -> None:
         if self.draft is not None:
@@ -444,7 +445,7 @@ class SnapshotTaker:
         if draft is None or is_crash or not draft.is_asked:
             self._drop("the run ended in the middle of its step", is_loss=draft is not None and draft.is_asked)
             return
-        for watching in self.session.watched_models:
+        for watching in self.threads.models:
             followed = self._of(watching)
             if followed is not None:
                 self._do(partial(self._settle, draft, followed, watching))
@@ -455,7 +456,7 @@ class SnapshotTaker:
 
         def tell() -> None:
             num, mib = writer.num_open, writer.written_bytes >> 20
-            self.session._say(f"writing {num} more snapshot{'s' if num > 1 else ''} ({mib:,} MiB written) …")
+            self.recording.say(f"writing {num} more snapshot{'s' if num > 1 else ''} ({mib:,} MiB written) …")
 
         try:
             if not writer.flush(min(_PATIENCE_S, deadline_s)):
@@ -489,26 +490,26 @@ class SnapshotTaker:
         from sonde.session.snapshots.staging import Staging, default_limit
 
         if self._staging is None:
-            set_mib = self.session.settings.snapshot_mib
+            set_mib = self.recording.settings.snapshot_mib
             self._staging = Staging(default_limit() if set_mib is None else int(set_mib * (1 << 20)))
         return self._staging
 
     def _copying(self) -> Copier:
         from sonde.session.snapshots.copies import Copier
 
-        self._copier = self._copier or Copier(self.session.breaker)
+        self._copier = self._copier or Copier(self.recording.breaker)
         return self._copier
 
     def _writing(self) -> SnapshotWriter:
         if self._writer is None:
             opened = self._opened
-            plan, path = self._store, self.session.path
+            plan, path = self._store, self.recording.path
             self.ledger.store = plan.store
             self._writer = SnapshotWriter(
                 lambda: opened if opened is not None else open_store(plan.store, path, plan.options),
                 plan.store,
-                self.session.writer,
+                self.recording.writer,
                 self.ledger.done,
-                self.session.breaker,
+                self.recording.breaker,
             )
         return self._writer

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sonde.budget.governor import KINDS, Change, Governor
 from sonde.budget.memory import memory_shares
 from sonde.budget.meter import Meter, StepTimes
-
-if TYPE_CHECKING:
-    from sonde.session.session import Session
+from sonde.session.recording import Recording
 
 _LOOK_EVERY: Final = 50
 """Every how many steps memory is looked at."""
@@ -34,9 +32,9 @@ OF_KIND: Final = {
 class BudgetController:
     """One for each thread that trains: its clocks and its cadence."""
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.meter = session, Meter()
-        self.governor = Governor(session.settings.budget, session.settings.free_steps)
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.meter = recording, Meter()
+        self.governor = Governor(recording.settings.budget, recording.settings.free_steps)
         self.snapshots_s = 0.0
         """What snapshots took on the training thread; no part of the budget."""
         self._gpu_s: dict[str, float] = {}
@@ -112,12 +110,12 @@ class BudgetController:
         return max(gpu_s, host_s) if times.is_host_bound else gpu_s
 
     def _look_at_memory(self) -> None:
-        settings = self.session.settings
+        settings = self.recording.settings
         try:
             share = max(memory_shares(self.meter.device), default=0.0)
         except OSError as error:  # no file can be opened
             why = f"how full the memory is cannot be read ({error}): recording is not thinned where it is short."
-            self.session.warn_once("memory", why)
+            self.recording.warn_once("memory", why)
             return
         ease = _EASE if self.governor.pressure > 1 else 0.0
         if share >= settings.memory_critical - (ease if math.isinf(self.governor.pressure) else 0.0):
@@ -135,7 +133,7 @@ class BudgetController:
         if math.isinf(self.governor.pressure):
             often = "nothing" if self.is_together else "gradients only"
         message = f"recording changes, {change.reason}: {often}"
-        self.session.event("cadence", message, details={**self.facts(), **details})
+        self.recording.event("cadence", message, details={**self.facts(), **details})
 
 
 def joined_facts(all: Sequence[BudgetController]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ class CheckpointManager:
         details = {**saved.metrics, "num_bytes": saved.num_bytes}
         if step is not None and step != saved.step:
             details[RUN_STEP] = step  # the checkpoint counts otherwise than the run
-        session.writer.kept(
+        session.recording.writer.kept(
             KeptRow(table="checkpoints", step=saved.step, time=saved.time, where=str(where), details=details)
         )
 
@@ -191,7 +191,7 @@ class CheckpointManager:
         self.last_error = error
         message = f"a checkpoint could not be saved: {error}"
         if isinstance(self.session, Session):
-            self.session.warn_once(f"checkpoint {type(error).__name__}", message)
+            self.session.recording.warn_once(f"checkpoint {type(error).__name__}", message)
             return
         import warnings
 
@@ -252,8 +252,8 @@ class CheckpointManager:
         step, run = state.get("session_step"), state.get("session_run")
         at = self.num_steps if step is None else int(step)
         is_of_this_run = found.path.is_relative_to(self.session.path) or run == str(self.session.path)
-        is_rewound = (self.session.position.is_fresh or is_of_this_run) and self.session.rewind(at)
-        self.session.event(
+        is_rewound = (self.session.steps.threads.position.is_fresh or is_of_this_run) and self.session.rewind(at)
+        self.session.recording.event(
             "restored",
             f"continued from {found.id}" + ("" if is_rewound else "; the numbers of steps go on"),
             details={"step": found.step, "path": str(found.path)},

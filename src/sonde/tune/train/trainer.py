@@ -258,4 +258,4 @@ class RecordingCallback(SondeCallback):
             try:
                 self.adapters.record(state.global_step)
             except Exception as error:  # noqa: BLE001  our failure must not end their training
-                self.adapters.session.breaker("adapters", error)
+                self.adapters.session.recording.breaker("adapters", error)

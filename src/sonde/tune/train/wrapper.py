@@ -116,7 +116,7 @@ class TrainingWrapper:
         assert session is not None
         try:
             if isinstance(session, Session) and before.get("data", config["data"]) != config["data"]:
-                session.warn_once("resumed data", _other_data(before["data"], config["data"]))
+                session.recording.warn_once("resumed data", _other_data(before["data"], config["data"]))
             result = self._fit(session, folder, arguments, model, tokenizer, train_data, eval_data, found)
         except BaseException as error:
             joining.end(error)

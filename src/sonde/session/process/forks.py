@@ -10,7 +10,7 @@ import sonde.probe.locks  # noqa: F401 - its locks must be free before sessions 
 
 
 class Forked(Protocol):
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """Called in a child that this process forked."""
 
 
@@ -20,7 +20,7 @@ alive: Final[weakref.WeakSet[Forked]] = weakref.WeakSet()
 
 def _forget_in_child() -> None:
     for session in list(alive):
-        session.forked()
+        session._forked()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,18 +1,14 @@
-"""The status of a run from the exception or exit that ended its program, and the last line it prints."""
+"""The status of a run from the exception or exit that ended its program; and lines on stderr."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonde.schema.layout import RunStatus, ending_of
 from sonde.schema.records import text_of
-from sonde.session.exits import exits
+from sonde.session.process.exits import exits
 from sonde.write.environment import working_directory
-
-if TYPE_CHECKING:
-    from sonde.session.session import Session
 
 
 def last_error() -> BaseException | None:
@@ -41,22 +37,6 @@ def _of_exit(code: object) -> tuple[RunStatus, str]:
     return "crashed", f"exit code 1: {text_of(code)}"[:2000]
 
 
-def final_status(session: Session, status: RunStatus, *, has_faults: bool) -> str:
-    """The last line: how it went, what it cost, what is missing, and where to look."""
-    is_known = session.training.steps.is_count_known
-    parts = [f"{status} after {session.step_number} steps" if is_known else f"{status}; its steps were not counted"]
-    if session.overhead:
-        parts.append(f"{session.overhead:.1%} of the time was sonde's")
-    dropped = sum(session.writer.dropped.values())
-    if dropped:
-        parts.append(f"{dropped} records dropped")
-    if not session.writer.is_done:
-        parts.append("the disk was too slow to confirm the last records")
-    elif session.writer.degraded:
-        parts.append(f"not everything could be written: {session.writer.degraded}")
-    return f"{', '.join(parts)}.   sonde {'diagnose' if has_faults else 'show'} {shown(session.path)}"
-
-
 def print_line(line: str) -> None:
     """To stderr. A closed one is no reason to stop, and there is no one to tell."""
     if sys.stderr is None:  # `print` would take stdout instead
@@ -80,7 +60,7 @@ def shown(path: Path) -> str:
 def keep_exit_by_signal() -> None:
     """Python ends with SIGINT's exit code only if the interrupt was the last thing that left a piece of top-level code.
 
-    Modules imported while we said goodbye were such pieces. This one, again, ends in an interrupt.
+    Modules imported while the session ended were such pieces. This one, again, ends in an interrupt.
     """
     try:
         exec("raise KeyboardInterrupt")  # noqa: S102 - our own words

@@ -1,0 +1,158 @@
+"""What every part of a session is given: the writer, the settings, the step, and how to warn or report a failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sonde.config import Settings
+from sonde.schema.records import Event, Severity
+from sonde.session.observers.mirror import Observers
+from sonde.session.process.ending import print_line
+from sonde.write.writer import Writer, WriterOptions
+
+_MAX_WARNINGS: Final = 100
+"""Different warnings of one session. Names may be made anew in every step."""
+
+
+class Breaker:
+    """Our own failures: each is reported once and counted, and after too many sonde switches itself off.
+
+    Keeps no exception, since a traceback would keep the user's tensors alive.
+    """
+
+    def __init__(self, max_errors: int, warn: Callable[[str], None], on_open: Callable[[str], None]) -> None:
+        self.max_errors, self.warn, self.on_open = max_errors, warn, on_open
+        self.num_errors = 0
+        self.is_open = False
+        self._told: set[str] = set()
+
+    def __call__(self, where: str, error: Exception) -> None:
+        """Note a failure in a hook. Training goes on."""
+        self.num_errors += 1
+        what = f"{where}: {type(error).__name__}: {error}"[:500]
+        key = f"{where}: {type(error).__name__}"
+        if key not in self._told:
+            self._told.add(key)
+            self.warn(f"a measurement failed and was left out ({what}). Training is not affected.")
+        if self.num_errors >= self.max_errors and not self.is_open:
+            self.is_open = True
+            self.on_open(what)
+
+
+class StepCount(Protocol):
+    """How far a training thread is."""
+
+    number: int
+    """The step that is being made, or that was made last."""
+    is_over: bool
+    """Its optimizers have stepped, and nothing of the next one was seen."""
+
+
+class Recording:
+    """One run that is being written. It knows nothing of models, so anything in a session may hold it."""
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Settings,
+        observers: Observers,
+        *,
+        resume: bool = False,
+        is_same_attempt: bool = False,
+    ) -> None:
+        self.path, self.settings, self.observers = path, settings, observers
+        self.is_finished = False
+        self.count: Callable[[], StepCount] | None = None
+        """The count of the calling thread, once something counts steps."""
+        self.at_beat: list[Callable[[], None]] = []
+        """Called on the writer thread, every second or so."""
+        self.at_finish: list[Callable[[], Any]] = []
+        """Called when the session ends, however it ends."""
+        self.is_logged_ahead = False
+        """Whether something was logged at a step that was not made yet."""
+        self.breaker = Breaker(settings.max_errors, self._measurement_failed, self._switched_off)
+        self._warned: set[str] = set()
+        options = settings.writer.model_dump() | ({} if settings.system else {"system_interval_s": 0.0})
+        self.writer = Writer(
+            path,
+            WriterOptions(**options),
+            resume=resume,
+            is_same_attempt=is_same_attempt,
+            on_warning=self.warn,
+            observer=observers,
+            on_beat=self._beat,
+        )
+        self.first_step = self.writer.next_step
+
+    # ---------------------------------------------------------------------------------------------------- the step
+
+    @property
+    def step_number(self) -> int:
+        """The step that is being made, or that was made last."""
+        return self.first_step if self.count is None else self.count().number
+
+    @property
+    def is_step_over(self) -> bool:
+        """Whether the optimizers have stepped and the next forward pass has not begun."""
+        return self.count is not None and self.count().is_over
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that has not begun yet."""
+        return self.step_number + self.is_step_over
+
+    # -------------------------------------------------------------------------------------------------- what to say
+
+    def event(
+        self, type: str, message: str, *, severity: Severity = "info", details: dict[str, Any] | None = None
+    ) -> None:
+        """Record something that happened once."""
+        self.writer.event(self._event(type, message, severity, details))
+
+    def warn(self, message: str) -> None:
+        """One line on stderr. Not the warnings module: a user's filter may turn warnings into exceptions."""
+        print_line(f"sonde: warning: {message}")
+
+    def warn_once(self, key: str, message: str) -> None:
+        event = self.warned(key, message)
+        if event is not None:
+            self.writer.event(event)
+
+    def warned(self, key: str, message: str) -> Event | None:
+        """Warn about something once; the event is for the caller to record. None: it is known."""
+        if key in self._warned or len(self._warned) > _MAX_WARNINGS:
+            return None
+        self._warned.add(key)
+        if len(self._warned) > _MAX_WARNINGS:
+            message = f"more than {_MAX_WARNINGS} different warnings; further ones are not shown."
+        self.warn(message)
+        return self._event("warning", message, severity="warning")
+
+    def say(self, message: str) -> None:
+        """One line on stderr, unless the settings ask for silence."""
+        if self.settings.verbose:
+            print_line(f"sonde: {message}")
+
+    def _event(self, type: str, message: str, severity: Severity, details: dict[str, Any] | None = None) -> Event:
+        at, now = self.step_number, time.time()
+        return Event(type=type, message=message, step=at, time=now, severity=severity, details=details or {})
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def _beat(self) -> None:
+        for call in self.at_beat:
+            call()
+
+    def _measurement_failed(self, message: str) -> None:
+        self.warn(message)
+        self.event("measurement_failed", message, severity="warning")
+
+    def _switched_off(self, what: str) -> None:
+        self.warn(
+            f"switched off after {self.breaker.num_errors} failures of its own, the last in {what}. Training goes on."
+        )
+        self.event("switched_off", f"sonde switched itself off: {what}", severity="critical")
+        self.writer.note(switched_off=what)
