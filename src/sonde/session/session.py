@@ -253,7 +253,7 @@ class Session:
             self.recording.breaker(what, error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Finish with the status that this error stands for. `sys.exit(0)` is no error: it has all the time it needs."""
+        """Finish with the status that this error stands for. `sys.exit(0)` is none, and has all the time it needs."""
         status, reason = status_of(error)
         self.finish(status, reason, deadline_s=None if status == "finished" else self.settings.exit_deadline_s)
 
