@@ -40,7 +40,7 @@ demo: web  ## train a small network with a planted problem, and look at it
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## everything that is checked on every change, and how long each part took
-	@$(BIN)/python scripts/parts.py $(MAKE) lint types contracts quick marked
+	@$(BIN)/python scripts/parts.py $(MAKE) lint types contracts coverage marked
 
 check: lint types contracts quick  ## ruff, types, import contracts and the quick tests
 

@@ -179,7 +179,7 @@ def test_a_new_session_finishes_the_one_before(begin: Any, tmp_path: Path) -> No
 
 def test_a_null_session_has_every_public_method_of_a_session() -> None:
     public = {name for name, _ in inspect.getmembers(Session, inspect.isfunction) if not name.startswith("_")}
-    assert public == set("watch log tap batch snapshot step skip_step rewind flush finish".split())
+    assert public == {"watch", "log", "tap", "batch", "snapshot", "step", "skip_step", "rewind", "flush", "finish"}
     assert public <= set(dir(NullSession))
 
 
