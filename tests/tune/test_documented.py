@@ -21,4 +21,4 @@ def test_blocks_that_train_run(
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), namespace)
     assert Path("report.html").exists()
-    assert "Convergence" in capfd.readouterr().out
+    assert "Training convergence" in capfd.readouterr().out

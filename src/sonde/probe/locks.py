@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 from typing import Final
 
 _all: Final[list[ForkLock]] = []
 
 
 class ForkLock:
-    """A lock that is free in a forked child. Made once, for a module."""
+    """A lock that is free in a forked child:  `with lock.held:`. Made once, for a module.
+
+    Not a context manager itself: an interrupt at the first line of a release written in Python would leave it locked.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.held = threading.Lock()
         _all.append(self)
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
     def renew(self) -> None:
-        self._lock = threading.Lock()
+        self.held = threading.Lock()
 
 
 def _renew_all() -> None:

@@ -74,7 +74,7 @@ class CallTap:
     def open(self) -> None:
         if self.is_open:
             return
-        with _lock:
+        with _lock.held:
             if not _taps:
                 try:
                     for holder, attribute, name in TARGETS:
@@ -88,7 +88,7 @@ class CallTap:
     def close(self) -> None:
         if not self.is_open:
             return
-        with _lock:
+        with _lock.held:
             self.is_open = False
             if self in _taps:
                 _taps.remove(self)

@@ -56,12 +56,12 @@ class FunctionTap:
             # Compiled into torch, or with a closure our code has no cells for: such calls are simply not seen.
             if isinstance(function, types.FunctionType) and not function.__closure__:
                 self.names.append(name)
-                with _lock:
+                with _lock.held:
                     _add(name, function, self)
 
     def detach(self) -> None:
         for name in self.names:
-            with _lock:
+            with _lock.held:
                 _remove(name, self)
         self.names = []
 
