@@ -61,6 +61,16 @@ def settings() -> str:
     return table(["setting", "default", "variable", "meaning"], rows)
 
 
+def old_stats() -> str:
+    """Earlier names of stats and scalars."""
+    from sonde.schema.old_names import INSPECTED_STATS, SCALARS, STATS
+
+    rows = [(f"`{old}`", f"`{new}`") for old, new in STATS.items()]
+    rows += [(f"`{kind}/…/{old}`", f"`{kind}/…/{new}`") for (kind, old), new in INSPECTED_STATS.items()]
+    rows += [(f"`{old}`", f"`{new}`") for old, new in SCALARS.items()]
+    return table(["earlier name", "name"], rows)
+
+
 def fields() -> str:
     from sonde.schema.sketch import FIELDS
 
@@ -230,6 +240,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         stats,
         joined,
         settings,
+        old_stats,
         fields,
         stats_columns,
         scalars_columns,

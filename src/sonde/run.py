@@ -64,6 +64,7 @@ from sonde.read.tensors.readers import Lake
 from sonde.read.tensors.tensors import num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.layout import RunStatus
+from sonde.schema.old_names import current_scalar, current_stat
 from sonde.schema.records import flatten
 from sonde.schema.window import Column, Window
 
@@ -428,11 +429,11 @@ class Run:
         self, stat: str, sites: Sequence[int], steps: range, *, max_rows: int
     ) -> tuple[dict[int, Column], bool]:
         """One stat of some sites by their ids, and whether steps are merged because there were more than `max_rows`."""
-        return read_lines(self._now, stat, sites, Span(steps.start, steps.stop - 1), max_rows)
+        return read_lines(self._now, current_stat(stat), sites, Span(steps.start, steps.stop - 1), max_rows)
 
     def heat(self, stat: str, sites: Sequence[int]) -> Heat:
         """The cells of a heat map of one stat, a row for each of these sites, read file by file."""
-        return Heat(self._now, HeatQuestion.of(self._now, stat, sites))
+        return Heat(self._now, HeatQuestion.of(self._now, current_stat(stat), sites))
 
     def sums(self, group_of: Mapping[int, int], num_groups: int, steps: range, *, columns: int) -> Sums:
         """Sketches of sites, by id, merged into groups and into at most `columns` columns of steps."""
@@ -446,7 +447,7 @@ class Run:
 
     def newest_row(self, site: int, step: int, stats: Sequence[str]) -> SiteRow | None:
         """The last sketch of one site, by id, up to a step; None where there is none."""
-        return newest_row(self._now, site, step, stats)
+        return newest_row(self._now, site, step, [current_stat(stat) for stat in stats])
 
     def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False) -> pa.Table:
         """Table (step, name, value, time) of logged numbers, in order of (name, step).
@@ -457,7 +458,7 @@ class Run:
         filter = parse_steps(steps, state.last_step())
         if not exact:
             return read_scalars(state, pattern, filter)
-        wanted = {pattern} if isinstance(pattern, str) else set(pattern)
+        wanted = set(map(current_scalar, [pattern] if isinstance(pattern, str) else pattern))
         return read_named(state, {i: n for i, n in state.catalog.require().scalar_names.items() if n in wanted}, filter)
 
     def scalar_lines(

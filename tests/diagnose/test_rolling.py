@@ -18,7 +18,13 @@ from sonde.write.writer import Writer, WriterOptions
 
 PATTERNS = (
     *("grad/*/norm", "param/*/rms", "update/*/ratio", "update/*/second_moment_lag", "update/*/grad_cosine"),
-    *("update/*/moment_cosine", "act/*/zero_fraction", "grad/*/below_fp16", "grad/*/clip_factor", "optim/*/rms"),
+    *(
+        "update/*/moment_cosine",
+        "act/*/zero_fraction",
+        "grad/*/fp16_underflow_fraction",
+        "grad/*/clip_factor",
+        "optim/*/rms",
+    ),
 )
 
 

@@ -395,7 +395,7 @@ class WatchedModel:
         if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
             value = model_fingerprint(model)
             if value is not None:
-                self.log({"model/model/fingerprint": value})
+                self.log({"model/weights/fingerprint": value})
 
     def _predict(self, step: OptimizerStep, part: ParameterSubset) -> None:
         tables = self.prediction.before(step, part)

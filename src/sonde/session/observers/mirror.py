@@ -16,7 +16,7 @@ from typing import Any, Final
 from sonde.errors import UnknownNameError, UsageError
 from sonde.schema.joined import JOINED
 from sonde.schema.layout import RunStatus
-from sonde.schema.names import KINDS, Series, matches
+from sonde.schema.names import KINDS, Series, matches, matches_stat
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.stats import STATS
 from sonde.session.observers.delivery import Delivery, Sink, Unopened
@@ -52,7 +52,7 @@ class Mirror:
             kind, _, stat = _split(pattern)
             if not any(matches(kind, known) for known in KINDS):
                 raise UnknownNameError("kind", kind, KINDS)
-            if not any(matches(stat, known) for known in (*STATS, *JOINED)):
+            if not any(matches_stat(stat, known) for known in (*STATS, *JOINED)):
                 raise UnknownNameError("stat", stat, (*STATS, *JOINED))
 
 
