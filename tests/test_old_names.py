@@ -1,4 +1,4 @@
-"""Old names of stats and scalars still work, and runs that hold them are read under the new ones.
+"""Old names of settings, stats and scalars still work, and runs that hold them are read under the new ones.
 
 `read/data/old-names-run.tar.xz` has a run that was written before stats and scalars were renamed, and what the same
 version read of it, under the old names (`expected.json`). A small residual network trained for 40 steps with clipped
@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde import config
+from sonde.config import Settings
 from sonde.read.series.sql import VIEWS
 from sonde.run import Run
 from sonde.schema import old_names
@@ -52,6 +54,11 @@ def run(unpacked: Path) -> Run:
     return sonde.open(unpacked / "run")
 
 
+@pytest.fixture(autouse=True)
+def nothing_noticed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_noticed", set())
+
+
 def same(column: tuple[Any, Any], expected: list[list[float]]) -> bool:
     return bool(np.array_equal(column[0], expected[0]) and np.array_equal(column[1], expected[1], equal_nan=True))
 
@@ -60,6 +67,13 @@ def same(column: tuple[Any, Any], expected: list[list[float]]) -> bool:
 
 
 def test_every_old_name_is_gone_and_its_new_name_exists() -> None:
+    fields = Settings.model_fields
+    for old, new in old_names.SETTINGS.items():
+        assert old not in fields
+        assert new in fields
+    for setting, values in old_names.SETTING_VALUES.items():
+        for new in values.values():
+            assert getattr(Settings.load(**{setting: new}), setting) == new
     for old, new in old_names.STATS.items():
         assert old not in {*STATS, *JOINED, *VIEWS["stats"].columns}
         assert new in STATS
@@ -88,7 +102,7 @@ def test_new_names_of_scalars_are_what_is_recorded_now(tmp_path: Path, monkeypat
 
 
 def test_no_name_is_old_and_new_at_once() -> None:
-    for table in (old_names.STATS, old_names.SCALARS):
+    for table in (old_names.SETTINGS, old_names.STATS, old_names.SCALARS):
         assert not table.keys() & set(table.values())
         assert len(set(table.values())) == len(table)
 
@@ -256,3 +270,91 @@ def test_a_window_of_the_user_keeps_what_looks_old() -> None:
 def test_the_fingerprint_is_still_listed_apart_from_what_was_logged() -> None:
     assert is_inspection("model/weights/fingerprint")
     assert not is_inspection("model/weights/norm")
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+def test_old_settings_in_a_file_work_and_are_noticed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sonde.yaml").write_text("finite: false\nsystem: false\ndiagnose: false\nmode: 'on'\n")
+    for _ in range(2):
+        settings = Settings.load()
+        assert (settings.check_finite, settings.system_metrics, settings.live_rules) == (False, False, False)
+        assert settings.mode == "enabled"
+        assert settings.origin("check_finite") == settings.origin("finite") == f"file {Path('sonde.yaml').absolute()}"
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) == 4
+    for line, (old, new) in zip(lines, [*old_names.SETTINGS.items(), ("mode=on", "mode=enabled")], strict=True):
+        where = f"(in {Path('sonde.yaml').absolute()})"
+        assert line == f"sonde: the setting {old} {where} is now called {new}. The old name still works."
+
+
+def test_old_variables_work_and_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"FINITE": "0", "SYSTEM": "no", "DIAGNOSE": "false", "MODE": "on"}.items():
+        monkeypatch.setenv(f"SONDE_{name}", value)
+    settings = Settings.load()
+    assert (settings.check_finite, settings.system_metrics, settings.live_rules) == (False, False, False)
+    assert settings.mode == "enabled"
+    assert settings.origin("check_finite") == "env SONDE_FINITE"
+    assert settings.origin("live_rules") == "env SONDE_DIAGNOSE"
+    err = capsys.readouterr().err
+    assert "SONDE_FINITE is now called SONDE_CHECK_FINITE" in err
+    assert "SONDE_MODE=on is now called SONDE_MODE=enabled" in err
+
+
+def test_old_keywords_work_and_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings.load(finite=False, mode="on").changed(diagnose=False)
+    assert (settings.check_finite, settings.live_rules, settings.mode) == (False, False, "enabled")
+    assert settings.origin("check_finite") == "keyword"
+    assert capsys.readouterr().err.splitlines() == [
+        "sonde: the setting finite is now called check_finite. The old name still works.",
+        "sonde: the setting mode=on is now called mode=enabled. The old name still works.",
+        "sonde: the setting diagnose is now called live_rules. The old name still works.",
+    ]
+
+
+def test_init_takes_old_keywords(tmp_path: Path) -> None:
+    with sonde.init(project="p", dir=str(tmp_path / "runs"), verbose=False, system=False, diagnose=False) as session:
+        sonde.log({"loss": 1.0})
+    assert isinstance(session, sonde.Session)
+    assert not session.settings.system_metrics
+    assert not session.settings.live_rules
+    assert sonde.open(session.path).system().num_rows == 0
+
+
+def test_the_nearer_place_wins_whatever_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("sonde.yaml").write_text("check_finite: false\nlive_rules: false\n")
+    monkeypatch.setenv("SONDE_FINITE", "1")
+    assert Settings.load().check_finite
+    assert Settings.load(diagnose=True).live_rules
+
+
+def test_the_new_name_wins_in_one_place() -> None:
+    Path("sonde.yaml").write_text("check_finite: true\nfinite: false\n")
+    assert Settings.load().check_finite
+
+
+def test_an_empty_old_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONDE_FINITE", "")
+    assert Settings.load().origin("check_finite") == "default"
+
+
+def test_a_wrong_value_under_an_old_name_is_refused_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SONDE_SYSTEM", "perhaps")
+    with pytest.raises(sonde.errors.SettingsError, match=r'"system_metrics" \(env SONDE_SYSTEM\) is \'perhaps\''):
+        Settings.load()
+
+
+def test_other_ranks_and_a_closed_stderr_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert not Settings.load(finite=False).check_finite
+    monkeypatch.setenv("RANK", "0")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr", None)
+    assert not Settings.load(finite=False).check_finite

@@ -71,7 +71,7 @@ def train(session: Any) -> None:
 def test_live_columns_equal_the_window_of_the_finished_run(monkeypatch: Any) -> None:
     observer = Copying()
     monkeypatch.setattr("sonde.session.session.LiveRules", lambda *_, **__: observer)
-    with sonde.init(project="rolling", dir="runs", verbose=False, system=False) as session:
+    with sonde.init(project="rolling", dir="runs", verbose=False, system_metrics=False) as session:
         train(session)
     live, read = observer.rolling.window({}), sonde.open(Path(session.path)).window(PATTERNS)
     assert set(live.series) == set(read.series)

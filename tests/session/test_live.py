@@ -137,7 +137,7 @@ def test_a_rule_that_raises_is_reported_once_and_the_others_go_on(monkeypatch: p
 def test_a_short_run_is_judged_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "FIRST_LOOK_S", 1e6)
     plant(monkeypatch, "mild", lambda window: True, "warning")
-    session, step = begin(verbose=False, system=False)
+    session, step = begin(verbose=False, system_metrics=False)
     for _ in range(10):
         step()
     session.finish()
@@ -148,7 +148,7 @@ def test_a_short_run_is_judged_at_its_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_turned_off_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = plant(monkeypatch, "planted", lambda window: True)
-    session, step = begin(verbose=False, diagnose=False)
+    session, step = begin(verbose=False, live_rules=False)
     for _ in range(10):
         step()
     session.finish()
@@ -262,7 +262,7 @@ def test_training_is_bit_identical_with_rules_and_without(monkeypatch: pytest.Mo
     plant(monkeypatch, "planted", lambda window: True)
 
     def weights(diagnose: bool) -> list[torch.Tensor]:
-        session, step = begin(verbose=False, diagnose=diagnose)
+        session, step = begin(verbose=False, live_rules=diagnose)
         (watching,) = session._watched_models
         model = watching.names.model()
         for _ in range(30):

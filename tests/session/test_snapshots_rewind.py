@@ -23,7 +23,7 @@ from sonde.read.tensors.lake import open_lake
 from sonde.schema.layout import row_text
 from sonde.show.export.tensors import plan_export, write_export
 
-QUICK = {"writer": {"flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system": False}
+QUICK = {"writer": {"flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system_metrics": False}
 Taken = dict[int, bytes]
 """The bytes of the first weight in the snapshot of each step."""
 
@@ -103,14 +103,14 @@ def test_a_snapshot_taken_again_is_stored_next_to_the_abandoned_one(begin, reope
 
 def test_several_rewinds_one_right_after_the_other(begin, reopen):
     """Nothing waits for the writer in between: each snapshot must know its attempt by itself."""
-    loop = Loop(begin(system=False)).train(8)
+    loop = Loop(begin(system_metrics=False)).train(8)
     loop.rewind(3).train(5).rewind(6).train(2).rewind(2).train(9).rewind(9).train(1)
     check_all(reopen(), loop)
 
 
 def test_attempts_that_record_nothing_but_snapshots(begin, reopen):
     nothing: dict[str, Any] = {"params": False, "grads": False, "updates": False, "optim": False}
-    session = begin(**QUICK, diagnose=False)
+    session = begin(**QUICK, live_rules=False)
     loop = Loop(session, **nothing).train(5).rewind(1).train(4).rewind(3).train(4)
     run = reopen()
     check_all(run, loop)

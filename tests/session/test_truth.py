@@ -161,7 +161,7 @@ def test_a_module_called_twice_is_merged(begin: Any, reopen: Any) -> None:
 def test_a_model_whose_parts_are_called_by_themselves_steps_as_any(finite: bool, begin: Any, reopen: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session = begin(finite=finite)
+    session = begin(check_finite=finite)
     session.watch(model, optimizer, activations=sonde.every(3), inspect=False)
     for step in range(9):
         loss = model[1](model[0](torch.randn(5, 3))).square().mean()

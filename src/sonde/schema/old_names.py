@@ -1,6 +1,6 @@
 """Names that earlier versions used, and today's names for them. The one table of them: to rename something, add a line.
 
-Runs and scripts keep an old name for as long as they exist. Whatever reads one translates it,
+Runs, YAML files, variables and scripts keep an old name for as long as they exist. Whatever reads one translates it,
 and nothing writes it. A chain of renames is not followed: when a name changes again, its old lines change too.
 """
 
@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "finite": "check_finite",
+    "system": "system_metrics",
+    "diagnose": "live_rules",
+}
+"""Settings: in YAML files, as keywords, and in capitals as variables (`SONDE_FINITE`)."""
+
+SETTING_VALUES: Final[Mapping[str, Mapping[str, str]]] = {"mode": {"on": "enabled"}}
+"""Values of settings, by today's name of the setting."""
 
 STATS: Final[Mapping[str, str]] = {
     "norm_raw": "norm_preclip",

@@ -65,10 +65,10 @@ class Session:
     def __init__(self, run: Path, settings: Settings, *, resume: bool = False, is_same_attempt: bool = False) -> None:
         self.path, self.settings = absolute(run), settings
         options = WriterOptions(
-            **{**settings.writer.model_dump(), **({} if settings.system else {"system_interval_s": 0.0})}
+            **{**settings.writer.model_dump(), **({} if settings.system_metrics else {"system_interval_s": 0.0})}
         )
         self._num_faults = 0
-        self.observers = Observers(LiveRules(self._say_finding) if settings.diagnose else None)
+        self.observers = Observers(LiveRules(self._say_finding) if settings.live_rules else None)
         self.breaker = Breaker(settings.max_errors, self._measurement_failed, self._switch_off)
         self.snapshots = SnapshotTaker(self)
         self.writer = Writer(

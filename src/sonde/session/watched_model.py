@@ -102,7 +102,9 @@ class WatchedModel:
         self.on_number: Callable[[nn.Module, Any, Tensor], None] | None = None
         self._has_other_ranks = world_size() > 1
         self._root = root = self.names.place(model)
-        self.nonfinite = NonFiniteWatch(session.writer, root.name if root else "") if session.settings.finite else None
+        self.nonfinite = (
+            NonFiniteWatch(session.writer, root.name if root else "") if session.settings.check_finite else None
+        )
         on_error = session.breaker
         self.inspection = Inspection(self, on_error)
         self.structure = StructureDocument()
