@@ -37,7 +37,7 @@ class Copying:
 
     def begin(self, sites: Any, scalars: Any, content: Any) -> None: ...
 
-    def saw(self, item: Any) -> None:
+    def on_item(self, item: Any) -> None:
         if isinstance(item, NewSite):
             self.rolling.sites[item.id] = item.site
         elif isinstance(item, NewScalar):
@@ -45,13 +45,13 @@ class Copying:
         elif isinstance(item, StatsRecord | ScalarsRecord | SystemSample):
             self.waiting.append(item)
 
-    def look(self, now: float) -> list[Any]:
+    def poll(self, now: float) -> list[Any]:
         self.rolling.add(self.waiting)
         self.waiting = []
         return []
 
-    def last_look(self, status: str) -> list[Any]:
-        return self.look(0.0)
+    def finish(self, status: str) -> list[Any]:
+        return self.poll(0.0)
 
 
 def train(session: Any) -> None:
