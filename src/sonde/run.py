@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
+from sonde.diagnose.diagnosis import Diagnosis, all_required_series, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError, UsageError
 from sonde.read.compare.divergence import Divergence
@@ -507,9 +507,9 @@ class Run:
 
         `max_rows`: of a longer run, steps are merged until about this many rows are left, and scalars are left out.
         """
-        from sonde.diagnose.check import needs
+        from sonde.diagnose.check import required_series
 
-        wanted = needs() if patterns is None else patterns
+        wanted = required_series() if patterns is None else patterns
         if max_rows is not None:
             return read_merged_window(self._now, wanted, self.structure(), max_rows)
         return read_window(self._now, wanted, self.structure())
@@ -536,7 +536,7 @@ class Run:
         def skipped(name: str, error: Exception) -> None:
             self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
 
-        return diagnose(self.window(all_needs()), on_error=skipped)
+        return diagnose(self.window(all_required_series()), on_error=skipped)
 
     def live_findings(self) -> pa.Table:
         """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of what was found during training."""

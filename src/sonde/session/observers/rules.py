@@ -197,11 +197,11 @@ class LiveRules:
         """On the first look, and not when training starts."""
         if self._rolling is None:
             before = time.thread_time()
-            from sonde.diagnose.diagnosis import all_needs
+            from sonde.diagnose.diagnosis import all_required_series
             from sonde.diagnose.rolling import Rolling
             from sonde.diagnose.tracker import Tracker
 
-            self._rolling, self._tracker = Rolling(all_needs()), Tracker()
+            self._rolling, self._tracker = Rolling(all_required_series()), Tracker()
             self._rolling.sites, self._rolling.scalar_names = self._sites, self._scalar_names
             self.import_s = time.thread_time() - before
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Evidence, Finding, Severity
-from sonde.diagnose.health import NEEDS, Health, health
+from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.show.web.runs import Entry
@@ -86,7 +86,7 @@ def _recorded(entry: Entry, run: Run) -> Judged:
 
     def make_health() -> Health:
         with entry.open() as own:
-            return health(own.window(NEEDS, max_rows=MAX_MERGED_ROWS), findings)
+            return health(own.window(REQUIRED_SERIES, max_rows=MAX_MERGED_ROWS), findings)
 
     return Judged(run.last_step, "recorded", findings, make_health)
 

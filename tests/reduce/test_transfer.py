@@ -1,4 +1,4 @@
-"""Parcels and tables on their way: what arrives, in whatever order it is opened, and what is left out as wrong."""
+"""Host transfers and tables in flight: what arrives, in any order of opening, and what is left out as wrong."""
 
 from __future__ import annotations
 
