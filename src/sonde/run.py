@@ -58,9 +58,9 @@ from sonde.read.tensors.analysis.difference import difference
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots
 from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
-from sonde.read.tensors.lake import open_lake, open_local_lake, upload_warnings
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec, of_kind
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
+from sonde.read.tensors.stores import open_local_tensor_store, open_tensor_store, upload_warnings
 from sonde.read.tensors.tensors import num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.layout import RunStatus
@@ -77,7 +77,6 @@ __all__ = [
     "Comparison",
     "Divergence",
     "Heat",
-    "Lake",
     "LazyTensors",
     "LiveCells",
     "Manifest",
@@ -85,6 +84,7 @@ __all__ = [
     "Segment",
     "SnapshotView",
     "TensorSpec",
+    "TensorStore",
     "WeightComparison",
     "broken_runs",
     "by_series",
@@ -219,8 +219,8 @@ def _try_open(folder: Path) -> Run | SondeError:
         return error
 
 
-def _open_lake(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
-    return open_lake(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+def _open_tensor_store(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
+    return open_tensor_store(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
 
 def _view(name: str) -> Any:
@@ -552,27 +552,29 @@ class Run:
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
         self._require_attempts()
-        return tensor_over_steps(partial(_open_lake, self.path, self._version, self._attempt), name, steps)
+        return tensor_over_steps(partial(_open_tensor_store, self.path, self._version, self._attempt), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
         """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last.
 
         Of a step that was made again, the snapshot of the last attempt that covers it; `run.attempt(0)` has the others.
         """
-        return snapshot_tensors(self.lake(), step, pattern)
+        return snapshot_tensors(self.tensor_store(), step, pattern)
 
     def snapshots(self) -> pa.Table:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
-        return snapshot_table(self._now, self.lake())
+        return snapshot_table(self._now, self.tensor_store())
 
-    def lake(self, *, local: bool = False) -> SnapshotView:
+    def tensor_store(self, *, local: bool = False) -> SnapshotView:
         """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `local`: only
         those that are on this disk."""
         self._require_attempts()
         if local:
             inside(self.path, "tensors")
-            return open_local_lake(self.path, attempt=self._attempt)
-        return _open_lake(self.path, self._version, self._attempt)
+            return open_local_tensor_store(self.path, attempt=self._attempt)
+        return _open_tensor_store(self.path, self._version, self._attempt)
+
+    lake = tensor_store  # its earlier name
 
     def _require_attempts(self) -> None:
         """Without the catalog of a run with several attempts no one can tell which snapshots are abandoned."""

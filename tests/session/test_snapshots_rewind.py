@@ -19,7 +19,7 @@ import torch
 
 import sonde
 from sonde.errors import UsageError
-from sonde.read.tensors.lake import open_lake
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.layout import row_text
 from sonde.show.export.tensors import plan_export, write_export
 
@@ -129,13 +129,13 @@ def test_a_live_reader_sees_the_rewind(begin, tmp_path):
     loop = Loop(begin(**QUICK)).train(7)
     assert loop.session.flush()
     run = sonde.open(tmp_path / "runs" / "latest")
-    lake = run.lake()
+    reader = run.tensor_store()
     check_all(run, loop)
-    assert lake.read(6, "param/0.weight").tobytes() == loop.histories[0][6]
+    assert reader.read(6, "param/0.weight").tobytes() == loop.histories[0][6]
     loop.rewind(2).train(5)
     assert loop.session.flush()
     check_all(run, loop)
-    assert lake.read(6, "param/0.weight").tobytes() == loop.histories[1][6]
+    assert reader.read(6, "param/0.weight").tobytes() == loop.histories[1][6]
 
 
 def test_the_snapshot_of_a_step_in_progress_is_given_up(begin, reopen):
@@ -344,11 +344,11 @@ def check_killed(run: sonde.Run, acknowledged: set[tuple[int, int]]) -> None:
     attempts = run.attempts().to_pydict()
     assert run.verify() == []
     for number in attempts["attempt"]:
-        lake = open_lake(run.path, attempt=number)
+        reader = open_tensor_store(run.path, attempt=number)
         table = {row["step"]: row["attempt"] for row in run.attempt(number).snapshots().to_pylist()}
-        assert list(table) == lake.steps
+        assert list(table) == reader.steps
         for step, attempt in table.items():
-            weights = lake.read(step, "param/weight")
+            weights = reader.read(step, "param/weight")
             assert np.array_equal(weights, np.full(weights.shape, 1000 * attempt + step, np.float32)), (attempt, step)
             assert not any(attempts["first_step"][later] <= step for later in range(attempt + 1, number + 1))
         own = {step for attempt, step in acknowledged if attempt == number}
