@@ -15,7 +15,7 @@ from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.show.web.runs import Entry
-from sonde.show.web.throttled import Rested
+from sonde.show.web.throttled import ThrottledAnswers
 
 MAX_ROWS: Final = 5_000_000
 """Runs with more sketches are not diagnosed anew: what was found during training is shown."""
@@ -53,7 +53,7 @@ class Diagnoses:
     """By run."""
 
     def __init__(self) -> None:
-        self._kept: Rested[Judged] = Rested()
+        self._kept: ThrottledAnswers[Judged] = ThrottledAnswers()
 
     def of(self, entry: Entry, run: Run) -> Judged:
         return self._kept.get(entry.id, run.revision, lambda: judge(entry, run), is_moving=run.status == "running")
