@@ -223,6 +223,26 @@ def test_a_heatmap_is_drawn_under_both_names(run: Run) -> None:
     assert np.array_equal(pictures[0].cells, pictures[1].cells)
 
 
+def test_lines_are_drawn_and_exported_under_both_names(run: Run, then: Any) -> None:
+    from sonde.show.export.source import sources
+    from sonde.show.plot.series import read_series
+
+    for name in ("grad/0.weight/norm_raw", "unit/1/carry"):
+        (line,) = read_series(run, [name], None)
+        assert line.name == current_series(name)
+        assert same((line.steps, line.values), (then["series"] | then["scalars"])[name])
+    (source,) = sources(run, ["stats"], series=["grad/0.weight/norm_raw"])
+    (table,) = source.pieces()
+    assert set(table["stat"].to_pylist()) == {"norm_preclip"}
+    assert table["value"].to_pylist() == then["series"]["grad/0.weight/norm_raw"][1]
+
+
+def test_an_old_run_is_compared_with_itself(run: Run) -> None:
+    compared = [sonde.compare(run, run, stats=f"grad/*/{stat}") for stat in ("norm_raw", "norm_preclip")]
+    assert compared[0].divergence.equals(compared[1].divergence)
+    assert compared[0].divergence.num_rows == 8 + len(compared[0].metrics)
+
+
 def test_a_resumed_old_run_continues_its_series(unpacked: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(unpacked / "run", tmp_path / "run")
     before = sonde.open(folder).scalar_lines("unit/1/skip_gain")["unit/1/skip_gain"]
