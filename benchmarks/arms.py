@@ -146,7 +146,7 @@ class TensorBoard:
         self.writer.close()
 
 
-STATISTICS: dict[str, Any] = {"finite": False, "diagnose": False}
+STATISTICS: dict[str, Any] = {"check_finite": False, "live_rules": False}
 """Statistics alone: what the other arms do not do either is left to "sonde default"."""
 
 

@@ -89,7 +89,7 @@ def handing_over_us(num_records: int = 20_000) -> float:
     rules._num_records = -num_records  # all of them early ones, which are never skipped
     before = time.thread_time()
     for _ in range(num_records):
-        rules.saw(record)
+        rules.on_item(record)
         rules._waiting_bytes = 0
     return (time.thread_time() - before) / num_records * 1e6
 

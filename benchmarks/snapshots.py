@@ -90,7 +90,7 @@ class Trained:
 
 def measure(device: str, kinds: tuple[str, ...], rounds: int, folder: Path) -> dict[str, Any]:
     trained, times = Trained(device), Times()
-    session: Any = sonde.init(project="benchmark", dir=folder / "runs", verbose=False, diagnose=False)
+    session: Any = sonde.init(project="benchmark", dir=folder / "runs", verbose=False, live_rules=False)
     session.watch(trained.model, trained.optimizer, snapshots=sonde.Snapshots(when=False, kinds=kinds))
     for _ in range(2):
         trained.step()

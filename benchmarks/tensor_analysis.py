@@ -22,7 +22,7 @@ from report import describe_machine
 from sonde.read.compare.weights import compare_weights
 from sonde.read.tensors.analysis.spectra import EXACT_UP_TO, spectrum
 from sonde.read.tensors.files.formats import open_tensors
-from sonde.read.tensors.lake import FolderLake, read_file
+from sonde.read.tensors.stores import FolderTensorStore, read_file
 from sonde.read.tensors.tensors import tensor_over_steps
 from sonde.run import Run
 from sonde.schema.tensors import HostTensor, Snapshot
@@ -65,17 +65,17 @@ def one_layer(run: Run) -> dict[str, float]:
         num_read += len(found)
         return found
 
-    lake = FolderLake(run.path, read_file=counting)
-    took = seconds(lambda: tensor_over_steps(lambda: lake, "param/layers.7.weight").load())
+    store = FolderTensorStore(run.path, read_file=counting)
+    took = seconds(lambda: tensor_over_steps(lambda: store, "param/layers.7.weight").load())
     stored = sum(file.stat().st_size for file in (run.path / "tensors").rglob("*") if file.is_file())
     return {"share_of_bytes": num_read / stored, "seconds": took}
 
 
 def questions(run: Run) -> dict[str, float]:
     """Seconds of each question over every tensor of every snapshot, relative to reading them."""
-    lake = run.lake()
-    names = list(lake.entries(0))
-    read_s = seconds(lambda: [lake.read(step, name) for name in names for step in lake.steps])
+    store = run.tensor_store()
+    names = list(store.entries(0))
+    read_s = seconds(lambda: [store.read(step, name) for name in names for step in store.steps])
     tensors = run.tensors
     asked: dict[str, Callable[[], Any]] = {
         "evolution": lambda: tensors.evolution("param/*"),
@@ -94,7 +94,7 @@ def spectra() -> dict[str, float]:
 
 
 def comparing(run: Run, folder: Path) -> dict[str, float]:
-    paths = [folder / f"{step}.safetensors" for step in (0, run.lake().steps[-1])]
+    paths = [folder / f"{step}.safetensors" for step in (0, run.tensor_store().steps[-1])]
     for path in paths:
         write_export(plan_export(run, "weights", "safetensors", steps=slice(int(path.stem), int(path.stem) + 1)), path)
     read_s = seconds(lambda: [np.array(value) for path in paths for value in open_tensors(path).values()])

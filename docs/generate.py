@@ -61,6 +61,27 @@ def settings() -> str:
     return table(["setting", "default", "variable", "meaning"], rows)
 
 
+def old_settings() -> str:
+    """Earlier names of settings and values."""
+    from sonde.config import PREFIX
+    from sonde.schema.old_names import SETTING_VALUES, SETTINGS
+
+    rows = [(f"`{old}`, `{PREFIX}{old.upper()}`", f"`{new}`, `{PREFIX}{new.upper()}`") for old, new in SETTINGS.items()]
+    for name, values in SETTING_VALUES.items():
+        rows += [(f"`{name}={old}`", f"`{name}={new}`") for old, new in values.items()]
+    return table(["earlier name", "name"], rows)
+
+
+def old_stats() -> str:
+    """Earlier names of stats and scalars."""
+    from sonde.schema.old_names import INSPECTED_STATS, SCALARS, STATS
+
+    rows = [(f"`{old}`", f"`{new}`") for old, new in STATS.items()]
+    rows += [(f"`{kind}/…/{old}`", f"`{kind}/…/{new}`") for (kind, old), new in INSPECTED_STATS.items()]
+    rows += [(f"`{old}`", f"`{new}`") for old, new in SCALARS.items()]
+    return table(["earlier name", "name"], rows)
+
+
 def fields() -> str:
     from sonde.schema.sketch import FIELDS
 
@@ -230,6 +251,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
         stats,
         joined,
         settings,
+        old_settings,
+        old_stats,
         fields,
         stats_columns,
         scalars_columns,

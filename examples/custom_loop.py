@@ -44,7 +44,7 @@ def main() -> None:
 
     run = sonde.open(session.path)
     print("gradients of step 0, before and after clipping:")
-    for row in run.stats(["grad/*/norm_raw", "grad/*/norm", "grad/*/clip_factor"], steps=range(1)).to_pylist():
+    for row in run.stats(["grad/*/norm_preclip", "grad/*/norm", "grad/*/clip_factor"], steps=range(1)).to_pylist():
         print(f"  {row['site']:<10} {row['stat']:<12} {row['value']:.4f}")
 
 

@@ -20,7 +20,12 @@ def write(text: str, path: str = "sonde.yaml") -> Path:
 
 def test_defaults_need_nothing() -> None:
     settings = Settings.load()
-    assert (settings.dir, settings.project, settings.mode, settings.budget) == (Path("runs"), "default", "on", 0.01)
+    assert (settings.dir, settings.project, settings.mode, settings.budget) == (
+        Path("runs"),
+        "default",
+        "enabled",
+        0.01,
+    )
     assert {setting.origin for setting in settings.explain()} == {"default"}
 
 
@@ -163,7 +168,7 @@ def test_unknown_keyword_is_answered_with_the_nearest() -> None:
 
 def test_name_near_to_nothing_is_answered_with_all_names() -> None:
     with pytest.raises(
-        SettingsError, match=r"Known: activation_rows, budget, diagnose, dir, .*writer\.system_interval_s"
+        SettingsError, match=r"Known: activation_rows, budget, check_finite, dir, .*writer\.system_interval_s"
     ):
         Settings.load(xyzzy=3)
 
@@ -172,7 +177,7 @@ def test_variables_for_tests_and_other_programs_are_left_alone(monkeypatch: pyte
     monkeypatch.setenv("SONDE_TEST_ANYTHING", "1")
     monkeypatch.setenv("SONDE_DEBUG", "1")
     monkeypatch.setenv("SONDELIKE", "1")
-    assert Settings.load().mode == "on"
+    assert Settings.load().mode == "enabled"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_variables_for_tests_and_other_programs_are_left_alone(monkeypatch: pyte
         ("budget", 1.5),
         ("budget", "fast"),
         ("budget", float("nan")),
-        ("mode", "enabled"),
+        ("mode", "active"),
         ("project", ""),
         ("hist_every", 0),
         ("max_errors", 1.5),
@@ -216,7 +221,9 @@ def test_group_as_json_in_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         Settings.load()
 
 
-@pytest.mark.parametrize(("word", "mode"), [("on", "on"), ("off", "disabled"), ("disabled", "disabled")])
+@pytest.mark.parametrize(
+    ("word", "mode"), [("on", "enabled"), ("off", "disabled"), ("enabled", "enabled"), ("disabled", "disabled")]
+)
 def test_yaml_words_for_the_mode_mean_what_they_say(word: str, mode: str) -> None:
     write(f"mode: {word}\n")  # YAML reads a bare `on` as true
     assert Settings.load().mode == mode

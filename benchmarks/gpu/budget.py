@@ -33,7 +33,7 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
     model, optimizer, step = trained(name, compiled)
     folder = tempfile.mkdtemp(prefix="sonde-budget-")
     hooks = OwnHooks()
-    settings = {"free_steps": 0, "finite": True}
+    settings = {"free_steps": 0, "check_finite": True}
     with hooks.in_place():
         recorded = Recorded(model, optimizer, folder, budget=0.01, activations=sonde.every(1), settings=settings)
         for _ in range(20):  # plans, kernels, the first review

@@ -38,7 +38,7 @@ SONDE_ARMS: dict[str, dict[str, Any]] = {
     "all optimizer-side + activations": {"activations": sonde.every(1), "inspect": False},
 }
 SLOW = "TensorBoard's algorithm"
-FINITE_ARM = "finite=True, nothing else"
+FINITE_ARM = "check_finite=True, nothing else"
 
 
 class Nothing:
@@ -54,7 +54,9 @@ class Recorded:
     def __init__(self, model: nn.Module, optimizer: Any, folder: str, **options: Any) -> None:
         settings = options.pop("settings", {})
         self.session: Any = begin(
-            Settings.load(project="speed", dir=folder, verbose=False, system=False, **{"finite": False, **settings})
+            Settings.load(
+                project="speed", dir=folder, verbose=False, system_metrics=False, **{"check_finite": False, **settings}
+            )
         )
         self.session.watch(model, optimizer, **options)
 
@@ -208,7 +210,7 @@ def _recorder(arm: str, model: nn.Module, optimizer: Any, folder: str) -> Any:
     if arm in SONDE_ARMS:
         return Recorded(model, optimizer, folder, budget=None, **SONDE_ARMS[arm])
     if arm == FINITE_ARM:
-        options = {**SONDE_ARMS["gradients"], "grads": False, "settings": {"finite": True}}
+        options = {**SONDE_ARMS["gradients"], "grads": False, "settings": {"check_finite": True}}
         return Recorded(model, optimizer, folder, budget=None, **options)
     return OTHERS[arm](model) if arm in OTHERS else Nothing()
 

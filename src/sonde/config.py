@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -12,6 +13,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings import SettingsError as EnvSyntaxError
 
 from sonde.errors import SettingsError, UnknownNameError, nearest
+from sonde.schema.old_names import SETTING_VALUES, SETTINGS
 
 PREFIX: Final = "SONDE_"
 DEFAULT_FILE: Final = "sonde.yaml"
@@ -22,6 +24,8 @@ _OTHER_VARIABLES: Final = (
     FILE_VARIABLE, "SONDE_DEBUG", "SONDE_NATIVE", "SONDE_SKIP_WEB", "SONDE_SKIP_NATIVE", "SONDE_CHROMIUM",
 )  # fmt: skip
 _TEST_PREFIX: Final = "SONDE_TEST_"
+_noticed: Final[set[str]] = set()
+"""Old names that were reported in this process."""
 
 
 class WriterSettings(BaseModel):
@@ -75,7 +79,7 @@ class Settings(BaseSettings):
     """Where runs are kept."""
     project: str = Field(default="default", min_length=1)
     """The folder of runs that belong together."""
-    mode: Literal["on", "disabled"] = "on"
+    mode: Literal["enabled", "disabled"] = "enabled"
     """"disabled" turns every call into one that does nothing."""
     budget: float | None = Field(default=0.01, gt=0, le=1, allow_inf_nan=False)
     """The share of a step's time sonde may take once the free steps are over; none: no limit."""
@@ -91,20 +95,20 @@ class Settings(BaseSettings):
     """How many elements of a tensor a histogram looks at."""
     activation_rows: int | None = Field(default=None, ge=1)
     """How many rows (the last dimension) of an activation are read, others at every step; none: all of them."""
-    diagnose: bool = True
-    """Whether rules look at the run while it goes on, on the writer thread and for at most 0.3 % of the time."""
+    live_rules: bool = True
+    """Check the run with the rules while it trains, on the writer thread and for at most 0.3 % of the time."""
     verbose: bool = True
     """One line on stderr at the start, one at the end, and one for each kind of fault that the rules find."""
-    finite: bool = True
-    """Look at every output of every module in every step for NaN and infinity."""
+    check_finite: bool = True
+    """Check every output of every module in every step for NaN and infinity."""
     max_errors: int = Field(default=10, ge=1)
     """After this many failures of its own sonde switches itself off and says so."""
     exit_deadline_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     """The longest a dying process waits for the writer."""
     finish_deadline_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """The longest `finish` waits for the writer; for snapshots, the longest without anything being written."""
-    system: bool = True
-    """Whether to record processor, memory, disk and GPU."""
+    system_metrics: bool = True
+    """Record readings of processor, memory, disk and GPU."""
     snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Host memory for snapshots that are on their way to disk; none: a quarter of what is free when they begin."""
     snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
@@ -118,7 +122,8 @@ class Settings(BaseSettings):
         values: dict[str, Any] = {} if known is None else known.model_dump()
         origins: dict[str, str] = {} if known is None else dict(known._origins)
         sources = (*_file_layers(), _environment_layer(type(self))) if known is None else ()
-        for layer in (*sources, _keyword_layer(keywords)):
+        for given in (*sources, _keyword_layer(keywords)):
+            layer = _with_current_names(given)
             _refuse_unknown(type(self), layer)
             _merge_into(values, layer.values)
             origins.update({name: layer.origin_of(name) for name in _leaves(layer.values)})
@@ -160,7 +165,7 @@ class Settings(BaseSettings):
     @field_validator("mode", mode="before")
     @classmethod
     def _yaml_reads_on_as_true(cls, value: Any) -> Any:
-        return {True: "on", False: "disabled"}[value] if isinstance(value, bool) else value
+        return {True: "enabled", False: "disabled"}[value] if isinstance(value, bool) else value
 
     @field_validator("budget", "snapshot_mib", "activation_rows", mode="before")
     @classmethod
@@ -172,7 +177,7 @@ class Settings(BaseSettings):
 
         Nested settings are named with a dot: `settings.origin("writer.flush_mib")`.
         """
-        names = list(_names(type(self)))
+        field, names = SETTINGS.get(field, field), list(_names(type(self)))
         inside = [name for name in names if name == field or name.startswith(f"{field}.")]
         if not inside:
             raise UnknownNameError("setting", field, names)
@@ -192,9 +197,11 @@ class _Layer(NamedTuple):
     values: dict[str, Any]
     origin: str
     is_environment: bool = False
+    old_names: Mapping[str, str] = {}
+    """By the new name: the old one under which this source gives a setting."""
 
     def origin_of(self, name: str) -> str:
-        return f"env {_variable(name)}" if self.is_environment else self.origin
+        return f"env {_variable(self.old_names.get(name, name))}" if self.is_environment else self.origin
 
 
 def _file_layers() -> Iterator[_Layer]:
@@ -236,14 +243,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _environment_layer(cls: type[Settings]) -> _Layer:
+    old = {_variable(name): name for name in SETTINGS}
     known = {_variable(name): name for name in _names(cls)} | {_variable("writer"): "writer"}
     for variable in sorted(os.environ):
         name = variable.upper()
         is_ours = name.startswith(PREFIX) and not name.startswith(_TEST_PREFIX)
-        if is_ours and name not in known and name not in _OTHER_VARIABLES:
+        if is_ours and not any(name in names for names in (known, old, _OTHER_VARIABLES)):
             raise SettingsError(_unknown(variable, "the environment", [*known, *_OTHER_VARIABLES]))
+    renamed = {old[name.upper()]: value for name, value in os.environ.items() if name.upper() in old and value}
     try:
-        return _Layer(EnvSettingsSource(cls)(), "", is_environment=True)
+        return _Layer(EnvSettingsSource(cls)() | renamed, "", is_environment=True)
     except EnvSyntaxError:
         raise SettingsError(
             f"{_variable('writer')} is not a JSON object. Write {_variable('writer.flush_mib')}=2, "
@@ -254,6 +263,38 @@ def _environment_layer(cls: type[Settings]) -> _Layer:
 def _keyword_layer(keywords: dict[str, Any]) -> _Layer:
     plain = {key: value.model_dump() if isinstance(value, BaseModel) else value for key, value in keywords.items()}
     return _Layer(plain, "keyword")
+
+
+def _with_current_names(layer: _Layer) -> _Layer:
+    """The same, under the names and with the values of today. Where a source gives both names, the new one counts."""
+    values, old_names = dict(layer.values), {}
+    for old, new in SETTINGS.items():
+        if old not in values:
+            continue
+        value = values.pop(old)
+        if new not in values:
+            values[new], old_names[new] = value, old
+        _notice(*((_variable(old), _variable(new)) if layer.is_environment else (old, new)), layer)
+    for name, current in SETTING_VALUES.items():
+        given = values.get(name)
+        if isinstance(given, str) and given in current:
+            values[name] = current[given]
+            label = _variable(name) if layer.is_environment else name
+            _notice(f"{label}={given}", f"{label}={current[given]}", layer)
+    return layer._replace(values=values, old_names=old_names)
+
+
+def _notice(old: str, new: str, layer: _Layer) -> None:
+    """One line on stderr, once in a process. Not the warnings module: a filter may turn warnings into exceptions."""
+    is_other_rank = os.environ.get("RANK", "0") not in ("", "0")
+    if old in _noticed or is_other_rank or sys.stderr is None:
+        return
+    _noticed.add(old)
+    where = f" (in {layer.origin.removeprefix('file ')})" if layer.origin.startswith("file ") else ""
+    try:
+        print(f"sonde: the setting {old}{where} is now called {new}. The old name still works.", file=sys.stderr)
+    except (OSError, ValueError):  # stderr is closed: no one to tell
+        return
 
 
 def _refuse_unknown(cls: type[Settings], layer: _Layer) -> None:

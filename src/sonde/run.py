@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from sonde.diagnose.diagnosis import Diagnosis, all_needs, diagnose
+from sonde.diagnose.diagnosis import Diagnosis, all_required_series, diagnose
 from sonde.diagnose.finding import Finding
 from sonde.errors import CorruptError, RunError, SondeError, UsageError
 from sonde.read.compare.divergence import Divergence
@@ -58,12 +58,13 @@ from sonde.read.tensors.analysis.difference import difference
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots
 from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
-from sonde.read.tensors.lake import open_lake, open_local_lake, upload_warnings
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec, of_kind
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
+from sonde.read.tensors.stores import open_local_tensor_store, open_tensor_store, upload_warnings
 from sonde.read.tensors.tensors import num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.layout import RunStatus
+from sonde.schema.old_names import current_scalar, current_stat
 from sonde.schema.records import flatten
 from sonde.schema.window import Column, Window
 
@@ -76,7 +77,6 @@ __all__ = [
     "Comparison",
     "Divergence",
     "Heat",
-    "Lake",
     "LazyTensors",
     "LiveCells",
     "Manifest",
@@ -84,6 +84,7 @@ __all__ = [
     "Segment",
     "SnapshotView",
     "TensorSpec",
+    "TensorStore",
     "WeightComparison",
     "broken_runs",
     "by_series",
@@ -218,8 +219,8 @@ def _try_open(folder: Path) -> Run | SondeError:
         return error
 
 
-def _open_lake(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
-    return open_lake(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+def _open_tensor_store(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
+    return open_tensor_store(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
 
 
 def _view(name: str) -> Any:
@@ -428,11 +429,11 @@ class Run:
         self, stat: str, sites: Sequence[int], steps: range, *, max_rows: int
     ) -> tuple[dict[int, Column], bool]:
         """One stat of some sites by their ids, and whether steps are merged because there were more than `max_rows`."""
-        return read_lines(self._now, stat, sites, Span(steps.start, steps.stop - 1), max_rows)
+        return read_lines(self._now, current_stat(stat), sites, Span(steps.start, steps.stop - 1), max_rows)
 
     def heat(self, stat: str, sites: Sequence[int]) -> Heat:
         """The cells of a heat map of one stat, a row for each of these sites, read file by file."""
-        return Heat(self._now, HeatQuestion.of(self._now, stat, sites))
+        return Heat(self._now, HeatQuestion.of(self._now, current_stat(stat), sites))
 
     def sums(self, group_of: Mapping[int, int], num_groups: int, steps: range, *, columns: int) -> Sums:
         """Sketches of sites, by id, merged into groups and into at most `columns` columns of steps."""
@@ -446,7 +447,7 @@ class Run:
 
     def newest_row(self, site: int, step: int, stats: Sequence[str]) -> SiteRow | None:
         """The last sketch of one site, by id, up to a step; None where there is none."""
-        return newest_row(self._now, site, step, stats)
+        return newest_row(self._now, site, step, [current_stat(stat) for stat in stats])
 
     def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False) -> pa.Table:
         """Table (step, name, value, time) of logged numbers, in order of (name, step).
@@ -457,7 +458,7 @@ class Run:
         filter = parse_steps(steps, state.last_step())
         if not exact:
             return read_scalars(state, pattern, filter)
-        wanted = {pattern} if isinstance(pattern, str) else set(pattern)
+        wanted = set(map(current_scalar, [pattern] if isinstance(pattern, str) else pattern))
         return read_named(state, {i: n for i, n in state.catalog.require().scalar_names.items() if n in wanted}, filter)
 
     def scalar_lines(
@@ -506,9 +507,9 @@ class Run:
 
         `max_rows`: of a longer run, steps are merged until about this many rows are left, and scalars are left out.
         """
-        from sonde.diagnose.check import needs
+        from sonde.diagnose.check import required_series
 
-        wanted = needs() if patterns is None else patterns
+        wanted = required_series() if patterns is None else patterns
         if max_rows is not None:
             return read_merged_window(self._now, wanted, self.structure(), max_rows)
         return read_window(self._now, wanted, self.structure())
@@ -535,7 +536,7 @@ class Run:
         def skipped(name: str, error: Exception) -> None:
             self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
 
-        return diagnose(self.window(all_needs()), on_error=skipped)
+        return diagnose(self.window(all_required_series()), on_error=skipped)
 
     def live_findings(self) -> pa.Table:
         """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of what was found during training."""
@@ -551,27 +552,29 @@ class Run:
         run.tensor("param/layers.3.mlp.weight").sel(step=500)
         """
         self._require_attempts()
-        return tensor_over_steps(partial(_open_lake, self.path, self._version, self._attempt), name, steps)
+        return tensor_over_steps(partial(_open_tensor_store, self.path, self._version, self._attempt), name, steps)
 
     def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
         """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last.
 
         Of a step that was made again, the snapshot of the last attempt that covers it; `run.attempt(0)` has the others.
         """
-        return snapshot_tensors(self.lake(), step, pattern)
+        return snapshot_tensors(self.tensor_store(), step, pattern)
 
     def snapshots(self) -> pa.Table:
         """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
-        return snapshot_table(self._now, self.lake())
+        return snapshot_table(self._now, self.tensor_store())
 
-    def lake(self, *, local: bool = False) -> SnapshotView:
+    def tensor_store(self, *, local: bool = False) -> SnapshotView:
         """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `local`: only
         those that are on this disk."""
         self._require_attempts()
         if local:
             inside(self.path, "tensors")
-            return open_local_lake(self.path, attempt=self._attempt)
-        return _open_lake(self.path, self._version, self._attempt)
+            return open_local_tensor_store(self.path, attempt=self._attempt)
+        return _open_tensor_store(self.path, self._version, self._attempt)
+
+    lake = tensor_store  # its earlier name
 
     def _require_attempts(self) -> None:
         """Without the catalog of a run with several attempts no one can tell which snapshots are abandoned."""

@@ -355,7 +355,7 @@ def clipped(folder: Path) -> dict[str, Any]:
         callback = watcher(folder)
         fit(compiled(small, keras.optimizers.SGD(0.0, **given)), callback, epochs=1, batch_size=20)
         run = opened(callback)
-        norms = {stat: run.stats(f"grad/*/{stat}")["value"].to_pylist() for stat in ("norm", "norm_raw", "max_abs")}
+        norms = {stat: run.stats(f"grad/*/{stat}")["value"].to_pylist() for stat in ("norm", "norm_preclip", "max_abs")}
         found[how] = norms | {"update": max(run.stats("update/*/norm")["value"].to_pylist())}
     return found
 

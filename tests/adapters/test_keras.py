@@ -158,9 +158,9 @@ class TestEachBackEnd:
 
     def test_gradients_are_as_used_and_their_norm_before_clipping_is_known_too(self, found):
         plain = found["clipped"].pop("not")
-        assert plain["norm_raw"] == plain["norm"]
+        assert plain["norm_preclip"] == plain["norm"]
         for how, seen in found["clipped"].items():
-            assert seen["norm_raw"] == pytest.approx(plain["norm"], rel=1e-5), how
+            assert seen["norm_preclip"] == pytest.approx(plain["norm"], rel=1e-5), how
         assert sum(norm**2 for norm in found["clipped"]["all"]["norm"]) == pytest.approx(0.01, rel=1e-5)
         assert found["clipped"]["values"]["max_abs"] == pytest.approx([0.01, 0.01], rel=1e-5)
         found["clipped"]["not"] = plain

@@ -251,7 +251,7 @@ def test_what_two_optimizers_clip_by_hand_is_of_their_step(tmp_path, callback):
 def check_clips(module: Clipping, run: Any) -> None:
     assert len(module.before) == NUM_STEPS
     for name in module.before[0]:
-        for stat, noted in (("norm_raw", module.before), ("norm", module.after)):
+        for stat, noted in (("norm_preclip", module.before), ("norm", module.after)):
             table = run.stats(f"grad/{name}/{stat}")
             assert table["step"].to_pylist() == list(range(NUM_STEPS))
             wanted = [step[name] for step in noted]

@@ -17,7 +17,7 @@ def train(name: str, log: Any, *, lr: float = 0.1, steps: int = 40, watch: bool 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
-    with sonde_api.init(project="p", name=name, system=False, verbose=False) as session:
+    with sonde_api.init(project="p", name=name, system_metrics=False, verbose=False) as session:
         if watch:
             session.watch(net, optimizer)
         for step in range(steps):

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.read.tensors.lake import open_lake
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.addresses import ICECHUNK_FOLDER
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.schema.uploads import UploadState
-from sonde.write.tensors.local import LocalLake
+from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import Spool
 
 
 def leave_waiting(run: Path, url: str = ICECHUNK_FOLDER) -> None:
     """As a training that was killed left it: two snapshots in the spool, none uploaded."""
-    lake = LocalLake(run)
+    local = LocalStore(run)
     for step in (10, 20):
-        lake.write(Snapshot(step, 0.0, "", {"param/w": HostTensor.of(np.full(5, step, np.float32))}))
-    lake.close()
+        local.write(Snapshot(step, 0.0, "", {"param/w": HostTensor.of(np.full(5, step, np.float32))}))
+    local.close()
     Spool(run).keep(UploadState(url, keeps_local=False))
 
 
@@ -32,7 +32,7 @@ def test_what_waits_is_uploaded(sonde: Any, make_run: Any) -> None:
     answer = sonde("push", "latest", "--json")
     assert answer.json == {"url": "icechunk", "uploaded": 2, "waiting": 0, "last_error": ""}
     assert [path.name for path in (run / "tensors").iterdir()] == []
-    assert open_lake(run).read(20, "param/w").tolist() == [20.0] * 5
+    assert open_tensor_store(run).read(20, "param/w").tolist() == [20.0] * 5
     assert "0 uploaded to icechunk, 0 waiting" in sonde("push", "latest").stdout
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sonde.diagnose.check import all_rules, check, needs, ranked
+from sonde.diagnose.check import all_rules, check, ranked, required_series
 from sonde.diagnose.finding import Finding, Severity
 from sonde.diagnose.rule import RULES, Rule
 from sonde.schema.joined import JOINED
@@ -109,7 +109,7 @@ def test_a_window_of_a_loss_alone_raises_nothing() -> None:
 
 
 def test_needs_name_each_pattern_once() -> None:
-    assert len(set(needs())) == len(needs())
+    assert len(set(required_series())) == len(required_series())
 
 
 def test_a_rule_that_raises_is_reported_and_the_others_go_on() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sonde.diagnose
-from sonde.diagnose.check import all_rules, check, needs
+from sonde.diagnose.check import all_rules, check, required_series
 from sonde.diagnose.finding import Finding
 from sonde.diagnose.rule import RULES, found
 from sonde.schema.names import Series
@@ -73,7 +73,7 @@ def inspections() -> list[str]:
     return sorted({re.sub(r"\{[^}]*\}", "*", name) for name in named})
 
 
-PATTERNS: Final = tuple(dict.fromkeys((*needs(), *inspections())))
+PATTERNS: Final = tuple(dict.fromkeys((*required_series(), *inspections())))
 
 
 def column(steps: str, values: str, num_steps: int) -> Column:

@@ -18,7 +18,13 @@ from sonde.write.writer import Writer, WriterOptions
 
 PATTERNS = (
     *("grad/*/norm", "param/*/rms", "update/*/ratio", "update/*/second_moment_lag", "update/*/grad_cosine"),
-    *("update/*/moment_cosine", "act/*/zero_fraction", "grad/*/below_fp16", "grad/*/clip_factor", "optim/*/rms"),
+    *(
+        "update/*/moment_cosine",
+        "act/*/zero_fraction",
+        "grad/*/fp16_underflow_fraction",
+        "grad/*/clip_factor",
+        "optim/*/rms",
+    ),
 )
 
 
@@ -31,7 +37,7 @@ class Copying:
 
     def begin(self, sites: Any, scalars: Any, content: Any) -> None: ...
 
-    def saw(self, item: Any) -> None:
+    def on_item(self, item: Any) -> None:
         if isinstance(item, NewSite):
             self.rolling.sites[item.id] = item.site
         elif isinstance(item, NewScalar):
@@ -39,13 +45,13 @@ class Copying:
         elif isinstance(item, StatsRecord | ScalarsRecord | SystemSample):
             self.waiting.append(item)
 
-    def look(self, now: float) -> list[Any]:
+    def poll(self, now: float) -> list[Any]:
         self.rolling.add(self.waiting)
         self.waiting = []
         return []
 
-    def last_look(self, status: str) -> list[Any]:
-        return self.look(0.0)
+    def finish(self, status: str) -> list[Any]:
+        return self.poll(0.0)
 
 
 def train(session: Any) -> None:
@@ -65,7 +71,7 @@ def train(session: Any) -> None:
 def test_live_columns_equal_the_window_of_the_finished_run(monkeypatch: Any) -> None:
     observer = Copying()
     monkeypatch.setattr("sonde.session.session.LiveRules", lambda *_, **__: observer)
-    with sonde.init(project="rolling", dir="runs", verbose=False, system=False) as session:
+    with sonde.init(project="rolling", dir="runs", verbose=False, system_metrics=False) as session:
         train(session)
     live, read = observer.rolling.window({}), sonde.open(Path(session.path)).window(PATTERNS)
     assert set(live.series) == set(read.series)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sonde.flow import AttentionAnalyzer, analyze
 from sonde.flow.analyzers import attention_calls
 from sonde.probe.model import ModelNames
-from sonde.reduce.inspect.units import carried, carry
+from sonde.reduce.inspect.units import sampled_skip_gain, skip_gain
 
 
 class Attention(nn.Module):
@@ -96,8 +96,8 @@ def test_carry_of_many_blocks_is_that_of_each() -> None:
     torch.manual_seed(0)
     given = torch.randn(3, 20, 6)
     out = given * torch.tensor([1.0, 0.5, 0.1])[:, None, None] + 0.3 * torch.randn(3, 20, 6)
-    expected = torch.stack([carry(x, y) for x, y in zip(given, out, strict=True)])
-    torch.testing.assert_close(carried(given, out), expected)
+    expected = torch.stack([skip_gain(x, y) for x, y in zip(given, out, strict=True)])
+    torch.testing.assert_close(sampled_skip_gain(given, out), expected)
 
 
 def test_names_are_read_once(zoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from oracle import Key, Oracle
 from tally import EXACT, ROUNDED, Expected, Tally
 
-FROM_HISTOGRAM = ("hist_n", "below_fp16", "below_fp16_normal")
+FROM_HISTOGRAM = ("hist_n", "fp16_underflow_fraction", "below_fp16_normal")
 WITHOUT_REFERENCE = frozenset({*(f"abs_q{q}" for q in ("01", "05", "25", "50", "75", "95", "99")), "dynamic_range"})
 """Of a large tensor these are of a sample, which is not the oracle's."""
 KINDS = ("param", "grad", "update", "optim", "act")
@@ -122,7 +122,7 @@ def _expected(kind: str, tally: Tally, more: dict[str, Expected], stats: dict[st
     expected = tally.stats(element=ROUNDED if kind == "update" else EXACT)
     # Only gradients are clipped; of no elements there is no number.
     factor = Expected(1.0 if tally.num_finite else math.nan, EXACT)
-    expected |= {"norm_raw": expected["norm"], "clip_factor": factor} | more
+    expected |= {"norm_preclip": expected["norm"], "clip_factor": factor} | more
     # A histogram is of a sample; of a small tensor it is of all elements.
     if stats.get("hist_n") == tally.n:
         expected |= tally.histogram_stats()

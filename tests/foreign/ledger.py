@@ -56,7 +56,7 @@ class Ledger:
         before = float(np.linalg.norm(raw))
         factor = float(np.linalg.norm(used)) / before if before else 1.0
         self.more["grad", name, self.step] = {
-            "norm_raw": Expected(before, 1e-5 * before),
+            "norm_preclip": Expected(before, 1e-5 * before),
             "clip_factor": Expected(factor, 1e-5 * factor),
         }
 

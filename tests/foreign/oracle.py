@@ -275,7 +275,7 @@ class Oracle:
         is_known = unclipped is own and own.num_finite
         factor = 1.0 if is_known else _over(tally.norm, raw.norm)  # NaN if every element is zero or NaN
         self.more["grad", name, self.step] = {
-            "norm_raw": Expected(raw.norm, tolerance * raw.norm),
+            "norm_preclip": Expected(raw.norm, tolerance * raw.norm),
             "clip_factor": Expected(factor, tolerance * factor),
         }
 

@@ -62,7 +62,7 @@ class Tally:
     sumabs: float
     min: float
     max: float
-    below_fp16: int
+    fp16_underflow_fraction: int
     below_fp16_normal: int
     exponents: tuple[int, ...]
     """Non-zero elements by floor(log2 |x|), from at most -48 to at least 15."""
@@ -82,7 +82,7 @@ class Tally:
             sumabs=float(finite.abs().sum()),
             min=float(finite.min()) if finite.numel() else math.inf,
             max=float(finite.max()) if finite.numel() else -math.inf,
-            below_fp16=int((nonzero < 2.0**-24).sum()),
+            fp16_underflow_fraction=int((nonzero < 2.0**-24).sum()),
             below_fp16_normal=int((nonzero < 2.0**-14).sum()),
             exponents=exponents(nonzero),
         )
@@ -136,7 +136,7 @@ class Tally:
             "rms": Expected(rms, squares * rms),
             "norm": Expected(self.norm, squares * self.norm),
             "abs_mean": Expected(magnitude, sums * magnitude),
-            "kurtosis_proxy": Expected(proxy, 2 * sums * proxy),
+            "rms_over_abs_mean": Expected(proxy, 2 * sums * proxy),
             **{name: Expected(value, element * abs(value)) for name, value in extremes.items()},
         }
 
@@ -176,7 +176,7 @@ class Tally:
         if not count:
             return {}
         found = {f"abs_q{q:02}": _between(*self.quantile(q / 100)) for q in (1, 5, 25, 50, 75, 95, 99)}
-        found["below_fp16"] = Expected(self.below_fp16 / count, 1e-12)
+        found["fp16_underflow_fraction"] = Expected(self.fp16_underflow_fraction / count, 1e-12)
         found["below_fp16_normal"] = Expected(self.below_fp16_normal / count, 1e-12)
         return found
 
@@ -192,10 +192,10 @@ def exponents(magnitudes: Tensor) -> tuple[int, ...]:
     return tuple(torch.bincount(places.reshape(-1).long(), minlength=NUM_EXPONENTS).tolist())
 
 
-_ADDED = ("n", "nan", "inf", "zero", "sum", "sumsq", "sumabs", "below_fp16", "below_fp16_normal")
+_ADDED = ("n", "nan", "inf", "zero", "sum", "sumsq", "sumabs", "fp16_underflow_fraction", "below_fp16_normal")
 
 
-_MOMENTS = ("mean", "var", "std", "rms", "norm", "abs_mean", "min", "max", "max_abs", "kurtosis_proxy")
+_MOMENTS = ("mean", "var", "std", "rms", "norm", "abs_mean", "min", "max", "max_abs", "rms_over_abs_mean")
 
 
 def dot(a: Tensor, b: Tensor) -> Expected:

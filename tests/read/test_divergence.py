@@ -61,7 +61,7 @@ def train(
     layers = [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.LeakyReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)]
     model = nn.Sequential(*layers).to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    with sonde.init(project="part", name=name, dir="runs", verbose=False, diagnose=False) as session:
+    with sonde.init(project="part", name=name, dir="runs", verbose=False, live_rules=False) as session:
         session.watch(model, optimizer, activations=activations)
         for step in range(20):
             x = plant(step, model, torch.randn(32, 8), optimizer).to(dtype)

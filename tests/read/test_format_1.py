@@ -20,10 +20,10 @@ import pytest
 
 import sonde
 from sonde.errors import CorruptError, RunError
-from sonde.read.tensors.lake import open_lake
-from sonde.schema.lake import SnapshotDocument, _sum
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.records import ScalarsRecord, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.schema.snapshot_document import SnapshotDocument, _sum
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.schema.uploads import UploadState, upload_file
 from sonde.testing.stores import awkward_tensors, drifting
@@ -191,31 +191,31 @@ def written(step: int, *, store: str = "zarr") -> dict[str, HostTensor]:
     return tensors
 
 
-def assert_reads(lake: Any, step: int, tensors: dict[str, HostTensor]) -> None:
-    assert set(lake.entries(step)) == set(tensors)
+def assert_reads(reader: Any, step: int, tensors: dict[str, HostTensor]) -> None:
+    assert set(reader.entries(step)) == set(tensors)
     for name, tensor in tensors.items():
         if tensor.dtype != "complex32":
-            assert lake.read(step, name).tobytes() == tensor.flat().tobytes(), (step, name)
+            assert reader.read(step, name).tobytes() == tensor.flat().tobytes(), (step, name)
 
 
 def test_most_tensors_of_the_old_run_are_differences(old_tensors: Path) -> None:
     """Else this file tests nothing."""
-    lake = open_lake(old_tensors)
-    bases = {step: lake.entries(step)["param/weight"].delta_of for step in lake.steps}
+    reader = open_tensor_store(old_tensors)
+    bases = {step: reader.entries(step)["param/weight"].delta_of for step in reader.steps}
     assert bases == {0: None, 2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: None, 10: 9}
 
 
 @pytest.mark.parametrize("store", ["zarr", pytest.param("icechunk", marks=pytest.mark.slow)])
 def test_every_value_reads_as_it_was_written(unpacked_tensors: Path, store: str) -> None:
-    lake = open_lake(unpacked_tensors / store)
-    assert lake.steps == STEPS
+    reader = open_tensor_store(unpacked_tensors / store)
+    assert reader.steps == STEPS
     for step in STEPS:
-        assert_reads(lake, step, written(step, store=store))
+        assert_reads(reader, step, written(step, store=store))
 
 
 def test_a_part_is_read_through_the_differences(old_tensors: Path) -> None:
-    lake, large = open_lake(old_tensors), written(2)["param/large"].values()
-    assert np.array_equal(lake.read_part(2, "param/large", (slice(300, 700, 7), slice(5, 9))), large[300:700:7, 5:9])
+    reader, large = open_tensor_store(old_tensors), written(2)["param/large"].values()
+    assert np.array_equal(reader.read_part(2, "param/large", (slice(300, 700, 7), slice(5, 9))), large[300:700:7, 5:9])
 
 
 def test_the_run_opens_and_is_exported(old_tensors: Path, tmp_path: Path) -> None:
@@ -234,10 +234,10 @@ def test_a_continued_run_has_snapshots_of_both_formats(old_tensors: Path) -> Non
     store.write(Snapshot(11, 0.0, "", written(11)))
     store.write(Snapshot(1, 0.0, "", written(5)))  # was deleted; 2 stays the difference to the one that was here before
     store.close()
-    lake = open_lake(old_tensors)
-    assert lake.steps == [0, 1, *STEPS[1:], 11]
+    reader = open_tensor_store(old_tensors)
+    assert reader.steps == [0, 1, *STEPS[1:], 11]
     for step, tensors in ((1, written(5)), (2, written(2)), (10, written(10)), (11, written(11))):
-        assert_reads(lake, step, tensors)
+        assert_reads(reader, step, tensors)
 
 
 def test_a_step_taken_again_in_a_later_attempt_is_stored_next_to_the_old_one(old_tensors: Path) -> None:
@@ -245,11 +245,11 @@ def test_a_step_taken_again_in_a_later_attempt_is_stored_next_to_the_old_one(old
     store.write(Snapshot(3, 0.0, "", written(5), attempt=1))
     with pytest.raises(RunError, match=r"step 3 stays"):
         store.delete(3)
-    assert_reads(open_lake(old_tensors), 3, written(5))
+    assert_reads(open_tensor_store(old_tensors), 3, written(5))
     store.delete(3, attempt=1)
     store.close()
     for step in STEPS:
-        assert_reads(open_lake(old_tensors), step, written(step))
+        assert_reads(open_tensor_store(old_tensors), step, written(step))
 
 
 def test_what_others_need_is_not_deleted(old_tensors: Path) -> None:
@@ -261,7 +261,7 @@ def test_what_others_need_is_not_deleted(old_tensors: Path) -> None:
     assert store.steps() == [0, 2, 8, 10]
     store.close()
     for step in (0, 2, 8, 10):
-        assert_reads(open_lake(old_tensors), step, written(step))
+        assert_reads(open_tensor_store(old_tensors), step, written(step))
 
 
 def damaged(path: Path, position: int) -> None:
@@ -278,7 +278,7 @@ def test_a_flipped_bit_is_never_a_number(old_tensors: Path) -> None:
         for position in range(0, len(data), 37):
             damaged(path, position)
             with pytest.raises(CorruptError, match='tensor "param/weight" at step'):
-                open_lake(old_tensors).read(3, "param/weight")
+                open_tensor_store(old_tensors).read(3, "param/weight")
             path.write_bytes(data)
 
 
@@ -288,7 +288,7 @@ def test_a_shard_cut_short_is_refused(old_tensors: Path) -> None:
     for length in (0, 1, 19, 20, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         with pytest.raises(CorruptError, match=r'tensor "grad/weight" at step 8'):
-            open_lake(old_tensors).read(8, "grad/weight")
+            open_tensor_store(old_tensors).read(8, "grad/weight")
 
 
 def rewrite(run: Path, step: int, edit: Any) -> None:
@@ -303,7 +303,7 @@ def rewrite(run: Path, step: int, edit: Any) -> None:
 def test_differences_in_a_circle_are_refused(old_tensors: Path) -> None:
     rewrite(old_tensors, 3, lambda content: content["tensors"]["param/weight"].update(delta_of=3))
     with pytest.raises(CorruptError, match="circles"):
-        open_lake(old_tensors).read(3, "param/weight")
+        open_tensor_store(old_tensors).read(3, "param/weight")
 
 
 def test_an_array_outside_the_snapshot_is_refused(old_tensors: Path) -> None:
@@ -313,7 +313,7 @@ def test_an_array_outside_the_snapshot_is_refused(old_tensors: Path) -> None:
 
     rewrite(old_tensors, 8, edit)
     with pytest.raises(CorruptError, match="damaged"):
-        open_lake(old_tensors).read(8, "grad/weight")
+        open_tensor_store(old_tensors).read(8, "grad/weight")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_an_array_outside_the_snapshot_is_refused(old_tensors: Path) -> None:
 def test_an_array_that_cannot_be_is_refused(old_tensors: Path, edit: dict[str, Any]) -> None:
     rewrite(old_tensors, 8, lambda content: content["arrays"]["grad.float32"].update(edit))
     with pytest.raises(CorruptError):
-        open_lake(old_tensors).read(8, "grad/weight")
+        open_tensor_store(old_tensors).read(8, "grad/weight")
 
 
 @pytest.mark.slow
@@ -339,11 +339,11 @@ def test_the_store_reads_from_the_old_repository_and_continues_it(unpacked_tenso
     assert store.drain(120)
     store.delete(10)
     store.close()
-    lake = open_lake(copied)
-    assert lake.steps == [*STEPS[:-1], 11]
+    reader = open_tensor_store(copied)
+    assert reader.steps == [*STEPS[:-1], 11]
     for step in (2, 7):
-        assert_reads(lake, step, written(step, store="icechunk"))
-    assert_reads(lake, 11, written(11))
+        assert_reads(reader, step, written(step, store="icechunk"))
+    assert_reads(reader, 11, written(11))
 
 
 @pytest.mark.slow
@@ -352,11 +352,11 @@ def test_old_snapshots_that_wait_in_the_spool_are_uploaded_as_values(old_tensors
     upload_file(old_tensors).write_bytes(UploadState("icechunk", "main", keeps_local=False).to_bytes())
     assert push(old_tensors).waiting == 0
     assert [path.name for path in (old_tensors / "tensors").iterdir()] == ["zarr.json"]
-    lake = open_lake(old_tensors)
-    assert lake.steps == STEPS
+    reader = open_tensor_store(old_tensors)
+    assert reader.steps == STEPS
     for step in STEPS:
-        assert_reads(lake, step, written(step))
-        assert lake.document(step).bases == set()
+        assert_reads(reader, step, written(step))
+        assert reader.document(step).bases == set()
 
 
 def test_a_document_of_format_1_says_so(old_tensors: Path) -> None:

@@ -50,7 +50,7 @@ def test_thinning_keeps_series_apart(finished):
 def test_which_stats_survive_merging_over_steps():
     intensive = {name for name in (*STATS, *JOINED) if is_intensive(name)}
     assert {"mean", "rms", "abs_mean", "max", "zero_fraction", "ratio", "abs_q50"} <= intensive
-    assert intensive.isdisjoint({"n", "sum", "sumsq", "norm", "norm_raw", "nan"})
+    assert intensive.isdisjoint({"n", "sum", "sumsq", "norm", "norm_preclip", "nan"})
 
 
 @pytest.fixture

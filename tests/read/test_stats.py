@@ -41,8 +41,8 @@ def expected_stats(x: np.ndarray, *, raw: float = 1.0) -> dict[str, float]:
         "nan_fraction": np.isnan(flat).mean(),
         "inf_fraction": np.isinf(flat).mean(),
         "nonfinite_fraction": (~np.isfinite(flat)).mean(),
-        "kurtosis_proxy": np.sqrt((good**2).mean()) / np.abs(good).mean(),
-        "norm_raw": raw * np.linalg.norm(good),
+        "rms_over_abs_mean": np.sqrt((good**2).mean()) / np.abs(good).mean(),
+        "norm_preclip": raw * np.linalg.norm(good),
         "clip_factor": 1.0 / raw,
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
-from sonde.read.tensors.lake import FolderLake, read_file
+from sonde.read.tensors.stores import FolderTensorStore, read_file
 from sonde.read.tensors.tensors import tensor_over_steps
 from sonde.run import Run
 from sonde.run import open as open_run
@@ -175,7 +175,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(found))
         return found
 
-    monkeypatch.setattr("sonde.read.tensors.lake.read_file", counting)
+    monkeypatch.setattr("sonde.read.tensors.stores.read_file", counting)
     return sizes
 
 
@@ -187,7 +187,7 @@ def test_large_tensor_is_read_in_chunks_and_only_where_asked(
     monkeypatch.setattr("sonde.read.tensors.tensors.CHUNK", 1 << 20)
     large = np.random.default_rng(0).normal(size=(512, 1024)).astype(np.float32)  # 2 MiB
     run = keep_snapshots({step: {"param/large": large + step, "param/other": large[:512]} for step in (0, 1)})
-    found = tensor_over_steps(lambda: FolderLake(run.path), "param/large")
+    found = tensor_over_steps(lambda: FolderTensorStore(run.path), "param/large")
     assert found.chunks is not None
     assert sum(num_read) < 10_000  # two documents
     rows = found.sel(step=1)[100:104].values
@@ -200,7 +200,7 @@ def test_one_layer_over_time_reads_little_of_the_rest(keep_snapshots: Keep, num_
     rng = np.random.default_rng(0)
     layers = {f"param/layers.{i}.weight": rng.normal(size=(64, 1024)).astype(np.float32) for i in range(40)}
     run = keep_snapshots({step: {name: value + step for name, value in layers.items()} for step in range(4)})
-    tensor_over_steps(lambda: FolderLake(run.path), "param/layers.3.weight").load()
+    tensor_over_steps(lambda: FolderTensorStore(run.path), "param/layers.3.weight").load()
     assert sum(num_read) < 0.05 * 4 * sum(value.nbytes for value in layers.values())
 
 

@@ -67,10 +67,10 @@ def test_norm_before_clipping():
     set_raw(table, {0: torch.tensor(0.1)})
     rows = table.resolve()[1]
     clipped, other = Sketch(rows[0]), Sketch(rows[1])
-    assert clipped.norm_raw == pytest.approx(5.0)
+    assert clipped.norm_preclip == pytest.approx(5.0)
     assert clipped.clip_factor == pytest.approx(0.1)
     assert np.isnan(rows[1, SUMSQ_RAW])
-    assert (other.norm_raw, other.clip_factor) == (pytest.approx(5.0), 1.0)
+    assert (other.norm_preclip, other.clip_factor) == (pytest.approx(5.0), 1.0)
 
 
 @pytest.mark.parametrize("factor", [0.0, float("nan")])

@@ -32,7 +32,7 @@ def make(width: int = 256) -> torch.nn.Module:
 
 
 def watch(model: Any, optimizer: Any, folder: Path, **options: Any) -> Any:
-    session = begin(Settings.load(project="graphs", dir=folder, verbose=False, system=False, budget=None))
+    session = begin(Settings.load(project="graphs", dir=folder, verbose=False, system_metrics=False, budget=None))
     return session.watch(model, optimizer, **{"activations": sonde.every(1), "inspect": False, **options})
 
 

@@ -142,7 +142,7 @@ def test_squares_of_the_largest_float32_fit() -> None:
 
 def test_a_tensor_of_nothing_but_nan_has_no_norm() -> None:
     s = sketch(np.full(3, np.nan))
-    assert np.isnan([s.norm, s.rms, s.mean, s.min, s.max, s.norm_raw, s.clip_factor]).all()
+    assert np.isnan([s.norm, s.rms, s.mean, s.min, s.max, s.norm_preclip, s.clip_factor]).all()
     assert (s.nan_fraction, s.n) == (1.0, 3)
 
 
@@ -179,9 +179,9 @@ def with_fields(x: Array, **fields: float) -> Sketch:
 def test_a_part_that_was_not_clipped_adds_its_own_squares_to_the_raw_sum() -> None:
     clipped, plain = with_fields(np.array([3.0]), sumsq_raw=36.0), sketch(np.array([4.0]))
     assert (clipped | plain).sumsq_raw == 36.0 + 16.0
-    assert (clipped | plain).norm_raw == np.sqrt(52.0)
+    assert (clipped | plain).norm_preclip == np.sqrt(52.0)
     assert np.isnan((plain | plain).sumsq_raw)
-    assert (plain | plain).norm_raw == (plain | plain).norm
+    assert (plain | plain).norm_preclip == (plain | plain).norm
 
 
 @pytest.mark.parametrize("name", PAIRED)

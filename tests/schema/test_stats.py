@@ -58,7 +58,7 @@ EXPECTED: dict[str, Callable[[Array], float]] = {
     "std": over(np.std),
     "rms": over(rms),
     "norm": over(np.linalg.norm),
-    "norm_raw": over(np.linalg.norm),
+    "norm_preclip": over(np.linalg.norm),
     "clip_factor": over(lambda _: 1.0),
     "abs_mean": over(lambda x: np.abs(x).mean()),
     "min": over(np.min),
@@ -68,8 +68,8 @@ EXPECTED: dict[str, Callable[[Array], float]] = {
     "nan_fraction": lambda x: np.isnan(x).mean(),
     "inf_fraction": lambda x: np.isinf(x).mean(),
     "nonfinite_fraction": lambda x: (~np.isfinite(x)).mean(),
-    "kurtosis_proxy": over(lambda x: rms(x) / np.abs(x).mean() if np.abs(x).any() else NAN),
-    "below_fp16": share_below(-24),
+    "rms_over_abs_mean": over(lambda x: rms(x) / np.abs(x).mean() if np.abs(x).any() else NAN),
+    "fp16_underflow_fraction": share_below(-24),
     "below_fp16_normal": share_below(-14),
 }
 QUANTILES = {f"abs_q{percent:02d}": percent / 100 for percent in (1, 5, 25, 50, 75, 95, 99)}
@@ -167,13 +167,13 @@ def test_overflowed_squares_are_told_as_infinite_and_the_rest_stays_right() -> N
 def test_denormals_and_negative_zero_are_seen() -> None:
     s = sketch(np.array([5e-324, -0.0, 0.0]))
     assert (s.zero, s.max, s.zero_fraction) == (2, 5e-324, pytest.approx(2 / 3))
-    assert s.below_fp16 == 1.0
+    assert s.fp16_underflow_fraction == 1.0
 
 
 def test_clipping_is_told_by_both_norms_and_their_quotient() -> None:
     s = sketch(np.array([3.0, 4.0]))
     s.rows[INDEX["sumsq_raw"]] = 100.0
-    assert (s.norm, s.norm_raw, s.clip_factor) == (5.0, 10.0, 0.5)
+    assert (s.norm, s.norm_preclip, s.clip_factor) == (5.0, 10.0, 0.5)
 
 
 def test_clip_factor_of_a_zero_gradient_is_one() -> None:

@@ -14,7 +14,9 @@ import sonde
 torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 torch.set_num_threads(1)
 writer = {"seal_steps": 16, "flush_interval_s": 0.01, "heartbeat_s": 0.05}
-session = sonde.init("p", "n", sys.argv[1], resume=len(sys.argv) > 2, verbose=False, system=False, writer=writer)
+session = sonde.init(
+    "p", "n", sys.argv[1], resume=len(sys.argv) > 2, verbose=False, system_metrics=False, writer=writer
+)
 model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 if len(sys.argv) > 2:

@@ -92,7 +92,7 @@ class Loop:
         for name in self.steps[0][0]:
             for stat, wanted in (
                 ("norm", [after[name] for _, after in self.steps]),
-                ("norm_raw", [before[name] for before, _ in self.steps]),
+                ("norm_preclip", [before[name] for before, _ in self.steps]),
                 ("clip_factor", [after[name] / before[name] for before, after in self.steps]),
             ):
                 table = run.stats(f"grad/{name}/{stat}")
@@ -206,7 +206,7 @@ def test_clipping_by_hand_leaves_both_norms_as_they_were_used(begin: Any, reopen
     run = reopen()
     used = pytest.approx([after["0.weight"] for _, after in loop.steps], rel=1e-6)
     assert run.stats("grad/0.weight/norm")["value"].to_pylist() == used
-    assert run.stats("grad/0.weight/norm_raw")["value"].to_pylist() == used
+    assert run.stats("grad/0.weight/norm_preclip")["value"].to_pylist() == used
 
 
 @pytest.mark.parametrize("has_closure", [True, False])
@@ -221,9 +221,9 @@ def test_what_was_before_a_clip_is_unknown_where_the_gradient_was_changed_after_
     begin().watch(loop.model, loop.optimizer)
     loop.train(has_closure=has_closure)
     run = reopen()
-    for stat in ("norm_raw", "clip_factor"):
+    for stat in ("norm_preclip", "clip_factor"):
         assert all(map(math.isnan, run.stats(f"grad/0.weight/{stat}")["value"].to_pylist())), stat
-    assert run.stats("grad/0.bias/norm_raw")["value"].to_pylist() == pytest.approx(
+    assert run.stats("grad/0.bias/norm_preclip")["value"].to_pylist() == pytest.approx(
         [before["0.bias"] for before, _ in loop.steps], rel=2e-5
     )
 
@@ -238,7 +238,7 @@ def test_a_clip_to_nothing_does_not_claim_that_nothing_was_clipped(begin: Any, r
     optimizer.step()
     run = reopen()
     assert run.stats("grad/0.weight/norm")["value"].to_pylist() == [0.0]
-    assert math.isnan(run.stats("grad/0.weight/norm_raw")["value"].to_pylist()[0])
+    assert math.isnan(run.stats("grad/0.weight/norm_preclip")["value"].to_pylist()[0])
 
 
 def test_a_clip_that_raises_is_none(begin: Any, reopen: Any) -> None:
@@ -264,6 +264,6 @@ def test_a_loop_that_steps_by_hand_has_its_clips(kind: Any, begin: Any, reopen: 
         kind(model.parameters(), 0.5)
         session.step()
     run = reopen()
-    assert run.stats("grad/weight/norm_raw")["value"].to_pylist() == pytest.approx(before, rel=1e-5)
+    assert run.stats("grad/weight/norm_preclip")["value"].to_pylist() == pytest.approx(before, rel=1e-5)
     is_by_norm = kind is nn.utils.clip_grad_norm_
     assert run.scalars("optim/grad_norm*")["step"].to_pylist() == (list(range(STEPS)) if is_by_norm else [])

@@ -33,7 +33,7 @@ def test_carry_is_the_strength_of_the_skip_connection_and_linear_layers_in_a_row
         path = session.path
     assert path is not None
     run = sonde.open(path)
-    carries = {site: values[0] for site, _, values in run.window().by_site("unit/*/carry")}
+    carries = {site: values[0] for site, _, values in run.window().by_site("unit/*/skip_gain")}
     assert set(carries) == {"1", "2"}
     assert abs(carries["1"] - 1.0) < 0.15
     assert abs(carries["2"] - 0.5) < 0.15

@@ -110,7 +110,7 @@ def test_channels_of_a_relu_used_twice(inspect):
     found = last(inspect(model, lambda: (torch.randn(4, 1, 8, 8),)))
     assert found["unit/relu/dead"] == pytest.approx(6 / 16)
     assert found["unit/again/input_dead"] == pytest.approx(2 / 8)
-    assert found["unit/conv/rank_of"] == 8
+    assert found["unit/conv/rank_max"] == 8
 
 
 def test_a_unit_that_comes_back_is_not_dead(inspect):
@@ -149,7 +149,7 @@ def test_symmetric_units_constant_outputs_and_ranks(inspect):
     found = last(inspect(model, lambda: (torch.randn(32, 4),), optimizer=torch.optim.SGD(model.parameters(), lr=0.0)))
     assert found["unit/0.weight/row_spread"] == pytest.approx(0, abs=1e-6)
     assert found["unit/1/rank"] == pytest.approx(1, abs=1e-3)
-    assert found["unit/1/rank_of"] == 6
+    assert found["unit/1/rank_max"] == 6
     assert found["unit/model/batch_std"] == pytest.approx(0, abs=1e-6)
     assert found["unit/2.weight/row_spread"] == 0
 

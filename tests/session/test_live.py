@@ -137,7 +137,7 @@ def test_a_rule_that_raises_is_reported_once_and_the_others_go_on(monkeypatch: p
 def test_a_short_run_is_judged_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "FIRST_LOOK_S", 1e6)
     plant(monkeypatch, "mild", lambda window: True, "warning")
-    session, step = begin(verbose=False, system=False)
+    session, step = begin(verbose=False, system_metrics=False)
     for _ in range(10):
         step()
     session.finish()
@@ -148,7 +148,7 @@ def test_a_short_run_is_judged_at_its_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_turned_off_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = plant(monkeypatch, "planted", lambda window: True)
-    session, step = begin(verbose=False, diagnose=False)
+    session, step = begin(verbose=False, live_rules=False)
     for _ in range(10):
         step()
     session.finish()
@@ -162,7 +162,7 @@ def test_an_observer_that_breaks_costs_nothing_but_itself(monkeypatch: pytest.Mo
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(live.LiveRules, "saw", breaks)
+    monkeypatch.setattr(live.LiveRules, "on_item", breaks)
     session, step = begin(verbose=False)
     for _ in range(10):
         step()
@@ -201,8 +201,8 @@ def test_looks_are_as_far_apart_as_their_cost_demands(monkeypatch: pytest.Monkey
     for _ in range(1000):
         now[0] += 0.5
         one = np.array([int(now[0])])
-        rules.saw(ScalarsRecord(one.astype(np.int32), one, one * 1.0, one * 1.0))
-        list(rules.look(now[0]))
+        rules.on_item(ScalarsRecord(one.astype(np.int32), one, one * 1.0, one * 1.0))
+        list(rules.poll(now[0]))
         looks.append(rules.num_looks)
     # 0.3 s of work at a share of 0.3 % is paid for by a hundred seconds; only the first look comes before it is earned.
     assert looks[-1] == 500 // 100
@@ -216,11 +216,11 @@ def test_a_value_that_stops_being_finite_is_not_kept_waiting(monkeypatch: pytest
     rules = live.LiveRules(lambda _: None)
     rules.begin({}, {}, {})
     steps = np.arange(3)
-    rules.saw(ScalarsRecord(np.zeros(3, np.int32), steps, steps * 1.0, np.ones(3)))
-    assert list(rules.look(time.monotonic())) == []
+    rules.on_item(ScalarsRecord(np.zeros(3, np.int32), steps, steps * 1.0, np.ones(3)))
+    assert list(rules.poll(time.monotonic())) == []
     for _ in range(live.MAX_URGENT + 5):
-        rules.saw(Event(type="nonfinite", message="NaN", step=2, time=0.0, severity="critical", details={}))
-        list(rules.look(time.monotonic()))
+        rules.on_item(Event(type="nonfinite", message="NaN", step=2, time=0.0, severity="critical", details={}))
+        list(rules.poll(time.monotonic()))
     assert rules.num_looks == live.MAX_URGENT
 
 
@@ -235,7 +235,7 @@ def test_numbers_logged_one_by_one_do_not_wait_in_more_memory_than_allowed(monke
         before, _ = tracemalloc.get_traced_memory()
         for step in range(8_000):
             one = np.array([step])
-            rules.saw(ScalarsRecord(np.zeros(1, np.int32), one, one * 1.0, one * 1.0))
+            rules.on_item(ScalarsRecord(np.zeros(1, np.int32), one, one * 1.0, one * 1.0))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -253,7 +253,7 @@ def test_records_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rules.begin({id: Site(kind="grad", name=str(id)) for id in range(1000)}, {}, {})
     largest = 0
     for step in range(600):
-        rules.saw(StatsRecord.without_hist(step, 0.0, np.arange(1000, dtype=np.int32), empty_rows(1000)))
+        rules.on_item(StatsRecord.without_hist(step, 0.0, np.arange(1000, dtype=np.int32), empty_rows(1000)))
         largest = max(largest, rules._waiting_bytes)
     assert largest <= live.MAX_WAITING_BYTES + 1000 * 14 * 8
 
@@ -262,7 +262,7 @@ def test_training_is_bit_identical_with_rules_and_without(monkeypatch: pytest.Mo
     plant(monkeypatch, "planted", lambda window: True)
 
     def weights(diagnose: bool) -> list[torch.Tensor]:
-        session, step = begin(verbose=False, diagnose=diagnose)
+        session, step = begin(verbose=False, live_rules=diagnose)
         (watching,) = session.steps.models
         model = watching.names.model()
         for _ in range(30):

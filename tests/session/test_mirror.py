@@ -43,11 +43,11 @@ class Kept:
         return [(step, values[name]) for step, values in self.rows if name in values]
 
 
-def train(tmp_path, num=25, *, adam=False, at_end=lambda: None, finish_deadline_s=30.0, diagnose=True, **watch):
+def train(tmp_path, num=25, *, adam=False, at_end=lambda: None, finish_deadline_s=30.0, live_rules=True, **watch):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.01)
-    settings = {"finish_deadline_s": finish_deadline_s, "diagnose": diagnose, "verbose": False}
+    settings = {"finish_deadline_s": finish_deadline_s, "live_rules": live_rules, "verbose": False}
     with sonde.init(project="mirror", name="m", dir=tmp_path, config={"lr": 0.01}, **settings) as session:
         session.watch(model, optimizer, **watch)
         for _ in range(num):
@@ -171,7 +171,7 @@ def test_what_was_recorded_before_a_sink_was_ready_is_delivered(tmp_path, capfd)
 
     sink = Late()
     watch = {"inspect": False, "activations": False}
-    run = train(tmp_path, 400, mirror=Mirror(to=sink, every=1), at_end=over.set, diagnose=False, **watch)
+    run = train(tmp_path, 400, mirror=Mirror(to=sink, every=1), at_end=over.set, live_rules=False, **watch)
     assert [step for step, _ in sink.series("loss")] == list(range(400))
     (mirror,) = delivered(run)
     assert mirror["delivered"] == mirror["of"] == sum(len(values) for _, values in sink.rows)

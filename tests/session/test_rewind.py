@@ -19,7 +19,7 @@ from sonde.errors import UsageError
 from sonde.session.null import NullSession
 from sonde.session.observers import rules as live
 
-QUICK = {"writer": {"seal_steps": 8, "flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system": False}
+QUICK = {"writer": {"seal_steps": 8, "flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system_metrics": False}
 Step = tuple[float, float]
 """The loss, and the norm of the gradient of the first weight, by hand and in float64."""
 

@@ -54,7 +54,7 @@ def test_the_command_line_wins_and_says_what_it_replaced() -> None:
 
 
 def test_settings_of_the_script_hold() -> None:
-    run('sonde.init(dir="elsewhere", mode="on")\ntrain()')
+    run('sonde.init(dir="elsewhere", mode="enabled")\ntrain()')
     (found,) = sonde.runs("elsewhere")
     assert found.project == "train"  # neither said: the script's name
     assert not Path("runs").exists()

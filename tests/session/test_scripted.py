@@ -155,7 +155,7 @@ def test_everything_is_recorded_and_training_is_bit_identical(
     theirs.load_state_dict(ours.state_dict())
     alone = torch.optim.Adam(theirs.parameters(), lr=0.01)
     expected = list(steps(theirs, alone))
-    session = begin(diagnose=False)
+    session = begin(live_rules=False)
     if is_found:
         session.watch(ours, activation_grads=True)
     optimizer = torch.optim.Adam(ours.parameters(), lr=0.01)

@@ -19,11 +19,11 @@ import torch
 
 import sonde
 from sonde.errors import UsageError
-from sonde.read.tensors.lake import open_lake
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.layout import row_text
 from sonde.show.export.tensors import plan_export, write_export
 
-QUICK = {"writer": {"flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system": False}
+QUICK = {"writer": {"flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system_metrics": False}
 Taken = dict[int, bytes]
 """The bytes of the first weight in the snapshot of each step."""
 
@@ -103,14 +103,14 @@ def test_a_snapshot_taken_again_is_stored_next_to_the_abandoned_one(begin, reope
 
 def test_several_rewinds_one_right_after_the_other(begin, reopen):
     """Nothing waits for the writer in between: each snapshot must know its attempt by itself."""
-    loop = Loop(begin(system=False)).train(8)
+    loop = Loop(begin(system_metrics=False)).train(8)
     loop.rewind(3).train(5).rewind(6).train(2).rewind(2).train(9).rewind(9).train(1)
     check_all(reopen(), loop)
 
 
 def test_attempts_that_record_nothing_but_snapshots(begin, reopen):
     nothing: dict[str, Any] = {"params": False, "grads": False, "updates": False, "optim": False}
-    session = begin(**QUICK, diagnose=False)
+    session = begin(**QUICK, live_rules=False)
     loop = Loop(session, **nothing).train(5).rewind(1).train(4).rewind(3).train(4)
     run = reopen()
     check_all(run, loop)
@@ -129,13 +129,13 @@ def test_a_live_reader_sees_the_rewind(begin, tmp_path):
     loop = Loop(begin(**QUICK)).train(7)
     assert loop.session.flush()
     run = sonde.open(tmp_path / "runs" / "latest")
-    lake = run.lake()
+    reader = run.tensor_store()
     check_all(run, loop)
-    assert lake.read(6, "param/0.weight").tobytes() == loop.histories[0][6]
+    assert reader.read(6, "param/0.weight").tobytes() == loop.histories[0][6]
     loop.rewind(2).train(5)
     assert loop.session.flush()
     check_all(run, loop)
-    assert lake.read(6, "param/0.weight").tobytes() == loop.histories[1][6]
+    assert reader.read(6, "param/0.weight").tobytes() == loop.histories[1][6]
 
 
 def test_the_snapshot_of_a_step_in_progress_is_given_up(begin, reopen):
@@ -344,11 +344,11 @@ def check_killed(run: sonde.Run, acknowledged: set[tuple[int, int]]) -> None:
     attempts = run.attempts().to_pydict()
     assert run.verify() == []
     for number in attempts["attempt"]:
-        lake = open_lake(run.path, attempt=number)
+        reader = open_tensor_store(run.path, attempt=number)
         table = {row["step"]: row["attempt"] for row in run.attempt(number).snapshots().to_pylist()}
-        assert list(table) == lake.steps
+        assert list(table) == reader.steps
         for step, attempt in table.items():
-            weights = lake.read(step, "param/weight")
+            weights = reader.read(step, "param/weight")
             assert np.array_equal(weights, np.full(weights.shape, 1000 * attempt + step, np.float32)), (attempt, step)
             assert not any(attempts["first_step"][later] <= step for later in range(attempt + 1, number + 1))
         own = {step for attempt, step in acknowledged if attempt == number}

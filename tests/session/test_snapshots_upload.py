@@ -15,7 +15,7 @@ import torch
 
 import sonde
 from sonde.errors import MissingPackageError, RunLockedError, UnknownNameError
-from sonde.read.tensors.lake import open_lake, upload_state
+from sonde.read.tensors.stores import open_tensor_store, upload_state
 from sonde.write.tensors.push import push
 
 
@@ -41,9 +41,9 @@ def test_a_run_with_a_repository_says_what_is_there(tmp_path: Path) -> None:
     run = train(tmp_path, snapshots=sonde.Snapshots(when=sonde.every(1), store="icechunk"))
     facts = json.loads((run / "run.json").read_text())["facts"]["snapshots"]
     assert facts["upload"] == {"url": "icechunk", "waiting": 0, "uploaded": facts["taken"], "last_error": ""}
-    lake = open_lake(run, branch="main")
-    assert len(lake.steps) == facts["taken"] >= 4
-    assert lake.read(lake.steps[-1], "param/weight").shape == (2, 4)
+    reader = open_tensor_store(run, branch="main")
+    assert len(reader.steps) == facts["taken"] >= 4
+    assert reader.read(reader.steps[-1], "param/weight").shape == (2, 4)
 
 
 def until_it_failed(step: int, run: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_dead_network_is_told_and_costs_no_snapshot(
     assert facts["failed"] == 0
     assert facts["upload"]["waiting"] == facts["taken"] >= 4
     assert facts["upload"]["last_error"]
-    assert len(open_lake(run).steps) == facts["taken"]
+    assert len(open_tensor_store(run).steps) == facts["taken"]
     (warning,) = sonde.open(run).warnings
     assert re.search(r"snapshots are on this disk and not yet at s3://bucket/runs.*`sonde push`", warning)
 

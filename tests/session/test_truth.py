@@ -63,7 +63,7 @@ def test_gradient_norms_equal_those_by_hand(
     run = reopen()
     for name in before[0]:
         assert values(run, f"grad/{name}/norm") == pytest.approx([row[name] for row in after], rel=1e-6)
-        assert values(run, f"grad/{name}/norm_raw") == pytest.approx([row[name] for row in before], rel=2e-6)
+        assert values(run, f"grad/{name}/norm_preclip") == pytest.approx([row[name] for row in before], rel=2e-6)
     if clip != "none":
         assert any(row["0.weight"] > other["0.weight"] * 1.01 for row, other in zip(before, after, strict=True))
 
@@ -161,7 +161,7 @@ def test_a_module_called_twice_is_merged(begin: Any, reopen: Any) -> None:
 def test_a_model_whose_parts_are_called_by_themselves_steps_as_any(finite: bool, begin: Any, reopen: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session = begin(finite=finite)
+    session = begin(check_finite=finite)
     session.watch(model, optimizer, activations=sonde.every(3), inspect=False)
     for step in range(9):
         loss = model[1](model[0](torch.randn(5, 3))).square().mean()

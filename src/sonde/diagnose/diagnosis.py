@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sonde.diagnose.check import all_rules, check, needs
+from sonde.diagnose.check import all_rules, check, required_series
 from sonde.diagnose.finding import Finding, Severity, count_severities
-from sonde.diagnose.health import NEEDS, Health, health
+from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.diagnose.measures.loss import loss_name, validation
 from sonde.diagnose.rule import Rule
 from sonde.schema.window import Window
@@ -56,9 +56,9 @@ class Diagnosis:
         return count_severities(finding.severity for finding in self.findings)
 
 
-def all_needs() -> tuple[str, ...]:
+def all_required_series() -> tuple[str, ...]:
     """The patterns over series that rules and health look at, each once."""
-    return tuple(dict.fromkeys((*needs(), *NEEDS)))
+    return tuple(dict.fromkeys((*required_series(), *REQUIRED_SERIES)))
 
 
 def diagnose(

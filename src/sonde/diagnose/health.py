@@ -24,10 +24,11 @@ RUN: Final = ""
 """The site of the run as a whole: no layer can have this name."""
 NOBODY: Final = "/"
 """The owner of what belongs to no layer."""
-NEEDS: Final = (
+REQUIRED_SERIES: Final = (
     *("grad/*/norm", "param/*/norm", "update/*/norm", "act/*/zero_fraction"),
     *("grad/*/nonfinite_fraction", "param/*/nonfinite_fraction", "act/*/nan_fraction"),
 )
+"""Patterns over the series that a score is computed from."""
 
 # Where a reading begins to cost, and where it has cost everything.
 PROFILE_DECADES: Final = (2.0, 5.0)
@@ -217,7 +218,7 @@ def _touches(site: str, layer: str) -> bool:
 
 def _steps(window: Window) -> Steps:
     """Steps at which gradients, weights or activations were recorded."""
-    columns = [window.grid(pattern).steps for pattern in NEEDS]
+    columns = [window.grid(pattern).steps for pattern in REQUIRED_SERIES]
     return np.unique(np.concatenate(columns)) if columns else np.empty(0, np.int64)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.block import Block
 from sonde.schema.joined import JOINED
-from sonde.schema.names import Series, inspected_series, matches, split_pattern
+from sonde.schema.names import Series, inspected_series, matches, matches_stat, split_pattern
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord, SystemSample
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, HIST_N, NUM_BINS, Array
 from sonde.schema.stats import STATS
@@ -177,7 +177,7 @@ class Rolling:
             for pattern in self._patterns
             if matches(pattern.kind, kind) and matches(pattern.site, name)
             for stat in (*STATS, *(j.name for j in JOINED.values() if j.kind == kind))
-            if matches(pattern.stat, stat)
+            if matches_stat(pattern.stat, stat)
         ]
         return tuple(dict.fromkeys(found))
 

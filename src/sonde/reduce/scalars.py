@@ -42,7 +42,7 @@ def one_element(tensor: Tensor) -> Tensor:
 class PendingScalars:
     """One-element tensors on their way to the host. `resolve()` waits; it is called on the writer's thread."""
 
-    __slots__ = ("_parcels", "_places", "_values")
+    __slots__ = ("_places", "_transfers", "_values")
 
     def __init__(self, tensors: Sequence[Tensor], *, are_ours: bool = False) -> None:
         self._values: list[Tensor | None] = []
@@ -55,11 +55,11 @@ class PendingScalars:
                 # A copy is taken now: the training loop may change its tensors in place right after.
                 self._values.append(tensor if are_ours else tensor.detach().clone())
         self._places = list(by_device.values())
-        self._parcels = [HostTransfer([tensors[place].detach() for place in places]) for places in self._places]
+        self._transfers = [HostTransfer([tensors[place].detach() for place in places]) for places in self._places]
 
     def resolve(self) -> list[float]:
         found = [0.0 if value is None else float(value) for value in self._values]
-        for places, parcel in zip(self._places, self._parcels, strict=True):
-            for place, numbers in zip(places, parcel.open(), strict=True):
+        for places, transfer in zip(self._places, self._transfers, strict=True):
+            for place, numbers in zip(places, transfer.open(), strict=True):
                 found[place] = float(numbers[0])
         return found

@@ -63,7 +63,7 @@ class Table:
     """The stream on which it was made, where it was made on a GPU."""
     check: Check | None = None
     """Whether the rows can be believed."""
-    parcel: tuple[HostTransfer, int] | None = None
+    transfer: tuple[HostTransfer, int] | None = None
     """Where rows, samples and check are travelling, and from which piece on."""
 
     @property
@@ -93,9 +93,9 @@ class Table:
         return [t for t in (self.rows, self.samples, self.check and self.check.errors) if isinstance(t, Tensor)]
 
     def _arrived(self) -> Iterator[Array]:
-        if self.parcel is not None:
-            parcel, first = self.parcel
-            for piece, numbers in zip(self.pieces(), parcel.open()[first:], strict=False):
+        if self.transfer is not None:
+            transfer, first = self.transfer
+            for piece, numbers in zip(self.pieces(), transfer.open()[first:], strict=False):
                 yield numbers.reshape(piece.shape)
         else:
             if not isinstance(self.rows, Tensor):
@@ -215,9 +215,9 @@ def _send(tables: Sequence[Table]) -> None:
     for table in tables:
         firsts.append(len(pieces))
         pieces += table.pieces()
-    parcel = HostTransfer(pieces)
+    transfer = HostTransfer(pieces)
     for table, first in zip(tables, firsts, strict=True):
-        table.parcel = parcel, first
+        table.transfer = transfer, first
         # Only their shapes are asked for from now on.
         table.rows = _shape_of(table.rows)
         table.samples = None if table.samples is None else _shape_of(table.samples)

@@ -1,8 +1,8 @@
-"""From a device to the host without a wait: numbers are copied into pinned memory and followed by a stamp.
+"""From a device to the host without a wait: numbers are copied into pinned memory and followed by a ready flag.
 
-Whoever opens a parcel looks for the stamp in its own memory. It asks CUDA nothing: a call from another thread while
-the training thread captures a CUDA graph would end that capture, and so would pinned memory given back in between, so
-that memory goes round in a ring of ours.
+The thread that opens a transfer polls the ready flag in its own memory and makes no CUDA call: a call from another
+thread while the training thread captures a CUDA graph would end that capture. So would pinned memory given back in
+between: that memory goes round in a ring of ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATIENCE_S: Final = 30.0
 _MAX_FREE: Final = 8
 
 _free: dict[int, deque[Tensor]] = {}
-_stamps: dict[torch.device, Tensor] = {}
+_ready_flags: dict[torch.device, Tensor] = {}
 
 
 class HostTransfer:
@@ -41,8 +41,8 @@ class HostTransfer:
         self._host = _buffer(numbers.numel(), device)
         self._host[-1] = 0.0
         self._host[: numbers.numel()].copy_(numbers, non_blocking=True)
-        # In the order of the stream: when the stamp is there, so is everything before it.
-        self._host[-1:].copy_(_stamp(device), non_blocking=True)
+        # In the order of the stream: when the ready flag is there, so is everything before it.
+        self._host[-1:].copy_(_ready_flag(device), non_blocking=True)
         self._event: Any = None
         if device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 
 
 def _buffer(numel: int, device: torch.device) -> Tensor:
-    """Pinned memory for so many numbers and a stamp; of a few sizes only, so that it can be used again."""
+    """Pinned memory for `numel` numbers and a ready flag; of a few sizes only, so that it can be used again."""
     size = max(1 << numel.bit_length(), 1024)
     try:
         return _free[size].pop()
@@ -92,8 +92,8 @@ def _give_back(host: Tensor) -> None:
         known.append(host)
 
 
-def _stamp(device: torch.device) -> Tensor:
-    if device not in _stamps:
+def _ready_flag(device: torch.device) -> Tensor:
+    if device not in _ready_flags:
         with torch.inference_mode(False):
-            _stamps[device] = torch.ones(1, dtype=torch.float64, device=device)
-    return _stamps[device]
+            _ready_flags[device] = torch.ones(1, dtype=torch.float64, device=device)
+    return _ready_flags[device]

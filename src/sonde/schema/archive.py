@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 
 from sonde.errors import CorruptError
 from sonde.schema.arrays import DamageError
-from sonde.schema.lake import MAX_DOCUMENT_BYTES, SnapshotDocument, SnapshotReader
+from sonde.schema.snapshot_document import MAX_DOCUMENT_BYTES, SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import GROUP_FILE
 
 ReadFile = Callable[[int, int], bytes]

@@ -9,11 +9,13 @@ from functools import lru_cache
 from typing import Final, Literal, NamedTuple, get_args
 
 from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.old_names import current_scalar, current_stat, old_scalar, old_stats
 
 Kind = Literal["param", "grad", "update", "act", "actgrad", "optim", "attn", "custom"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 _DATA_SITES: Final = frozenset({"input", "target", "output", "loss", "batch"})
+_OF_WEIGHTS: Final = "weights/fingerprint"
 INSPECTED: Final = ("unit", "attn", "rnn", "data", "model")
 """Kinds of the numbers that inspections add: stored as scalars, named like series (`unit/layers.3.act/dead`)."""
 
@@ -59,7 +61,7 @@ def is_inspection(name: str) -> bool:
     if kind not in INSPECTED or rest.count("/") != 1:
         return False
     site = rest.partition("/")[0]
-    return {"data": site in _DATA_SITES, "model": site == "model"}.get(kind, True)
+    return {"data": site in _DATA_SITES, "model": site == "model" or rest == _OF_WEIGHTS}.get(kind, True)
 
 
 def inspected_series(name: str) -> Series | None:
@@ -70,6 +72,16 @@ def inspected_series(name: str) -> Series | None:
     >>> inspected_series("val/loss")
     """
     return Series(*name.split("/")) if is_inspection(name) else None
+
+
+def current_series(name: str) -> str:
+    """Today's name of a series that earlier versions called otherwise: a stat of a sketch, or a scalar.
+
+    >>> current_series("grad/0.weight/norm_raw"), current_series("model/model/fingerprint")
+    ('grad/0.weight/norm_preclip', 'model/weights/fingerprint')
+    """
+    head, _, stat = name.rpartition("/")
+    return f"{head}/{current_stat(stat)}" if name.partition("/")[0] in KINDS else current_scalar(name)
 
 
 def check_kind(kind: str) -> Kind:
@@ -155,6 +167,25 @@ def matches(pattern: str, name: str) -> bool:
 def matches_any(patterns: Iterable[str], name: str) -> bool:
     """Whether one of the globs matches."""
     return any(matches(pattern, name) for pattern in patterns)
+
+
+def matches_stat(pattern: str, stat: str) -> bool:
+    """Whether a glob matches a stat by its name, or by one that earlier versions had for it.
+
+    >>> matches_stat("norm_raw", "norm_preclip")
+    True
+    """
+    return matches(pattern, stat) or any(matches(pattern, old) for old in old_stats(stat))
+
+
+def matches_scalar(patterns: Iterable[str], name: str) -> bool:
+    """Whether one of the globs matches a scalar by its name, or by the one that earlier versions had for it.
+
+    >>> matches_scalar(["unit/*/carry"], "unit/blocks.0/skip_gain")
+    True
+    """
+    old = old_scalar(name)
+    return any(matches(pattern, name) or (old is not None and matches(pattern, old)) for pattern in patterns)
 
 
 def split_pattern(pattern: str) -> Series:

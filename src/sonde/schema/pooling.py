@@ -26,7 +26,7 @@ MISSING: Final = np.float32(-np.inf)
 NOT_FINITE: Final = np.float32(np.inf)
 _SMALLEST: Final = np.float32(1.2e-38)
 """Below it float32 loses digits."""
-_LINEAR: Final = ("clip_factor", "dynamic_range", "below_fp16", "below_fp16_normal", "grad_cosine", "moment_cosine")
+_LINEAR: Final = ("clip_factor", "dynamic_range", "below_fp16_normal", "grad_cosine", "moment_cosine")
 
 
 def scale_of(stat: str) -> Scale:

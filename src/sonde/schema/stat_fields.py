@@ -34,8 +34,8 @@ def fields_of(stat: str) -> frozenset[int]:
     """The fields a stat needs, of its own site and of its partners alike; all of them when that cannot be told."""
     if stat in INDEX and stat not in STATS:
         return frozenset({INDEX[stat]})
-    witness = _FieldSpy()
-    rows: Any = witness
+    spy = _FieldSpy()
+    rows: Any = spy
     try:
         if stat in STATS:
             STATS[stat].of(rows, np.ones((1, NUM_BINS)))
@@ -43,4 +43,4 @@ def fields_of(stat: str) -> frozenset[int]:
             JOINED[stat].of(*[rows] * (1 + len(JOINED[stat].partners)))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
         return ALL_FIELDS
-    return frozenset(witness.fields) if witness.is_complete else ALL_FIELDS
+    return frozenset(spy.fields) if spy.is_complete else ALL_FIELDS

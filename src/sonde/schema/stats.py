@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from sonde.errors import UnknownNameError
-from sonde.schema.names import matches
+from sonde.schema.names import matches_stat
+from sonde.schema.old_names import current_stat
 from sonde.schema.sketch import (
     COUNTS,
     FIELDS,
@@ -74,7 +75,7 @@ def stat(name: str, *, needs_hist: bool = False) -> Callable[[StatFunction], Sta
 
 def find_stats(pattern: str) -> list[Stat]:
     """The stats a glob names; a plain name that is unknown is an error with the nearest known one."""
-    found = [s for s in STATS.values() if matches(pattern, s.name)]
+    found = [s for s in STATS.values() if matches_stat(pattern, s.name)]
     if not found:
         raise UnknownNameError("stat", pattern, STATS)
     return found
@@ -203,14 +204,14 @@ def nonfinite_fraction(rows: Array, hist: Array) -> Array:
     return (rows[..., NAN] + rows[..., INF]) / rows[..., N]
 
 
-@stat("kurtosis_proxy")
-def kurtosis_proxy(rows: Array, hist: Array) -> Array:
+@stat("rms_over_abs_mean")
+def rms_over_abs_mean(rows: Array, hist: Array) -> Array:
     """rms / abs_mean: 1 when all magnitudes are equal, 1.25 for a normal distribution, large when a few dominate."""
     return rms(rows, hist) / abs_mean(rows, hist)
 
 
-@stat("norm_raw")
-def norm_raw(rows: Array, hist: Array) -> Array:
+@stat("norm_preclip")
+def norm_preclip(rows: Array, hist: Array) -> Array:
     """Norm before gradient clipping; equal to norm when nothing was clipped, NaN when it cannot be known."""
     raw = rows[..., SUMSQ_RAW]
     before = np.sqrt(np.where(np.isnan(raw), rows[..., SUMSQ], raw))
@@ -220,7 +221,7 @@ def norm_raw(rows: Array, hist: Array) -> Array:
 @stat("clip_factor")
 def clip_factor(rows: Array, hist: Array) -> Array:
     """What clipping multiplied the norm by; 1 when nothing was clipped, NaN when it cannot be known."""
-    factor = np.where(np.isnan(rows[..., SUMSQ_RAW]), 1.0, norm(rows, hist) / norm_raw(rows, hist))
+    factor = np.where(np.isnan(rows[..., SUMSQ_RAW]), 1.0, norm(rows, hist) / norm_preclip(rows, hist))
     return _where_finite(rows, factor)
 
 
@@ -299,7 +300,7 @@ def underflow(exponent: int) -> StatFunction:
 
 
 # Below 2**-24 a float16 is zero; below 2**-14 it is denormal and loses precision.
-stat("below_fp16", needs_hist=True)(underflow(-24))
+stat("fp16_underflow_fraction", needs_hist=True)(underflow(-24))
 stat("below_fp16_normal", needs_hist=True)(underflow(-14))
 
 
@@ -318,6 +319,7 @@ class Sketch:
         return Sketch(merge_rows(self.rows, other.rows), self.hist + other.hist)
 
     def __getattr__(self, name: str) -> float:
+        name = current_stat(name)
         if name not in STATS and name not in INDEX:
             raise AttributeError(name)
         value = float(STATS[name].of(self.rows, self.hist) if name in STATS else self.rows[INDEX[name]])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.schema.names import Series, matches, split_pattern
+from sonde.schema.names import Series, current_series, matches, matches_stat, split_pattern
 from sonde.schema.sketch import Array
 
 Column = tuple[NDArray[np.int64], Array]
@@ -94,7 +94,7 @@ class Window:
         found = [
             name
             for (own_kind, own_stat), names in self._index.items()
-            if matches(kind, own_kind) and matches(stat, own_stat)
+            if matches(kind, own_kind) and matches_stat(stat, own_stat)
             for name in names
         ]
         return found if site == "*" else [name for name in found if matches(site, name.site)]
@@ -105,11 +105,16 @@ class Window:
         >>> Window(scalars={"loss": (np.arange(2), np.ones(2))}).get("loss")[1].tolist()
         [1.0, 1.0]
         """
+        found = self._find(name)
+        if found is None and (current := current_series(name)) != name:
+            found = self._find(current)
+        return found if found is not None else (np.empty(0, np.int64), np.empty(0))
+
+    def _find(self, name: str) -> Column | None:
         # From both ends: in a run that was not written by us, a site may have slashes of its own.
         kind, _, rest = name.partition("/")
         site, _, stat = rest.rpartition("/")
-        found = self.series.get(Series(kind, site, stat)) or self.scalars.get(name)
-        return found if found is not None else (np.empty(0, np.int64), np.empty(0))
+        return self.series.get(Series(kind, site, stat)) or self.scalars.get(name)
 
     def grid(self, pattern: str) -> Grid:
         """The series of a pattern side by side."""

@@ -75,7 +75,7 @@ class Recording:
         """Whether something was logged at a step that was not made yet."""
         self.breaker = Breaker(settings.max_errors, self._measurement_failed, self._switched_off)
         self._warned: set[str] = set()
-        options = settings.writer.model_dump() | ({} if settings.system else {"system_interval_s": 0.0})
+        options = settings.writer.model_dump() | ({} if settings.system_metrics else {"system_interval_s": 0.0})
         self.writer = Writer(
             path,
             WriterOptions(**options),

@@ -117,16 +117,16 @@ def _sent(recording: Recording, taken: Mapping[str, Any]) -> Mapping[str, Any]:
 
     others = {name: value for name, value in taken.items() if name not in on_gpu}
     try:
-        parcel = _Parcel(PendingScalars(list(on_gpu.values())))
+        transfer = _ScalarTransfer(PendingScalars(list(on_gpu.values())))
     except Exception as error:  # noqa: BLE001 - a device that has failed is no failure of ours
         for name in on_gpu:
             recording.warn_once(f"log {name}", _refusal(name, error))
         return others
-    return {**others, **{name: partial(parcel.number, place) for place, name in enumerate(on_gpu)}}
+    return {**others, **{name: partial(transfer.number, place) for place, name in enumerate(on_gpu)}}
 
 
-class _Parcel:
-    """Numbers that arrive together, or not at all: a device that has failed is waited for once."""
+class _ScalarTransfer:
+    """Numbers copied from a device together, or not at all: a device that has failed is waited for once."""
 
     def __init__(self, pending: PendingScalars) -> None:
         self._pending = pending

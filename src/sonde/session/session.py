@@ -47,7 +47,7 @@ class Session:
     def __init__(self, run: Path, settings: Settings, *, resume: bool = False, is_same_attempt: bool = False) -> None:
         self._num_faults = 0
         self._tell_snapshots: Callable[[Finding], None] | None = None
-        observers = Observers(LiveRules(self._say_finding) if settings.diagnose else None)
+        observers = Observers(LiveRules(self._say_finding) if settings.live_rules else None)
         self.recording = Recording(absolute(run), settings, observers, resume=resume, is_same_attempt=is_same_attempt)
         self.steps = StepRecorder(self.recording)
         self._tell_snapshots = self.steps.snapshots.asks.found

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.run import Run
+from sonde.schema.old_names import current_stat
 from sonde.schema.pooling import MISSING, NOT_FINITE
 
 Floats = NDArray[np.float64]
@@ -57,7 +58,7 @@ def pool(run: Run, pattern: str, *, width: int, steps: Any = None) -> Pooled:
     # Values that are not finite are counted beside the moments: a norm looks healthy while half the tensor is NaN.
     odd = f"{kind}/{site}/nonfinite_fraction"
     wanted = [pattern] if stat == "nonfinite_fraction" else [pattern, odd]
-    return pool_table(run.overview(wanted, steps=steps, points=width), stat, _order(run), width)
+    return pool_table(run.overview(wanted, steps=steps, points=width), current_stat(stat), _order(run), width)
 
 
 def pool_table(table: pa.Table, stat: str, order: Sequence[str], width: int) -> Pooled:

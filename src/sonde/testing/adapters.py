@@ -159,7 +159,7 @@ class TruthTests:
             pytest.skip("the loop by hand has no norms before clipping")
         assert recorded.run is not None
         for name in wanted[0]:
-            rows = recorded.run.stats(f"grad/{self.prefix}{name}/norm_raw").to_pandas().sort_values("step")
+            rows = recorded.run.stats(f"grad/{self.prefix}{name}/norm_preclip").to_pandas().sort_values("step")
             assert rows.step.tolist() == list(range(len(wanted))), f"{name}: steps are counted wrongly"
             np.testing.assert_allclose(rows.value, [step[name] for step in wanted], rtol=self.rtol, err_msg=name)
         totals = recorded.run.scalars("optim/grad_norm").to_pandas()

@@ -77,7 +77,7 @@ class AdapterRecorder:
             pieces += _grams(followed, a, b, base)
             shapes.append((a.shape[0], followed.scale, followed.site, followed.num_measured))
             followed.num_measured += 1
-        parcel = HostTransfer(pieces)
+        transfer = HostTransfer(pieces)
         ids = {
             (site, stat): self.session.recording.writer.scalar_id(f"unit/{site}/adapter_{stat}")
             for _, _, site, _ in shapes
@@ -85,7 +85,7 @@ class AdapterRecorder:
         }
 
         def resolve() -> ScalarsRecord:
-            numbers = iter(parcel.open())
+            numbers = iter(transfer.open())
             found: dict[int, float] = {}
             for rank, scale, site, num_before in shapes:
                 parts = [next(numbers) for _ in range(3)]

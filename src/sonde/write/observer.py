@@ -1,7 +1,7 @@
-"""Somebody who looks at what is recorded, on the writer thread, and may have something to add: events, findings, facts.
+"""The interface of observers: on the writer thread they are given what is recorded, and add events, findings and facts.
 
-The writer does not know who it is. It shows every item once, in order, and asks now and then; whoever raises is not
-shown anything again.
+The writer knows nothing else about an observer. It passes every item once, in order, and polls for outputs; an observer
+that raises is not called again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, Site, SystemSample
 from sonde.write.items import Document, Facts, FindingRow, NewAttempt, NewScalar, NewSite, Record
 
-Shown = Record | Event | NewSite | NewScalar | NewAttempt | Facts | Document | SystemSample
-Said = Event | FindingRow | Facts
+Item = Record | Event | NewSite | NewScalar | NewAttempt | Facts | Document | SystemSample
+Output = Event | FindingRow | Facts
 
 
 class Observer(Protocol):
@@ -23,18 +23,18 @@ class Observer(Protocol):
     def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
         """What an earlier session of the run left, and the content of run.json."""
 
-    def saw(self, item: Shown) -> None:
-        """An item as it was accepted. Must be quick; arrays may be kept and must not be changed."""
+    def on_item(self, item: Item) -> None:
+        """Take an item as it was accepted. Must be quick; arrays may be kept and must not be changed."""
 
-    def look(self, now: float) -> Iterable[Said]:
-        """Asked after every flush; most often there is nothing to say."""
+    def poll(self, now: float) -> Iterable[Output]:
+        """What there is to add. Called after every flush; most often it is nothing."""
 
-    def last_look(self, status: RunStatus) -> Iterable[Said]:
-        """Asked once, when everything has been shown."""
+    def finish(self, status: RunStatus) -> Iterable[Output]:
+        """The last outputs. Called once, after the last item."""
 
 
 class GuardedObserver:
-    """An observer that cannot hurt: the first time it raises it is told off, and nothing more."""
+    """An observer that cannot hurt: one that raises is reported once and never called again."""
 
     def __init__(self, observer: Observer | None, on_failure: Callable[[Exception], None]) -> None:
         self._observer, self._on_failure = observer, on_failure
@@ -42,19 +42,19 @@ class GuardedObserver:
     def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
         self._call(lambda observer: observer.begin(sites, scalars, content))
 
-    def saw(self, item: Shown) -> None:
+    def on_item(self, item: Item) -> None:
         if self._observer is not None:
-            self._call(lambda observer: observer.saw(item))
+            self._call(lambda observer: observer.on_item(item))
 
-    def look(self, now: float) -> list[Said]:
-        said: list[Said] = []
-        self._call(lambda observer: said.extend(observer.look(now)))
-        return said
+    def poll(self, now: float) -> list[Output]:
+        outputs: list[Output] = []
+        self._call(lambda observer: outputs.extend(observer.poll(now)))
+        return outputs
 
-    def last_look(self, status: RunStatus) -> list[Said]:
-        said: list[Said] = []
-        self._call(lambda observer: said.extend(observer.last_look(status)))
-        return said
+    def finish(self, status: RunStatus) -> list[Output]:
+        outputs: list[Output] = []
+        self._call(lambda observer: outputs.extend(observer.finish(status)))
+        return outputs
 
     def _call(self, what: Callable[[Observer], None]) -> None:
         if self._observer is None:

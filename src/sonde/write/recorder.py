@@ -36,7 +36,7 @@ from sonde.write.items import (
     StepBegan,
     check_record,
 )
-from sonde.write.observer import GuardedObserver, Observer, Said
+from sonde.write.observer import GuardedObserver, Observer, Output
 from sonde.write.options import WriterOptions
 from sonde.write.queue import BoundedQueue
 from sonde.write.runfile import RunFile
@@ -140,7 +140,7 @@ class Recorder:
             segments,
             self.attempts,
             remember=lambda kind, message, severity: self._remember(self._event(kind, message, severity)),
-            tell=lambda what: self._tell(what, "Nothing recorded is lost; it will be tried again."),
+            tell=lambda what: self._warn_once(what, "Nothing recorded is lost; it will be tried again."),
         )
         self._rows: list[Row] = []
         self._barriers: list[Barrier] = []
@@ -158,7 +158,7 @@ class Recorder:
         self._backoff_s = _FIRST_BACKOFF_S
         self._next_try = self._next_beat = self._next_sample = 0.0
         self._is_warm = False
-        self._observer = GuardedObserver(observer, self._lose_observer)
+        self._observer = GuardedObserver(observer, self._on_observer_error)
         self._first_finding = self.catalog.next_finding()
         self._start(resume)
         self._observer.begin(self.sites, self.scalars, self.file.content)
@@ -185,13 +185,13 @@ class Recorder:
             while True:
                 num_left -= self._take()
                 self._store()
-                self._recover()
+                self._clear_error()
                 if num_left <= 0:
                     break
             if is_last:
                 return
             self._beat(now)
-            self._listen(self._observer.look(now))
+            self._keep_outputs(self._observer.poll(now))
         except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
             self._on_store_error(error)
             return
@@ -239,7 +239,7 @@ class Recorder:
         elif isinstance(item, NewScalar):
             self._rows.append(scalar_row(item.id, item.name))
         elif isinstance(item, Facts):
-            self._learn(item)
+            self._add_facts(item)
         elif isinstance(item, Document):
             self._documents[item.name] = sign_document(to_json(item.content))
         elif isinstance(item, Barrier):
@@ -254,7 +254,7 @@ class Recorder:
         elif item is not None:
             raise TypeError(f"a record was expected, not {type(item).__name__}")
         if item is not None and not isinstance(item, Barrier | KeptRow | StepBegan | AttemptNumber):
-            self._observer.saw(item)
+            self._observer.on_item(item)
 
     def _store(self) -> None:
         new = self._journal.rows()
@@ -278,23 +278,23 @@ class Recorder:
 
     # -------------------------------------------------------------------------------------------------- the observer
 
-    def _listen(self, said: Iterable[Said]) -> None:
-        """Keep what the observer has to say."""
-        rows = [self._row_of(item) for item in said]
+    def _keep_outputs(self, outputs: Iterable[Output]) -> None:
+        """Store what the observer adds."""
+        rows = [self._row_of(item) for item in outputs]
         if rows:
             self._rows.extend(row for row in rows if row is not None)
             self._store()
 
-    def _row_of(self, item: Said) -> Row | None:
+    def _row_of(self, item: Output) -> Row | None:
         if isinstance(item, FindingRow):
             return finding_row(self._first_finding + item.number, item, self._journal.attempt)
         if isinstance(item, Event):
             self._remember(item)
         else:
-            self._learn(item)
+            self._add_facts(item)
         return None
 
-    def _lose_observer(self, error: Exception) -> None:
+    def _on_observer_error(self, error: Exception) -> None:
         self._remember(self._event("observer_failed", f"live findings are switched off: {in_words(error)}"))
 
     def _seal_due(self, now: float, *, force: bool = False) -> None:
@@ -314,11 +314,11 @@ class Recorder:
         self._next_try = now + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
         self._show_trouble()
-        self._tell(
+        self._warn_once(
             f"cannot write to {self.run}: {self._store_error}", "Training goes on; recording waits for the disk."
         )
 
-    def _recover(self) -> None:
+    def _clear_error(self) -> None:
         """The disk answers again: say what the trouble cost."""
         if not self._store_error:
             return
@@ -340,13 +340,13 @@ class Recorder:
     def _show_trouble(self) -> None:
         self.shared.degraded = self._store_error or self._sealing.error
 
-    def _tell(self, what: str, comfort: str) -> None:
+    def _warn_once(self, what: str, consequence: str) -> None:
         """Once in the life of a run; after that `degraded` and the events speak."""
         if self._has_warned:
             return
         self._has_warned = True
         try:
-            self._warn(f"{what}. {comfort}")
+            self._warn(f"{what}. {consequence}")
         except Exception as error:  # noqa: BLE001  the messenger is not ours
             self._remember(self._event("warning_failed", f"the warning could not be shown: {in_words(error)}"))
 
@@ -377,7 +377,7 @@ class Recorder:
             self._next_sample = now + self.options.system_interval_s
             sample = self._sampler.sample(self.shared.step)
             self._rows.extend(system_rows(sample, self._journal.attempt))
-            self._observer.saw(sample)
+            self._observer.on_item(sample)
         if now >= self._next_beat:
             self._next_beat = now + self.options.heartbeat_s
             self._report_drops()
@@ -410,7 +410,7 @@ class Recorder:
         )
         self._remember(self._event("dropped", message, num_dropped=new, first_step=first, last_step=last))
 
-    def _learn(self, item: Facts) -> None:
+    def _add_facts(self, item: Facts) -> None:
         to_json(item.facts)  # what cannot be written down is refused here, not at every heartbeat
         if not item.is_top:
             self._facts.update(item.facts)
@@ -459,13 +459,13 @@ class Recorder:
         num_lost = sum(stream.num_waiting for stream in self.streams.values()) + self.queue.num_items
         if self._store_error:
             self._has_warned = False
-            self._tell(
+            self._warn_once(
                 f"the last records could not be written to {self.run}: {self._store_error}",
                 f"At least {num_lost} records are lost.",
             )
         try:
             self._report_drops()
-            self._listen(self._observer.last_look(shutdown.status))
+            self._keep_outputs(self._observer.finish(shutdown.status))
             self._sealing.num_scalar_rows += self._journal.end_attempt()
             self._store()
             self._write_final_status(shutdown)

@@ -14,7 +14,7 @@ SITES = ("0.weight", "2.weight", "4.weight")
 
 
 def seen(total: object, **other: object) -> Window:
-    series: dict[str, object] = {f"grad/{site}/norm_raw": total for site in SITES}
+    series: dict[str, object] = {f"grad/{site}/norm_preclip": total for site in SITES}
     series |= {f"param/{site}/norm": 3.0 for site in SITES}
     return window(MODEL, stuck(50), series | {key.replace("__", "/"): value for key, value in other.items()})
 
@@ -43,9 +43,9 @@ def test_large_gradients_of_a_large_loss_are_none() -> None:
 
 def test_a_first_layer_far_steeper_than_the_last_is_named() -> None:
     series: dict[str, object] = {
-        "grad/0.weight/norm_raw": 1e5,
-        "grad/2.weight/norm_raw": 1e2,
-        "grad/4.weight/norm_raw": 1,
+        "grad/0.weight/norm_preclip": 1e5,
+        "grad/2.weight/norm_preclip": 1e2,
+        "grad/4.weight/norm_preclip": 1,
     }
     steep = window(MODEL, stuck(50), series | {f"param/{site}/norm": 3.0 for site in SITES})
     (finding,) = exploding_gradients(steep)
@@ -60,7 +60,7 @@ def test_rates_of_decay_are_not_the_last_layer() -> None:
         "modules": [*MODEL["modules"], {"name": "mixer", "type": "Mixer", "kind": "container", "order": 9}],
         "parameters": [*MODEL["parameters"], decay],
     }
-    series = {f"grad/{site}/norm_raw": 1.0 for site in SITES} | {"grad/mixer.A_log/norm_raw": 1e-6}
+    series = {f"grad/{site}/norm_preclip": 1.0 for site in SITES} | {"grad/mixer.A_log/norm_preclip": 1e-6}
     norms = {f"param/{site}/norm": 3.0 for site in (*SITES, "mixer.A_log")}
     assert not list(exploding_gradients(window(model, stuck(50), series | norms)))
 

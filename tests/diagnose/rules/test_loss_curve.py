@@ -34,7 +34,7 @@ def spiky(height: float = 20.0) -> Array:
 
 def seen(loss: Array, gradient: object = 1.0, update: object = 0.02, lag: object = 1.0) -> Window:
     names = {
-        "grad/0.weight/norm_raw": gradient,
+        "grad/0.weight/norm_preclip": gradient,
         "update/0.weight/norm": update,
         "update/0.weight/second_moment_lag": lag,
         "param/0.weight/norm": 4.0,

@@ -13,7 +13,7 @@ MODEL = stack("Linear 8 8", "ReLU", "Linear 8 3")
 def gradients(dtype: str, below_normal: float, below: float = 0.0) -> Window:
     series: dict[str, object] = {}
     for site in ("0.weight", "2.weight"):
-        series |= {f"grad/{site}/below_fp16_normal": below_normal, f"grad/{site}/below_fp16": below}
+        series |= {f"grad/{site}/below_fp16_normal": below_normal, f"grad/{site}/fp16_underflow_fraction": below}
     dtypes = {f"grad/{site}": dtype for site in ("0.weight", "2.weight")}
     return window(MODEL, stuck(40), series, {"dtypes": dtypes})
 

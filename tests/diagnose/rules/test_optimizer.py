@@ -28,7 +28,7 @@ def adam(**group: Any) -> dict[str, Any]:
 
 
 def kept(norm: Array, *, cosine: float = 0.99, is_kept: float = 1.0) -> Window:
-    seen = {"model/model/grad_cosine": cosine, "model/model/grad_kept": is_kept, "grad/0.weight/norm_raw": norm}
+    seen = {"model/model/grad_cosine": cosine, "model/model/grad_kept": is_kept, "grad/0.weight/norm_preclip": norm}
     return window(NET, stuck(STEPS), seen)
 
 

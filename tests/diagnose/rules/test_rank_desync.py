@@ -20,7 +20,7 @@ def findings(others: dict[int, list[float]], own: list[float]) -> list[Finding]:
         for rank, values in others.items()
         for step, value in zip(steps, values, strict=True)
     ]
-    window = Window({Series("model", "model", "fingerprint"): (steps, np.array(own))}, facts={"events": events})
+    window = Window({Series("model", "weights", "fingerprint"): (steps, np.array(own))}, facts={"events": events})
     return list(all_rules()["rank_desync"](window))
 
 

@@ -23,7 +23,7 @@ def blocks(*inside: str, num_blocks: int = 6) -> dict[str, Any]:
 
 
 def seen(document: dict[str, Any], *carries: float) -> Window:
-    return window(document, stuck(60), {f"unit/b.{block}/carry": carry for block, carry in enumerate(carries)})
+    return window(document, stuck(60), {f"unit/b.{block}/skip_gain": carry for block, carry in enumerate(carries)})
 
 
 def test_a_skip_scaled_down_in_every_block_is_named() -> None:

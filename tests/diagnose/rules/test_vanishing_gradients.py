@@ -14,7 +14,7 @@ SITES = ("0.weight", "2.weight", "4.weight", "6.weight")
 
 
 def profile(*grads: object, loss: np.ndarray) -> Window:
-    series = {f"grad/{site}/norm_raw": grad for site, grad in zip(SITES, grads, strict=True)}
+    series = {f"grad/{site}/norm_preclip": grad for site, grad in zip(SITES, grads, strict=True)}
     return window(MODEL, loss, {**series, **{f"param/{site}/norm": 3.0 for site in SITES}})
 
 
@@ -39,7 +39,7 @@ def test_a_weak_side_branch_is_not_a_gradient_that_vanishes() -> None:
     """Queries and keys begin with little gradient; what passes by them reaches the layers at the input all the same."""
     model = stack(*["Linear 8 8"] * 12)
     pulls = [1e-6, 1e-6, 1.0, 1.0, 1.0, 1.0, 1e-6, 1e-6, 1.0, 1.0, 1.0, 1.0]
-    series: dict[str, object] = {f"grad/{place}.weight/norm_raw": pull for place, pull in enumerate(pulls)}
+    series: dict[str, object] = {f"grad/{place}.weight/norm_preclip": pull for place, pull in enumerate(pulls)}
     seen = window(model, stuck(100), series | {f"param/{place}.weight/norm": 3.0 for place in range(12)})
     assert not list(vanishing_gradients(seen))
 

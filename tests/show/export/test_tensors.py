@@ -222,7 +222,7 @@ def test_interrupted_export_goes_on_where_it_was(format: str, run: Run, monkeypa
     asked = plan_export(run, "gradients", format)
     monkeypatch.setattr(
         "sonde.show.export.tensors.snapshot_tensors",
-        lambda lake, step: read.append(step) or snapshot_tensors(lake, step),
+        lambda reader, step: read.append(step) or snapshot_tensors(reader, step),
     )
     write_export(asked, path, on_resume=resumed.append)
     assert (read, resumed) == ([150, 200], [2])

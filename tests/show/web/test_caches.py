@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from sonde.show.web.cache import ByteCache
-from sonde.show.web.throttled import Rested
+from sonde.show.web.throttled import ThrottledAnswers
 
 
 def test_what_was_not_asked_for_longest_goes_first() -> None:
@@ -28,17 +28,17 @@ def test_what_is_larger_than_the_cache_is_not_kept_and_pushes_nothing_out() -> N
 
 
 def test_a_moving_run_rests_and_one_that_ended_does_not() -> None:
-    rested: Rested[int] = Rested()
+    throttled: ThrottledAnswers[int] = ThrottledAnswers()
     work = iter(range(10)).__next__
-    assert rested.get("run", 1, work, is_moving=True) == 0
-    assert rested.get("run", 2, work, is_moving=True) == 0  # it has just been worked out
-    assert rested.get("run", 3, work, is_moving=False) == 1  # it ended: this is the last word
-    assert rested.get("run", 3, work, is_moving=False) == 1
-    assert rested.get("other", 3, work, is_moving=False) == 2
+    assert throttled.get("run", 1, work, is_moving=True) == 0
+    assert throttled.get("run", 2, work, is_moving=True) == 0  # it has just been worked out
+    assert throttled.get("run", 3, work, is_moving=False) == 1  # it ended: this is the last word
+    assert throttled.get("run", 3, work, is_moving=False) == 1
+    assert throttled.get("other", 3, work, is_moving=False) == 2
 
 
 def test_one_works_and_the_others_wait() -> None:
-    rested: Rested[int] = Rested()
+    throttled: ThrottledAnswers[int] = ThrottledAnswers()
     begun, may_end = threading.Event(), threading.Event()
     calls: list[int] = []
 
@@ -50,7 +50,7 @@ def test_one_works_and_the_others_wait() -> None:
 
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(rested.get("run", 1, work, is_moving=False))) for _ in range(4)
+        threading.Thread(target=lambda: found.append(throttled.get("run", 1, work, is_moving=False))) for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -62,15 +62,15 @@ def test_one_works_and_the_others_wait() -> None:
 
 
 def test_a_failure_is_not_kept() -> None:
-    rested: Rested[int] = Rested()
+    throttled: ThrottledAnswers[int] = ThrottledAnswers()
 
     def fail() -> int:
         raise ValueError
 
     for _ in range(2):
         try:
-            rested.get("run", 1, fail, is_moving=True)
+            throttled.get("run", 1, fail, is_moving=True)
         except ValueError:
             continue
         raise AssertionError("it should have failed")
-    assert rested.get("run", 1, lambda: 5, is_moving=True) == 5
+    assert throttled.get("run", 1, lambda: 5, is_moving=True) == 5

@@ -89,11 +89,11 @@ class TestAzure(StoreTests):
         return open_store(f"az://lake/{run.parent.name}-{run.name}", run, {"keep_local": False})
 
     def test_it_is_really_there(self, run: Path) -> None:
-        from sonde.read.tensors.lake import open_lake
+        from sonde.read.tensors.stores import open_tensor_store
 
         store: Any = self.open(run)
         store.write(Snapshot(5, 0.0, "", drifting(5)))
         assert store.drain(60)
         store.close()
-        found = open_lake(run, branch="main").read(5, "param/weight")
+        found = open_tensor_store(run, branch="main").read(5, "param/weight")
         assert found.tobytes() == drifting(5)["param/weight"].flat().tobytes()

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from sonde.errors import RunError, UnknownNameError, UsageError
-from sonde.read.tensors.lake import open_lake, upload_state
+from sonde.read.tensors.stores import open_tensor_store, upload_state
 from sonde.schema.addresses import Address
 from sonde.schema.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import StoreTests, drifting
-from sonde.write.tensors.files import LakeFiles
+from sonde.write.tensors.files import StoreFiles
 from sonde.write.tensors.push import push
 from sonde.write.tensors.repository import Repository
 from sonde.write.tensors.store import Store, open_store
@@ -51,14 +51,14 @@ def write(store: Any, *steps: int) -> None:
 
 
 def remote_steps(run: Path, url: str) -> list[int]:
-    from sonde.read.tensors.icechunk import IcechunkLake
+    from sonde.read.tensors.icechunk import IcechunkTensorStore
 
-    lake = IcechunkLake(Address.parse(url).for_run(run))
-    landed = [commit.step for commit in lake.history() if commit.step is not None]
+    reader = IcechunkTensorStore(Address.parse(url).for_run(run))
+    landed = [commit.step for commit in reader.history() if commit.step is not None]
     assert len(landed) == len(set(landed)), "a snapshot was committed twice"
-    for step in lake.steps:
-        assert lake.read(step, "param/weight").tobytes() == weight(step)
-    return lake.steps
+    for step in reader.steps:
+        assert reader.read(step, "param/weight").tobytes() == weight(step)
+    return reader.steps
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_it_all_arrives_and_the_run_reads_from_there(s3: Any, run_folder: Path) 
     store.close()
     assert remote_steps(run_folder, url) == [1, 2, 3]
     assert [path.name for path in (run_folder / "tensors").iterdir()] == []
-    assert open_lake(run_folder).read(2, "param/weight").tobytes() == weight(2)
+    assert open_tensor_store(run_folder).read(2, "param/weight").tobytes() == weight(2)
 
 
 @pytest.mark.slow
@@ -206,12 +206,12 @@ def test_sixty_commits_of_two_writers_all_land(s3: Any, tmp_path: Path) -> None:
 
     def commit_all(rank: int) -> None:
         try:
-            lake: Any = open_store("zarr", tmp_path, {"rank": rank})
+            local: Any = open_store("zarr", tmp_path, {"rank": rank})
             repository = Repository(address, rank=rank)
             for step in range(30):
-                write(lake, step)
+                write(local, step)
                 key = SnapshotKey(0, step)
-                repository.commit(key, LakeFiles(tmp_path, rank).path(key))
+                repository.commit(key, StoreFiles(tmp_path, rank).path(key))
         except BaseException as error:
             failures.append(error)
 
@@ -221,13 +221,13 @@ def test_sixty_commits_of_two_writers_all_land(s3: Any, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    from sonde.read.tensors.icechunk import IcechunkLake
+    from sonde.read.tensors.icechunk import IcechunkTensorStore
 
     for rank in (0, 1):
-        lake = IcechunkLake(address, rank=rank)
-        assert lake.steps == list(range(30))
-        assert all(lake.read(step, "param/weight").tobytes() == weight(step) for step in (0, 11, 29))
-    assert len([commit for commit in lake.history() if commit.step is not None]) == 60
+        reader = IcechunkTensorStore(address, rank=rank)
+        assert reader.steps == list(range(30))
+        assert all(reader.read(step, "param/weight").tobytes() == weight(step) for step in (0, 11, 29))
+    assert len([commit for commit in reader.history() if commit.step is not None]) == 60
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sonde.errors import RunError
-from sonde.read.tensors.lake import open_lake
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.tensors import Snapshot
 from sonde.testing.stores import drifting
 from sonde.write.tensors.store import open_store
@@ -35,13 +35,13 @@ def check(run: Path, acks: Path) -> None:
     acknowledged = {step for step in lines if step >= 0}
     if -1 in lines:
         acknowledged.discard(1)
-    lake = open_lake(run)
-    visible = set(lake.steps)
+    reader = open_tensor_store(run)
+    visible = set(reader.steps)
     assert acknowledged - {1} <= visible, run  # a delete of 1 may have begun without having been acknowledged
     assert visible <= set(range(max(acknowledged, default=-1) + 2)), run
     for step in visible:
         for name, tensor in drifting(step % 7, size=300).items():
-            assert lake.read(step, name).tobytes() == tensor.flat().tobytes(), (run, step, name)
+            assert reader.read(step, name).tobytes() == tensor.flat().tobytes(), (run, step, name)
     store = open_store("zarr", run)  # by itself, without repair; what was left half done is gone
     store.write(Snapshot(1000, 0.0, "", drifting(3)))
     assert set(store.steps()) == visible | {1000}
@@ -153,7 +153,7 @@ print(json.dumps([told, left, store.steps()]))
     assert "cannot keep the snapshot of step 2: File too large. The disk is full" in told
     assert left == ["lock"]
     assert steps == [1, 2]
-    assert open_lake(tmp_path).read(2, "param/weight").tobytes() == drifting(2)["param/weight"].flat().tobytes()
+    assert open_tensor_store(tmp_path).read(2, "param/weight").tobytes() == drifting(2)["param/weight"].flat().tobytes()
 
 
 @pytest.mark.fault

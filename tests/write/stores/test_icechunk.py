@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from sonde.errors import MissingPackageError, RunError, RunLockedError, UnknownNameError, UsageError
-from sonde.read.tensors.icechunk import IcechunkLake
-from sonde.read.tensors.lake import open_lake
+from sonde.read.tensors.icechunk import IcechunkTensorStore
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.addresses import local_address
 from sonde.schema.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import StoreTests, drifting
 from sonde.write.tensors import spooled
-from sonde.write.tensors.files import LakeFiles
+from sonde.write.tensors.files import StoreFiles
 from sonde.write.tensors.repository import Repository
 from sonde.write.tensors.store import Store, open_store
 
@@ -55,40 +55,40 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 class TestFinishedRun:
     def test_everything_is_in_the_repository_and_the_spool_is_empty(self, finished: Path) -> None:
-        lake = open_lake(finished)
-        assert lake.steps == [20, 30, 40, 50, 60]
-        assert all(lake.read(step, "param/weight").tobytes() == weight(step) for step in lake.steps)
+        reader = open_tensor_store(finished)
+        assert reader.steps == [20, 30, 40, 50, 60]
+        assert all(reader.read(step, "param/weight").tobytes() == weight(step) for step in reader.steps)
         assert [path.name for path in (finished / "tensors").iterdir()] == []
 
     def test_every_snapshot_is_a_commit(self, finished: Path) -> None:
-        lake: Any = open_lake(finished, branch="main")
-        assert [commit.step for commit in lake.history() if commit.step is not None] == [60, 50, 40, 30, 20, 10]
-        assert next(iter(lake.history())).message == "delete step 10"
+        reader: Any = open_tensor_store(finished, branch="main")
+        assert [commit.step for commit in reader.history() if commit.step is not None] == [60, 50, 40, 30, 20, 10]
+        assert next(iter(reader.history())).message == "delete step 10"
 
     def test_time_travel_by_tag_branch_and_commit(self, finished: Path) -> None:
-        assert open_lake(finished, tag="best").steps == [10, 20, 30]
-        assert open_lake(finished, branch="what-if").steps == [10, 20]
-        lake: Any = open_lake(finished, branch="main")
-        fifty = next(commit.id for commit in lake.history() if commit.step == 50)
-        before = open_lake(finished, commit=fifty)
+        assert open_tensor_store(finished, tag="best").steps == [10, 20, 30]
+        assert open_tensor_store(finished, branch="what-if").steps == [10, 20]
+        reader: Any = open_tensor_store(finished, branch="main")
+        fifty = next(commit.id for commit in reader.history() if commit.step == 50)
+        before = open_tensor_store(finished, commit=fifty)
         assert before.steps == [10, 20, 30, 40, 50]
         assert before.read(10, "param/weight").tobytes() == weight(10)
 
     def test_what_does_not_exist_is_said(self, finished: Path) -> None:
         with pytest.raises(UnknownNameError, match='Did you mean "best"'):
-            open_lake(finished, tag="bset")
+            open_tensor_store(finished, tag="bset")
         with pytest.raises(UnknownNameError, match="what-if"):
-            open_lake(finished, branch="nope")
+            open_tensor_store(finished, branch="nope")
         with pytest.raises(UnknownNameError, match='no commit "HEAD"'):
-            open_lake(finished, commit="HEAD")
+            open_tensor_store(finished, commit="HEAD")
         with pytest.raises(UsageError, match="one of"):
-            open_lake(finished, branch="main", tag="best")
+            open_tensor_store(finished, branch="main", tag="best")
 
     def test_zarr_python_opens_a_commit(self, finished: Path) -> None:
         import zarr
 
-        lake = IcechunkLake(local_address(finished), tag="best")
-        group: Any = zarr.open_group(lake._store, mode="r")
+        reader = IcechunkTensorStore(local_address(finished), tag="best")
+        group: Any = zarr.open_group(reader._store, mode="r")
         assert sorted(name for name, _ in group.members()) == [f"step-{step:09d}" for step in (10, 20, 30)]
 
     def test_the_run_may_be_moved(self, finished: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ class TestFinishedRun:
 
         moved = tmp_path / "elsewhere"
         shutil.copytree(finished, moved)
-        assert open_lake(moved).read(40, "param/weight").tobytes() == weight(40)
+        assert open_tensor_store(moved).read(40, "param/weight").tobytes() == weight(40)
         assert str(finished).encode() not in (moved / ".tensors/upload.json").read_bytes()
 
 
@@ -112,10 +112,10 @@ def test_a_tag_names_the_step_that_was_asked_for_or_nothing(run_folder: Path) ->
     with pytest.raises(RunError, match='there is a tag "second" already, and a tag never moves'):
         store.tag("second", 3)
     store.close()
-    assert open_lake(run_folder, tag="second").steps == [1, 2]
-    assert open_lake(run_folder, tag="newest").steps == [1, 2, 3]
-    lake: Any = open_lake(run_folder, branch="main")
-    assert (lake.tags, lake.branches) == (["newest", "second"], ["main"])
+    assert open_tensor_store(run_folder, tag="second").steps == [1, 2]
+    assert open_tensor_store(run_folder, tag="newest").steps == [1, 2, 3]
+    reader: Any = open_tensor_store(run_folder, branch="main")
+    assert (reader.tags, reader.branches) == (["newest", "second"], ["main"])
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ print(sorted({{"icechunk", "zarr", "obstore"}} & set(sys.modules)))
 @pytest.mark.slow
 def test_a_second_writer_of_a_local_repository_is_refused(tmp_path: Path) -> None:
     """Sixty commits of two writers: one is refused, and none of the other's is lost."""
-    lake = open_store("zarr", tmp_path)
-    write(lake, *range(60))
+    local = open_store("zarr", tmp_path)
+    write(local, *range(60))
     first = Repository(local_address(tmp_path))
     landed = []
     for step in range(60):
@@ -178,11 +178,11 @@ def test_a_second_writer_of_a_local_repository_is_refused(tmp_path: Path) -> Non
             with pytest.raises(RunLockedError):
                 Repository(local_address(tmp_path), rank=1)
         key = SnapshotKey(0, step)
-        landed.append(first.commit(key, LakeFiles(tmp_path).path(key)))
+        landed.append(first.commit(key, StoreFiles(tmp_path).path(key)))
     first.close()
-    lake.close()
+    local.close()
     assert len(set(landed)) == 60
-    assert IcechunkLake(local_address(tmp_path)).steps == list(range(60))
+    assert IcechunkTensorStore(local_address(tmp_path)).steps == list(range(60))
 
 
 def test_without_the_package_it_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_without_the_package_it_is_an_error_at_once(tmp_path: Path, monkeypatch:
 def test_a_run_without_a_repository_has_no_branches(tmp_path: Path) -> None:
     open_store("zarr", tmp_path).close()
     with pytest.raises(UsageError, match="no Icechunk repository"):
-        open_lake(tmp_path, tag="best")
+        open_tensor_store(tmp_path, tag="best")
 
 
 def size_of(folder: Path) -> int:
@@ -215,6 +215,8 @@ def test_a_tag_names_a_step_of_the_last_attempt_or_of_the_one_that_was_asked_for
     store.delete(3, attempt=1)
     store.close()
     for tag, seed in (("first", 0), ("last", 1)):
-        found = open_lake(run_folder, tag=tag).read(3, "param/weight")
+        found = open_tensor_store(run_folder, tag=tag).read(3, "param/weight")
         assert found.tobytes() == drifting(seed)["param/weight"].flat().tobytes()
-    assert open_lake(run_folder).read(3, "param/weight").tobytes() == drifting(0)["param/weight"].flat().tobytes()
+    assert (
+        open_tensor_store(run_folder).read(3, "param/weight").tobytes() == drifting(0)["param/weight"].flat().tobytes()
+    )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sonde.errors import MissingPackageError, RunError, UnknownNameError, UsageError
-from sonde.read.tensors.lake import FolderLake
+from sonde.read.tensors.stores import FolderTensorStore
 from sonde.schema.tensors import HostTensor, Snapshot, as_values
 from sonde.testing.stores import StoreTests, awkward_tensors, drifting
 from sonde.write.tensors import archive_file
@@ -99,7 +99,7 @@ def test_a_large_tensor_in_many_chunks_keeps_its_shape(
     assert np.array_equal(group_of(tmp_path, 1)["param/layers.0.weight"][...], values)
     assert np.array_equal(store.read(1).tensors["param/layers.0.weight"].values(), values)
     middle = tuple(slice(length // 3, None) for length in shape)
-    assert np.array_equal(FolderLake(tmp_path).read_part(1, "param/layers.0.weight", middle), values[middle])
+    assert np.array_equal(FolderTensorStore(tmp_path).read_part(1, "param/layers.0.weight", middle), values[middle])
     store.close()
 
 

@@ -19,7 +19,7 @@ from sonde.diagnose.measures.model import Parameter, structure
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
-NEEDS: Final = ("grad/*/norm_raw", "param/*/norm")
+NEEDS: Final = ("grad/*/norm_preclip", "param/*/norm")
 
 _WEIGHT: Final = re.compile(r"(weight|kernel|proj)[^.]*$|(^|\.)w[^.a-z]?$", re.IGNORECASE)
 """Names that modules other than linear layers and convolutions give to their weight matrices."""
@@ -87,11 +87,11 @@ def path(window: Window) -> list[Parameter]:
 def _depth(window: Window) -> Depth | None:
     name = loss_name(window)
     loss_steps, loss = window.get(name) if name is not None else (np.empty(0, np.int64), np.empty(0))
-    sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_raw")[0])]
+    sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_preclip")[0])]
     if np.isfinite(loss).sum() < MIN_LOSSES or len(sites) < 2:
         return None
-    steps = np.unique(np.concatenate([window.get(f"grad/{site}/norm_raw")[0] for site in sites]))
-    grad = np.stack([_on(steps, *window.get(f"grad/{site}/norm_raw")) for site in sites])
+    steps = np.unique(np.concatenate([window.get(f"grad/{site}/norm_preclip")[0] for site in sites]))
+    grad = np.stack([_on(steps, *window.get(f"grad/{site}/norm_preclip")) for site in sites])
     weight = np.stack([_on(steps, *window.get(f"param/{site}/norm")) for site in sites])
     level = np.abs(_on(steps, loss_steps, loss))
     with np.errstate(all="ignore"):

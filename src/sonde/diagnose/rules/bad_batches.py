@@ -55,7 +55,11 @@ def bad_batches(window: Window) -> Iterator[Finding]:
         confidence=0.85,
         evidence=[
             Evidence(
-                "grad/*/norm_raw", float(np.median(scores)), "below 50", bad[0].step, "squared, over its recent mean"
+                "grad/*/norm_preclip",
+                float(np.median(scores)),
+                "below 50",
+                bad[0].step,
+                "squared, over its recent mean",
             ),
             Evidence(loss.name, max(spike.height for spike in bad), "below 3", bad[0].step, "over its recent median"),
             *_input(window, loss, bad),

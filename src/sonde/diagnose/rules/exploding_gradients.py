@@ -31,13 +31,15 @@ LASTING: Final = 3
 @rule(
     is_measured=True,
     severity="warning",
-    needs=("grad/*/norm_raw", "grad/*/nonfinite_fraction", "param/*/norm", "act/*/max_abs"),
+    needs=("grad/*/norm_preclip", "grad/*/nonfinite_fraction", "param/*/norm", "act/*/max_abs"),
     causes=("loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),
     references=("Pascanu et al. 2013", "AUTOTRAINER, Zhang et al. 2021"),
 )
 def exploding_gradients(window: Window) -> Iterator[Finding]:
     """Gradients grow until steps are useless or values overflow."""
-    sites = [weight.name for weight in path(window)] or sorted({name.site for name in window.names("grad/*/norm_raw")})
+    sites = [weight.name for weight in path(window)] or sorted(
+        {name.site for name in window.names("grad/*/norm_preclip")}
+    )
     if (blown := _blown_up(window)) is not None:
         yield _forward(window, *blown)
         return
@@ -54,7 +56,7 @@ def exploding_gradients(window: Window) -> Iterator[Finding]:
 
 def _matrix(window: Window, sites: list[str]) -> tuple[NDArray[np.int64], Array]:
     """(steps, norms) with inf where a gradient is not finite."""
-    columns = [(site, *window.get(f"grad/{site}/norm_raw")) for site in sites]
+    columns = [(site, *window.get(f"grad/{site}/norm_preclip")) for site in sites]
     columns = [column for column in columns if len(column[1])]
     if not columns:
         return np.empty(0, np.int64), np.empty((0, 0))
@@ -162,7 +164,9 @@ def _over_time(
         step=step,
         confidence=0.75,
         sites=worst,
-        evidence=[Evidence(f"grad/{worst[0]}/norm_raw", top / level, "below 30", step, "norm over that at the start")],
+        evidence=[
+            Evidence(f"grad/{worst[0]}/norm_preclip", top / level, "below 30", step, "norm over that at the start")
+        ],
         remedy=_remedy(window),
     )
 
@@ -177,7 +181,7 @@ def _over_depth(window: Window, sites: list[str], steps: NDArray[np.int64], wher
         step=int(steps[0]),
         confidence=0.7,
         sites=[site],
-        evidence=[Evidence(f"grad/{site}/norm_raw", ratio, "0.2 to 3.3", int(steps[0]), "first over last layer")],
+        evidence=[Evidence(f"grad/{site}/norm_preclip", ratio, "0.2 to 3.3", int(steps[0]), "first over last layer")],
         remedy=_remedy(window),
     )
 

@@ -21,7 +21,7 @@ MIN_SEEN: Final = 5
 
 @rule(
     severity="warning",
-    needs=("grad/*/below_fp16_normal", "grad/*/below_fp16", "grad/*/zero_fraction"),
+    needs=("grad/*/below_fp16_normal", "grad/*/fp16_underflow_fraction", "grad/*/zero_fraction"),
     causes=("vanishing_gradients", "underfitting", "lr_too_low", "frozen_layers"),
     references=("Micikevicius et al. 2018, Mixed Precision Training",),
 )
@@ -32,7 +32,7 @@ def low_precision_underflow(window: Window) -> Iterator[Finding]:
     first = 0
     for site, steps, values in window.by_site("grad/*/below_fp16_normal"):
         known = values[np.isfinite(values)]
-        beyond = window.get(f"grad/{site}/below_fp16")[1]
+        beyond = window.get(f"grad/{site}/fp16_underflow_fraction")[1]
         if dtypes.get(f"grad/{site}") != "float16" or len(known) < MIN_SEEN:
             continue
         if np.median(known) > LOST and not nanmedian(beyond) > SCALED:

@@ -67,7 +67,7 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
         evidence=[
             Evidence("model/model/grad_cosine", early_cosine, "-0.3 to 0.9", None, "median of the first steps"),
             Evidence("model/model/grad_kept", float(nanmean(kept)), "0", None, "share of steps on old gradients"),
-            Evidence("grad/*/norm_raw", growth, "below 2", int(steps[0]), "growth over the first steps"),
+            Evidence("grad/*/norm_preclip", growth, "below 2", int(steps[0]), "growth over the first steps"),
         ],
         remedy="optimizer.zero_grad(set_to_none=True)  # before every loss.backward()",
     )

@@ -10,7 +10,7 @@ from sonde.diagnose.measures.events import happenings, number
 from sonde.diagnose.rule import found, rule
 from sonde.schema.window import Window
 
-SERIES: Final = "model/model/fingerprint"
+SERIES: Final = "model/weights/fingerprint"
 ROUNDING: Final = 1e-9
 """Averaged gradients are the same bits on every rank, and so are the weights."""
 

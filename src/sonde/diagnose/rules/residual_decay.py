@@ -57,13 +57,13 @@ def _stacks(window: Window) -> list[list[Module]]:
     """Blocks of one type in the order in which they run."""
     stacks: dict[tuple[str, str], list[Module]] = defaultdict(list)
     for module in structure(window).in_order:
-        if len(window.get(f"unit/{module.name}/carry")[0]):
+        if len(window.get(f"unit/{module.name}/skip_gain")[0]):
             stacks[module.type, module.name.rpartition(".")[0]].append(module)
     return list(stacks.values())
 
 
 def _early(window: Window, block: Module) -> float:
-    steps, values = window.get(f"unit/{block.name}/carry")
+    steps, values = window.get(f"unit/{block.name}/skip_gain")
     early = values[(steps <= steps[0] + EARLY) & np.isfinite(values)]
     return float(np.median(early)) if len(early) else float("nan")
 
@@ -112,12 +112,12 @@ def _finding(window: Window, blocks: list[Module], typical: float, left: float, 
         window,
         "residual_decay",
         message + ", from the start",
-        step=int(window.get(f"unit/{first}/carry")[0][0]),
+        step=int(window.get(f"unit/{first}/skip_gain")[0][0]),
         confidence=0.9,
         sites=[block.name for block in blocks],
         evidence=[
-            Evidence(f"unit/{first}/carry", typical, "0.9 to 1.1", meaning="share of its input a block hands on"),
-            Evidence(f"unit/{last}/carry", left, "above 0.5", meaning="what is left after all blocks"),
+            Evidence(f"unit/{first}/skip_gain", typical, "0.9 to 1.1", meaning="share of its input a block hands on"),
+            Evidence(f"unit/{last}/skip_gain", left, "above 0.5", meaning="what is left after all blocks"),
         ],
         remedy=f"In {blocks[0].type}.forward: return x + branch(norm(x))  # skip connection with weight 1",
     )

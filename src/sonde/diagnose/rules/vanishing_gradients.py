@@ -94,8 +94,10 @@ def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_eve
         confidence=0.85,
         sites=weak[:12] or [first],
         evidence=[
-            Evidence(f"grad/{first}/norm_raw", share, "0.2 to 3", step, "pull of the first layers over the last"),
-            Evidence(f"grad/{first}/norm_raw", front, "0.01 to 100", step, "|gradient| |weight| / loss, first layers"),
+            Evidence(f"grad/{first}/norm_preclip", share, "0.2 to 3", step, "pull of the first layers over the last"),
+            Evidence(
+                f"grad/{first}/norm_preclip", front, "0.01 to 100", step, "|gradient| |weight| / loss, first layers"
+            ),
         ],
         remedy=_remedy(window),
     )

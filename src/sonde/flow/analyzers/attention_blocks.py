@@ -15,7 +15,7 @@ from sonde.flow.trace import Trace
 from sonde.probe.guards import quiet
 from sonde.probe.model import ModuleRef
 from sonde.probe.outputs import is_plain_tensor
-from sonde.reduce.inspect.units import carried, some_units
+from sonde.reduce.inspect.units import sampled_skip_gain, some_units
 
 _UP: Final = re.compile(
     r"(^|\.)(fc1|up|up_proj|gate_proj|c_fc|linear1|lin1|wi|wi_0|dense_h_to_4h|w1|0|intermediate\.dense)$"
@@ -52,7 +52,7 @@ class Stream:
         with quiet():
             for names in groups.values():
                 given, out = (torch.stack([self._rows[name][i] for name in names]) for i in (0, 1))
-                self._asked.append((names, Gathered([carried(given, out)])))
+                self._asked.append((names, Gathered([sampled_skip_gain(given, out)])))
         self._rows.clear()
 
     def resolve(self) -> None:

@@ -28,6 +28,7 @@ from sonde.schema.layout import (
     snapshot_row_attempt,
     stream_folder,
 )
+from sonde.schema.old_names import current_scalar
 from sonde.schema.records import Site
 from sonde.schema.tensors import SnapshotKey
 
@@ -267,7 +268,7 @@ def _site(row: tuple[Any, ...]) -> Site:
 
 
 def _scalar_name(row: tuple[Any, ...]) -> str:
-    return str(row[1])
+    return current_scalar(str(row[1]))
 
 
 def _segment(run: Path, row: tuple[Any, ...]) -> Segment:

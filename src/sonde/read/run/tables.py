@@ -16,8 +16,8 @@ from sonde.read.run.catalog import read_rows
 from sonde.read.run.ranks import rank_events
 from sonde.read.run.state import RunState
 from sonde.schema.checkpoints import RUN_STEP
-from sonde.schema.names import Series, matches, split_pattern
-from sonde.schema.records import Site
+from sonde.schema.names import Series, current_series, matches, split_pattern
+from sonde.schema.records import Site, to_json
 from sonde.schema.sketch import Array
 
 _SITES = pa.schema(
@@ -112,7 +112,25 @@ def _run_step(row: tuple[Any, ...]) -> int:
 
 def finding_table(state: RunState) -> pa.Table:
     """What was found during training; not what is based on steps that were abandoned."""
-    return _table(_rows(state, "findings", itemgetter(6)), _FINDINGS, "findings")
+    rows = [_with_current_names(row) for row in _rows(state, "findings", itemgetter(6))]
+    return _table(rows, _FINDINGS, "findings")
+
+
+def _with_current_names(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A finding whose evidence has today's names of series; one that cannot be understood stays as it is."""
+    if len(row) != len(_FINDINGS):
+        return row
+    place = _FINDINGS.get_field_index("evidence")
+    return (*row[:place], _current_evidence(row[place]), *row[place + 1 :])
+
+
+def _current_evidence(text: Any) -> Any:
+    try:
+        evidence = json.loads(text)
+        renamed = [{**one, "series": current_series(one["series"])} for one in evidence]
+        return text if renamed == evidence else to_json(renamed)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return text
 
 
 def _rows(state: RunState, table: str, step_of: Callable[[tuple[Any, ...]], Any]) -> list[tuple[Any, ...]]:

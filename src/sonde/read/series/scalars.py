@@ -15,7 +15,8 @@ from sonde.read.run.segments import damaged
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import StepFilter
 from sonde.read.series.stats import some_near
-from sonde.schema.names import matches_any
+from sonde.schema.names import matches_scalar
+from sonde.schema.old_names import current_scalar
 from sonde.schema.records import ScalarsRecord
 
 SCHEMA = pa.schema(
@@ -83,9 +84,9 @@ def _check_types(segment: Segment, table: pa.Table) -> None:
 def find_names(known: dict[int, str], patterns: str | Sequence[str], *, strict: bool = True) -> dict[int, str]:
     """Scalars that globs name. A plain name that was never logged is an error with the nearest that was."""
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    found = {number: name for number, name in known.items() if matches_any(patterns, name)}
+    found = {number: name for number, name in known.items() if matches_scalar(patterns, name)}
     for pattern in patterns if strict else ():
-        if known and not any(sign in pattern for sign in "*?[") and pattern not in found.values():
+        if known and not any(sign in pattern for sign in "*?[") and current_scalar(pattern) not in found.values():
             raise UnknownNameError("scalar", pattern, some_near(pattern, sorted(known.values())))
     return found
 

@@ -104,7 +104,8 @@ def _columns(query: str, view: View) -> set[str]:
     names_all = (
         "*" in _COUNT_ALL.sub("", query) or "select" not in words or words & {"columns", "summarize", "describe"}
     )
-    return set(view.columns) if names_all else {column for column in view.columns if column in words}
+    known = set(view.columns)
+    return (known if names_all else known & words) | (view.old_columns.keys() & words)
 
 
 def _explain(message: str, views: list[View]) -> str:

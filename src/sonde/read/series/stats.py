@@ -17,7 +17,7 @@ from sonde.read.run.steps import ALL_STEPS, StepFilter
 from sonde.read.run.tables import find_sites
 from sonde.read.series.raw import Ids, RawStats, is_in, read_raw, take_rows
 from sonde.schema.joined import JOINED
-from sonde.schema.names import Series, matches, split_pattern
+from sonde.schema.names import Series, matches, matches_stat, split_pattern
 from sonde.schema.records import Site
 from sonde.schema.sketch import COUNTS, HIST_N, INDEX, NUM_BINS, PAIRED, Array
 from sonde.schema.stat_fields import fields_of
@@ -83,7 +83,7 @@ def ask(sites: dict[int, Site], patterns: str | Sequence[str], *, strict: bool =
 
 
 def find_stat_names(pattern: str) -> list[str]:
-    found = [name for name in (*STATS, *JOINED) if matches(pattern, name)]
+    found = [name for name in (*STATS, *JOINED) if matches_stat(pattern, name)]
     if not found:
         raise UnknownNameError("stat", pattern, (*STATS, *JOINED))
     return found

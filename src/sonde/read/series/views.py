@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from sonde.read.series.stats import wide_table
 from sonde.read.tensors.sample_paths import sample_paths
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series
+from sonde.schema.old_names import STATS as OLD_STATS
 from sonde.schema.records import to_json
 from sonde.schema.sketch import FIELDS, N
 from sonde.schema.stats import STATS
@@ -37,12 +38,18 @@ class View:
     name: str
     columns: tuple[str, ...]
     load: Callable[[RunState, set[str]], pa.Table]
+    old_columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns by their earlier names, which a query may still use; `*` leaves them out."""
 
 
 def _stats(state: RunState, columns: set[str]) -> pa.Table:
-    wanted = [name for name in STAT_COLUMNS if name in columns]
+    old = {name: new for name, new in OLD_STATS.items() if name in columns}
+    wanted = [name for name in STAT_COLUMNS if name in columns or name in old.values()]
     _refuse_too_large(state, len(wanted))
-    return wide_table(state, sorted(state.catalog.sites), wanted)
+    table = wide_table(state, sorted(state.catalog.sites), wanted)
+    for name, new in old.items():
+        table = table.append_column(name, table[new])
+    return table
 
 
 def _refuse_too_large(state: RunState, num_columns: int) -> None:
@@ -195,7 +202,7 @@ def _parsed(text: str) -> Any:
 VIEWS: Final[dict[str, View]] = {
     view.name: view
     for view in (
-        View("stats", (*_KEYS, *STAT_COLUMNS), _stats),
+        View("stats", (*_KEYS, *STAT_COLUMNS), _stats, OLD_STATS),
         View("scalars", ("step", "name", "value", "time"), _scalars),
         View("events", ("time", "step", "type", "severity", "message", "details"), _events),
         View("sites", ("kind", "site", "shape", "dtype", "owner", "module_type", "aliases"), _sites),

@@ -9,8 +9,8 @@ from pathlib import Path
 from sonde.errors import RunError
 from sonde.read.run.catalog import read_snapshot_rows
 from sonde.read.run.folder import open_inside
-from sonde.read.tensors.lake import FolderLake, FolderSource, SpooledSource, upload_state
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
+from sonde.read.tensors.stores import FolderSource, FolderTensorStore, SpooledSource, upload_state
 from sonde.read.tensors.view import Source
 from sonde.schema.addresses import read_address
 from sonde.schema.tensors import SnapshotKey
@@ -22,9 +22,9 @@ def damaged_snapshots(run: Path, *, is_live: bool) -> list[str]:
     written = {row.place: row.details.get("sha256") for row in read_snapshot_rows(run, is_live=is_live)}
     try:
         source = _source_on_disk(run)
-        places = [(source.lake(attempt), attempt) for attempt in source.attempts()]
-        found = [(lake, SnapshotKey(attempt, step)) for lake, attempt in places for step in lake.steps]
-        return [problem for lake, key in found for problem in _problems(run, lake, key, written.get(key))]
+        places = [(source.store(attempt), attempt) for attempt in source.attempts()]
+        found = [(store, SnapshotKey(attempt, step)) for store, attempt in places for step in store.steps]
+        return [problem for store, key in found for problem in _problems(run, store, key, written.get(key))]
     except RunError as error:
         return [f"the snapshots cannot be read: {error}"]
 
@@ -33,20 +33,20 @@ def _source_on_disk(run: Path) -> Source:
     state = upload_state(run)
     if state is None or not (address := read_address(state.url, run)).is_local:
         return FolderSource(run)
-    from sonde.read.tensors.icechunk import IcechunkLake
+    from sonde.read.tensors.icechunk import IcechunkTensorStore
 
-    return SpooledSource(run, 0, lambda: IcechunkLake(address, branch=state.branch))
+    return SpooledSource(run, 0, lambda: IcechunkTensorStore(address, branch=state.branch))
 
 
-def _problems(run: Path, lake: Lake, key: SnapshotKey, sha256: object) -> Iterator[str]:
+def _problems(run: Path, store: TensorStore, key: SnapshotKey, sha256: object) -> Iterator[str]:
     """At most one: a snapshot with a damaged tensor is damaged."""
-    path, step = FolderLake(run, attempt=key.attempt).path(key.step), key.step
+    path, step = FolderTensorStore(run, attempt=key.attempt).path(key.step), key.step
     try:
-        if sha256 and path.exists() and lake.document(step).sha256 != sha256:
+        if sha256 and path.exists() and store.document(step).sha256 != sha256:
             yield f"the document of the snapshot of {key} is not the one that was acknowledged"
             return
-        for name in lake.entries(step):
-            lake.read(step, name)
+        for name in store.entries(step):
+            store.read(step, name)
         if path.is_file() and (damaged := _damaged_entry(run, path)):
             yield f"the snapshot of {key}: {damaged} in {path.name} is damaged. sonde reads it; others cannot."
     except RunError as error:

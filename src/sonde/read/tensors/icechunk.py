@@ -15,7 +15,7 @@ from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.readers import SnapshotReaders
 from sonde.read.tensors.view import SnapshotView
 from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.lake import SnapshotDocument, SnapshotReader
+from sonde.schema.snapshot_document import SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import GROUP_FILE, attempt_of, group_name, older_group, parent_name, step_of
 from sonde.schema.words import in_words
 
@@ -31,7 +31,7 @@ class Commit:
     """The snapshot it brought, if it brought one."""
 
 
-class IcechunkLake(SnapshotReaders):
+class IcechunkTensorStore(SnapshotReaders):
     """A repository at one point of its history; opened on a branch it is that branch's newest state."""
 
     def __init__(
@@ -66,9 +66,9 @@ class IcechunkLake(SnapshotReaders):
         """Those that have a snapshot here."""
         names = self._list(parent_name(self._rank))
         later = sorted(attempt for attempt in map(attempt_of, names) if attempt is not None)
-        return [attempt for attempt in (0, *later) if self.lake(attempt).steps]
+        return [attempt for attempt in (0, *later) if self.store(attempt).steps]
 
-    def lake(self, attempt: int) -> IcechunkLake:
+    def store(self, attempt: int) -> IcechunkTensorStore:
         """The snapshots of another attempt, at the same point of the history."""
         other = copy.copy(self)
         other._attempt = attempt
@@ -167,9 +167,9 @@ class IcechunkLake(SnapshotReaders):
 class VersionView(SnapshotView):
     """What is shown at one point of a repository's history; it knows nothing of attempts that began later."""
 
-    def __init__(self, run: Path, lake: IcechunkLake, *, attempt: int | None = None) -> None:
-        super().__init__(run, lake, attempt=attempt)
-        self._repository = lake
+    def __init__(self, run: Path, store: IcechunkTensorStore, *, attempt: int | None = None) -> None:
+        super().__init__(run, store, attempt=attempt)
+        self._repository = store
 
     @property
     def branches(self) -> list[str]:

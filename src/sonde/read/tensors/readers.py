@@ -1,4 +1,4 @@
-"""A lake that reads each snapshot by a `SnapshotReader`, and keeps the readers of the last few. Knows no place."""
+"""A store that reads each snapshot by a `SnapshotReader`, and keeps the readers of the last few. Knows no place."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from sonde.schema.lake import Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.snapshot_document import Index, SnapshotDocument, SnapshotReader, TensorEntry
 from sonde.schema.tensors import AnyArray
 
 _NUM_READERS: Final = 256
 """Documents of snapshots that are kept in memory."""
 
 
-class Lake(Protocol):
+class TensorStore(Protocol):
     """The snapshots of a run by step, wherever they are kept."""
 
     @property
@@ -45,7 +45,7 @@ class Lake(Protocol):
 
 
 class SnapshotReaders(ABC):
-    """What all lakes answer alike, once they have found a snapshot."""
+    """What all stores answer alike, once they have found a snapshot."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sonde.read.run.checkpoints import ELSEWHERE, run_checkpoints
 from sonde.read.run.state import RunState
-from sonde.read.tensors.lake import FolderLake, open_lake, upload_state
+from sonde.read.tensors.stores import FolderTensorStore, open_tensor_store, upload_state
 
 
 def sample_paths(state: RunState) -> dict[int, str]:
@@ -20,10 +20,10 @@ def _checkpoints(state: RunState) -> dict[int, str]:
 
 
 def _snapshots(state: RunState) -> dict[int, str]:
-    run, upload, lake = state.run, upload_state(state.run), open_lake(state.run, attempt=state.view)
+    run, upload, store = state.run, upload_state(state.run), open_tensor_store(state.run, attempt=state.view)
     far = "" if upload is None else _address(run, upload.url)
-    places = [lake.place(step) for step in lake.steps]
-    here = {place.step: FolderLake(run, attempt=place.attempt).path(place.step) for place in places}
+    places = [store.place(step) for step in store.steps]
+    here = {place.step: FolderTensorStore(run, attempt=place.attempt).path(place.step) for place in places}
     return {step: str(path) if path.exists() else far for step, path in here.items()}
 
 

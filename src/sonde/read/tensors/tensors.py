@@ -17,7 +17,7 @@ from sonde.read.run.catalog import read_snapshot_rows
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import Steps, parse_steps
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
 from sonde.read.tensors.view import SnapshotView, is_shown
 from sonde.schema.names import matches
 from sonde.schema.tensors import AnyArray, as_values, kind_of, storage_dtype
@@ -42,9 +42,9 @@ _SNAPSHOTS: Final = pa.schema(
 )
 
 
-def find_step(lake: Lake, step: int | str) -> int:
+def find_step(store: TensorStore, step: int | str) -> int:
     """The step that is meant: itself, "latest", or counted from the end when negative."""
-    steps = _some_steps(lake)
+    steps = _some_steps(store)
     if step == "latest":
         return steps[-1]
     if not isinstance(step, int) or isinstance(step, bool):
@@ -52,13 +52,13 @@ def find_step(lake: Lake, step: int | str) -> int:
     if -len(steps) <= step < 0:
         return steps[step]
     if step not in steps:
-        hidden = "".join(f" Another attempt has it: run.attempt({k}).snapshot({step})." for k in lake.hidden(step))
+        hidden = "".join(f" Another attempt has it: run.attempt({k}).snapshot({step})." for k in store.hidden(step))
         raise UsageError(f"no snapshot of step {step}. {_nearest_steps(step, steps)}{hidden}")
     return step
 
 
-def _some_steps(lake: Lake) -> list[int]:
-    steps = lake.steps
+def _some_steps(store: TensorStore) -> list[int]:
+    steps = store.steps
     if not steps:
         raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
     return steps
@@ -72,12 +72,12 @@ def _nearest_steps(step: int, steps: Sequence[int]) -> str:
     return f"The nearest is {nearest}. There are {len(steps)}: {', '.join(shown)}."
 
 
-def snapshot_tensors(lake: Lake, step: int | str, pattern: str = "*") -> LazyTensors:
+def snapshot_tensors(store: TensorStore, step: int | str, pattern: str = "*") -> LazyTensors:
     """The tensors of one snapshot by name, each read when asked for."""
-    at = find_step(lake, step)
-    entries = {name: entry for name, entry in lake.entries(at).items() if matches(pattern, name)}
+    at = find_step(store, step)
+    entries = {name: entry for name, entry in store.entries(at).items() if matches(pattern, name)}
     specs = {name: TensorSpec(entry.shape, entry.dtype) for name, entry in entries.items()}
-    return LazyTensors(f"the snapshot of step {at}", specs, lambda name: lake.read(at, name))
+    return LazyTensors(f"the snapshot of step {at}", specs, lambda name: store.read(at, name))
 
 
 def num_snapshots(state: RunState) -> int:
@@ -87,7 +87,7 @@ def num_snapshots(state: RunState) -> int:
     return len(steps)
 
 
-def snapshot_table(state: RunState, lake: SnapshotView) -> pa.Table:
+def snapshot_table(state: RunState, store: SnapshotView) -> pa.Table:
     """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of what was kept.
 
     What a snapshot takes on disk is known to the catalog only; null where its row is not there yet.
@@ -95,9 +95,9 @@ def snapshot_table(state: RunState, lake: SnapshotView) -> pa.Table:
     known = read_snapshot_rows(state.run, is_live=state.is_held)
     stored = {row.place: row.details.get("stored_bytes") for row in known}
     rows = []
-    for step in lake.steps:
-        document = lake.document(step)
-        on_disk = size if isinstance(size := stored.get(lake.place(step)), int) else None
+    for step in store.steps:
+        document = store.document(step)
+        on_disk = size if isinstance(size := stored.get(store.place(step)), int) else None
         rows.append(
             {
                 "step": step,
@@ -107,19 +107,19 @@ def snapshot_table(state: RunState, lake: SnapshotView) -> pa.Table:
                 "bytes": document.nbytes,
                 "stored_bytes": on_disk,
                 "ratio": document.nbytes / on_disk if on_disk else None,
-                "attempt": lake.attempt(step),
+                "attempt": store.attempt(step),
             }
         )
     return pa.Table.from_pylist(rows, schema=_SNAPSHOTS)
 
 
-def steps_of(lake: Lake, name: str, steps: Steps = None) -> list[int]:
+def steps_of(store: TensorStore, name: str, steps: Steps = None) -> list[int]:
     """The steps at which a tensor was kept; an unknown name is answered with the nearest."""
-    every = _some_steps(lake)
+    every = _some_steps(store)
     wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
-    found = [step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted and name in lake.entries(step)]
+    found = [step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted and name in store.entries(step)]
     if not found:
-        known = {tensor for step in every for tensor in lake.entries(step)}
+        known = {tensor for step in every for tensor in store.entries(step)}
         if name in known:
             raise UsageError(f'"{name}" was not kept at the steps asked for. run.snapshots() lists them.')
         if f"param/{name}" in known:  # what a state dict calls it
@@ -128,14 +128,14 @@ def steps_of(lake: Lake, name: str, steps: Steps = None) -> list[int]:
     return found
 
 
-def tensor_over_steps(open: Callable[[], Lake], name: str, steps: Steps = None) -> xarray.DataArray:
+def tensor_over_steps(open: Callable[[], TensorStore], name: str, steps: Steps = None) -> xarray.DataArray:
     """One tensor over the snapshots that have it: dims (step, d0, d1, …), read when its values are asked for.
 
-    `open` gives the lake; the array takes it along to other processes, where a cluster's workers open it anew.
+    `open` gives the store; the array takes it along to other processes, where a cluster's workers open it anew.
     """
-    lake = open()
-    found = steps_of(lake, name, steps)
-    entries = [lake.entries(step)[name] for step in found]
+    store = open()
+    found = steps_of(store, name, steps)
+    entries = [store.entries(step)[name] for step in found]
     shapes = {entry.shape for entry in entries}
     if len(shapes) > 1:
         raise UsageError(
@@ -144,7 +144,7 @@ def tensor_over_steps(open: Callable[[], Lake], name: str, steps: Steps = None) 
             "Name the steps with steps=, or read one with run.snapshot(step)."
         )
     dtype = _dtype(entries[-1].dtype if len({entry.dtype for entry in entries}) == 1 else "float64")
-    return _data_array(_Backing(open, lake, name, found, entries[0].shape, dtype), entries[-1].dtype)
+    return _data_array(_Backing(open, store, name, found, entries[0].shape, dtype), entries[-1].dtype)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -156,25 +156,25 @@ class _Backing:
 
     def __init__(
         self,
-        open: Callable[[], Lake],
-        lake: Lake | None,
+        open: Callable[[], TensorStore],
+        store: TensorStore | None,
         name: str,
         steps: list[int],
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
     ) -> None:
-        self._open, self._lake, self.name, self.steps, self.dtype = open, lake, name, steps, dtype
+        self._open, self._store, self.name, self.steps, self.dtype = open, store, name, steps, dtype
         self.shape = (len(steps), *shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the open lake, whose locks and files belong to this process."""
+        """Without the open store, whose locks and files belong to this process."""
         return _Backing, (self._open, None, self.name, self.steps, self.shape[1:], self.dtype)
 
     @property
-    def lake(self) -> Lake:
-        if self._lake is None:
-            self._lake = self._open()
-        return self._lake
+    def store(self) -> TensorStore:
+        if self._store is None:
+            self._store = self._open()
+        return self._store
 
     def read(self, key: tuple[int | slice, ...]) -> AnyArray:
         """Integers and slices, one per axis; each step is opened for its part only."""
@@ -192,7 +192,7 @@ class _Backing:
         return np.empty((0, *shape), self.dtype)
 
     def _part(self, step: int, rest: Sequence[int | slice]) -> AnyArray:
-        return self.lake.read_part(step, self.name, tuple(rest)).astype(self.dtype, copy=False)
+        return self.store.read_part(step, self.name, tuple(rest)).astype(self.dtype, copy=False)
 
 
 def _data_array(backing: _Backing, dtype: str) -> xarray.DataArray:

@@ -13,10 +13,10 @@ from typing import Protocol
 from sonde.errors import CorruptError, RunError
 from sonde.read.run.catalog import read_attempts, read_snapshot_rows
 from sonde.read.run.status import is_locked
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
 from sonde.schema.attempts import History
-from sonde.schema.lake import Index, SnapshotDocument, TensorEntry
 from sonde.schema.layout import CATALOG_FILE
+from sonde.schema.snapshot_document import Index, SnapshotDocument, TensorEntry
 from sonde.schema.tensors import AnyArray, SnapshotKey
 
 
@@ -32,7 +32,7 @@ class Source(Protocol):
         """The places that have a snapshot."""
         ...
 
-    def lake(self, attempt: int) -> Lake:
+    def store(self, attempt: int) -> TensorStore:
         """The snapshots of one place."""
         ...
 
@@ -59,30 +59,30 @@ class _Known:
 
 
 class SnapshotView:
-    """A lake of what is shown. Snapshots and attempts that appear later are found."""
+    """A store of what is shown. Snapshots and attempts that appear later are found."""
 
     def __init__(self, run: Path, source: Source, *, attempt: int | None = None) -> None:
         self.run, self._source, self._view = run, source, attempt
         self._signature: object = None
         self._known = _Known()
         self._shown: dict[int, tuple[SnapshotKey, int]] = {}
-        self._lakes: dict[int, Lake] = {}
+        self._stores: dict[int, TensorStore] = {}
 
     @property
     def steps(self) -> list[int]:
         return sorted(self._look())
 
     def document(self, step: int) -> SnapshotDocument:
-        return self._lake(step).document(step)
+        return self._store(step).document(step)
 
     def entries(self, step: int) -> dict[str, TensorEntry]:
-        return self._lake(step).entries(step)
+        return self._store(step).entries(step)
 
     def read(self, step: int, name: str) -> AnyArray:
-        return self._lake(step).read(step, name)
+        return self._store(step).read(step, name)
 
     def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        return self._lake(step).read_part(step, name, slices)
+        return self._store(step).read_part(step, name, slices)
 
     def place(self, step: int) -> SnapshotKey:
         """Where the snapshot of a step is stored."""
@@ -105,13 +105,13 @@ class SnapshotView:
             raise RunError(f"{self._source.name} has no snapshot of step {step}. {known_steps(self.steps)}{hidden}")
         return found
 
-    def _lake(self, step: int) -> Lake:
-        return self._lake_at(self.place(step).attempt)
+    def _store(self, step: int) -> TensorStore:
+        return self._store_at(self.place(step).attempt)
 
-    def _lake_at(self, attempt: int) -> Lake:
-        if attempt not in self._lakes:
-            self._lakes[attempt] = self._source.lake(attempt)
-        return self._lakes[attempt]
+    def _store_at(self, attempt: int) -> TensorStore:
+        if attempt not in self._stores:
+            self._stores[attempt] = self._source.store(attempt)
+        return self._stores[attempt]
 
     def _look(self) -> dict[int, tuple[SnapshotKey, int]]:
         """Where the snapshot of each step is, and its attempt."""
@@ -132,7 +132,7 @@ class SnapshotView:
 
     def _all(self) -> Iterator[tuple[SnapshotKey, int]]:
         for attempt in self._source.attempts():
-            for step in self._lake_at(attempt).steps:
+            for step in self._store_at(attempt).steps:
                 place = SnapshotKey(attempt, step)
                 yield place, self._known.attempt_of(place)
 

@@ -117,20 +117,20 @@ def row_spread(weight: Tensor) -> Tensor:
     return torch.where(size > 0, furthest / size, 0.0 * furthest)
 
 
-def carry(given: Tensor, out: Tensor) -> Tensor:
+def skip_gain(given: Tensor, out: Tensor) -> Tensor:
     """How much of its input a block hands on: <out, in> / <in, in>. 1 with a skip connection, near 0 without.
 
     Of deviations from each unit's mean: what is positive on both sides of a rectified block would look alike otherwise.
     """
-    return carried(some_units(given).float(), some_units(out).float())
+    return sampled_skip_gain(some_units(given).float(), some_units(out).float())
 
 
 def some_units(tensor: Tensor) -> Tensor:
-    """(rows, units): the sample that `carried` is to see of what a block took or gave."""
+    """(rows, units): the sample that `sampled_skip_gain` is to see of what a block took or gave."""
     return as_rows(tensor, tensor.ndim - 1, max(1, MAX_SEEN // max(tensor.shape[-1], 1)))
 
 
-def carried(given: Tensor, out: Tensor) -> Tensor:
-    """`carry` from samples (..., rows, units) in float32: several blocks alike may stand in front."""
+def sampled_skip_gain(given: Tensor, out: Tensor) -> Tensor:
+    """`skip_gain` from samples (..., rows, units) in float32: several blocks alike may stand in front."""
     x, y = given - given.mean(-2, keepdim=True), out - out.mean(-2, keepdim=True)
     return (x * y).sum((-2, -1)) / (x * x).sum((-2, -1))

@@ -62,7 +62,7 @@ class TrainerSession:
             self.session.log(values, step)
 
     def _log_afterwards(self, ended: Session, values: Mapping[str, Any], step: int) -> None:
-        quietly = ended.settings.model_copy(update={"verbose": False, "diagnose": False})
+        quietly = ended.settings.model_copy(update={"verbose": False, "live_rules": False})
         try:
             with begin(quietly, resume=str(ended.path), is_same_attempt=True) as session:
                 session.log(values, step)

@@ -10,7 +10,7 @@ from sonde.probe.loss.feeding import Feeding
 from sonde.probe.model import ModuleRef
 from sonde.probe.outputs import floating_tensors
 from sonde.probe.structure import kind_of
-from sonde.reduce.inspect.units import carry
+from sonde.reduce.inspect.units import skip_gain
 from sonde.session.inspect.units import Values, readable
 
 
@@ -35,7 +35,7 @@ class PathInspection:
             return
         given = args[0] if isinstance(args, tuple) and args else None
         if module._modules:
-            self._carry(values, place, given, output)
+            self._skip_gain(values, place, given, output)
         elif not self._is_over and kind_of(module) in ("linear", "conv"):
             self._feeding.called(place.name, given, output)
 
@@ -43,10 +43,10 @@ class PathInspection:
         self._is_over = True
         self._feeding.end(tensor for _, tensor in floating_tensors(output))
 
-    def _carry(self, values: Values, place: ModuleRef, given: object, output: Any) -> None:
+    def _skip_gain(self, values: Values, place: ModuleRef, given: object, output: Any) -> None:
         outputs = floating_tensors(output)
         if not outputs or not isinstance(given, Tensor) or not readable(given):
             return
         out = outputs[0][1]
         if readable(out) and out.shape == given.shape and out.device == given.device and out.ndim >= 2:
-            values[f"unit/{place.name}/carry"] = carry(given, out)
+            values[f"unit/{place.name}/skip_gain"] = skip_gain(given, out)

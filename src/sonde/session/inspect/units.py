@@ -96,7 +96,7 @@ class UnitInspection:
         rows = reduce.rank_rows(out, dim)
         if len(rows) >= 2:
             values[f"unit/{site}/rank"] = reduce.effective_rank(rows)
-            values[f"unit/{site}/rank_of"] = min(len(rows) - 1, rows.shape[1])
+            values[f"unit/{site}/rank_max"] = min(len(rows) - 1, rows.shape[1])
         if kind == "embedding" or (isinstance(module, nn.RNNBase) and not module.batch_first):
             return  # the first dimension is no batch, or not surely
         if out.shape[0] >= 2:

@@ -152,7 +152,7 @@ class WatchedModel:
         self._has_other_ranks = world_size() > 1
         self._root = root = self.names.place(model)
         on_error = recording.breaker
-        self.nonfinite = NonFiniteWatch(recording.writer, root.name if root else "") if asked.finite else None
+        self.nonfinite = NonFiniteWatch(recording.writer, root.name if root else "") if asked.check_finite else None
         self.inspection = Inspection(self.names, recording.warn_once, on_error)
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
@@ -381,7 +381,7 @@ class WatchedModel:
         if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
             value = model_fingerprint(model)
             if value is not None:
-                self.log({"model/model/fingerprint": value})
+                self.log({"model/weights/fingerprint": value})
 
     def _predict(self, step: OptimizerStep, part: ParameterSubset) -> None:
         tables = self.prediction.before(step, part, self.wants, histogram=self.histogram)

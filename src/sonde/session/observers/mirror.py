@@ -16,13 +16,13 @@ from typing import Any, Final
 from sonde.errors import UnknownNameError, UsageError
 from sonde.schema.joined import JOINED
 from sonde.schema.layout import RunStatus
-from sonde.schema.names import KINDS, Series, matches
+from sonde.schema.names import KINDS, Series, matches, matches_stat
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.stats import STATS
 from sonde.session.observers.delivery import Delivery, Sink, Unopened
 from sonde.session.observers.values import MirrorValues
 from sonde.write.items import Facts, FindingRow, NewAttempt, NewScalar, NewSite
-from sonde.write.observer import Observer, Said, Shown
+from sonde.write.observer import Item, Observer, Output
 
 GROUP: Final = "sonde.mirrors"
 """The entry points by which sinks are found."""
@@ -52,7 +52,7 @@ class Mirror:
             kind, _, stat = _split(pattern)
             if not any(matches(kind, known) for known in KINDS):
                 raise UnknownNameError("kind", kind, KINDS)
-            if not any(matches(stat, known) for known in (*STATS, *JOINED)):
+            if not any(matches_stat(stat, known) for known in (*STATS, *JOINED)):
                 raise UnknownNameError("stat", stat, (*STATS, *JOINED))
 
 
@@ -157,7 +157,7 @@ class MirrorObserver:
         keys = ("id", "name", "project", "config", "tags", "notes")
         self._delivery = Delivery(self.sink, {key: content.get(key) for key in keys})
 
-    def saw(self, item: Shown) -> None:
+    def on_item(self, item: Item) -> None:
         assert self._delivery is not None, "begin comes first"
         if isinstance(item, NewSite):
             self._values.add_site(item.id, item.site)
@@ -173,7 +173,7 @@ class MirrorObserver:
         elif isinstance(item, NewAttempt):
             self._delivery.rewound(item.step)
 
-    def heard(self, items: Iterable[Said]) -> None:
+    def on_outputs(self, items: Iterable[Output]) -> None:
         """What the rules have found: each finding once, and again when its severity changes."""
         for item in items:
             if isinstance(item, FindingRow) and self._delivery is not None:
@@ -181,7 +181,7 @@ class MirrorObserver:
                     self._delivery.finding(item)
                 self._findings[item.number] = item.severity
 
-    def look(self, now: float) -> list[Said]:
+    def poll(self, now: float) -> list[Output]:
         """The tracker's first failure, as soon as it is known."""
         if self._delivery is None or self._has_warned or not self._delivery.problem:
             return []
@@ -193,7 +193,7 @@ class MirrorObserver:
         if self._delivery is not None:
             self._delivery.close(status)
 
-    def last_look(self, end: float) -> list[Said]:
+    def finish(self, end: float) -> list[Output]:
         """Wait until `end` for what is on its way, and say what did not arrive."""
         why = self._delivery.wait(end) if self._delivery is not None else ""
         return [self._warned(f"{self._count()}; {why}")] if why else []
@@ -246,7 +246,7 @@ class Observers:
         if self._rules is not None:
             self._rules.begin(sites, scalars, content)
 
-    def saw(self, item: Shown) -> None:
+    def on_item(self, item: Item) -> None:
         if isinstance(item, NewSite):
             self._sites[item.id] = item.site
         elif isinstance(item, NewScalar):
@@ -254,38 +254,38 @@ class Observers:
         if not self._new.empty():
             self._begin_new()
         if self._rules is not None:
-            self._rules.saw(item)
+            self._rules.on_item(item)
         for mirroring in self._mirrors:
-            self._try(mirroring, lambda found: found.saw(item))
+            self._try(mirroring, lambda found: found.on_item(item))
 
-    def look(self, now: float) -> list[Said]:
+    def poll(self, now: float) -> list[Output]:
         self._begin_new()
-        said = self._tell([] if self._rules is None else list(self._rules.look(now)))
+        outputs = self._forward([] if self._rules is None else list(self._rules.poll(now)))
         for mirroring in self._mirrors:
-            self._try(mirroring, lambda found: said.extend(found.look(now)))
-        return said
+            self._try(mirroring, lambda found: outputs.extend(found.poll(now)))
+        return outputs
 
-    def last_look(self, status: RunStatus) -> list[Said]:
+    def finish(self, status: RunStatus) -> list[Output]:
         self._begin_new()
-        said = self._tell([] if self._rules is None else list(self._rules.last_look(status)))
-        return said + self._deliver(status)
+        outputs = self._forward([] if self._rules is None else list(self._rules.finish(status)))
+        return outputs + self._deliver(status)
 
-    def _deliver(self, status: RunStatus) -> list[Said]:
+    def _deliver(self, status: RunStatus) -> list[Output]:
         """All of them at the same time, and within what is left of the deadline."""
         now = time.monotonic()
         end = now + CLOSE_S if self.end is None else now + _SHARE * (self.end - now)
-        said: list[Said] = []
+        outputs: list[Output] = []
         for mirroring in self._mirrors:
             self._try(mirroring, lambda found: found.close(status))
         for mirroring in self._mirrors:
-            self._try(mirroring, lambda found: said.extend(found.last_look(end)))
+            self._try(mirroring, lambda found: outputs.extend(found.finish(end)))
         facts = [mirroring.facts() for mirroring in self._mirrors]
-        return [*said, Facts({"mirrors": facts})] if facts else said
+        return [*outputs, Facts({"mirrors": facts})] if facts else outputs
 
-    def _tell(self, said: list[Said]) -> list[Said]:
-        for mirroring in self._mirrors if said else ():
-            self._try(mirroring, lambda found: found.heard(said))
-        return said
+    def _forward(self, outputs: list[Output]) -> list[Output]:
+        for mirroring in self._mirrors if outputs else ():
+            self._try(mirroring, lambda found: found.on_outputs(outputs))
+        return outputs
 
     def _begin_new(self) -> None:
         while not self._new.empty():

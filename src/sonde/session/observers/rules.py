@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sonde.schema.layout import MODEL_FILE, RunStatus
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, SystemSample
 from sonde.write.items import Document, Facts, FindingRow, NewAttempt, NewScalar, NewSite
-from sonde.write.observer import Said, Shown
+from sonde.write.observer import Item, Output
 
 if TYPE_CHECKING:
     from sonde.diagnose.diagnosis import Diagnosis
@@ -72,7 +72,7 @@ class LiveRules:
         self._content = content  # the writer's own; what is added to it later is seen here
         self._facts.update(content.get("facts") or {})
 
-    def saw(self, item: Shown) -> None:
+    def on_item(self, item: Item) -> None:
         if isinstance(item, StatsRecord | ScalarsRecord | SystemSample):
             self._keep(item)
         elif isinstance(item, NewSite):
@@ -114,7 +114,7 @@ class LiveRules:
 
     # --------------------------------------------------------------------------------------------------------- looking
 
-    def look(self, now: float) -> Iterator[Said]:
+    def poll(self, now: float) -> Iterator[Output]:
         is_earned = now >= self._next_look and (time.process_time() >= self._next_work_s or now >= self._latest_look)
         if not is_earned and not self._is_urgent:
             return
@@ -127,18 +127,18 @@ class LiveRules:
         self._next_work_s = self._began_work_s + (self.spent_s + took_s) / SHARE
         self._latest_look = now + IDLE_FACTOR * took_s / SHARE
 
-    def last_look(self, status: RunStatus) -> Iterator[Said]:
+    def finish(self, status: RunStatus) -> Iterator[Output]:
         yield from self._look(status, is_last=True)
 
-    def _look(self, status: RunStatus, *, is_last: bool = False) -> Iterator[Said]:
+    def _look(self, status: RunStatus, *, is_last: bool = False) -> Iterator[Output]:
         if self._rolling is None and not self._waiting:
             return
         self._import()
-        said = self._measured(lambda: list(self._diagnosed(status, is_last=is_last)))
+        outputs = self._measured(lambda: list(self._diagnosed(status, is_last=is_last)))
         self.num_looks += 1
-        yield from said
+        yield from outputs
 
-    def _diagnosed(self, status: RunStatus, *, is_last: bool) -> Iterator[Said]:
+    def _diagnosed(self, status: RunStatus, *, is_last: bool) -> Iterator[Output]:
         from sonde.diagnose.check import all_rules
         from sonde.diagnose.diagnosis import diagnose
 
@@ -154,7 +154,7 @@ class LiveRules:
         yield from self._changes(found, is_last=is_last)
         yield Facts({"diagnosis": self._summary(found)})
 
-    def _changes(self, found: Diagnosis, *, is_last: bool) -> Iterator[Said]:
+    def _changes(self, found: Diagnosis, *, is_last: bool) -> Iterator[Output]:
         changes = self._tracker.look(found.findings, is_last=is_last)
         for tracked in changes.begun:
             finding = tracked.finding
@@ -197,11 +197,11 @@ class LiveRules:
         """On the first look, and not when training starts."""
         if self._rolling is None:
             before = time.thread_time()
-            from sonde.diagnose.diagnosis import all_needs
+            from sonde.diagnose.diagnosis import all_required_series
             from sonde.diagnose.rolling import Rolling
             from sonde.diagnose.tracker import Tracker
 
-            self._rolling, self._tracker = Rolling(all_needs()), Tracker()
+            self._rolling, self._tracker = Rolling(all_required_series()), Tracker()
             self._rolling.sites, self._rolling.scalar_names = self._sites, self._scalar_names
             self.import_s = time.thread_time() - before
 

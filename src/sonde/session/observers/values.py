@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.schema.joined import JOINED
-from sonde.schema.names import Series, is_inspection, matches
+from sonde.schema.names import Series, is_inspection, matches, matches_scalar, matches_stat
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import HIST_N, INDEX, NUM_BINS, PAIRED, Array
 from sonde.schema.stat_fields import fields_of
@@ -35,12 +35,12 @@ class MirrorValues:
         for pattern in self._patterns:
             if matches(pattern.kind, site.kind) and matches(pattern.site, site.name):
                 for stat in (*STATS, *JOINED):
-                    if matches(pattern.stat, stat) and (stat in STATS or JOINED[stat].kind == site.kind):
+                    if matches_stat(pattern.stat, stat) and (stat in STATS or JOINED[stat].kind == site.kind):
                         self._series.setdefault(stat, {})[id] = f"{site.kind}/{site.name}/{stat}"
 
     def add_scalar(self, id: int, name: str) -> None:
         is_asked = self._scalar_pattern != "*" or not is_inspection(name)  # those are for the rules
-        if is_asked and matches(self._scalar_pattern, name):
+        if is_asked and matches_scalar([self._scalar_pattern], name):
             self._scalars[id] = name
 
     def of_stats(self, record: StatsRecord) -> dict[str, float]:

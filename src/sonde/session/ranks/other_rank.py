@@ -56,7 +56,7 @@ class RankSession(NullSession):
 
     def watch(self, model: Any, optimizer: Any = None, **options: Any) -> RankSession:
         checked, optimizers = check_model(model), check_optimizers(optimizer)
-        if not self._taps and self.settings.finite:
+        if not self._taps and self.settings.check_finite:
             self._attach(checked, optimizers, str(options.get("prefix", "")))
             self.writer.start()
         return self

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.run import Lake, LazyTensors, Run, TensorSpec, snapshot_tensors
+from sonde.run import LazyTensors, Run, TensorSpec, TensorStore, snapshot_tensors
 from sonde.schema.names import matches_any
 from sonde.schema.tensors import group_name
 from sonde.show.export.atomic import replacing
@@ -38,7 +38,7 @@ class TensorExport:
     """Which tensors of which steps, in which format."""
 
     run: Run
-    lake: Lake
+    store: TensorStore
     what: str
     format: str
     names: Mapping[int, Sequence[str]]
@@ -50,7 +50,7 @@ class TensorExport:
 
     def tensors(self, step: int) -> LazyTensors:
         """The tensors asked for of one step; none of them is read yet."""
-        whole = snapshot_tensors(self.lake, step)
+        whole = snapshot_tensors(self.store, step)
         specs = {name: _readable(whole.specs[name]) for name in self.names[step]}
         return LazyTensors(whole.label, specs, whole.__getitem__)
 
@@ -59,7 +59,7 @@ class TensorExport:
 
         So parts stay good when a live run has more steps by the time an export goes on.
         """
-        of = fingerprint([self.lake.document(step).time, *self.names[step]])
+        of = fingerprint([self.store.document(step).time, *self.names[step]])
         return f"{group_name(step)}-{of}.{FORMATS[self.format]}"
 
     def request(self) -> dict[str, Any]:
@@ -79,25 +79,25 @@ def plan_export(
     if format not in FORMATS:
         raise UnknownNameError("format for whole tensors", format, FORMATS)
     kinds = KINDS[what]
-    lake = run.lake()
-    every = lake.steps
+    store = run.tensor_store()
+    every = store.steps
     if not every:
         raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
     first, stop, stride = (steps or slice(None)).indices(every[-1] + 1)
     found = {}
     for step in every:
         if first <= step < stop and (step - first) % stride == 0:
-            kept = lake.entries(step)
+            kept = store.entries(step)
             chosen = [n for n in kept if (kinds is None or n.partition("/")[0] in kinds) and matches_any(names, n)]
             if chosen:
                 found[step] = chosen
     if not found:
-        there = sorted({name.partition("/")[0] for name in lake.entries(every[-1])})
+        there = sorted({name.partition("/")[0] for name in store.entries(every[-1])})
         raise UsageError(
             f"no {what} {'' if list(names) == ['*'] else 'of these names '}were kept at the steps asked for. "
             f"There are snapshots of {len(every)} steps, {every[0]} to {every[-1]}; the last has {', '.join(there)}."
         )
-    return TensorExport(run, lake, what, format, found)
+    return TensorExport(run, store, what, format, found)
 
 
 def default_path(export: TensorExport) -> Path:

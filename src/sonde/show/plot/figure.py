@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from sonde.errors import UnknownNameError, UsageError
 from sonde.run import Run
+from sonde.schema.old_names import current_stat
 from sonde.show.plot.heat import COLUMNS, draw_heat
 from sonde.show.plot.lines import draw_lines
 from sonde.show.plot.series import is_stat, read_series
@@ -73,7 +74,7 @@ def _heatmap(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, ti
             'a heatmap shows one stat of many sites, as in  run.plot("grad/*/rms", style="heatmap"); '
             f"got {', '.join(patterns)}."
         )
-    stat = patterns[0].split("/")[2]
+    stat = current_stat(patterns[0].split("/")[2])
     if any(sign in stat for sign in "*?["):
         raise UsageError(f'a heatmap shows one stat; "{stat}" may be several. Give its name, as rms.')
     pooled = pool(run, patterns[0], width=COLUMNS, steps=steps)

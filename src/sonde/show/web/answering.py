@@ -24,7 +24,7 @@ from sonde.show.web.finding_states import STATES, FindingStates
 from sonde.show.web.query import BadRequestError, ConflictError, NotFoundError, Query
 from sonde.show.web.run_summaries import Briefs
 from sonde.show.web.runs import Entry, RunTable, run_key
-from sonde.show.web.throttled import Rested
+from sonde.show.web.throttled import ThrottledAnswers
 from sonde.show.web.wire import Reply, json_reply
 
 ANSWER_BYTES: Final = 128 << 20
@@ -62,7 +62,7 @@ class Answers:
         self.states = FindingStates()
         self.briefs = Briefs(self.states)
         self.diagnoses = Diagnoses()
-        self.comparisons: Rested[Reply] = Rested()
+        self.comparisons: ThrottledAnswers[Reply] = ThrottledAnswers()
         self.heats = Heats()
         self.cache: ByteCache[Reply] = ByteCache(ANSWER_BYTES)
 

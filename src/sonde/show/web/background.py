@@ -1,4 +1,4 @@
-"""Work for later, done one after the other on a thread that starts with the first errand and ends when idle."""
+"""Work for later, done one after the other on a thread that starts with the first task and ends when idle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log: Final = logging.getLogger(__name__)
 Task = TypeVar("Task")
 
 
-class Errands(Generic[Task]):
+class BackgroundTasks(Generic[Task]):
     """Each is known by a key; what is asked for again before it is done is done once."""
 
     def __init__(self, name: str, work: Callable[[Task], None], *, head_start_s: float = 0.0) -> None:

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Evidence, Finding, Severity
-from sonde.diagnose.health import NEEDS, Health, health
+from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.show.web.runs import Entry
-from sonde.show.web.throttled import Rested
+from sonde.show.web.throttled import ThrottledAnswers
 
 MAX_ROWS: Final = 5_000_000
 """Runs with more sketches are not diagnosed anew: what was found during training is shown."""
@@ -53,7 +53,7 @@ class Diagnoses:
     """By run."""
 
     def __init__(self) -> None:
-        self._kept: Rested[Judged] = Rested()
+        self._kept: ThrottledAnswers[Judged] = ThrottledAnswers()
 
     def of(self, entry: Entry, run: Run) -> Judged:
         return self._kept.get(entry.id, run.revision, lambda: judge(entry, run), is_moving=run.status == "running")
@@ -86,7 +86,7 @@ def _recorded(entry: Entry, run: Run) -> Judged:
 
     def make_health() -> Health:
         with entry.open() as own:
-            return health(own.window(NEEDS, max_rows=MAX_MERGED_ROWS), findings)
+            return health(own.window(REQUIRED_SERIES, max_rows=MAX_MERGED_ROWS), findings)
 
     return Judged(run.last_step, "recorded", findings, make_health)
 

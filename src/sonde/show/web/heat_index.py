@@ -15,7 +15,7 @@ import numpy as np
 from sonde.errors import SondeError
 from sonde.run import Heat, LiveCells, Segment
 from sonde.schema.pooling import MISSING, ZERO_PLACE, Cells, Places, pool, pool_into, scale_of
-from sonde.show.web.background import Errands
+from sonde.show.web.background import BackgroundTasks
 from sonde.show.web.cache import ByteCache
 from sonde.show.web.runs import Entry
 
@@ -168,22 +168,22 @@ class Loader:
     """Reads what pictures lack, one file at a time."""
 
     def __init__(self) -> None:
-        self._errands = Errands("sonde-heat", self._load, head_start_s=HEAD_START_S)
+        self._tasks = BackgroundTasks("sonde-heat", self._load, head_start_s=HEAD_START_S)
 
     def add(self, index: HeatIndex, segments: Sequence[Segment], width: int) -> None:
         for segment in segments:
-            self._errands.add(index.key(segment, width), _Task(index, segment, width))
+            self._tasks.add(index.key(segment, width), _Task(index, segment, width))
 
     @property
     def num_pending(self) -> int:
-        return self._errands.num_pending
+        return self._tasks.num_pending
 
     def close(self) -> None:
-        self._errands.close()
+        self._tasks.close()
 
     def wait(self, timeout_s: float) -> None:
         """Until everything asked for is read."""
-        self._errands.wait(timeout_s)
+        self._tasks.wait(timeout_s)
 
     @staticmethod
     def _load(task: _Task) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
+from sonde.schema.old_names import current_stat
+
 MAX_QUERY_BYTES: Final = 16_384
 MAX_STEP: Final = 1 << 53
 _WHOLE: Final = re.compile(r"-?\d{1,16}", re.ASCII)
@@ -83,6 +85,12 @@ class Query:
         if word not in known:
             raise NotFoundError(f"no such {name}; known: {', '.join(sorted(known)[:50])}")
         return word
+
+    def stat(self, known: Collection[str]) -> str:
+        """The stat that is asked for, by its name or by one that earlier versions had: an address may be that old."""
+        if "stat" in self._values:
+            self._values["stat"] = current_stat(self._values["stat"])
+        return self.word("stat", known)
 
     def ids(self, name: str, low: int, high: int) -> list[str]:
         """Ids of runs, separated by commas."""

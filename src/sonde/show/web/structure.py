@@ -18,7 +18,7 @@ MAX_DEPTH: Final = 32
 _FIELDS: Final = frozenset({"n", "nan", "inf", "zero", "sum", "sumsq", "sumabs", "hist_n"})
 _FIRST: Final = ("rms", "norm", "abs_mean", "max_abs", "mean", "std", "zero_fraction", "nonfinite_fraction")
 _OF_UPDATES: Final = frozenset({"grad_update_dot", "grad_moment_dot", "second_moment_lag"})
-_OF_GRADS: Final = frozenset({"norm_raw", "clip_factor"})
+_OF_GRADS: Final = frozenset({"norm_preclip", "clip_factor"})
 
 
 @dataclass(frozen=True, slots=True)

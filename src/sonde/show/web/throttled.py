@@ -25,7 +25,7 @@ class _Kept(Generic[Value]):
     fresh_until: float = 0.0
 
 
-class Rested(Generic[Value]):
+class ThrottledAnswers(Generic[Value]):
     """By key, the last value and the version of what it was made from."""
 
     def __init__(self) -> None:

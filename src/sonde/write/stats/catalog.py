@@ -19,6 +19,7 @@ from typing import Any, Final
 from sonde.errors import CorruptError
 from sonde.schema.attempts import Attempt, Mark
 from sonde.schema.layout import ATTEMPT_TABLES, CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text, snapshot_row_id
+from sonde.schema.old_names import current_scalar
 from sonde.schema.records import Event, Site, SystemSample, to_json
 from sonde.write.items import FindingRow, KeptRow
 from sonde.write.storable import storable_site, storable_text
@@ -85,7 +86,8 @@ class Catalog:
         }
 
     def scalar_names(self) -> dict[int, str]:
-        return dict(self._checked("scalar_names"))
+        """Names by id, as they are called today: a run of an earlier version continues the series that it has."""
+        return {id: current_scalar(name) for id, name in self._checked("scalar_names")}
 
     def segments(self) -> list[Segment]:
         """Every sealed file, in order of sealing."""

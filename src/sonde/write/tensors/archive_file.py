@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.schema.arrays import CHECKSUM_BYTES, Layout, checksum, checksum_of, cut
-from sonde.schema.lake import SnapshotDocument, TensorEntry
+from sonde.schema.snapshot_document import SnapshotDocument, TensorEntry
 from sonde.schema.tensors import (
     DTYPE_ATTRIBUTE,
     GROUP_FILE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sonde.errors import RunError
 from sonde.schema.archive import open_archive
-from sonde.schema.lake import SnapshotDocument, SnapshotReader
+from sonde.schema.snapshot_document import SnapshotDocument, SnapshotReader
 from sonde.schema.tensors import (
     GROUP_FILE,
     HostTensor,
@@ -24,7 +24,7 @@ from sonde.schema.tensors import (
 )
 
 
-class LakeFiles:
+class StoreFiles:
     """`tensors/` of one rank. A snapshot is a file, or the folder that an earlier version made; those of later attempts
     are in folders of their own."""
 

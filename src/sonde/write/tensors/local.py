@@ -21,18 +21,18 @@ from sonde.write.durable import sync_folder
 from sonde.write.lock import RunLock
 from sonde.write.tensors.archive_file import ArchiveWriter
 from sonde.write.tensors.codecs import require_codecs
-from sonde.write.tensors.files import LakeFiles
+from sonde.write.tensors.files import StoreFiles
 
 _TMP: Final = "tmp-"
 
 
-class LocalLake:
+class LocalStore:
     """The store "zarr", and the spool of those that are elsewhere. `options` are those of `ArchiveWriter`."""
 
     def __init__(self, run: Path, *, rank: int = 0, **options: Any) -> None:
         self._writer = ArchiveWriter(rank=rank, **options)
         require_codecs()
-        self._files = LakeFiles(run, rank)
+        self._files = StoreFiles(run, rank)
         self._lock = self._prepare(self._files.root, self._files.hidden)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sonde.errors import RunError, RunLockedError
 from sonde.schema.tensors import hidden_folder
 from sonde.schema.uploads import UPLOAD_FILE
-from sonde.write.tensors.local import LocalLake
+from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import TIMEOUT_S, Spool, command_line
 
 _POLL_S: Final = 0.05
@@ -90,11 +90,11 @@ def _sweep(spool: Spool) -> None:
     state = spool.state()
     if state.keeps_local or not (set(spool.keys()) & state.uploaded.keys()):
         return
-    lake = LocalLake(spool.run, rank=spool.rank)
+    local = LocalStore(spool.run, rank=spool.rank)
     try:
-        lake.delete_copies(state.uploaded)
+        local.delete_copies(state.uploaded)
     finally:
-        lake.close()
+        local.close()
 
 
 def _waiting(spools: list[Spool]) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from sonde.errors import RunError, UsageError
 from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.lake import SnapshotDocument
+from sonde.schema.snapshot_document import SnapshotDocument
 from sonde.schema.tensors import GROUP_FILE, SnapshotKey, attempt_of, group_name, older_group, parent_name, step_of
 from sonde.write.lock import RunLock
 

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 from sonde.errors import MissingPackageError, RunError, UsageError
 from sonde.schema.addresses import Address, written_address
-from sonde.schema.lake import SnapshotReader
+from sonde.schema.snapshot_document import SnapshotReader
 from sonde.schema.tensors import Receipt, Snapshot, SnapshotKey, hidden_folder
 from sonde.schema.uploads import UploadState
 from sonde.write.tensors.files import open_path, read_snapshot
-from sonde.write.tensors.local import LocalLake
+from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import LINGER_S, TIMEOUT_S, Spool, command_line
 
 OPTIONS: Final = ("branch", "keep_local", "close_s", "timeout_s", "linger_s", "compression", "keep_mantissa_bits")
@@ -34,7 +34,7 @@ _EXIT_S: Final = 10.0
 
 
 class SpooledStore:
-    """A local lake in front of a repository."""
+    """A local store in front of a repository."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class SpooledStore:
         _require("icechunk", address)
         _require("zarr", address)
         self._run, self._address, self._rank, self.close_s = run, address, rank, close_s
-        self._lake = LocalLake(run, rank=rank, **options)
+        self._local = LocalStore(run, rank=rank, **options)
         self._spool = Spool(run, rank)
         self._is_closed = False
         try:
             self._begin(UploadState(written_address(address, run), branch, keep_local))
         except BaseException:
-            self._lake.close()
+            self._local.close()
             raise
         self._process = _Process(
             {"run": str(run.absolute()), "rank": rank, "timeout_s": timeout_s, "linger_s": linger_s},
@@ -69,28 +69,28 @@ class SpooledStore:
 
     @property
     def written_bytes(self) -> int:
-        return self._lake.written_bytes
+        return self._local.written_bytes
 
     # ------------------------------------------------------------------------------------------------------ the store
 
     def write(self, snapshot: Snapshot) -> Receipt:
         if snapshot.key in self._state().uploaded:
             raise UsageError(f"{snapshot.key} is in the store already. Delete it first.")
-        receipt = self._lake.write(snapshot)
+        receipt = self._local.write(snapshot)
         self._process.look()
         self._sweep()
         return receipt
 
     def attempts(self) -> list[int]:
-        return sorted({key.attempt for key in (*self._lake.keys(), *self._state().uploaded)})
+        return sorted({key.attempt for key in (*self._local.keys(), *self._state().uploaded)})
 
     def steps(self, attempt: int = 0) -> list[int]:
-        return sorted({*self._lake.steps(attempt), *self._state().steps(attempt)})
+        return sorted({*self._local.steps(attempt), *self._state().steps(attempt)})
 
     def read(self, step: int, names: Iterable[str] | None = None, *, attempt: int = 0) -> Snapshot:
         key = SnapshotKey(attempt, step)
-        if step in self._lake.steps(attempt):
-            return self._lake.read(step, names, attempt=attempt)
+        if step in self._local.steps(attempt):
+            return self._local.read(step, names, attempt=attempt)
         if key not in self._state().uploaded:
             raise RunError(f"no snapshot of {key}. There are: {self.steps(attempt)}.")
         with tempfile.TemporaryDirectory(dir=hidden_folder(self._run), prefix="tmp-") as folder:
@@ -100,8 +100,8 @@ class SpooledStore:
         """Asks the far side, and waits for its answer."""
         if step not in self.steps(attempt):
             raise RunError(f"no snapshot of {SnapshotKey(attempt, step)}. There are: {self.steps(attempt)}.")
-        if step in self._lake.steps(attempt):
-            self._lake.delete(step, attempt=attempt)
+        if step in self._local.steps(attempt):
+            self._local.delete(step, attempt=attempt)
         self._process.ask("delete", step=step, attempt=attempt)  # in any case: it may be on its way at this moment
 
     def close(self) -> None:
@@ -112,19 +112,19 @@ class SpooledStore:
         self.drain(self.close_s)
         self._sweep()
         self._process.leave(wait=not self._waiting())
-        self._lake.close()
+        self._local.close()
 
     def forget_in_child(self) -> None:
         """In a forked child: neither the lock nor the uploader is ours."""
         self._is_closed = True
-        self._lake.forget_in_child()
+        self._local.forget_in_child()
         self._process.forget_in_child()
 
     # ------------------------------------------------------------------------------------------------- for this store
 
     def status(self) -> dict[str, Any]:
         """For run.json: what waits, what is uploaded, why not."""
-        return self._state().facts(self._lake.keys())
+        return self._state().facts(self._local.keys())
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing waits. False: something does."""
@@ -170,7 +170,7 @@ class SpooledStore:
         return self._spool.state()
 
     def _waiting(self) -> list[SnapshotKey]:
-        return self._state().waiting(self._lake.keys())
+        return self._state().waiting(self._local.keys())
 
     def _require_arrived(self, step: int | None) -> None:
         """A snapshot that is still in the spool has no commit yet that could be named."""
@@ -188,7 +188,7 @@ class SpooledStore:
         """Delete local copies of what the far side has, where they are not to be kept."""
         state = self._state()
         if not state.keeps_local:
-            self._lake.delete_copies(state.uploaded)
+            self._local.delete_copies(state.uploaded)
 
     def _fetched(self, key: SnapshotKey, folder: Path, *, is_base: bool = False) -> SnapshotReader:
         """A snapshot from the far side; `is_base`: another, of an earlier version, is a difference to it."""

@@ -28,7 +28,7 @@ from sonde.schema.words import in_words
 from sonde.write.durable import write_durably
 from sonde.write.lock import RunLock
 from sonde.write.tensors.archive_file import ArchiveWriter
-from sonde.write.tensors.files import LakeFiles
+from sonde.write.tensors.files import StoreFiles
 from sonde.write.tensors.repository import Repository
 
 TIMEOUT_S: Final = 120.0
@@ -44,7 +44,7 @@ class Spool:
     def __init__(self, run: Path, rank: int = 0) -> None:
         self.run, self.rank = run, rank
         self.file = upload_file(run, rank)
-        self._files = LakeFiles(run, rank)
+        self._files = StoreFiles(run, rank)
 
     @property
     def _lock_folder(self) -> Path:

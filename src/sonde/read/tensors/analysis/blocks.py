@@ -14,8 +14,8 @@ import numpy as np
 
 from sonde.errors import UsageError, nearest
 from sonde.read.run.steps import Steps, parse_steps
-from sonde.read.tensors.lake import open_lake
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
+from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.names import matches_any
 from sonde.schema.tensors import AnyArray, storage_dtype
 
@@ -51,17 +51,17 @@ class Tracked:
         return [(first, min(first + rows, shape[0])) for first in range(0, max(shape[0], 1), rows)]
 
 
-def track(lake: Lake, pattern: str | Sequence[str], steps: Steps = None) -> list[Tracked]:
+def track(store: TensorStore, pattern: str | Sequence[str], steps: Steps = None) -> list[Tracked]:
     """The tensors that globs name, in the order in which they were first kept."""
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
-    every = lake.steps
+    every = store.steps
     if not every:
         raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
     wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
     found: dict[str, list[tuple[int, tuple[int, ...], str]]] = {}
     known: dict[str, None] = {}
     for step in (step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted):
-        for name, entry in lake.entries(step).items():
+        for name, entry in store.entries(step).items():
             known[name] = None
             if matches_any(patterns, name):
                 found.setdefault(name, []).append((step, entry.shape, entry.dtype))
@@ -91,18 +91,18 @@ class BlockRef:
     attempt: int | None = None
     """The attempt that is viewed; None for the last."""
     question: str = field(default_factory=lambda: uuid4().hex)
-    """A lake is opened anew for each question: a live run has more snapshots than it had."""
+    """A store is opened anew for each question: a live run has more snapshots than it had."""
 
 
 @lru_cache(maxsize=8)
-def lake_at(place: BlockRef) -> Lake:
-    """The lake of a question, opened once per process."""
+def store_at(place: BlockRef) -> TensorStore:
+    """The store of a question, opened once per process."""
     at = dict(place.version)
-    return open_lake(
+    return open_tensor_store(
         Path(place.run), attempt=place.attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit")
     )
 
 
 def read_block(place: BlockRef, step: int, name: str, rows: Rows) -> AnyArray:
-    lake = lake_at(place)
-    return lake.read(step, name) if rows is None else lake.read_part(step, name, slice(*rows))
+    store = store_at(place)
+    return store.read(step, name) if rows is None else store.read_part(step, name, slice(*rows))

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.errors import UsageError
-from sonde.read.tensors.analysis.blocks import BlockRef, Tracked, lake_at
+from sonde.read.tensors.analysis.blocks import BlockRef, Tracked, store_at
 from sonde.read.tensors.analysis.floats import as_float64
-from sonde.read.tensors.readers import Lake
+from sonde.read.tensors.readers import TensorStore
 from sonde.schema.sketch import Array
 
 BATCH: Final = 256
@@ -30,8 +30,8 @@ def representation_rows(
     check: bool,
 ) -> Iterator[dict[str, Any]]:
     """One row per pair of snapshots of each tensor: of one run, or of the same step of two."""
-    ours = lake_at(place)
-    theirs = ours if other is None else lake_at(other)
+    ours = store_at(place)
+    theirs = ours if other is None else store_at(other)
     their_steps = set(theirs.steps)
     for tracked in found:
         for step_a, step_b in _pairs(tracked, None if other is None else their_steps):
@@ -64,17 +64,17 @@ def _pairs(tracked: Tracked, theirs: set[int] | None) -> list[tuple[int, int]]:
     return [(a, b) for i, a in enumerate(tracked.steps) for b in tracked.steps[i + 1 :]]
 
 
-def _same_batch(ours: Lake, step_a: int, theirs: Lake, step_b: int, kind: str) -> bool | None:
+def _same_batch(ours: TensorStore, step_a: int, theirs: TensorStore, step_b: int, kind: str) -> bool | None:
     """By the checksums of the batches that were kept; None where none was. A run's probe batch is always the same."""
     if kind == "probe":
         return True if ours is theirs else None
     batches = [
         {
             name: (entry.shape, entry.dtype, entry.crc32c)
-            for name, entry in lake.entries(step).items()
+            for name, entry in store.entries(step).items()
             if name.startswith("batch/")
         }
-        for lake, step in ((ours, step_a), (theirs, step_b))
+        for store, step in ((ours, step_a), (theirs, step_b))
     ]
     return batches[0] == batches[1] if all(batches) else None
 

@@ -14,7 +14,7 @@ from sonde.read.run.folder import find_run
 from sonde.read.run.steps import Steps
 from sonde.read.run.structure import structure_of
 from sonde.read.tensors.analysis import tables
-from sonde.read.tensors.analysis.blocks import BLOCK, BlockRef, Rows, Tracked, lake_at, track
+from sonde.read.tensors.analysis.blocks import BLOCK, BlockRef, Rows, Tracked, store_at, track
 from sonde.read.tensors.analysis.distribution import MAX_SAMPLE, NUM_BINS
 from sonde.read.tensors.analysis.evolution import evolution_columns
 from sonde.read.tensors.analysis.lora import adapter_pairs, adapter_scales, delta_spectrum
@@ -52,7 +52,7 @@ class RunTensors:
         Cost: every snapshot of the tensors is read once; three blocks of 8 MiB in memory per task.
         """
         place = self.place()
-        found = track(lake_at(place), pattern, steps)
+        found = track(store_at(place), pattern, steps)
         sums = self._summed(place, evolution_block, found, cluster)
         rows = ((tracked, evolution_columns(total)) for tracked, total in zip(found, sums, strict=True))
         return over_steps(tables.EVOLUTION, rows)
@@ -71,7 +71,7 @@ class RunTensors:
         Tensors larger than `max_sample` are sampled, evenly and at the same places; `num_sampled` says so.
         """
         place = self.place()
-        found = track(lake_at(place), pattern, steps)
+        found = track(store_at(place), pattern, steps)
         calls = [(place, tracked, bins, max_sample) for tracked in found]
         rows = (row for answer in spread(distribution_rows, calls, cluster) for row in answer)
         return pa.Table.from_pylist(list(rows), schema=tables.DISTRIBUTION)
@@ -91,7 +91,7 @@ class RunTensors:
         Exact up to a smaller side of 1,024; beyond that randomised, without effective rank and alpha, unless `exact`.
         """
         place = self.place()
-        found = track(lake_at(place), pattern, steps)
+        found = track(store_at(place), pattern, steps)
         calls = [
             (place, tracked.name, step, k, exact, seed)
             for tracked in found
@@ -109,7 +109,7 @@ class RunTensors:
     def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """Cosine of each tensor with itself at every later step: do gradients agree from step to step?"""
         place = self.place()
-        found = [tracked for tracked in track(lake_at(place), pattern, steps) if len(tracked.steps) > 1]
+        found = [tracked for tracked in track(store_at(place), pattern, steps) if len(tracked.steps) > 1]
         sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
         rows = []
         for tracked, total in zip(found, sums, strict=True):
@@ -125,7 +125,7 @@ class RunTensors:
     def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
         """How alike layers are: the mean cosine of those of one shape, and whether they turn at the same steps."""
         place = self.place()
-        found = track(lake_at(place), pattern, steps)
+        found = track(store_at(place), pattern, steps)
         sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
         turns = [cosines(total) for total in sums]
         pairs = [(i, j) for i in range(len(found)) for j in range(i + 1, len(found)) if found[i].kind == found[j].kind]
@@ -159,9 +159,9 @@ class RunTensors:
         Reads the first snapshot, this one and the one before. `on_tensor(done, total)` is told how far it is.
         """
         place = self.place()
-        at = find_step(lake_at(place), step)
+        at = find_step(store_at(place), step)
         calls = []
-        for tracked in track(lake_at(place), pattern, slice(None, at + 1)):
+        for tracked in track(store_at(place), pattern, slice(None, at + 1)):
             if tracked.steps[-1] == at:
                 steps = tuple(dict.fromkeys((tracked.steps[0], *tracked.steps[-2:])))
                 calls.append((place, tracked.name, steps, spectra))
@@ -193,7 +193,7 @@ class RunTensors:
         rows = representation_rows(
             place,
             theirs,
-            track(lake_at(place), pattern, steps),
+            track(store_at(place), pattern, steps),
             unbiased=unbiased,
             per_position=per_position,
             check=check,
@@ -212,7 +212,7 @@ class RunTensors:
         The scale (alpha / rank, or alpha / √rank) is what the model said it is; give it where it is 1 for not known.
         """
         place = self.place()
-        found = {tracked.name: tracked for tracked in track(lake_at(place), "param/*", steps)}
+        found = {tracked.name: tracked for tracked in track(store_at(place), "param/*", steps)}
         pairs = adapter_pairs(found)
         if not pairs:
             raise UsageError("no pair of tensors named …lora_A… and …lora_B… is in the snapshots.")
@@ -223,7 +223,7 @@ class RunTensors:
             module = pair.module.partition("/")[2]
             factor = known.get((module, pair.adapter), 1.0) if scale is None else scale
             for step in sorted(set(found[pair.a].steps) & set(found[pair.b].steps)):
-                a, b = (lake_at(place).read(step, name) for name in (pair.a, pair.b))
+                a, b = (store_at(place).read(step, name) for name in (pair.a, pair.b))
                 delta = delta_spectrum(a, b, factor)
                 rows.append(
                     {
@@ -247,7 +247,7 @@ class RunTensors:
         if base is None:
             return None
         at = max((known for known in base.steps if known <= step), default=base.steps[0])
-        weight = float(np.linalg.norm(lake_at(place).read(at, base.name).astype(np.float64)))
+        weight = float(np.linalg.norm(store_at(place).read(at, base.name).astype(np.float64)))
         return norm / weight if weight > 0 else None
 
     def _summed(
@@ -267,8 +267,8 @@ class RunTensors:
     def _mean_cosine(self, place: BlockRef, a: Tracked, b: Tracked, steps: Sequence[int]) -> float | None:
         if {*a.shapes} != {*b.shapes} or len({*a.shapes}) > 1:
             return None
-        lake = lake_at(place)
-        return mean_cosine([(lake.read(step, a.name), lake.read(step, b.name)) for step in steps])
+        store = store_at(place)
+        return mean_cosine([(store.read(step, a.name), store.read(step, b.name)) for step in steps])
 
 
 def _place_of(other: Any) -> BlockRef:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.read.tensors.analysis.blocks import BlockRef, Rows, Tracked, lake_at, read_block
+from sonde.read.tensors.analysis.blocks import BlockRef, Rows, Tracked, read_block, store_at
 from sonde.read.tensors.analysis.distribution import distribution, sample
 from sonde.read.tensors.analysis.evolution import evolution_columns, evolution_sums
 from sonde.read.tensors.analysis.similarity import gram
@@ -24,11 +24,11 @@ def gram_block(place: BlockRef, tracked: Tracked, rows: Rows) -> Array:
 
 
 def spectrum_at(place: BlockRef, name: str, step: int, k: int, exact: bool | None, seed: int) -> dict[str, Any]:
-    return spectrum_row(lake_at(place).read(step, name), k, exact=exact, seed=seed)
+    return spectrum_row(store_at(place).read(step, name), k, exact=exact, seed=seed)
 
 
 def standing_row(place: BlockRef, name: str, steps: tuple[int, ...], spectra: bool) -> dict[str, Any]:
-    arrays = [lake_at(place).read(step, name) for step in steps]
+    arrays = [store_at(place).read(step, name) for step in steps]
     columns = evolution_columns(evolution_sums(arrays))
     moved = {column: None if np.isnan(values[-1]) else float(values[-1]) for column, values in columns.items()}
     return {"step": steps[-1], **split_names(name), **moved, **(spectrum_row(arrays[-1]) if spectra else {})}

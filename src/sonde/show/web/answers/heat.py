@@ -43,7 +43,7 @@ class Heats:
         query.only("kind", "stat", "from", "to", "w", "rows")
         structure = structure_of(run)
         kind = query.word("kind", structure.kinds())
-        stat = query.word("stat", stats_of(kind))
+        stat = query.stat(stats_of(kind))
         rows = structure.rows(kind)
         picture = self._picture(entry, run, stat, rows, query)
         low, high = self._range(entry, run, stat, rows, picture)
@@ -65,7 +65,7 @@ class Heats:
         query.only("a", "b", "kind", "stat", "from", "to", "w")
         structures = [structure_of(run) for run in runs]
         kind = query.word("kind", set(structures[0].kinds()) & set(structures[1].kinds()))
-        stat = query.word("stat", stats_of(kind))
+        stat = query.stat(stats_of(kind))
         if scale_of(stat) != "log10":
             raise BadRequestError(f"{stat} has no ratio; choose a stat that spans orders of magnitude, such as rms")
         ids = [{s.sites[n].name: n for n in s.rows(kind)} for s in structures]

@@ -65,7 +65,7 @@ def lines(run: Run, query: Query) -> Reply:
         if i not in known:
             raise NotFoundError(f"no site {i}")
     stats = {stat for i in wanted for stat in stats_of(known[i].kind)}
-    stat = query.word("stat", stats)
+    stat = query.stat(stats)
     able = [i for i in wanted if stat in stats_of(known[i].kind)]
     last_step = run.last_step
     span = query.span(last_step)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.errors import MissingPackageError, RunError
 from sonde.run import Run, SnapshotView
-from sonde.schema.lake import TensorEntry
+from sonde.schema.snapshot_document import TensorEntry
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query
 from sonde.show.web.tensor_image import image_of
 from sonde.show.web.wire import Reply, binary_reply, json_reply, number
@@ -23,9 +23,9 @@ def snapshots(run: Run, query: Query) -> Reply:
     rows: list[dict[str, Any]] = []
     problem = ""
     try:
-        lake = run.lake(local=True)
-        for step in lake.steps[-MAX_SNAPSHOTS:]:
-            document = lake.document(step)
+        store = run.tensor_store(local=True)
+        for step in store.steps[-MAX_SNAPSHOTS:]:
+            document = store.document(step)
             rows.append(
                 {
                     "step": step,
@@ -33,7 +33,7 @@ def snapshots(run: Run, query: Query) -> Reply:
                     "reason": document.reason,
                     "nbytes": document.nbytes,
                     "num_tensors": len(document.tensors),
-                    "attempt": lake.attempt(step),
+                    "attempt": store.attempt(step),
                 }
             )
     except (RunError, MissingPackageError) as error:
@@ -45,23 +45,23 @@ def snapshot(run: Run, step: int, query: Query) -> Reply:
     query.only()
     known = {f"{site.kind}/{site.name}": i for i, site in run.catalog.sites.items()}
     rows = []
-    for n, (name, entry) in enumerate(_entries(run.lake(local=True), step)):
+    for n, (name, entry) in enumerate(_entries(run.tensor_store(local=True), step)):
         kind, _, site = name.partition("/")
         row = {"n": n, "name": name, "kind": kind, "site": site, "shape": list(entry.shape), "dtype": entry.dtype}
         rows.append({**row, "i": known.get(name)})
     return json_reply({"tensors": rows})
 
 
-def _entries(lake: SnapshotView, step: int) -> list[tuple[str, TensorEntry]]:
-    if not 0 <= step <= MAX_STEP or step not in lake.steps:
+def _entries(store: SnapshotView, step: int) -> list[tuple[str, TensorEntry]]:
+    if not 0 <= step <= MAX_STEP or step not in store.steps:
         raise NotFoundError(f"no snapshot of step {step}")
-    return sorted(lake.entries(step).items())
+    return sorted(store.entries(step).items())
 
 
 def image(run: Run, step: int, n: int, query: Query) -> Reply:
     query.only()
-    lake = run.lake(local=True)
-    entries = _entries(lake, step)
+    store = run.tensor_store(local=True)
+    entries = _entries(store, step)
     if not 0 <= n < len(entries):
         raise NotFoundError(f"the snapshot of step {step} has {len(entries)} tensors")
     name, entry = entries[n]
@@ -71,8 +71,8 @@ def image(run: Run, step: int, n: int, query: Query) -> Reply:
 
     def read(begin: int, end: int) -> Any:
         if len(entry.shape) < 2:
-            return lake.read(step, name)
-        return lake.read_part(step, name, slice(begin, end))
+            return store.read(step, name)
+        return store.read_part(step, name, slice(begin, end))
 
     made = image_of(read, rows, columns)
     values, sampled = made.spectrum()

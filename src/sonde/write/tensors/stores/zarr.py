@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sonde.write.tensors.local import LocalLake
+from sonde.write.tensors.local import LocalStore
 
 
-def open(run: Path, *, rank: int = 0, compression: str = "auto", keep_mantissa_bits: int | None = None) -> LocalLake:
+def open(run: Path, *, rank: int = 0, compression: str = "auto", keep_mantissa_bits: int | None = None) -> LocalStore:
     """The run's `tensors/`. Lossless unless `keep_mantissa_bits` is given; `compression`: auto, none, zstd or lz4."""
-    return LocalLake(run, rank=rank, compression=compression, keep_mantissa_bits=keep_mantissa_bits)
+    return LocalStore(run, rank=rank, compression=compression, keep_mantissa_bits=keep_mantissa_bits)

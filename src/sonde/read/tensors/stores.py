@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from sonde.errors import RunError, UsageError
 from sonde.read.run.folder import inside, open_inside
-from sonde.read.tensors.readers import Lake, SnapshotReaders
+from sonde.read.tensors.readers import SnapshotReaders, TensorStore
 from sonde.read.tensors.view import SnapshotView, known_steps
 from sonde.schema.addresses import read_address
 from sonde.schema.archive import open_archive
-from sonde.schema.lake import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.snapshot_document import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
 from sonde.schema.tensors import (
     GROUP_FILE,
     AnyArray,
@@ -32,10 +32,10 @@ from sonde.schema.tensors import (
 from sonde.schema.uploads import UploadState, upload_file
 
 if TYPE_CHECKING:
-    from sonde.read.tensors.icechunk import IcechunkLake
+    from sonde.read.tensors.icechunk import IcechunkTensorStore
 
 
-def open_lake(
+def open_tensor_store(
     run: Path,
     *,
     rank: int = 0,
@@ -55,17 +55,17 @@ def open_lake(
         if branch or tag or commit:
             raise UsageError(f"{run} has no Icechunk repository; branches, tags and commits belong to one.")
         return SnapshotView(run, FolderSource(run, rank), attempt=attempt)
-    from sonde.read.tensors.icechunk import IcechunkLake, VersionView
+    from sonde.read.tensors.icechunk import IcechunkTensorStore, VersionView
 
     address = read_address(state.url, run)
     if branch or tag or commit:
-        there = IcechunkLake(address, rank=rank, branch=branch, tag=tag, commit=commit)
+        there = IcechunkTensorStore(address, rank=rank, branch=branch, tag=tag, commit=commit)
         return VersionView(run, there, attempt=attempt)
-    source = SpooledSource(run, rank, lambda: IcechunkLake(address, rank=rank, branch=state.branch))
+    source = SpooledSource(run, rank, lambda: IcechunkTensorStore(address, rank=rank, branch=state.branch))
     return SnapshotView(run, source, attempt=attempt)
 
 
-def open_local_lake(run: Path, *, attempt: int | None = None) -> SnapshotView:
+def open_local_tensor_store(run: Path, *, attempt: int | None = None) -> SnapshotView:
     """The snapshots that are on this disk, whatever is elsewhere."""
     return SnapshotView(run, FolderSource(run), attempt=attempt)
 
@@ -109,7 +109,7 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
         os.close(fd)
 
 
-class FolderLake(SnapshotReaders):
+class FolderTensorStore(SnapshotReaders):
     """`tensors/` on a disk, or its folder of a later attempt. Snapshots that appear later are found."""
 
     def __init__(self, run: Path, *, rank: int = 0, attempt: int = 0) -> None:
@@ -172,22 +172,22 @@ class FolderSource:
 
     def attempts(self) -> list[int]:
         later = sorted(attempt for attempt in map(attempt_of, _names(self._root)) if attempt is not None)
-        return [attempt for attempt in (0, *later) if self.lake(attempt).steps]
+        return [attempt for attempt in (0, *later) if self.store(attempt).steps]
 
-    def lake(self, attempt: int) -> FolderLake:
-        return FolderLake(self.run, rank=self.rank, attempt=attempt)
+    def store(self, attempt: int) -> FolderTensorStore:
+        return FolderTensorStore(self.run, rank=self.rank, attempt=attempt)
 
     def keys(self) -> list[SnapshotKey]:
         """All snapshots, in the order of their attempts."""
-        return [SnapshotKey(attempt, step) for attempt in self.attempts() for step in self.lake(attempt).steps]
+        return [SnapshotKey(attempt, step) for attempt in self.attempts() for step in self.store(attempt).steps]
 
 
 class SpooledSource:
     """Snapshots that are here, and those that are in a repository; the repository is opened when it is needed."""
 
-    def __init__(self, run: Path, rank: int, open_remote: Callable[[], IcechunkLake]) -> None:
+    def __init__(self, run: Path, rank: int, open_remote: Callable[[], IcechunkTensorStore]) -> None:
         self._local, self._open_remote = FolderSource(run, rank), open_remote
-        self._remote: IcechunkLake | None = None
+        self._remote: IcechunkTensorStore | None = None
 
     @property
     def name(self) -> str:
@@ -196,10 +196,10 @@ class SpooledSource:
     def attempts(self) -> list[int]:
         return sorted({*self._local.attempts(), *(key.attempt for key in self.state().uploaded)})
 
-    def lake(self, attempt: int) -> SpooledLake:
-        return SpooledLake(self, self._local.lake(attempt))
+    def store(self, attempt: int) -> SpooledTensorStore:
+        return SpooledTensorStore(self, self._local.store(attempt))
 
-    def remote(self) -> IcechunkLake:
+    def remote(self) -> IcechunkTensorStore:
         if self._remote is None:
             self._remote = self._open_remote()
         return self._remote
@@ -208,12 +208,12 @@ class SpooledSource:
         return upload_state(self._local.run, rank=self._local.rank) or UploadState("")
 
 
-class SpooledLake:
+class SpooledTensorStore:
     """Those of one attempt."""
 
-    def __init__(self, source: SpooledSource, local: FolderLake) -> None:
+    def __init__(self, source: SpooledSource, local: FolderTensorStore) -> None:
         self._source, self._local = source, local
-        self._remote: IcechunkLake | None = None
+        self._remote: IcechunkTensorStore | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -234,13 +234,13 @@ class SpooledLake:
     def hidden(self, step: int) -> list[int]:
         return []
 
-    def _of(self, step: int) -> Lake:
+    def _of(self, step: int) -> TensorStore:
         if step in self._local.steps:
             return self._local
         if step not in self.steps:
             raise RunError(f"{self._local.run} has no snapshot of step {step}. {known_steps(self.steps)}")
         if self._remote is None:
-            self._remote = self._source.remote().lake(self._local.attempt)
+            self._remote = self._source.remote().store(self._local.attempt)
         if step not in self._remote.steps:
             self._remote.refresh()
         return self._remote

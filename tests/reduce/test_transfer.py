@@ -1,4 +1,4 @@
-"""Parcels and tables on their way: what arrives, in whatever order it is opened, and what is left out as wrong."""
+"""Host transfers and tables in flight: what arrives, in any order of opening, and what is left out as wrong."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sonde.schema.sketch import NUM_FIELDS, empty_rows
 
 def test_pieces_arrive_as_they_were_when_sent():
     pieces = [torch.arange(6, dtype=torch.float32).view(2, 3), torch.tensor(7, dtype=torch.int64), torch.zeros(0)]
-    parcel = HostTransfer(pieces)
+    transfer = HostTransfer(pieces)
     pieces[0].fill_(-1)
-    assert [piece.tolist() for piece in parcel.open()] == [[0, 1, 2, 3, 4, 5], [7], []]
+    assert [piece.tolist() for piece in transfer.open()] == [[0, 1, 2, 3, 4, 5], [7], []]
 
 
 def test_opened_twice_it_holds_the_same():
-    parcel = HostTransfer([torch.ones(3)])
-    assert parcel.open() is parcel.open()
+    transfer = HostTransfer([torch.ones(3)])
+    assert transfer.open() is transfer.open()
 
 
 def test_memory_goes_round():
@@ -38,10 +38,10 @@ def test_memory_goes_round():
 
 
 def test_one_that_is_late_is_waited_for():
-    parcel = HostTransfer([torch.ones(2)])
-    parcel._host[-1] = 0.0  # as if the copy had not been made yet
-    threading.Timer(0.05, lambda: parcel._host[-1:].fill_(1.0)).start()
-    assert parcel.open()[0].tolist() == [1.0, 1.0]
+    transfer = HostTransfer([torch.ones(2)])
+    transfer._host[-1] = 0.0  # as if the copy had not been made yet
+    threading.Timer(0.05, lambda: transfer._host[-1:].fill_(1.0)).start()
+    assert transfer.open()[0].tolist() == [1.0, 1.0]
 
 
 def test_scalars_of_every_kind():

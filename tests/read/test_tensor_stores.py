@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from sonde.errors import CorruptError, FormatError, RunError, UnknownNameError, UsageError
-from sonde.read.tensors.lake import FolderLake, open_lake
-from sonde.schema.lake import SnapshotDocument
+from sonde.read.tensors.stores import FolderTensorStore, open_tensor_store
+from sonde.schema.snapshot_document import SnapshotDocument
 from sonde.schema.tensors import HostTensor, Snapshot
 from sonde.testing.stores import awkward_tensors, drifting
 from sonde.write.tensors.store import open_store
@@ -43,10 +43,10 @@ def test_values_have_their_own_types(tmp_path: Path) -> None:
     store = open_store("zarr", tmp_path)
     store.write(Snapshot(3, 0.0, "", tensors))
     store.close()
-    lake = open_lake(tmp_path)
-    assert lake.steps == [3]
+    reader = open_tensor_store(tmp_path)
+    assert reader.steps == [3]
     for name, tensor in tensors.items():
-        found = lake.read(3, name)
+        found = reader.read(3, name)
         assert found.shape == tensor.shape
         if tensor.dtype != "complex32":  # which numpy lacks: it is read as complex64
             assert found.dtype.name == tensor.dtype
@@ -58,7 +58,7 @@ def test_complex32_is_read_as_complex64(tmp_path: Path) -> None:
     store = open_store("zarr", tmp_path)
     store.write(Snapshot(0, 0.0, "", {"act/x": HostTensor(pairs.view(np.uint32), "complex32", (2,))}))
     store.close()
-    assert open_lake(tmp_path).read(0, "act/x").tolist() == [1.5 - 2j, 0.25 + 8j]
+    assert open_tensor_store(tmp_path).read(0, "act/x").tolist() == [1.5 - 2j, 0.25 + 8j]
 
 
 @pytest.mark.parametrize(
@@ -86,39 +86,39 @@ def test_a_part_is_what_numpy_would_cut_out(tmp_path: Path, index: Any, compress
         store.write(Snapshot(step, 0.0, "", {"param/pad": HostTensor.of(values[0]), "param/x": HostTensor.of(values)}))
     store.close()
     for step in range(2):
-        assert np.array_equal(open_lake(tmp_path).read_part(step, "param/x", index), values[index])
+        assert np.array_equal(open_tensor_store(tmp_path).read_part(step, "param/x", index), values[index])
 
 
 def test_a_wrong_index_is_said(run: Path) -> None:
-    lake = open_lake(run)
+    reader = open_tensor_store(run)
     with pytest.raises(UsageError, match=r"outside param/weight.*500"):
-        lake.read_part(1, "param/weight", 500)
+        reader.read_part(1, "param/weight", 500)
     with pytest.raises(UsageError, match="1 dimensions; the index has 2"):
-        lake.read_part(1, "param/weight", (0, 0))
+        reader.read_part(1, "param/weight", (0, 0))
 
 
 def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
-    lake = open_lake(run)
+    reader = open_tensor_store(run)
     with pytest.raises(RunError, match=r"no snapshot of step 7.*There are 2: 0, 1"):
-        lake.read(7, "param/weight")
+        reader.read(7, "param/weight")
     with pytest.raises(UnknownNameError, match='Did you mean "grad/weight"'):
-        lake.read(1, "grad/wieght")
-    nothing = open_lake(tmp_path / "empty")
+        reader.read(1, "grad/wieght")
+    nothing = open_tensor_store(tmp_path / "empty")
     assert nothing.steps == []
     with pytest.raises(RunError, match=r"snapshots=every"):
         nothing.read(0, "param/weight")
 
 
 def test_snapshots_that_come_later_are_seen(run: Path) -> None:
-    lake = open_lake(run)
-    assert lake.steps == [0, 1]
+    reader = open_tensor_store(run)
+    assert reader.steps == [0, 1]
     store = open_store("zarr", run)
     store.write(Snapshot(2, 2.0, "", drifting(2, size=500)))
-    assert lake.steps == [0, 1, 2]
-    assert lake.read(2, "param/weight").tobytes() == drifting(2, size=500)["param/weight"].flat().tobytes()
+    assert reader.steps == [0, 1, 2]
+    assert reader.read(2, "param/weight").tobytes() == drifting(2, size=500)["param/weight"].flat().tobytes()
     store.delete(0)
-    assert lake.steps == [1, 2]
-    assert lake.read(1, "param/weight").tobytes() == drifting(1, size=500)["param/weight"].flat().tobytes()
+    assert reader.steps == [1, 2]
+    assert reader.read(1, "param/weight").tobytes() == drifting(1, size=500)["param/weight"].flat().tobytes()
     store.close()
 
 
@@ -140,8 +140,8 @@ def test_one_layer_over_200_snapshots_reads_little(tmp_path: Path, compression: 
         store.write(Snapshot(step, 0.0, "", {name: HostTensor.of(values) for name, values in layers.items()}))
     store.close()
     total = sum(path.stat().st_size for path in (tmp_path / "tensors").rglob("*") if path.is_file())
-    lake, before = FolderLake(tmp_path), bytes_read()
-    series = [lake.read(step, "param/layers.150.weight") for step in lake.steps]
+    reader, before = FolderTensorStore(tmp_path), bytes_read()
+    series = [reader.read(step, "param/layers.150.weight") for step in reader.steps]
     num_bytes = bytes_read() - before
     assert len(series) == 200
     assert np.array_equal(series[-1], layers["param/layers.150.weight"])
@@ -154,25 +154,25 @@ def test_one_layer_is_read_without_the_others(tmp_path: Path) -> None:
     store = open_store("zarr", tmp_path)
     store.write(Snapshot(0, 0.0, "", {name: HostTensor.of(values) for name, values in layers.items()}))
     store.close()
-    lake = FolderLake(tmp_path)
-    lake.entries(0)
+    reader = FolderTensorStore(tmp_path)
+    reader.entries(0)
     before = bytes_read()
-    found = lake.read(0, "param/50")
+    found = reader.read(0, "param/50")
     assert bytes_read() - before < 0.025 * sum(values.nbytes for values in layers.values())
     assert np.array_equal(found, layers["param/50"])
 
 
-def test_many_threads_may_read_one_lake(tmp_path: Path) -> None:
+def test_many_threads_may_read_one_store(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     store = open_store("zarr", tmp_path)
     for step in range(10):
         store.write(Snapshot(step, 0.0, "", drifting(step, size=500)))
     store.close()
-    lake = open_lake(tmp_path)
+    reader = open_tensor_store(tmp_path)
     truth = [drifting(step, size=500)["param/weight"].flat().tobytes() for step in range(10)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda step: lake.read(step, "param/weight").tobytes(), list(range(10)) * 20))
+        found = list(pool.map(lambda step: reader.read(step, "param/weight").tobytes(), list(range(10)) * 20))
     assert found == truth * 20
 
 
@@ -181,14 +181,17 @@ def test_many_threads_may_read_one_lake(tmp_path: Path) -> None:
 
 def outcome(run: Path, step: int = 1) -> dict[str, Any]:
     """What each tensor reads as: its bytes, or "refused"."""
-    lake = open_lake(run)
+    reader = open_tensor_store(run)
     try:
-        names = list(lake.entries(step))
+        names = list(reader.entries(step))
     except RunError:
         return {}
     found: dict[str, Any] = {}
     for name in names:
-        for how in (lambda name=name: lake.read(step, name), lambda name=name: lake.read_part(step, name, slice(None))):
+        for how in (
+            lambda name=name: reader.read(step, name),
+            lambda name=name: reader.read_part(step, name, slice(None)),
+        ):
             try:
                 found.setdefault(name, set()).add(how().tobytes())
             except RunError:
@@ -266,25 +269,25 @@ def test_every_bit_of_a_chunk_is_covered(tmp_path: Path) -> None:
         damaged[position] ^= 0x10
         path.write_bytes(damaged)
         with pytest.raises(CorruptError, match=r'tensor "param/weight" at step 1'):
-            open_lake(run).read(1, "param/weight")
+            open_tensor_store(run).read(1, "param/weight")
 
 
 def test_a_changed_letter_of_a_document_is_refused(run: Path) -> None:
     """It is still JSON, and everything in it is still possible."""
     change(run / STEP, "zarr.json", lambda data: data.replace(b'"grad/weight":', b'"grad/weighs":'))
     with pytest.raises(CorruptError, match="checksum of the document"):
-        open_lake(run).entries(1)
+        open_tensor_store(run).entries(1)
 
 
 def test_what_was_read_belongs_to_the_reader(run: Path) -> None:
     """Changing what was read changes nothing of what is read next."""
-    lake = open_lake(run)
+    reader = open_tensor_store(run)
     for _ in range(2):
         for step in (0, 1):
-            found = lake.read(step, "param/weight")
+            found = reader.read(step, "param/weight")
             assert found.tobytes() == drifting(step, size=500)["param/weight"].flat().tobytes()
             found[:] = 0
-            part = lake.read_part(step, "param/weight", slice(3, 9))
+            part = reader.read_part(step, "param/weight", slice(3, 9))
             assert part.tobytes() == drifting(step, size=500)["param/weight"].flat()[3:9].tobytes()
             part[:] = 0
 
@@ -294,7 +297,7 @@ def test_a_chunk_cut_short_or_missing_is_refused(run: Path) -> None:
     for length in (0, 1, 3, 4, 19, 20, 900, None):
         change(run / STEP, "grad/weight/c/0", lambda chunk, n=length: None if n is None else chunk[:n])
         with pytest.raises(CorruptError, match=r'tensor "grad/weight" at step 1'):
-            open_lake(run).read(1, "grad/weight")
+            open_tensor_store(run).read(1, "grad/weight")
         (run / STEP).write_bytes(data)
 
 
@@ -303,7 +306,7 @@ def test_a_file_cut_short_is_refused(run: Path) -> None:
     for length in (0, 1, 21, 22, len(data) // 2, len(data) - 1):
         (run / STEP).write_bytes(data[:length])
         with pytest.raises(CorruptError, match=r"step-000000001.zarr.zip is damaged"):
-            open_lake(run).entries(1)
+            open_tensor_store(run).entries(1)
 
 
 def test_a_whole_chunk_of_another_step_is_refused(tmp_path: Path) -> None:
@@ -313,7 +316,7 @@ def test_a_whole_chunk_of_another_step_is_refused(tmp_path: Path) -> None:
         other = archive.read("grad/weight/c/0")
     change(run / STEP, "grad/weight/c/0", lambda _: other)
     with pytest.raises(CorruptError, match=r'tensor "grad/weight" at step 1 .* its checksum does not match'):
-        open_lake(run).read(1, "grad/weight")
+        open_tensor_store(run).read(1, "grad/weight")
 
 
 def test_zarr_python_refuses_a_flipped_bit_too(tmp_path: Path) -> None:
@@ -340,7 +343,7 @@ def test_zarr_python_refuses_a_flipped_bit_too(tmp_path: Path) -> None:
 
 def rewrite(run: Path, edit: Any) -> None:
     """Change a document and sign it again, as somebody with bad intentions would."""
-    from sonde.schema.lake import _sum
+    from sonde.schema.snapshot_document import _sum
 
     def edited(data: bytes) -> bytes:
         group = json.loads(data)
@@ -355,7 +358,7 @@ def rewrite(run: Path, edit: Any) -> None:
 def test_an_array_outside_the_snapshot_is_refused(run: Path, array: str) -> None:
     rewrite(run, lambda content: content["tensors"]["grad/weight"].update(array=array))
     with pytest.raises(CorruptError, match="damaged"):
-        open_lake(run).read(1, "grad/weight")
+        open_tensor_store(run).read(1, "grad/weight")
 
 
 @pytest.mark.parametrize("name", ["tensors/step-000000001.zarr.zip", "tensors"])
@@ -364,7 +367,7 @@ def test_a_link_is_not_followed(tmp_path: Path, name: str) -> None:
     shutil.move(run / name, secret)
     (run / name).symlink_to(secret)
     with pytest.raises(CorruptError, match="leads out"):
-        open_lake(run).read(1, "grad/weight")
+        open_tensor_store(run).read(1, "grad/weight")
 
 
 @pytest.mark.parametrize(
@@ -386,19 +389,19 @@ def test_a_link_is_not_followed(tmp_path: Path, name: str) -> None:
 def test_a_tensor_that_cannot_be_is_refused(run: Path, edit: dict[str, Any]) -> None:
     rewrite(run, lambda content: content["tensors"]["grad/weight"].update(edit))
     with pytest.raises(CorruptError):
-        open_lake(run).read(1, "grad/weight")
+        open_tensor_store(run).read(1, "grad/weight")
 
 
 def test_a_directory_too_large_to_read_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sonde.schema.archive.MAX_DOCUMENT_BYTES", 300)
     with pytest.raises(CorruptError, match="too large"):
-        open_lake(run).entries(1)
+        open_tensor_store(run).entries(1)
 
 
 def test_a_newer_format_is_said(run: Path) -> None:
     rewrite(run, lambda content: content.update(format=99))
     with pytest.raises(FormatError, match="pip install -U sonde"):
-        open_lake(run).read(1, "grad/weight")
+        open_tensor_store(run).read(1, "grad/weight")
 
 
 def test_a_document_is_the_same_after_reading_it(run: Path) -> None:
@@ -409,7 +412,7 @@ def test_a_document_is_the_same_after_reading_it(run: Path) -> None:
 
 def test_reading_leaves_no_file_open(run: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    lake = open_lake(run)
-    for name in lake.entries(1):
-        lake.read(1, name)
+    reader = open_tensor_store(run)
+    for name in reader.entries(1):
+        reader.read(1, name)
     assert len(os.listdir("/proc/self/fd")) == before
