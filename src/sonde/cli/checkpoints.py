@@ -101,11 +101,11 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
     from sonde.show.term.table import Column, table
 
     columns = [
-        Column(title="step", right=True),
-        Column(title="saved (UTC)"),
-        Column(title="size", right=True),
-        Column(title="measured", cut=True),
-        Column(title="state", cut=True),
+        Column("step", right=True),
+        Column("saved (UTC)"),
+        Column("size", right=True),
+        Column("measured", cut=True),
+        Column("state", cut=True),
     ]
     good = "verified" if verified else "whole"
     cells = [

@@ -179,8 +179,8 @@ def _draw_heads(console: Console, a: Run, b: Run) -> None:
     from sonde.show.term.number import count
     from sonde.show.term.table import Column, status_text, table
 
-    columns = [Column(title=title, cut=title == "run") for title in ("", "run", "id", "status")] + [
-        Column(title="steps", right=True)
+    columns = [Column(title, cut=title == "run") for title in ("", "run", "id", "status")] + [
+        Column("steps", right=True)
     ]
     rows = [
         (letter, f"{run.project}/{run.name}", run.id, status_text(run.status), count(run.last_step + 1))
@@ -194,9 +194,9 @@ def _draw(console: Console, title: str, rows: list[tuple[Any, ...]], last: str =
 
     if not rows:
         return
-    columns = [Column(title=title, cut=True), *(Column(title=letter, right=True, cut=True) for letter in "ab")]
+    columns = [Column(title, cut=True), *(Column(letter, right=True, cut=True) for letter in "ab")]
     console.print()
-    console.print(table(columns + ([Column(title=last, right=True)] if last else []), rows))
+    console.print(table(columns + ([Column(last, right=True)] if last else []), rows))
 
 
 def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> None:

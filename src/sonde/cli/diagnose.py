@@ -110,7 +110,7 @@ def _draw_rest(console: Console, found: Diagnosis) -> None:
 
     rest = found.roots[NUM_NOTES:]
     if rest:
-        columns = [Column(title=""), Column(title="also found"), Column(title=""), Column(title="", wrap=True)]
+        columns = [Column(""), Column("also found"), Column(""), Column("", wrap=True)]
         console.print(table(columns, [(severity_text(f.severity), f.rule, span(f), f.message) for f in rest]))
     if found.remarks:
         console.print(_remarks(found), style="dim")

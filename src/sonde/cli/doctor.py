@@ -245,12 +245,7 @@ def _show(checks: list[Check]) -> None:
         marks = {"ok": "✓", "note": "·", "warning": "!", "problem": "✗"}
     styles = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
     rows = [(Text(marks[c.level], style=styles[c.level]), c.name, c.found, c.remedy) for c in checks]
-    columns = [
-        Column(title=""),
-        Column(title="check"),
-        Column(title="found", wrap=True),
-        Column(title="what to do", wrap=True),
-    ]
+    columns = [Column(""), Column("check"), Column("found", wrap=True), Column("what to do", wrap=True)]
     console.print(table(columns, rows))
     num_problems = sum(check.level == "problem" for check in checks)
     console.print(

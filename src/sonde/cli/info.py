@@ -88,12 +88,7 @@ def _show_settings(rows: list[Any], json: bool) -> None:
     from sonde.show.term.console import make_console
     from sonde.show.term.table import Column, table
 
-    columns = [
-        Column(title="setting"),
-        Column(title="value", right=True),
-        Column(title="from"),
-        Column(title="meaning", wrap=True),
-    ]
+    columns = [Column("setting"), Column("value", right=True), Column("from"), Column("meaning", wrap=True)]
     make_console().print(table(columns, [(row.name, row.value, row.origin, row.meaning) for row in rows]))
 
 
@@ -113,4 +108,4 @@ def _show_facts(facts: dict[str, Any]) -> None:
     ]
     if facts["trash_bytes"]:
         rows.append(("trash", size(facts["trash_bytes"])))
-    make_console().print(table([Column(title="", style="dim"), Column(title="", wrap=True)], rows, header=False))
+    make_console().print(table([Column("", style="dim"), Column("", wrap=True)], rows, header=False))

@@ -104,15 +104,15 @@ def _show(rows: list[dict[str, Any]]) -> None:
     is_wide = console.width >= WIDE
     now = time.time()
     columns = [
-        Column(title="status"),
-        Column(title="run", cut=True),
-        Column(title="id", style="dim"),
-        Column(title="steps", right=True),
-        Column(title="loss", right=True),
-        Column(title=""),
-        *([Column(title="found"), Column(title="took", right=True)] if is_wide else []),
-        Column(title="began", right=True, style="dim"),
-        Column(title="", style="yellow"),
+        Column("status"),
+        Column("run", cut=True),
+        Column("id", style="dim"),
+        Column("steps", right=True),
+        Column("loss", right=True),
+        Column(""),
+        *([Column("found"), Column("took", right=True)] if is_wide else []),
+        Column("began", right=True, style="dim"),
+        Column("", style="yellow"),
     ]
     cells = [
         (

@@ -56,7 +56,7 @@ def _show(answer: Any) -> None:
     from sonde.show.term.table import Column, table
     from sonde.show.term.text import plain
 
-    columns = [Column(title=plain(field.name), right=_is_number(field.type), cut=True) for field in answer.schema]
+    columns = [Column(plain(field.name), right=_is_number(field.type), cut=True) for field in answer.schema]
     rows = zip(*(column.to_pylist() for column in answer.columns), strict=True)
     cells = [[number(cell) if isinstance(cell, float) else _text(cell) for cell in row] for row in rows]
     make_console().print(table(columns, cells))

@@ -126,7 +126,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
         ("notes", facts["notes"]),
         ("folder", facts["path"]),
     ]
-    columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
+    columns = [Column("", style="dim"), Column("", wrap=True)]
     console.print(table(columns, [row for row in rows if row[1]], header=False))
 
 
@@ -162,7 +162,7 @@ def _draw_config(console: Console, config: Any) -> None:
     rows = list(flatten(config).items())
     if rows:
         console.print()
-        console.print(table([Column(title="config", cut=True), Column(title="", wrap=True)], rows))
+        console.print(table([Column("config", cut=True), Column("", wrap=True)], rows))
 
 
 def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
@@ -175,10 +175,10 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
         return
     console.print()
     if at is not None:
-        columns = [Column(title=f"scalar at step {at}", cut=True), Column(title="value", right=True)]
+        columns = [Column(f"scalar at step {at}", cut=True), Column("value", right=True)]
         console.print(table(columns, [(series.name, number(series.last)) for series in scalars]))
         return
-    numbers = [Column(title=title, right=True) for title in ("first", "last", "min", "max")]
+    numbers = [Column(title, right=True) for title in ("first", "last", "min", "max")]
     rows = [
         (
             s.name,
@@ -188,9 +188,7 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
         )
         for s in scalars
     ]
-    console.print(
-        table([Column(title="scalar", cut=True), Column(title=""), *numbers, Column(title="", style="red")], rows)
-    )
+    console.print(table([Column("scalar", cut=True), Column(""), *numbers, Column("", style="red")], rows))
 
 
 def _bad(series: Any) -> str:
@@ -206,11 +204,7 @@ def _draw_gradients(console: Console, gradients: list[Any], at: int | None) -> N
     if not gradients:
         return
     title = "largest gradients" if at is None else f"largest gradients at step {at}"
-    columns = [
-        Column(title=title, cut=True),
-        Column(title=""),
-        *(Column(title=t, right=True) for t in ("norm", "min", "max")),
-    ]
+    columns = [Column(title, cut=True), Column(""), *(Column(t, right=True) for t in ("norm", "min", "max"))]
     rows = [
         (s.name, sparkline(s.values, 24, ascii=is_ascii(console)), *map(number, (s.last, s.min, s.max)))
         for s in gradients
@@ -225,7 +219,7 @@ def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
     if not events:
         return
     shown = [event for event in events if event["severity"] != "info"][-NUM_EVENTS:] or events[-NUM_EVENTS:]
-    columns = [Column(title="step", right=True), Column(title="event"), Column(title=""), Column(title="", wrap=True)]
+    columns = [Column("step", right=True), Column("event"), Column(""), Column("", wrap=True)]
     rows = [(event["step"], event["type"], severity_text(event["severity"]), event["message"]) for event in shown]
     console.print()
     console.print(table(columns, rows))

@@ -63,7 +63,7 @@ def _show(run: Run, step: int, rows: list[dict[str, Any]], top: int) -> None:
 
     console = make_console()
     console.print(f"{plain(run.project)}/{plain(run.name)}, snapshot of step {step:,}: the most moved first")
-    columns = [Column(title="tensor", cut=True), *(Column(title=title, right=True) for title in _COLUMNS.values())]
+    columns = [Column("tensor", cut=True), *(Column(title, right=True) for title in _COLUMNS.values())]
     console.print(table(columns, [(_name(row), *(_cell(row[key]) for key in _COLUMNS)) for row in rows[:top]]))
     if len(rows) > top:
         console.print(f"{len(rows) - top} more; show them with --top {len(rows)}.", style="dim")
