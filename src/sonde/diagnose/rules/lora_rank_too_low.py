@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import Adapter, adapters
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SMALL: Final = 2
@@ -31,7 +31,7 @@ MIN_STEPS: Final = 100
     causes=("underfitting",),
     references=("Biderman et al. 2024, LoRA learns less", "Hu et al. 2021, LoRA"),
 )
-def lora_rank_too_low(window: Window) -> Iterator[Finding]:
+def lora_rank_too_low(window: Window) -> Iterator[Found]:
     """The rank of the adapters bounds what can be learnt."""
     state, known = learned(window), adapters(window)
     if state is None or not known or not all(_is_small(adapter) for adapter in known):
@@ -43,9 +43,7 @@ def lora_rank_too_low(window: Window) -> Iterator[Finding]:
     if not np.median(used) > FULL or not np.median(grown) > GREW:
         return
     rank, since = known[0].rank, int(state.steps[int(0.6 * len(state.steps))])
-    yield found(
-        window,
-        "lora_rank_too_low",
+    yield Found(
         f"the loss has stood still since about step {since} with {state.end / state.first:.0%} of it left, while all "
         f"{len(known)} adapters use their rank of {rank} to the full",
         step=since,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, Structure, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 
@@ -16,7 +16,7 @@ from sonde.schema.window import Window
     causes=("underfitting", "bottleneck_layer"),
     references=("UMLAUT, Schoop et al. 2021", "NeuraLint, Nikanjam et al. 2021"),
 )
-def missing_nonlinearity(window: Window) -> Iterator[Finding]:
+def missing_nonlinearity(window: Window) -> Iterator[Found]:
     """Linear layers follow each other without an activation."""
     model, loss = structure(window), learned(window)
     pairs = [pair for pair in _pairs(model) if _is_pointless(*pair)]
@@ -25,9 +25,7 @@ def missing_nonlinearity(window: Window) -> Iterator[Finding]:
     names = [weight.owner for pair in pairs for weight in pair]
     first, second = pairs[0]
     more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
-    yield found(
-        window,
-        "missing_nonlinearity",
+    yield Found(
         f"{first.owner} feeds {second.owner} with no activation between them{more}: "
         "two linear layers in a row compute no more than one",
         step=int(loss.steps[0]),

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import held_out, validation_name
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 GAP: Final = 3.0
@@ -27,7 +27,7 @@ MIN_LATER: Final = 2
 
 
 @rule(references=("Prechelt 1998, Early stopping: but when?", "SageMaker Debugger: Overfit"))
-def overfitting(window: Window) -> Iterator[Finding]:
+def overfitting(window: Window) -> Iterator[Found]:
     """The validation loss rises from its best while the training loss goes on falling."""
     state = held_out(window)
     if state is None or not state.gap > GAP or not state.turn > TURN:
@@ -39,9 +39,7 @@ def overfitting(window: Window) -> Iterator[Finding]:
     if (state.steps > state.best_step).sum() < MIN_LATER:
         return
     name = validation_name(window) or ""
-    yield found(
-        window,
-        "overfitting",
+    yield Found(
         f"validation is best at step {state.best_step} ({state.best:.3g}) and has risen to {state.end:.3g} since, "
         f"while the training loss fell to {state.train:.3g}",
         step=state.best_step,

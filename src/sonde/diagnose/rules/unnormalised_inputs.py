@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LARGE: Final = 20.0
@@ -30,7 +30,7 @@ UNITS: Final = 50.0
     ),
     references=("LeCun et al. 1998, Efficient BackProp", "Schoop et al. 2021, UMLAUT"),
 )  # fmt: skip
-def unnormalised_inputs(window: Window) -> Iterator[Finding]:
+def unnormalised_inputs(window: Window) -> Iterator[Found]:
     """The first layer is given numbers on a scale it was not initialised for."""
     std, mean = seen(window, "data/input/std"), seen(window, "data/input/mean")
     if len(std) < MIN_SEEN or seen(window, "data/input/is_token").typical != 0.0 or _is_normalised_inside(window):
@@ -54,9 +54,7 @@ def unnormalised_inputs(window: Window) -> Iterator[Finding]:
         return
     # An optimizer may cope; then it is worth a remark only.
     is_learned = state is not None and state.left < 0.15
-    yield found(
-        window,
-        "unnormalised_inputs",
+    yield Found(
         f"inputs are not normalised: {' and '.join(what)}",
         step=int(std.steps[0]),
         confidence=0.85 if is_large else 0.75,

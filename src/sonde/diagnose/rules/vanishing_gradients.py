@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax, onset
 from sonde.diagnose.measures.depth import NEEDS, Depth, depth, over_sites
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.signal import fading
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -36,7 +36,7 @@ MIN_STEPS: Final = 20
     causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer", "adam_epsilon_dominates"),
     references=("Hochreiter 1991", "Glorot & Bengio 2010", "AUTOTRAINER, Zhang et al. 2021"),
 )
-def vanishing_gradients(window: Window) -> Iterator[Finding]:
+def vanishing_gradients(window: Window) -> Iterator[Found]:
     """Layers near the input get next to no gradient and do not learn."""
     profile, loss = depth(window), learned(window)
     if profile is None or loss is None or len(profile.sites) < 3 or len(profile.steps) < MIN_STEPS:
@@ -69,7 +69,7 @@ def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
         return np.asarray((profile.front > 0) | (weakest < 0.1 * FADED * profile.back))
 
 
-def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Finding:
+def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Found:
     step = onset(profile.steps, bad.astype(bool))
     front, share = map(float, over_sites(np.nanmedian, np.stack([profile.front, ratio], axis=1)))
     weak = [
@@ -86,9 +86,7 @@ def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_eve
             f"gradients vanish on their way back: since step {step} {first} pulls at the loss {share:.0e} times as "
             f"strongly as {last}, and {len(weak)} of {len(profile.sites)} layers hardly learn"
         )
-    return found(
-        window,
-        "vanishing_gradients",
+    return Found(
         message,
         step=step,
         confidence=0.85,
