@@ -10,6 +10,8 @@ import typer
 from sonde.cli.options import Dir, Json, open_run
 from sonde.cli.output import print_json
 from sonde.errors import UsageError
+from sonde.show.term.number import count, number
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,7 +140,6 @@ def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:
 def _show_divergence(a: Run, b: Run, found: Any) -> None:
     from sonde.show.divergence import divergence_sentences
     from sonde.show.term.console import make_console
-    from sonde.show.term.text import plain
 
     console = make_console()
     _draw_heads(console, a, b)
@@ -154,7 +155,6 @@ def _show_divergence(a: Run, b: Run, found: Any) -> None:
 
 def _show(a: Run, b: Run, found: Any, top: int) -> None:
     from sonde.show.term.console import make_console
-    from sonde.show.term.number import number
 
     console = make_console()
     _draw_heads(console, a, b)
@@ -176,7 +176,6 @@ def _show(a: Run, b: Run, found: Any, top: int) -> None:
 
 
 def _draw_heads(console: Console, a: Run, b: Run) -> None:
-    from sonde.show.term.number import count
     from sonde.show.term.table import Column, status_text, table
 
     columns = [Column(title, cut=title == "run") for title in ("", "run", "id", "status")] + [

@@ -18,6 +18,8 @@ from sonde.cli.export_place import (
 )
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import size
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -258,8 +260,5 @@ def _watched(sources: list[Source], parts: Parts | None, *, quiet: bool) -> Iter
 
 
 def _report(files: list[dict[str, Any]]) -> None:
-    from sonde.show.term.number import size
-    from sonde.show.term.text import plain
-
     for file in files:
         print(f"{plain(file['path'])}  {size(file['bytes'])}")

@@ -13,6 +13,7 @@ import typer
 
 from sonde.cli.options import Dir, Json
 from sonde.cli.output import print_json
+from sonde.show.term.number import count, size
 
 PACKAGES: Final = ("torch", "numpy", "pyarrow", "duckdb", "pydantic")
 
@@ -94,7 +95,6 @@ def _show_settings(rows: list[Any], json: bool) -> None:
 
 def _show_facts(facts: dict[str, Any]) -> None:
     from sonde.show.term.console import make_console
-    from sonde.show.term.number import count, size
     from sonde.show.term.table import Column, table
 
     packages = ", ".join(f"{name} {found or 'not installed'}" for name, found in facts["packages"].items())

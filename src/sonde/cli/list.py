@@ -10,6 +10,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, runs_dir
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import age, count, duration, number
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -96,7 +97,6 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from datetime import datetime
 
     from sonde.show.term.console import is_ascii, make_console
-    from sonde.show.term.number import age, count, duration, number
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import Column, status_text, table
 

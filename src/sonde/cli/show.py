@@ -9,6 +9,8 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
+from sonde.show.term.number import age, count, duration, number
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,9 +110,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
 
     from rich.text import Text
 
-    from sonde.show.term.number import age, count, duration
     from sonde.show.term.table import Column, status_text, table
-    from sonde.show.term.text import plain
 
     name = Text(f"{plain(facts['project'])}/{plain(facts['name'])}", style="bold")
     console.print(Text("  ").join([name, status_text(facts["status"]), Text(plain(facts["id"]), style="dim")]))
@@ -167,7 +167,6 @@ def _draw_config(console: Console, config: Any) -> None:
 
 def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
     from sonde.show.term.console import is_ascii
-    from sonde.show.term.number import number
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import Column, table
 
@@ -197,7 +196,6 @@ def _bad(series: Any) -> str:
 
 def _draw_gradients(console: Console, gradients: list[Any], at: int | None) -> None:
     from sonde.show.term.console import is_ascii
-    from sonde.show.term.number import number
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import Column, table
 
@@ -230,7 +228,6 @@ def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
 def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
     """How far the picture can be trusted: what recording cost, what it could not see, what is damaged."""
     from sonde.show.coverage import coverage_sentences, overhead_sentence
-    from sonde.show.term.text import plain
 
     lines = [overhead_sentence(facts["overhead"]), *coverage_sentences(facts["coverage"])]
     if any(lines) or facts["warnings"]:
@@ -242,8 +239,6 @@ def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _draw_next(console: Console, run: Run, at: int | None) -> None:
-    from sonde.show.term.text import plain
-
     verbs = [
         f"show {run.id} --at {max(run.last_step, 0)}" if at is None else f"show {run.id}",
         f'query {run.id} "select * from scalars order by step desc"',  # noqa: S608 - shown, not run
