@@ -158,7 +158,11 @@ def _show(a: Run, b: Run, found: Any, top: int) -> None:
 
     console = make_console()
     _draw_heads(console, a, b)
-    _draw(console, "config", [(row["key"], _or_dash(row["a"]), _or_dash(row["b"])) for row in found.config.to_pylist()])
+    _draw(
+        console,
+        "config",
+        [(row["key"], *("–" if row[side] is None else row[side] for side in "ab")) for row in found.config.to_pylist()],
+    )
     metrics = [
         (row["name"], number(row["last_a"]), number(row["last_b"]), number(row["difference"]))
         for row in found.metrics.to_pylist()
@@ -212,7 +216,3 @@ def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> Non
         console.print(f"All {total} common series are the same, to a relative {found.tolerance:g}.")
     else:
         console.print("The runs have no series in common.")
-
-
-def _or_dash(value: Any) -> Any:
-    return "–" if value is None else value

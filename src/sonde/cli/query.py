@@ -58,9 +58,7 @@ def _show(answer: Any) -> None:
 
     columns = [Column(plain(field.name), right=_is_number(field.type), cut=True) for field in answer.schema]
     rows = zip(*(column.to_pylist() for column in answer.columns), strict=True)
-    cells = [
-        [number(cell) if isinstance(cell, float) else "–" if cell is None else cell for cell in row] for row in rows
-    ]
+    cells = [[number(cell) if cell is None or isinstance(cell, float) else cell for cell in row] for row in rows]
     make_console().print(table(columns, cells))
 
 
