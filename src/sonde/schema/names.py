@@ -72,13 +72,6 @@ def inspected_series(name: str) -> Series | None:
     return Series(*name.split("/")) if is_inspection(name) else None
 
 
-def check_kind(kind: str) -> Kind:
-    """Give the kind back, or say which kinds there are."""
-    if kind not in KINDS:
-        raise UnknownNameError("kind", kind, KINDS)
-    return kind
-
-
 def is_setting(name: str) -> bool:
     """Whether a scalar is a hyperparameter that is set once and rarely changes, such as weight decay.
 
