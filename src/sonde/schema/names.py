@@ -106,10 +106,10 @@ def site_name(name: str) -> str:
     >>> site_name("heads.a/b")
     'heads.a%2Fb'
     """
-    return _UNSAFE.sub(_percent, name)
+    return _UNSAFE.sub(percent_encoded, name)
 
 
-def _percent(match: re.Match[str]) -> str:
+def percent_encoded(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match.group().encode("utf-8", "surrogatepass"))
 
 
