@@ -46,6 +46,14 @@ def onset(steps: NDArray[np.int64], is_bad: NDArray[np.bool_]) -> int:
     return int(steps[lasting[0]] if len(lasting) else steps[np.flatnonzero(is_bad)[0]])
 
 
+def held(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Array:
+    """At each of `steps` the last value known by then; NaN before the first."""
+    if not len(own):
+        return np.full(len(steps), np.nan)
+    place = np.searchsorted(own, steps, side="right") - 1
+    return np.asarray(np.where(place >= 0, values[np.maximum(place, 0)], np.nan))
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
     """One number over a run."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence
-from sonde.diagnose.measures.curves import nanmax, onset
-from sonde.diagnose.measures.depth import NEEDS, Depth, depth, over_sites
+from sonde.diagnose.measures.curves import nanmax, nanmedian, onset
+from sonde.diagnose.measures.depth import NEEDS, Depth, depth
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.signal import fading
@@ -71,10 +71,8 @@ def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
 
 def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Found:
     step = onset(profile.steps, bad.astype(bool))
-    front, share = map(float, over_sites(np.nanmedian, np.stack([profile.front, ratio], axis=1)))
-    weak = [
-        site for site, pull in zip(profile.sites, over_sites(np.nanmedian, profile.pull.T), strict=True) if pull < WEAK
-    ]
+    front, share = map(float, nanmedian(np.stack([profile.front, ratio], axis=1), axis=0))
+    weak = [site for site, pull in zip(profile.sites, nanmedian(profile.pull, axis=1), strict=True) if pull < WEAK]
     first, last = profile.sites[0], profile.sites[-1]
     if is_everywhere:
         message = (
