@@ -125,18 +125,9 @@ class Event:
 
 
 LOSSES: Final = (
-    "warning",
-    "damaged",
-    "lost",
-    "record_failed",
-    "measurement_failed",
-    "switched_off",
-    "observer_failed",
-    "gap",
-    "snapshot_skipped",
-    "snapshot_lost",
-    "snapshot_failed",
-)
+    "warning", "damaged", "lost", "record_failed", "measurement_failed", "switched_off", "observer_failed", "gap",
+    "snapshot_skipped", "snapshot_lost", "snapshot_failed",
+)  # fmt: skip
 """Types of events that say what was not recorded, or not as it was asked for: `Run.warnings` lists them."""
 
 

@@ -41,28 +41,12 @@ SNAPSHOT_KINDS: Final = ("param", "grad", "act", "optim", "probe", "batch")
 KINDS: Final = ("param", "grad", "update", "act", "actgrad", "optim", "probe", "batch", "custom")
 
 STORAGE: Final[Mapping[str, str]] = {
-    "float64": "float64",
-    "float32": "float32",
-    "float16": "float16",
-    "bfloat16": "uint16",
-    "float8_e4m3fn": "uint8",
-    "float8_e4m3fnuz": "uint8",
-    "float8_e5m2": "uint8",
-    "float8_e5m2fnuz": "uint8",
-    "float8_e8m0fnu": "uint8",
-    "int64": "int64",
-    "int32": "int32",
-    "int16": "int16",
-    "int8": "int8",
-    "uint64": "uint64",
-    "uint32": "uint32",
-    "uint16": "uint16",
-    "uint8": "uint8",
-    "bool": "bool",
-    "complex128": "complex128",
-    "complex64": "complex64",
+    "float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "uint16", "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8", "float8_e5m2": "uint8", "float8_e5m2fnuz": "uint8", "float8_e8m0fnu": "uint8",
+    "int64": "int64", "int32": "int32", "int16": "int16", "int8": "int8", "uint64": "uint64", "uint32": "uint32",
+    "uint16": "uint16", "uint8": "uint8", "bool": "bool", "complex128": "complex128", "complex64": "complex64",
     "complex32": "uint32",
-}
+}  # fmt: skip
 """The numpy type whose bits hold a type, by its name in torch."""
 
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")

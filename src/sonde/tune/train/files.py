@@ -117,10 +117,6 @@ def _filled(path: Path) -> list[tuple[int, str]]:
 
 
 _READERS: Final[dict[str, Callable[[Path], Rows]]] = {
-    ".txt": _text_lines,
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": _separated,
-    ".tsv": _separated,
+    ".txt": _text_lines, ".jsonl": _json_lines, ".json": _json, ".csv": _separated, ".tsv": _separated,
     ".parquet": _parquet,
-}
+}  # fmt: skip
