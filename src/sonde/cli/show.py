@@ -183,15 +183,11 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
             s.name,
             sparkline(s.values, 24, ascii=is_ascii(console)),
             *map(number, (s.first, s.last, s.min, s.max)),
-            _bad(s),
+            f"{s.num_nonfinite:,} not finite" if s.num_nonfinite else "",
         )
         for s in scalars
     ]
     console.print(table([Column("scalar", cut=True), Column(""), *numbers, Column("", style="red")], rows))
-
-
-def _bad(series: Any) -> str:
-    return f"{series.num_nonfinite:,} not finite" if series.num_nonfinite else ""
 
 
 def _draw_gradients(console: Console, gradients: list[Any], at: int | None) -> None:

@@ -56,14 +56,10 @@ def _is_pointless(first: Parameter, second: Parameter) -> bool:
     if first.is_lora or second.is_lora or not (first.trainable and second.trainable):
         return False
     middle = first.shape[0]
-    if middle < min(_inputs(first), second.shape[0]):
+    if middle < min(first.fan_in or (first.shape[1] if len(first.shape) > 1 else 1), second.shape[0]):
         return False
     kernels = [weight.shape[2:] for weight in (first, second)]
     if any(len(set(kernel)) > 1 for kernel in kernels):
         return False
     is_pointwise = [set(kernel) <= {1} for kernel in kernels]
     return not (any(is_pointwise) and any(kernels))
-
-
-def _inputs(weight: Parameter) -> int:
-    return weight.fan_in or (weight.shape[1] if len(weight.shape) > 1 else 1)

@@ -45,14 +45,10 @@ def overfitting(window: Window) -> Iterator[Found]:
         step=state.best_step,
         confidence=0.8,
         remedy=f"stop at step {state.best_step}, or more data, augmentation, weight decay"
-        + ("" if _has_dropout(window) else ", nn.Dropout(0.2)"),
+        + ("" if any(module.kind == "dropout" for module in structure(window).modules) else ", nn.Dropout(0.2)"),
         severity="info" if state.accuracy > ACCURATE else None,
         evidence=(
             Evidence(name, state.gap, "below 3 times the training loss", meaning="validation over training loss"),
             Evidence(name, state.turn, "below 1.15 times its best", state.best_step, "rise from the best"),
         ),
     )
-
-
-def _has_dropout(window: Window) -> bool:
-    return any(module.kind == "dropout" for module in structure(window).modules)

@@ -59,7 +59,7 @@ def unnormalised_inputs(window: Window) -> Iterator[Found]:
         step=int(std.steps[0]),
         confidence=0.85 if is_large else 0.75,
         remedy="x = (x - train_x.mean(0)) / train_x.std(0)  # or a nn.BatchNorm in front of the first layer",
-        sites=_first_layer(window),
+        sites=tuple(p.name for p in structure(window).matrices[:1]),
         evidence=(
             Evidence("data/input/std", rms, "about 1", meaning="root mean square"),
             Evidence("data/input/feature_std_ratio", spread, "below 10"),
@@ -91,10 +91,6 @@ def _shrinking(window: Window, rms: float) -> float:
         return 1.0
     arrived = float(out[0]) / (float(weight[0]) * float(np.sqrt(first.fan_in)))
     return min(1.0, 4 * arrived / rms)
-
-
-def _first_layer(window: Window) -> tuple[str, ...]:
-    return tuple(p.name for p in structure(window).matrices[:1])
 
 
 def _round(value: float) -> str:

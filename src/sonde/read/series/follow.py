@@ -86,7 +86,7 @@ class _NewStats:
     def take(self, state: RunState) -> pa.Table:
         # Sites appear as they are first measured: a plain name that is not there yet is no mistake.
         patterns = [self.patterns] if isinstance(self.patterns, str) else list(self.patterns)
-        known = [pattern for pattern in patterns if _names_something(state, pattern)]
+        known = [pattern for pattern in patterns if ask(state.catalog.sites, pattern, strict=False).wanted]
         first = max(self.last_step - _LATE_STEPS, -1) if self.last_step >= 0 else ALL_STEPS.span.first
         table = read_stats(state, known, StepFilter(Span(first, ALL_STEPS.span.last)))
         self.last_step = max(self.last_step, state.last_step())
@@ -105,10 +105,6 @@ class _NewStats:
             fresh[start:end] = steps[start:end] > self.last_of.get(key, -1)
             self.last_of[key] = max(self.last_of.get(key, -1), int(steps[end - 1]))
         return fresh
-
-
-def _names_something(state: RunState, pattern: str) -> bool:
-    return bool(ask(state.catalog.sites, pattern, strict=False).wanted)
 
 
 @dataclass(slots=True)
