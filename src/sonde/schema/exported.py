@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sonde.errors import MissingPackageError
+from sonde.schema.packages import require
 
 NAME, DTYPE, STEP = "name", "dtype", "step"
 """Attributes of an exported tensor: its true name, its type as torch names it, its step."""
@@ -25,8 +25,4 @@ SAFETENSORS_DTYPES: Final = {
 
 def require_h5py() -> Any:
     """The package, or the line that installs it."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingPackageError("h5py", "h5", "Reading or writing HDF5") from None
-    return h5py
+    return require("h5py", "h5", "Reading or writing HDF5")

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.packages import require
 
 AnyArray = npt.NDArray[Any]
 
@@ -174,10 +175,7 @@ def as_values(bits: AnyArray, dtype: str) -> AnyArray:
         return pairs.view(np.complex64).reshape(bits.shape)
     if STORAGE[dtype] == dtype:
         return bits
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise MissingPackageError("ml_dtypes", "tensors", f"Reading {dtype} tensors") from None
+    ml_dtypes = require("ml_dtypes", "tensors", f"Reading {dtype} tensors")
     return bits.view(np.dtype(getattr(ml_dtypes, dtype)))
 
 
