@@ -98,12 +98,10 @@ class Structure:
             found, key=lambda p: (order.get(p.owner, -1) if order.get(p.owner, -1) >= 0 else 10**9, place[p.name])
         )
 
-    def group_value(self, key: str, default: Any = None) -> Any:
+    def group_value(self, key: str) -> Any:
         """A hyperparameter of the first group of the first optimizer: `lr`, `eps`, `weight_decay`."""
-        for optimizer in self.optimizers:
-            for group in optimizer.get("groups", ()):
-                return group.get(key, default)
-        return default
+        groups = [group for optimizer in self.optimizers for group in optimizer.get("groups", ())]
+        return groups[0].get(key) if groups else None
 
     def group_of(self, parameter: Parameter) -> Mapping[str, Any]:
         """The hyperparameters a parameter began with; empty when it is in no optimizer."""

@@ -40,15 +40,10 @@ class Update:
     """Training returned to this step since the last update: what was yielded of it and of later ones is abandoned."""
 
 
-def follow(
-    state: RunState, stats: Patterns = (), scalars: Patterns = "*", *, from_start: bool = True, poll_s: float = 0.25
-) -> Iterator[Update]:
+def follow(state: RunState, stats: Patterns, scalars: Patterns, *, poll_s: float) -> Iterator[Update]:
     """Yield an Update whenever there are new rows; ends when the run has ended and everything was yielded."""
     state.refresh()
     new_stats, new_scalars, returns = _NewStats(stats), _NewScalars(scalars), _Returns(state)
-    if not from_start:
-        new_stats.take(state)
-        new_scalars.take(state)
     while True:
         status = state.status().status  # asked before reading: what was written until then will be seen
         state.refresh()
