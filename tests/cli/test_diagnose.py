@@ -10,7 +10,7 @@ import pytest
 
 from sonde.diagnose.check import all_rules
 from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.rule import RULES, Rule, Severity, found
+from sonde.diagnose.rule import RULES, Found, Rule, Severity
 from sonde.schema.window import Window
 
 HOSTILE = "0.weight\x1b[31m\u202e"
@@ -29,12 +29,10 @@ def plant(
 ) -> None:
     """A rule that always finds the same."""
 
-    def function(window: Window) -> Iterator[Finding]:
+    def function(window: Window) -> Iterator[Found]:
         if fails:
             raise ValueError("planted failure")
-        yield found(
-            window,
-            name,
+        yield Found(
             f"{name} of {HOSTILE} since step {step}",
             step=step,
             confidence=confidence,

@@ -14,8 +14,7 @@ import pytest
 
 import sonde.diagnose
 from sonde.diagnose.check import all_rules, check, required_series
-from sonde.diagnose.finding import Finding
-from sonde.diagnose.rule import RULES, found
+from sonde.diagnose.rule import RULES, Found
 from sonde.schema.names import Series
 from sonde.schema.window import Column, Window
 from windows import stack
@@ -136,9 +135,9 @@ def test_no_rule_raises_where_all_series_share_one_odd_shape(steps: str) -> None
 
 
 def test_a_rule_that_raises_on_an_odd_window_is_caught_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(window: Window) -> Iterator[Finding]:
+    def careless(window: Window) -> Iterator[Found]:
         for site, steps, _ in window.by_site("grad/*/norm"):
-            yield found(window, "nan_inf", site, step=steps[-1], confidence=1.0, remedy="")
+            yield Found(site, step=steps[-1], confidence=1.0, remedy="")
 
     all_rules()
     monkeypatch.setitem(RULES, "careless", replace(RULES["nan_inf"], name="careless", function=careless))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sonde.errors import QueryError, SondeError, UsageError
-from sonde.read.series.sql import is_truncated, run_query
+from sonde.read.series.sql import TRUNCATED, run_query
 from sonde.read.series.views import VIEWS
 from sonde.run import Run
 
@@ -122,8 +122,8 @@ def test_queries_as_layerclaw_wrote_them_work(finished):
 def test_an_answer_has_at_most_the_limit_and_says_that_it_was_cut(finished):
     run = Run(finished.path)
     cut, whole = run.sql("select step from stats", limit=7), run.sql("select step from scalars", limit=80)
-    assert (cut.num_rows, is_truncated(cut)) == (7, True)
-    assert (whole.num_rows, is_truncated(whole)) == (80, False)
+    assert (cut.num_rows, TRUNCATED in cut.schema.metadata) == (7, True)
+    assert (whole.num_rows, TRUNCATED in (whole.schema.metadata or {})) == (80, False)
     with pytest.raises(UsageError):
         run.sql("select 1", limit=0)
 

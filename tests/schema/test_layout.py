@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sonde.schema.layout import CATALOG_SCHEMA, live_log, pyramid_folder, row_text, segment_name, stream_folder
+from sonde.schema.layout import CATALOG_SCHEMA, pyramid_folder, row_text, segment_name, stream_folder
 
 
 def test_files_stand_where_the_format_says() -> None:
     run = Path("runs/p/r")
     assert stream_folder(run, "stats", 3) == run / "stats" / "rank-0003"
-    assert live_log(run, "scalars") == run / "scalars" / "rank-0000" / "live.log"
     assert segment_name(12) == "seg-00000012.parquet"
     assert pyramid_folder(run, 2) == run / "pyramid" / "level-2" / "rank-0000"
 

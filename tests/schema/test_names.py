@@ -14,7 +14,6 @@ from sonde.errors import UnknownNameError, UsageError
 from sonde.schema.names import (
     KINDS,
     Series,
-    check_kind,
     matches,
     matches_any,
     parse_series,
@@ -183,7 +182,5 @@ def test_pattern_parts_left_out_match_everything() -> None:
 def test_misspelt_kind_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match='Did you mean "grad"'):
         split_pattern("gard/*/norm")
-    with pytest.raises(UnknownNameError, match='Did you mean "param"'):
-        check_kind("params")
     with pytest.raises(UsageError, match="kind/site/stat"):
         split_pattern("grad/a/b/c")

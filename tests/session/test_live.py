@@ -16,8 +16,7 @@ from torch import nn
 
 import sonde
 from sonde.diagnose.check import all_rules
-from sonde.diagnose.finding import Finding
-from sonde.diagnose.rule import RULES, Rule, Severity, found
+from sonde.diagnose.rule import RULES, Found, Rule, Severity
 from sonde.schema.records import Event, ScalarsRecord
 from sonde.schema.window import Window
 from sonde.session.observers import rules as live
@@ -29,10 +28,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, judge: Judge, severity: st
     """A rule that finds something when `judge` says so; gives back the names of the threads it ran on."""
     threads: list[str] = []
 
-    def function(window: Window) -> Iterator[Finding]:
+    def function(window: Window) -> Iterator[Found]:
         threads.append(threading.current_thread().name)
         if judge(window):
-            yield found(window, name, f"{name} is planted", step=3, confidence=0.95, remedy="mend it", sites=("0",))
+            yield Found(f"{name} is planted", step=3, confidence=0.95, remedy="mend it", sites=("0",))
 
     monkeypatch.setitem(
         RULES,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sonde
-from sonde.diagnose.rule import RULES, Rule, Severity, found
+from sonde.diagnose.rule import RULES, Found, Rule, Severity
 from sonde.errors import UsageError
 from sonde.session.null import NullSession
 from sonde.session.observers import rules as live
@@ -316,7 +316,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], int 
         def function(window: Any) -> Any:
             step = judge(window)
             if step is not None:
-                yield found(window, name, f"{name} is planted", step=step, confidence=0.95, remedy="mend it", sites=())
+                yield Found(f"{name} is planted", step=step, confidence=0.95, remedy="mend it", sites=())
 
         rule = Rule(
             name=name,

@@ -87,7 +87,7 @@ def draw(renderable: object, **options: object) -> str:
 
 
 def test_cells_are_never_markup() -> None:
-    drawn = draw(table([Column(title="name")], [["[red]x[/red]"], ["[link=http://example.org]y"], ["\x1b[31mz"]]))
+    drawn = draw(table([Column("name")], [["[red]x[/red]"], ["[link=http://example.org]y"], ["\x1b[31mz"]]))
     assert "[red]x[/red]" in drawn
     assert "[link=http://example.org]y" in drawn
     assert "\x1b" not in drawn

@@ -20,7 +20,6 @@ from sonde.errors import CorruptError, RunNotFoundError, UsageError
 from sonde.read.run.checkpoints import Checkpoint, list_checkpoints, verify_checkpoint
 from sonde.schema.records import sign_document
 from sonde.tune import CheckpointManager, StorageBackend
-from sonde.tune.checkpoint.capture import model_state
 
 
 class Tied(nn.Module):
@@ -60,7 +59,6 @@ def test_tied_weights_are_kept_once_and_stay_tied(folder):
     manager = CheckpointManager(folder, model=net)
     saved = manager.save(1)
     assert list(load_file(saved.path / "model.safetensors")) == ["embed.weight"]
-    assert model_state(manager.load()).keys() == net.state_dict().keys()
     CheckpointManager(folder, model=other).restore()
     assert other.head.weight is other.embed.weight
     assert torch.equal(other.head.weight, net.head.weight)

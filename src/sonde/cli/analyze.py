@@ -10,6 +10,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, runs_dir
 from sonde.cli.output import print_json, remark
+from sonde.show.term.text import plain
 
 
 def analyze(
@@ -34,7 +35,6 @@ def analyze(
       sonde analyze checkpoints --gradients gradients.parquet --json
     """
     from sonde.run import find_run
-    from sonde.show.term.text import plain
     from sonde.tune.analyzer import CheckpointAnalyzer
 
     path = Path(where)

@@ -69,11 +69,11 @@ def _draw(rows: list[dict[str, Any]]) -> None:
 
     console = make_console()
     columns = [
-        Column(title="steps", right=True),
-        Column(title="severity"),
-        Column(title="type"),
-        Column(title="what", wrap=True),
-        Column(title="caused by", style="dim"),
+        Column("steps", right=True),
+        Column("severity"),
+        Column("type"),
+        Column("what", wrap=True),
+        Column("caused by", style="dim"),
     ]
     cells = [
         (_steps(row), severity_text(row["severity"]), row["type"], row["message"], row["caused_by"] or "")

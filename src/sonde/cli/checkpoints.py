@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sonde.cli.options import Dir, Json, runs_dir
-from sonde.cli.output import print_json, remark
+from sonde.cli.output import confirm, print_json, remark
+from sonde.show.term.number import number, size
 
 if TYPE_CHECKING:
     from sonde.run import Checkpoint
@@ -97,15 +98,14 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
     from datetime import UTC, datetime
 
     from sonde.show.term.console import make_console
-    from sonde.show.term.number import number, size
     from sonde.show.term.table import Column, table
 
     columns = [
-        Column(title="step", right=True),
-        Column(title="saved (UTC)"),
-        Column(title="size", right=True),
-        Column(title="measured", cut=True),
-        Column(title="state", cut=True),
+        Column("step", right=True),
+        Column("saved (UTC)"),
+        Column("size", right=True),
+        Column("measured", cut=True),
+        Column("state", cut=True),
     ]
     good = "verified" if verified else "whole"
     cells = [
@@ -122,7 +122,7 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
 
 
 def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
-    from sonde.errors import RunNotFoundError, UsageError
+    from sonde.errors import RunNotFoundError
     from sonde.run import list_checkpoints
     from sonde.show.folder_lock import held
 
@@ -132,12 +132,7 @@ def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
         has = ", ".join(map(str, found)) or "none"
         raise RunNotFoundError(f"no checkpoint of step {missing[0]} in {folder}. There are: {has}.")
     if not yes:
-        try:
-            is_sure = typer.confirm(f"Delete for good: {len(steps)} of {len(found)} checkpoints?", err=True)
-        except typer.Abort:
-            raise UsageError("it asks before it deletes, and nobody answered. Add --yes.") from None
-        if not is_sure:
-            raise typer.Exit(1)
+        confirm(f"Delete for good: {len(steps)} of {len(found)} checkpoints?")
     with held(folder, f"a checkpoint is being saved in {folder}. Try again in a moment."):
         for step in dict.fromkeys(steps):
             _remove(found[step].path)

@@ -10,6 +10,8 @@ import typer
 from sonde.cli.options import Dir, Json, open_run
 from sonde.cli.output import print_json
 from sonde.errors import UsageError
+from sonde.show.term.number import count, number
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,7 +140,6 @@ def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:
 def _show_divergence(a: Run, b: Run, found: Any) -> None:
     from sonde.show.divergence import divergence_sentences
     from sonde.show.term.console import make_console
-    from sonde.show.term.text import plain
 
     console = make_console()
     _draw_heads(console, a, b)
@@ -154,11 +155,14 @@ def _show_divergence(a: Run, b: Run, found: Any) -> None:
 
 def _show(a: Run, b: Run, found: Any, top: int) -> None:
     from sonde.show.term.console import make_console
-    from sonde.show.term.number import number
 
     console = make_console()
     _draw_heads(console, a, b)
-    _draw(console, "config", [(row["key"], _or_dash(row["a"]), _or_dash(row["b"])) for row in found.config.to_pylist()])
+    _draw(
+        console,
+        "config",
+        [(row["key"], *("–" if row[side] is None else row[side] for side in "ab")) for row in found.config.to_pylist()],
+    )
     metrics = [
         (row["name"], number(row["last_a"]), number(row["last_b"]), number(row["difference"]))
         for row in found.metrics.to_pylist()
@@ -176,11 +180,10 @@ def _show(a: Run, b: Run, found: Any, top: int) -> None:
 
 
 def _draw_heads(console: Console, a: Run, b: Run) -> None:
-    from sonde.show.term.number import count
     from sonde.show.term.table import Column, status_text, table
 
-    columns = [Column(title=title, cut=title == "run") for title in ("", "run", "id", "status")] + [
-        Column(title="steps", right=True)
+    columns = [Column(title, cut=title == "run") for title in ("", "run", "id", "status")] + [
+        Column("steps", right=True)
     ]
     rows = [
         (letter, f"{run.project}/{run.name}", run.id, status_text(run.status), count(run.last_step + 1))
@@ -194,9 +197,9 @@ def _draw(console: Console, title: str, rows: list[tuple[Any, ...]], last: str =
 
     if not rows:
         return
-    columns = [Column(title=title, cut=True), *(Column(title=letter, right=True, cut=True) for letter in "ab")]
+    columns = [Column(title, cut=True), *(Column(letter, right=True, cut=True) for letter in "ab")]
     console.print()
-    console.print(table(columns + ([Column(title=last, right=True)] if last else []), rows))
+    console.print(table(columns + ([Column(last, right=True)] if last else []), rows))
 
 
 def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> None:
@@ -213,7 +216,3 @@ def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> Non
         console.print(f"All {total} common series are the same, to a relative {found.tolerance:g}.")
     else:
         console.print("The runs have no series in common.")
-
-
-def _or_dash(value: Any) -> Any:
-    return "–" if value is None else value

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sonde.cli.options import Dir, Json, open_run, runs_dir
-from sonde.cli.output import print_json
+from sonde.cli.output import confirm, print_json
+from sonde.show.term.number import counted
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -58,23 +60,13 @@ def _refuse_running(run: Run) -> None:
 
 
 def _ask(runs: list[Run], permanently: bool) -> None:
-    from sonde.errors import UsageError
-    from sonde.show.term.text import plain
-
     for run in runs:
         typer.echo(f"{plain(run.project)}/{plain(run.name)}  {plain(run.id)}  {run.last_step + 1} steps", err=True)
     what = "Remove for good" if permanently else "Move to the trash"
-    try:
-        is_sure = typer.confirm(f"{what}: {len(runs)} run{'' if len(runs) == 1 else 's'}?", err=True)
-    except typer.Abort:
-        raise UsageError("delete asks before it deletes, and nobody answered. Add --yes.") from None
-    if not is_sure:
-        raise typer.Exit(1)
+    confirm(f"{what}: {counted(len(runs), 'run')}?")
 
 
 def _report(moved: list[dict[str, str | None]]) -> None:
-    from sonde.show.term.text import plain
-
     for entry in moved:
         if entry["trash"] is None:
             print(f"deleted {plain(entry['path'])}")

@@ -8,6 +8,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,6 @@ def _draw_silence(console: Console, run: Run, found: Diagnosis) -> None:
     from rich.text import Text
 
     from sonde.show.diagnosis import health_of, what_was_checked
-    from sonde.show.term.text import plain
 
     name = f"{plain(run.project)}/{plain(run.name)}"
     if run.last_step < 0:
@@ -92,7 +92,6 @@ def _draw_head(console: Console, run: Run, found: Diagnosis) -> None:
     from sonde.show.term.console import is_ascii
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import status_text
-    from sonde.show.term.text import plain
 
     name = Text(f"{plain(run.project)}/{plain(run.name)}", style="bold")
     parts = [name, status_text(run.status), Text(plain(run.id), style="dim"), Text(counts_in_words(found.counts()))]
@@ -110,7 +109,7 @@ def _draw_rest(console: Console, found: Diagnosis) -> None:
 
     rest = found.roots[NUM_NOTES:]
     if rest:
-        columns = [Column(title=""), Column(title="also found"), Column(title=""), Column(title="", wrap=True)]
+        columns = [Column(""), Column("also found"), Column(""), Column("", wrap=True)]
         console.print(table(columns, [(severity_text(f.severity), f.rule, span(f), f.message) for f in rest]))
     if found.remarks:
         console.print(_remarks(found), style="dim")
@@ -124,7 +123,6 @@ def _remarks(found: Diagnosis) -> str:
 
 def _draw_foot(console: Console, run: Run, found: Diagnosis) -> None:
     from sonde.show.diagnosis import what_was_checked
-    from sonde.show.term.text import plain
 
     console.print(plain(what_was_checked(found)[0].upper() + what_was_checked(found)[1:] + "."), style="dim")
     for warning in run.warnings:

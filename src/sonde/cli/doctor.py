@@ -17,6 +17,7 @@ import typer
 from sonde.cli.info import package_version
 from sonde.cli.options import Dir, Json
 from sonde.cli.output import print_json
+from sonde.show.term.number import size
 
 OLDEST_PYTHON: Final = (3, 11)
 OLDEST_TORCH: Final = (2, 10)
@@ -193,8 +194,6 @@ def _check_lock(name: str) -> Check:
 
 
 def _check_space(place: Path) -> Check:
-    from sonde.show.term.number import size
-
     free = shutil.disk_usage(place).free
     level: Level = "problem" if free < NO_SPACE else "warning" if free < LITTLE_SPACE else "ok"
     remedy = "" if level == "ok" else "Free some, or choose another folder with --dir or SONDE_DIR."
@@ -245,12 +244,7 @@ def _show(checks: list[Check]) -> None:
         marks = {"ok": "✓", "note": "·", "warning": "!", "problem": "✗"}
     styles = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "bold red"}
     rows = [(Text(marks[c.level], style=styles[c.level]), c.name, c.found, c.remedy) for c in checks]
-    columns = [
-        Column(title=""),
-        Column(title="check"),
-        Column(title="found", wrap=True),
-        Column(title="what to do", wrap=True),
-    ]
+    columns = [Column(""), Column("check"), Column("found", wrap=True), Column("what to do", wrap=True)]
     console.print(table(columns, rows))
     num_problems = sum(check.level == "problem" for check in checks)
     console.print(

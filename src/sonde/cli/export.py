@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,6 +18,8 @@ from sonde.cli.export_place import (
 )
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import size
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -193,45 +195,24 @@ def _paths(run: Run, output: Path | None, tables: tuple[str, ...], format: str) 
 
 def _write(run: Run, sources: list[Source], paths: dict[str, Path], format: str) -> list[Path]:
     from sonde.show.export.atomic import replacing
+    from sonde.show.export.hdf5 import write_hdf5
+    from sonde.show.export.json import write_json
     from sonde.show.export.source import run_facts
+    from sonde.show.export.tables import write_table
 
+    facts = run_facts(run)
     if format not in ONE_TABLE_PER_FILE:
         (path,) = set(paths.values())
         with replacing(path) as draft:
-            _writer(format)(draft, sources, run_facts(run))
+            (write_json if format == "json" else write_hdf5)(draft, sources, facts)
         return [path]
     for source in sources:
         path = paths[source.name]
         if len(paths) > 1:
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft:
-            if format == "csv":
-                _writer(format)(draft, source)
-            else:
-                _writer(format)(draft, source, run_facts(run))
+            write_table(draft, format, source, facts)
     return list(paths.values())
-
-
-def _writer(format: str) -> Callable[..., None]:
-    if format == "csv":
-        from sonde.show.export.csv import write_csv
-
-        return write_csv
-    if format == "parquet":
-        from sonde.show.export.parquet import write_parquet
-
-        return write_parquet
-    if format == "arrow":
-        from sonde.show.export.arrow import write_arrow
-
-        return write_arrow
-    if format == "json":
-        from sonde.show.export.json import write_json
-
-        return write_json
-    from sonde.show.export.hdf5 import write_hdf5
-
-    return write_hdf5
 
 
 @contextmanager
@@ -258,8 +239,5 @@ def _watched(sources: list[Source], parts: Parts | None, *, quiet: bool) -> Iter
 
 
 def _report(files: list[dict[str, Any]]) -> None:
-    from sonde.show.term.number import size
-    from sonde.show.term.text import plain
-
     for file in files:
         print(f"{plain(file['path'])}  {size(file['bytes'])}")

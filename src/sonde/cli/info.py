@@ -13,6 +13,7 @@ import typer
 
 from sonde.cli.options import Dir, Json
 from sonde.cli.output import print_json
+from sonde.show.term.number import count, size
 
 PACKAGES: Final = ("torch", "numpy", "pyarrow", "duckdb", "pydantic")
 
@@ -88,18 +89,12 @@ def _show_settings(rows: list[Any], json: bool) -> None:
     from sonde.show.term.console import make_console
     from sonde.show.term.table import Column, table
 
-    columns = [
-        Column(title="setting"),
-        Column(title="value", right=True),
-        Column(title="from"),
-        Column(title="meaning", wrap=True),
-    ]
+    columns = [Column("setting"), Column("value", right=True), Column("from"), Column("meaning", wrap=True)]
     make_console().print(table(columns, [(row.name, row.value, row.origin, row.meaning) for row in rows]))
 
 
 def _show_facts(facts: dict[str, Any]) -> None:
     from sonde.show.term.console import make_console
-    from sonde.show.term.number import count, size
     from sonde.show.term.table import Column, table
 
     packages = ", ".join(f"{name} {found or 'not installed'}" for name, found in facts["packages"].items())
@@ -113,4 +108,4 @@ def _show_facts(facts: dict[str, Any]) -> None:
     ]
     if facts["trash_bytes"]:
         rows.append(("trash", size(facts["trash_bytes"])))
-    make_console().print(table([Column(title="", style="dim"), Column(title="", wrap=True)], rows, header=False))
+    make_console().print(table([Column("", style="dim"), Column("", wrap=True)], rows, header=False))

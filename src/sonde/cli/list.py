@@ -10,6 +10,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, runs_dir
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import age, count, duration, number
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -96,7 +97,6 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from datetime import datetime
 
     from sonde.show.term.console import is_ascii, make_console
-    from sonde.show.term.number import age, count, duration, number
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import Column, status_text, table
 
@@ -104,15 +104,15 @@ def _show(rows: list[dict[str, Any]]) -> None:
     is_wide = console.width >= WIDE
     now = time.time()
     columns = [
-        Column(title="status"),
-        Column(title="run", cut=True),
-        Column(title="id", style="dim"),
-        Column(title="steps", right=True),
-        Column(title="loss", right=True),
-        Column(title=""),
-        *([Column(title="found"), Column(title="took", right=True)] if is_wide else []),
-        Column(title="began", right=True, style="dim"),
-        Column(title="", style="yellow"),
+        Column("status"),
+        Column("run", cut=True),
+        Column("id", style="dim"),
+        Column("steps", right=True),
+        Column("loss", right=True),
+        Column(""),
+        *([Column("found"), Column("took", right=True)] if is_wide else []),
+        Column("began", right=True, style="dim"),
+        Column("", style="yellow"),
     ]
     cells = [
         (

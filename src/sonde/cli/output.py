@@ -6,6 +6,9 @@ import json
 import sys
 from typing import Any
 
+import typer
+
+from sonde.errors import UsageError
 from sonde.show.term.text import plain
 
 
@@ -24,6 +27,16 @@ def print_error(message: str) -> None:
 def remark(message: str) -> None:
     """Something worth knowing that is not the answer: kept off stdout."""
     _say("", message)
+
+
+def confirm(question: str) -> None:
+    """Go on only after a yes."""
+    try:
+        is_sure = typer.confirm(question, err=True)
+    except typer.Abort:
+        raise UsageError("it asks before it deletes, and nobody answered. Add --yes.") from None
+    if not is_sure:
+        raise typer.Exit(1)
 
 
 def _say(prefix: str, message: str) -> None:

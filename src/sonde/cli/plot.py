@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 
+from sonde.cli.export_place import refuse_place
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
+from sonde.errors import UnknownNameError, UsageError
+from sonde.show.term.number import size as in_words
+from sonde.show.term.text import plain
 
 ENDINGS: Final = ("png", "svg", "pdf")
 
@@ -43,14 +47,12 @@ def plot(
     from sonde.cli.export import _parse_steps
     from sonde.show.export.atomic import replacing
     from sonde.show.plot.figure import plot as draw
-    from sonde.show.term.number import size as in_words
-    from sonde.show.term.text import plain
 
     found = open_run(run, dir)
     path = output or Path(f"{found.path.name}-{_slug(pattern[0])}.png")
     _refuse(path, force)
     inches = _parse_size(size)
-    figure = draw(found, pattern, steps=_parse_steps(steps), style=_as_style(style), log=log, title=title, size=inches)
+    figure = draw(found, pattern, steps=_parse_steps(steps), style=cast(Any, style), log=log, title=title, size=inches)
     with replacing(path) as draft:
         figure.savefig(draft, format=path.suffix[1:].lower())
     num_bytes = path.stat().st_size
@@ -60,28 +62,17 @@ def plot(
         print(f"{plain(path)}  {in_words(num_bytes)}")
 
 
-def _as_style(style: str) -> Any:
-    return style
-
-
 def _slug(pattern: str) -> str:
     return "".join(sign if sign.isalnum() or sign in "._" else "-" for sign in pattern).strip("-") or "plot"
 
 
 def _refuse(path: Path, force: bool) -> None:
-    from sonde.errors import UnknownNameError, UsageError
-
     if path.suffix[1:].lower() not in ENDINGS:
         raise UnknownNameError("ending of a figure", path.suffix[1:], ENDINGS)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder. Name a file with -o.")
-    if path.exists() and not force:
-        raise UsageError(f"{path} is there already. Name another with -o, or replace it with --force.")
+    refuse_place([path], force=force)
 
 
 def _parse_size(text: str | None) -> tuple[float, float] | None:
-    from sonde.errors import UsageError
-
     if text is None:
         return None
     parts = text.lower().split("x")

@@ -9,6 +9,8 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import number
+from sonde.show.term.text import plain
 
 FORMATS: Final = ("table", "csv", "json")
 
@@ -52,19 +54,13 @@ def query(
 
 def _show(answer: Any) -> None:
     from sonde.show.term.console import make_console
-    from sonde.show.term.number import number
     from sonde.show.term.table import Column, table
-    from sonde.show.term.text import plain
 
-    columns = [Column(title=plain(field.name), right=_is_number(field.type), cut=True) for field in answer.schema]
+    columns = [Column(plain(field.name), right=_is_number(field.type), cut=True) for field in answer.schema]
     rows = zip(*(column.to_pylist() for column in answer.columns), strict=True)
-    cells = [[number(cell) if isinstance(cell, float) else _text(cell) for cell in row] for row in rows]
+    cells = [[number(cell) if cell is None or isinstance(cell, float) else cell for cell in row] for row in rows]
     make_console().print(table(columns, cells))
 
 
 def _is_number(type: Any) -> bool:
     return str(type).startswith(("int", "uint", "double", "float", "decimal"))
-
-
-def _text(cell: Any) -> Any:
-    return "–" if cell is None else cell

@@ -12,6 +12,8 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
+from sonde.show.term.number import size
+from sonde.show.term.text import plain
 
 
 def report(
@@ -77,8 +79,6 @@ def _print(found: object, kind: str) -> None:
 
 def _tell(path: Path, kind: str, written: object, *, as_json: bool) -> None:
     from sonde.show.report.source import Report
-    from sonde.show.term.number import size
-    from sonde.show.term.text import plain
 
     assert isinstance(written, Report)
     num_bytes = path.stat().st_size

@@ -9,6 +9,8 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
+from sonde.show.term.number import age, count, duration, number
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,9 +110,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
 
     from rich.text import Text
 
-    from sonde.show.term.number import age, count, duration
     from sonde.show.term.table import Column, status_text, table
-    from sonde.show.term.text import plain
 
     name = Text(f"{plain(facts['project'])}/{plain(facts['name'])}", style="bold")
     console.print(Text("  ").join([name, status_text(facts["status"]), Text(plain(facts["id"]), style="dim")]))
@@ -126,7 +126,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
         ("notes", facts["notes"]),
         ("folder", facts["path"]),
     ]
-    columns = [Column(title="", style="dim"), Column(title="", wrap=True)]
+    columns = [Column("", style="dim"), Column("", wrap=True)]
     console.print(table(columns, [row for row in rows if row[1]], header=False))
 
 
@@ -162,12 +162,11 @@ def _draw_config(console: Console, config: Any) -> None:
     rows = list(flatten(config).items())
     if rows:
         console.print()
-        console.print(table([Column(title="config", cut=True), Column(title="", wrap=True)], rows))
+        console.print(table([Column("config", cut=True), Column("", wrap=True)], rows))
 
 
 def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
     from sonde.show.term.console import is_ascii
-    from sonde.show.term.number import number
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import Column, table
 
@@ -175,42 +174,31 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
         return
     console.print()
     if at is not None:
-        columns = [Column(title=f"scalar at step {at}", cut=True), Column(title="value", right=True)]
+        columns = [Column(f"scalar at step {at}", cut=True), Column("value", right=True)]
         console.print(table(columns, [(series.name, number(series.last)) for series in scalars]))
         return
-    numbers = [Column(title=title, right=True) for title in ("first", "last", "min", "max")]
+    numbers = [Column(title, right=True) for title in ("first", "last", "min", "max")]
     rows = [
         (
             s.name,
             sparkline(s.values, 24, ascii=is_ascii(console)),
             *map(number, (s.first, s.last, s.min, s.max)),
-            _bad(s),
+            f"{s.num_nonfinite:,} not finite" if s.num_nonfinite else "",
         )
         for s in scalars
     ]
-    console.print(
-        table([Column(title="scalar", cut=True), Column(title=""), *numbers, Column(title="", style="red")], rows)
-    )
-
-
-def _bad(series: Any) -> str:
-    return f"{series.num_nonfinite:,} not finite" if series.num_nonfinite else ""
+    console.print(table([Column("scalar", cut=True), Column(""), *numbers, Column("", style="red")], rows))
 
 
 def _draw_gradients(console: Console, gradients: list[Any], at: int | None) -> None:
     from sonde.show.term.console import is_ascii
-    from sonde.show.term.number import number
     from sonde.show.term.sparkline import sparkline
     from sonde.show.term.table import Column, table
 
     if not gradients:
         return
     title = "largest gradients" if at is None else f"largest gradients at step {at}"
-    columns = [
-        Column(title=title, cut=True),
-        Column(title=""),
-        *(Column(title=t, right=True) for t in ("norm", "min", "max")),
-    ]
+    columns = [Column(title, cut=True), Column(""), *(Column(t, right=True) for t in ("norm", "min", "max"))]
     rows = [
         (s.name, sparkline(s.values, 24, ascii=is_ascii(console)), *map(number, (s.last, s.min, s.max)))
         for s in gradients
@@ -225,7 +213,7 @@ def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
     if not events:
         return
     shown = [event for event in events if event["severity"] != "info"][-NUM_EVENTS:] or events[-NUM_EVENTS:]
-    columns = [Column(title="step", right=True), Column(title="event"), Column(title=""), Column(title="", wrap=True)]
+    columns = [Column("step", right=True), Column("event"), Column(""), Column("", wrap=True)]
     rows = [(event["step"], event["type"], severity_text(event["severity"]), event["message"]) for event in shown]
     console.print()
     console.print(table(columns, rows))
@@ -236,7 +224,6 @@ def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
 def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
     """How far the picture can be trusted: what recording cost, what it could not see, what is damaged."""
     from sonde.show.coverage import coverage_sentences, overhead_sentence
-    from sonde.show.term.text import plain
 
     lines = [overhead_sentence(facts["overhead"]), *coverage_sentences(facts["coverage"])]
     if any(lines) or facts["warnings"]:
@@ -248,8 +235,6 @@ def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _draw_next(console: Console, run: Run, at: int | None) -> None:
-    from sonde.show.term.text import plain
-
     verbs = [
         f"show {run.id} --at {max(run.last_step, 0)}" if at is None else f"show {run.id}",
         f'query {run.id} "select * from scalars order by step desc"',  # noqa: S608 - shown, not run

@@ -15,6 +15,8 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import size
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -158,7 +160,6 @@ def _is_running(run: Run) -> bool:
 def _said(message: str) -> Iterator[None]:
     """On a terminal the note goes away when the answer is there."""
     from sonde.show.term.console import make_console
-    from sonde.show.term.text import plain
 
     console = make_console(stderr=True)
     if not console.is_terminal or os.environ.get("NO_COLOR"):
@@ -170,8 +171,6 @@ def _said(message: str) -> Iterator[None]:
 
 
 def _tell(answer: dict[str, Any], name: str) -> None:
-    from sonde.show.term.text import plain
-
     state, why = answer.get("state"), answer.get("why", "")
     if state == "taken":
         print(plain(f"snapshot of step {answer.get('step')}: {_size(answer)}, {answer.get('num_tensors')} tensors."))
@@ -182,7 +181,5 @@ def _tell(answer: dict[str, Any], name: str) -> None:
 
 
 def _size(answer: dict[str, Any]) -> str:
-    from sonde.show.term.number import size
-
     nbytes, stored = int(answer.get("nbytes") or 0), int(answer.get("stored_bytes") or 0)
     return f"{size(nbytes)} ({size(stored)} on disk)"

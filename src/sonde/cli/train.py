@@ -12,6 +12,8 @@ import typer
 
 from sonde.cli.options import Json
 from sonde.cli.output import print_json, remark
+from sonde.show.term.number import number
+from sonde.show.term.text import plain
 
 EXAMPLE = """\
 model:                      # a new, small model; or  name: a folder or a name on the Hugging Face Hub
@@ -128,9 +130,6 @@ def _findings(run: Path) -> list[Any]:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    from sonde.show.term.number import number
-    from sonde.show.term.text import plain
-
     folder = plain(shlex.quote(answer["output_dir"]))
     held_out = answer["eval_loss"]
     losses = f"training loss {number(answer['train_loss'])}" + (

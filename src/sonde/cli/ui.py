@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sonde.cli.options import Json, runs_dir
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.show.web.server import Dashboard
@@ -72,7 +73,6 @@ def _place(name: str) -> Path:
 
 
 def _say(dashboard: Dashboard, places: list[Path]) -> None:
-    from sonde.show.term.text import plain
     from sonde.show.web.server import is_loopback, tunnel_line
 
     print(f"sonde shows {', '.join(plain(str(place)) for place in places)}; Ctrl-C ends it.\n\n  {dashboard.url}\n")

@@ -8,6 +8,8 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
+from sonde.show.term.number import number
+from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -59,11 +61,10 @@ def weights(
 def _show(run: Run, step: int, rows: list[dict[str, Any]], top: int) -> None:
     from sonde.show.term.console import make_console
     from sonde.show.term.table import Column, table
-    from sonde.show.term.text import plain
 
     console = make_console()
     console.print(f"{plain(run.project)}/{plain(run.name)}, snapshot of step {step:,}: the most moved first")
-    columns = [Column(title="tensor", cut=True), *(Column(title=title, right=True) for title in _COLUMNS.values())]
+    columns = [Column("tensor", cut=True), *(Column(title, right=True) for title in _COLUMNS.values())]
     console.print(table(columns, [(_name(row), *(_cell(row[key]) for key in _COLUMNS)) for row in rows[:top]]))
     if len(rows) > top:
         console.print(f"{len(rows) - top} more; show them with --top {len(rows)}.", style="dim")
@@ -79,6 +80,4 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _cell(value: float | None) -> str:
-    from sonde.show.term.number import number
-
     return "–" if value is None or value != value else number(value)

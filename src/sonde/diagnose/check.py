@@ -24,10 +24,9 @@ def all_rules() -> Mapping[str, Rule]:
     return RULES
 
 
-def required_series(rules: Iterable[Rule] | None = None) -> tuple[str, ...]:
+def required_series() -> tuple[str, ...]:
     """The patterns over series that rules look at, each once."""
-    chosen = all_rules().values() if rules is None else rules
-    return tuple(dict.fromkeys(pattern for rule in chosen for pattern in rule.needs))
+    return tuple(dict.fromkeys(pattern for rule in all_rules().values() for pattern in rule.needs))
 
 
 def check(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from sonde.diagnose.check import all_rules, check, required_series
@@ -97,7 +97,7 @@ class Gap:
     remedy: str
 
     def as_dict(self) -> dict[str, str]:
-        return {"what": self.what, "hides": self.hides, "remedy": self.remedy}
+        return asdict(self)
 
 
 def _has(*patterns: str) -> Callable[[Window], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -96,10 +96,7 @@ class Finding:
             "last_step": self.last_step,
             "sites": list(self.sites),
             "message": self.message,
-            "evidence": [
-                {"series": e.series, "value": e.value, "healthy": e.healthy, "step": e.step, "meaning": e.meaning}
-                for e in self.evidence
-            ],
+            "evidence": [asdict(one) for one in self.evidence],
             "remedy": self.remedy,
             "references": list(self.references),
             "cause_of": [finding.as_dict() for finding in self.cause_of],

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Finding, Severity
+from sonde.diagnose.measures.curves import held
 from sonde.diagnose.measures.loss import loss_name
 from sonde.diagnose.measures.model import structure
 from sonde.schema.sketch import Array
@@ -241,11 +242,7 @@ def _reordered(source: Grid, like: Grid) -> Array:
 def _aligned(steps: Steps, own_steps: Steps, values: Array) -> Array:
     """The newest known value at each step; NaN before the first."""
     known = ~np.isnan(values)
-    own_steps, values = own_steps[known], values[known]
-    if not len(values):
-        return np.full(len(steps), np.nan)
-    place = np.searchsorted(own_steps, steps, side="right") - 1
-    return np.where(place >= 0, values[np.maximum(place, 0)], np.nan)
+    return held(steps, own_steps[known], values[known])
 
 
 def _times(a: Array, b: Array) -> Array:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.schema.window import Window
 
-RuleFunction = Callable[[Window], Iterator[Finding]]
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a rule found. Its registration and the window say the rest of the `Finding`."""
+
+    message: str
+    _: KW_ONLY
+    step: int
+    confidence: float
+    remedy: str
+    sites: Sequence[str] = ()
+    evidence: Sequence[Evidence] = ()
+    last_step: int | None = None
+    """None: the last of the window."""
+    severity: str | None = None
+    """None: the rule's own."""
+
+
+RuleFunction = Callable[[Window], Iterator[Found]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,19 @@ class Rule:
         return (self.function.__doc__ or "").strip()
 
     def __call__(self, window: Window) -> Iterator[Finding]:
-        return self.function(window)
+        for found in self.function(window):
+            yield Finding(
+                rule=self.name,
+                severity=self.severity if found.severity is None else Severity(found.severity),
+                confidence=found.confidence,
+                step=int(found.step),
+                last_step=window.last_step if found.last_step is None else int(found.last_step),
+                message=found.message,
+                sites=tuple(found.sites),
+                evidence=tuple(found.evidence),
+                remedy=found.remedy,
+                references=self.references,
+            )
 
 
 RULES: Final[dict[str, Rule]] = {}
@@ -52,7 +82,7 @@ def rule(
     @rule(severity="warning", needs=("grad/*/norm",), causes=("underfitting",))
     def vanishing_gradients(window):
         ...
-        yield found(window, "vanishing_gradients", ...)
+        yield Found("gradients vanish on the way to layers.0", step=0, confidence=0.8, remedy="…")
     """
 
     def register(function: RuleFunction) -> Rule:
@@ -62,32 +92,3 @@ def rule(
         return RULES[name]
 
     return register
-
-
-def found(
-    window: Window,
-    name: str,
-    message: str,
-    *,
-    step: int,
-    confidence: float,
-    remedy: str,
-    sites: tuple[str, ...] | list[str] = (),
-    evidence: tuple[Evidence, ...] | list[Evidence] = (),
-    last_step: int | None = None,
-    severity: str | None = None,
-) -> Finding:
-    """A finding of the rule of that name, with what the rule's registration already says."""
-    known = RULES[name]
-    return Finding(
-        rule=name,
-        severity=Severity(severity) if severity is not None else known.severity,
-        confidence=confidence,
-        step=int(step),
-        last_step=window.last_step if last_step is None else int(last_step),
-        message=message,
-        sites=tuple(sites),
-        evidence=tuple(evidence),
-        remedy=remedy,
-        references=known.references,
-    )

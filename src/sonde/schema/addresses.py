@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.packages import require
 
 Scheme = Literal["file", "s3", "gs", "az"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("file", "s3", "gs", "az")
@@ -80,10 +81,7 @@ def read_address(text: str, run: Path) -> Address:
 
 def icechunk_storage(address: Address) -> Any:
     """What icechunk opens a repository with. Never call this in a process that trains, or that was forked."""
-    try:
-        import icechunk
-    except ImportError:
-        raise MissingPackageError("icechunk", "tensors", f"The store at {address}") from None
+    icechunk = require("icechunk", "tensors", f"The store at {address}")
     if address.scheme == "file":
         icechunk.set_logs_filter("error")  # it warns that two must not commit at once; the lock sees to that
         return icechunk.local_filesystem_storage(address.bucket)

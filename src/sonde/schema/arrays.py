@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.errors import MissingPackageError
+from sonde.schema.packages import require
 from sonde.schema.tensors import STORAGE, AnyArray
 
 ReadAt = Callable[[str, int, int], bytes]
@@ -187,11 +187,7 @@ class ArrayReader:
 
 
 def checksum(data: bytes) -> int:
-    try:
-        import google_crc32c
-    except ImportError:
-        raise MissingPackageError("google-crc32c", "tensors", "Reading and writing tensors") from None
-    return int(google_crc32c.value(data))
+    return int(require("google_crc32c", "tensors", "Reading and writing tensors").value(data))
 
 
 def checksum_of(bits: AnyArray) -> int:
@@ -214,10 +210,7 @@ def checked(data: bytes, what: str) -> memoryview:
 
 def decompressed(data: memoryview, expected: int) -> memoryview:
     """Undo blosc. What the header says is compared first: a damaged one may ask for any amount of memory."""
-    try:
-        from numcodecs import blosc
-    except ImportError:
-        raise MissingPackageError("numcodecs", "tensors", "Reading and writing tensors") from None
+    blosc = require("numcodecs.blosc", "tensors", "Reading and writing tensors")
     if len(data) < 16 or int.from_bytes(data[4:8], "little") != expected:
         raise DamageError("the header of a compressed chunk is damaged")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sonde.errors import MissingPackageError
+from sonde.schema.packages import require
 
 NAME, DTYPE, STEP = "name", "dtype", "step"
 """Attributes of an exported tensor: its true name, its type as torch names it, its step."""
@@ -15,33 +15,14 @@ DTYPES_KEY: Final = "__sonde_dtypes__"
 STEP_KEY: Final = "__sonde_step__"
 """The step an export is of."""
 SAFETENSORS_DTYPES: Final = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "C64": "complex64",
-}
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64",
+    "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
 """Types as safetensors names them, and as torch does."""
 
 
 def require_h5py() -> Any:
     """The package, or the line that installs it."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingPackageError("h5py", "h5", "Reading or writing HDF5") from None
-    return h5py
+    return require("h5py", "h5", "Reading or writing HDF5")

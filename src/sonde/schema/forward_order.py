@@ -14,13 +14,8 @@ WORDS: Final = (
     *("updates", "optimizer states", "other numbers"),
 )
 _KINDS: Final = {
-    "param": WEIGHTS,
-    "act": FORWARD,
-    "actgrad": BACKWARD,
-    "grad": GRADIENTS,
-    "update": UPDATES,
-    "optim": STATE,
-}
+    "param": WEIGHTS, "act": FORWARD, "actgrad": BACKWARD, "grad": GRADIENTS, "update": UPDATES, "optim": STATE,
+}  # fmt: skip
 _FROM_BEHIND: Final = (BACKWARD, GRADIENTS)
 _UNKNOWN: Final = 1 << 30
 

@@ -44,10 +44,6 @@ def stream_folder(run: Path, stream: Stream, rank: int = 0) -> Path:
     return run / stream / f"rank-{rank:04d}"
 
 
-def live_log(run: Path, stream: Stream, rank: int = 0) -> Path:
-    return stream_folder(run, stream, rank) / LIVE_LOG
-
-
 def rank_log(run: Path, rank: int) -> Path:
     """What a rank other than the first saw, one signed JSON line per event."""
     return run / RANKS_FOLDER / f"rank-{rank:04d}.jsonl"

@@ -84,13 +84,6 @@ def current_series(name: str) -> str:
     return f"{head}/{current_stat(stat)}" if name.partition("/")[0] in KINDS else current_scalar(name)
 
 
-def check_kind(kind: str) -> Kind:
-    """Give the kind back, or say which kinds there are."""
-    if kind not in KINDS:
-        raise UnknownNameError("kind", kind, KINDS)
-    return kind
-
-
 def is_setting(name: str) -> bool:
     """Whether a scalar is a hyperparameter that is set once and rarely changes, such as weight decay.
 
@@ -125,10 +118,10 @@ def site_name(name: str) -> str:
     >>> site_name("heads.a/b")
     'heads.a%2Fb'
     """
-    return _UNSAFE.sub(_percent, name)
+    return _UNSAFE.sub(percent_encoded, name)
 
 
-def _percent(match: re.Match[str]) -> str:
+def percent_encoded(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match.group().encode("utf-8", "surrogatepass"))
 
 

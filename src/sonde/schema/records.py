@@ -72,6 +72,10 @@ class StatsRecord:
     hist_index: NDArray[np.int32]
     hist: NDArray[np.float32]
 
+    @property
+    def last_step(self) -> int:
+        return self.step
+
     @staticmethod
     def without_hist(step: int, time: float, site_ids: NDArray[np.int32], rows: Array) -> StatsRecord:
         return StatsRecord(step, time, site_ids, rows, np.empty(0, np.int32), np.empty((0, NUM_BINS), np.float32))
@@ -88,6 +92,10 @@ class ScalarsRecord:
     counted: NDArray[np.int64] | None = None
     """The step that was being made, where the user logs by a count of their own that is ahead of it; None where no row
     is ahead."""
+
+    @property
+    def last_step(self) -> int:
+        return int(self.steps.max(initial=-1))
 
     @property
     def made_at(self) -> NDArray[np.int64]:
@@ -117,18 +125,9 @@ class Event:
 
 
 LOSSES: Final = (
-    "warning",
-    "damaged",
-    "lost",
-    "record_failed",
-    "measurement_failed",
-    "switched_off",
-    "observer_failed",
-    "gap",
-    "snapshot_skipped",
-    "snapshot_lost",
-    "snapshot_failed",
-)
+    "warning", "damaged", "lost", "record_failed", "measurement_failed", "switched_off", "observer_failed", "gap",
+    "snapshot_skipped", "snapshot_lost", "snapshot_failed",
+)  # fmt: skip
 """Types of events that say what was not recorded, or not as it was asked for: `Run.warnings` lists them."""
 
 

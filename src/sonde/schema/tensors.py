@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.packages import require
 
 AnyArray = npt.NDArray[Any]
 
@@ -41,28 +42,12 @@ SNAPSHOT_KINDS: Final = ("param", "grad", "act", "optim", "probe", "batch")
 KINDS: Final = ("param", "grad", "update", "act", "actgrad", "optim", "probe", "batch", "custom")
 
 STORAGE: Final[Mapping[str, str]] = {
-    "float64": "float64",
-    "float32": "float32",
-    "float16": "float16",
-    "bfloat16": "uint16",
-    "float8_e4m3fn": "uint8",
-    "float8_e4m3fnuz": "uint8",
-    "float8_e5m2": "uint8",
-    "float8_e5m2fnuz": "uint8",
-    "float8_e8m0fnu": "uint8",
-    "int64": "int64",
-    "int32": "int32",
-    "int16": "int16",
-    "int8": "int8",
-    "uint64": "uint64",
-    "uint32": "uint32",
-    "uint16": "uint16",
-    "uint8": "uint8",
-    "bool": "bool",
-    "complex128": "complex128",
-    "complex64": "complex64",
+    "float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "uint16", "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8", "float8_e5m2": "uint8", "float8_e5m2fnuz": "uint8", "float8_e8m0fnu": "uint8",
+    "int64": "int64", "int32": "int32", "int16": "int16", "int8": "int8", "uint64": "uint64", "uint32": "uint32",
+    "uint16": "uint16", "uint8": "uint8", "bool": "bool", "complex128": "complex128", "complex64": "complex64",
     "complex32": "uint32",
-}
+}  # fmt: skip
 """The numpy type whose bits hold a type, by its name in torch."""
 
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")
@@ -190,10 +175,7 @@ def as_values(bits: AnyArray, dtype: str) -> AnyArray:
         return pairs.view(np.complex64).reshape(bits.shape)
     if STORAGE[dtype] == dtype:
         return bits
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise MissingPackageError("ml_dtypes", "tensors", f"Reading {dtype} tensors") from None
+    ml_dtypes = require("ml_dtypes", "tensors", f"Reading {dtype} tensors")
     return bits.view(np.dtype(getattr(ml_dtypes, dtype)))
 
 

@@ -43,8 +43,14 @@ def extremes(bucket: NDArray[np.int64], values: Array) -> tuple[Index, Index]:
     return lowest, np.maximum.reduceat(np.where(is_high, place, -1), starts)
 
 
-def group_starts(groups: NDArray[np.int64]) -> Index:
-    """Where each stretch of equal values begins."""
-    if not len(groups):
-        return np.empty(0, np.intp)
-    return np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
+def group_starts(*columns: NDArray[np.generic]) -> Index:
+    """Where each stretch of equal values begins; of several columns, of equal combinations.
+
+    >>> group_starts(np.array([3, 3, 5]))
+    array([0, 2])
+    """
+    changes = np.zeros(len(columns[0]), np.bool_)
+    changes[:1] = True
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)

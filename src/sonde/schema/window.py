@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from sonde.schema.sketch import Array
 
 Column = tuple[NDArray[np.int64], Array]
 """Steps, each once and ascending, and their values."""
+Measure = TypeVar("Measure")
 
 
 def once(steps: NDArray[np.int64], values: Array) -> Column:
@@ -142,6 +144,19 @@ class Window:
             {name: _between(first, last, *column) for name, column in self.scalars.items()},
             self.facts,
         )
+
+
+def noted(measure: Callable[[Window], Measure]) -> Callable[[Window], Measure]:
+    """A measure that is worked out once for each window, however many rules ask for it."""
+
+    @wraps(measure)
+    def known(window: Window) -> Measure:
+        if measure.__name__ not in window.notes:
+            window.notes[measure.__name__] = measure(window)
+        found: Measure = window.notes[measure.__name__]
+        return found
+
+    return known
 
 
 def _between(first: int, last: int, steps: NDArray[np.int64], values: Array) -> Column:

@@ -30,7 +30,7 @@ def divergence_sentences(found: Comparison) -> list[str]:
     sentences = [
         f"a and b differ first at step {first.step:,}, in {_place(first)}.",
         f"{_stat(first)}: {_values(first)}.",
-        _agreement(first),
+        f"{what_agreed(first)} {first.num_apart} series differ at this step.",
     ]
     if first.unseen:
         sentences.append(f"At this step {' and '.join(first.unseen)} were not recorded in both: it may begin there.")
@@ -70,10 +70,6 @@ def _digits(first: Divergence) -> int:
 
 def _shown(value: float, digits: int) -> str:
     return number(value) if not math.isfinite(value) else f"{value:.{digits}g}"
-
-
-def _agreement(first: Divergence) -> str:
-    return f"{what_agreed(first)} {first.num_apart} series differ at this step."
 
 
 def what_agreed(first: Divergence) -> str:

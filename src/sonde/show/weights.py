@@ -48,18 +48,18 @@ def weights_as_rich(found: WeightComparison, top: int = 20) -> Group:
 
 
 def _layers(rows: list[dict[str, Any]]) -> Any:
-    columns = [Column(title="layer", cut=True), Column(title="tensors changed", right=True), *_number_columns()]
+    columns = [Column("layer", cut=True), Column("tensors changed", right=True), *_number_columns()]
     cells = [(row["layer"] or "(root)", f"{row['num_changed']} of {row['num_tensors']}", *_cells(row)) for row in rows]
     return table(columns, cells)
 
 
 def _tensors(rows: list[dict[str, Any]]) -> Any:
-    columns = [Column(title="tensor", cut=True), Column(title=""), *_number_columns()]
+    columns = [Column("tensor", cut=True), Column(""), *_number_columns()]
     return table(columns, [(row["name"], _status(row), *_cells(row)) for row in rows])
 
 
 def _number_columns() -> list[Column]:
-    return [Column(title=title, right=True) for title in _TITLES]
+    return [Column(title, right=True) for title in _TITLES]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

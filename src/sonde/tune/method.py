@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import UsageError
+from sonde.schema.packages import require
 from sonde.tune.config import MethodConfig
 
 
@@ -92,11 +93,7 @@ class PeftMethod(TransformersMethod):
 
 
 def import_peft() -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise MissingPackageError("peft", "tune", "tuning adapters") from None
-    return peft
+    return require("peft", "tune", "tuning adapters")
 
 
 def _is_linear(module: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from sonde.schema.names import site_name
+from sonde.schema.names import percent_encoded, site_name
 
 _UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
 # What an escaped name looks like; a name that merely looks so is escaped as well, or two names would become one.
@@ -25,13 +25,9 @@ def storable_name(name: str) -> str:
     """
     if not _UNSTORABLE.search(name) and not _LOOKS_ESCAPED.search(name):
         return name
-    return _UNSTORABLE.sub(_percent, name.replace("%", "%25"))
+    return _UNSTORABLE.sub(percent_encoded, name.replace("%", "%25"))
 
 
 def storable_text(text: str) -> str:
     """Prose: a message, a note."""
-    return _UNSTORABLE.sub(_percent, text)
-
-
-def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match.group().encode("utf-8", "surrogatepass"))
+    return _UNSTORABLE.sub(percent_encoded, text)

@@ -25,7 +25,8 @@ from sonde.read.tensors.files.formats import open_tensors
 from sonde.read.tensors.tensors import snapshot_tensors
 from sonde.run import Run
 from sonde.schema.tensors import HostTensor, Snapshot
-from sonde.show.export.tensors import FORMATS, ONE_STEP_PER_FILE, plan_export, write_export
+from sonde.show.export.tensor_files import JOINERS
+from sonde.show.export.tensors import FORMATS, plan_export, write_export
 from sonde.write.folder import create_run
 from sonde.write.tensors.store import open_store
 from sonde.write.writer import Writer, WriterOptions
@@ -286,7 +287,7 @@ write_export(plan_export(Run(sys.argv[1]), "gradients", sys.argv[2]), Path(sys.a
 @pytest.mark.fault
 @pytest.mark.parametrize("format", FORMATS)
 def test_killed_export_goes_on_where_it_was(format: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path("out" if format in ONE_STEP_PER_FILE else f"out.{FORMATS[format]}")  # a folder has no ending
+    path = Path(f"out.{FORMATS[format]}" if format in JOINERS else "out")  # a folder has no ending
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(run.path), format, str(path)]
     result = subprocess.run(command, capture_output=True, check=False, timeout=120, env={**os.environ})
     assert result.returncode == -signal.SIGKILL, result.stderr

@@ -35,7 +35,7 @@ def _matches(interface: str, answer: dict[str, Any], *, decoded: set[str] = froz
 
 def test_runs_list(page: Any) -> None:
     page.get("/api/runs")
-    page.answers.briefs.wait(10.0)
+    page.answers.briefs.tasks.wait(10.0)
     answer = page.get("/api/runs")
     _matches("Runs", answer)
     (row,) = answer["runs"]
@@ -67,7 +67,7 @@ def test_a_crash_is_told_with_the_last_step_there_is(open_page: Any, tmp_path: P
     file.write(heartbeat={"time": 1.0, "step": 4, "acknowledged": {}, "dropped": {}, "degraded": ""})
     page = open_page(tmp_path)
     page.get("/api/runs")
-    page.answers.briefs.wait(10.0)
+    page.answers.briefs.tasks.wait(10.0)
     (row,) = page.get("/api/runs")["runs"]
     for answer in (row, page.get(f"/api/runs/{row['id']}")):
         assert answer["status"] == "crashed"

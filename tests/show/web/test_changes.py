@@ -117,7 +117,7 @@ def test_a_file_of_states_that_is_nonsense_is_no_state(own: Any, tmp_path: Path)
 
 
 def test_muted_findings_do_not_count_in_the_list(own: Any) -> None:
-    own.answers.briefs.wait(10.0)
+    own.answers.briefs.tasks.wait(10.0)
     before = own.get("/api/runs")["runs"][0]["brief"]["findings"]
     finding = next(f for f in own.get(f"{own.api}/findings")["findings"] if f["severity"] == "warning")
     own.post(f"{own.api}/findings/{finding['n']}/state", {"state": "muted"})

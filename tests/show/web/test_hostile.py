@@ -55,8 +55,8 @@ def test_list_shows_every_folder_and_says_what_is_wrong(here: Any) -> None:
     assert len(rows) == 16
     assert set(broken) == {"linked-manifest", "deep-manifest", "huge-manifest", "newer-format", "binary-manifest"}
     assert all(broken.values())
-    here.answers.briefs.wait(20.0)
-    assert here.answers.briefs.num_pending == 0
+    here.answers.briefs.tasks.wait(20.0)
+    assert here.answers.briefs.tasks.num_pending == 0
 
 
 @pytest.mark.slow

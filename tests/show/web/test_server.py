@@ -114,8 +114,9 @@ def test_a_missing_extra_is_answered_with_the_line_that_installs_it(tmp_path: Pa
 
 def test_looking_needs_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys, sonde.show.web.app, sonde.show.web.serving; from sonde.show.web.answering import answers_for;"
-        "from pathlib import Path; answers_for([Path('runs')]).get('/api/runs');"
+        "import sys, sonde.show.web.app, sonde.show.web.serving; from sonde.show.web.answering import Answers; "
+        "from sonde.show.web.runs import RunTable;"
+        "from pathlib import Path; Answers(RunTable([Path('runs')])).get('/api/runs');"
         "sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib', 'textual', 'duckdb')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0

@@ -25,6 +25,7 @@ from sonde.adapters.jax.structure import structure_of, write_structure
 from sonde.budget.compiled_meter import CompiledMeter
 from sonde.probe.optimizer.hyperparameters import Hyperparameters
 from sonde.schema.names import KINDS, site_name
+from sonde.schema.packages import require
 from sonde.schema.records import Site
 from sonde.session import Session, init
 from sonde.session.entry.current import active_session
@@ -66,10 +67,7 @@ def recorded(optimizer: Any, *, every: int = 1) -> Any:
     """
     if every < 1:
         raise UsageError(f"recorded(every={every}): every must be 1 or more.")
-    try:
-        import optax
-    except ImportError as error:
-        raise MissingPackageError("optax", "jax", "recorded()") from error
+    optax = require("optax", "jax", "recorded()")
 
     def begin(params: Any) -> RecordedState:
         forms = jax.eval_shape(_sketches, params, params, params)  # nothing is computed before there is a step

@@ -68,13 +68,8 @@ class Eager:
         return Made(plain(iter(rest)) if rest else logs, logs)
 
 
-class EagerJax:
+class EagerJax(Eager):
     """The same, with a state that is handed from step to step."""
-
-    why_not = ""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         first, rest = _taken(args[1], self._model)
@@ -82,13 +77,8 @@ class EagerJax:
         return Made(plain(state, iter(rest)) if rest else (logs, state), logs)
 
 
-class JaxRehearsal:
+class JaxRehearsal(Eager):
     """On a copy of the state; what comes of it is dropped."""
-
-    why_not = ""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         state, iterator = args

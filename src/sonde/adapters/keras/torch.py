@@ -47,10 +47,6 @@ class TorchSketches:
         if tables:
             put_tables(self._session.recording.writer, tables, step)
 
-    def forget(self) -> None:
-        """Let go of all memory."""
-        self._reducer.forget()
-
     def _id(self, site: Site) -> int:
         key: Any = (site.kind, site.name)
         if key not in self._ids:

@@ -20,6 +20,7 @@ _MAX_SORTED: Final = 10_000_000
 _NUM_WINDOWS: Final = 2_000
 _NUM_VALUES: Final = 1_000
 MIN_SEEN: Final = 6
+_MIN_LASTING: Final = 8
 AT_START: Final = 5
 Reduction = Callable[..., Any]
 
@@ -46,6 +47,14 @@ def onset(steps: NDArray[np.int64], is_bad: NDArray[np.bool_]) -> int:
     return int(steps[lasting[0]] if len(lasting) else steps[np.flatnonzero(is_bad)[0]])
 
 
+def held(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Array:
+    """At each of `steps` the last value known by then; NaN before the first."""
+    if not len(own):
+        return np.full(len(steps), np.nan)
+    place = np.searchsorted(own, steps, side="right") - 1
+    return np.asarray(np.where(place >= 0, values[np.maximum(place, 0)], np.nan))
+
+
 @dataclass(frozen=True, slots=True)
 class Levels:
     """One number over a run."""
@@ -64,9 +73,9 @@ class Levels:
         return self.end / self.start if self.start > 0 else np.inf
 
 
-def levels(window: Window, name: str, *, min_seen: int = MIN_SEEN) -> Levels | None:
+def levels(window: Window, name: str) -> Levels | None:
     """Both ends of a number; None when it was seen too rarely."""
-    return column_levels(window.get(name), min_seen)
+    return column_levels(window.get(name))
 
 
 def column_levels(column: Column, min_seen: int = MIN_SEEN) -> Levels | None:
@@ -92,22 +101,19 @@ class Lasting:
     last: float
 
 
-def lasting(window: Window, pattern: str, limit: float, *, min_seen: int = 8) -> list[Lasting]:
+def lasting(window: Window, pattern: str, limit: float) -> list[Lasting]:
     """Sites whose number lay above `limit` through the later half and at the end, in the order of the forward pass."""
     found = []
     for site, steps, values in window.by_site(pattern):
         known = np.isfinite(values)
         steps, values = steps[known], values[known]
-        if len(values) < min_seen:
+        if len(values) < _MIN_LASTING:
             continue
         late = values[len(values) // 2 :]
         since = onset(steps, values > limit)
         # A condition that came at the very end has not lasted.
-        if (
-            np.median(late) > limit
-            and np.median(values[-3:]) > limit
-            and since <= steps[0] + 0.6 * (steps[-1] - steps[0])
-        ):
+        has_lasted = since <= steps[0] + 0.6 * (steps[-1] - steps[0])
+        if has_lasted and np.median(late) > limit and np.median(values[-3:]) > limit:
             found.append(Lasting(site, float(np.median(late)), since, float(values[-1])))
     return found
 

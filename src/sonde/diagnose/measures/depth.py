@@ -7,17 +7,17 @@ size. It has no unit: multiplying the loss by 1000, or counting it in bits, chan
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.diagnose.measures.curves import held, nanmax, nanmedian
 from sonde.diagnose.measures.loss import loss_name
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.schema.sketch import Array
-from sonde.schema.window import Window
+from sonde.schema.window import Window, noted
 
 NEEDS: Final = ("grad/*/norm_preclip", "param/*/norm")
 
@@ -43,29 +43,12 @@ class Depth:
     def front(self) -> Array:
         """Median pull of the third of the layers nearest to the input, per step. Not the weakest: queries and keys may
         have next to no gradient in a model whose gradient reaches the input."""
-        return over_sites(np.nanmedian, self.pull[: max(1, len(self.sites) // 3)])
+        return np.asarray(nanmedian(self.pull[: max(1, len(self.sites) // 3)], axis=0))
 
     @property
     def back(self) -> Array:
         """Pull of the strongest of the third of the layers nearest to the output, per step."""
-        return over_sites(np.nanmax, self.pull[-max(1, len(self.sites) // 3) :])
-
-
-def over_sites(function: Callable[..., Any], values: Array) -> Array:
-    """A statistic over the first dimension; NaN, and no warning, where nothing is known."""
-    result = np.full(values.shape[1], np.nan)
-    known = ~np.isnan(values).all(axis=0)
-    if known.any():
-        result[known] = function(values[:, known], axis=0)
-    return result
-
-
-def depth(window: Window) -> Depth | None:
-    """The profile over depth; None where fewer than two matrices learn, or no loss is known."""
-    if "depth" not in window.notes:
-        window.notes["depth"] = _depth(window)
-    known: Depth | None = window.notes["depth"]
-    return known
+        return np.asarray(nanmax(self.pull[-max(1, len(self.sites) // 3) :], axis=0))
 
 
 def path(window: Window) -> list[Parameter]:
@@ -84,26 +67,20 @@ def path(window: Window) -> list[Parameter]:
     ]
 
 
-def _depth(window: Window) -> Depth | None:
+@noted
+def depth(window: Window) -> Depth | None:
+    """The profile over depth; None where fewer than two matrices learn, or no loss is known."""
     name = loss_name(window)
     loss_steps, loss = window.get(name) if name is not None else (np.empty(0, np.int64), np.empty(0))
     sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_preclip")[0])]
     if np.isfinite(loss).sum() < MIN_LOSSES or len(sites) < 2:
         return None
     steps = np.unique(np.concatenate([window.get(f"grad/{site}/norm_preclip")[0] for site in sites]))
-    grad = np.stack([_on(steps, *window.get(f"grad/{site}/norm_preclip")) for site in sites])
-    weight = np.stack([_on(steps, *window.get(f"param/{site}/norm")) for site in sites])
-    level = np.abs(_on(steps, loss_steps, loss))
+    grad = np.stack([held(steps, *window.get(f"grad/{site}/norm_preclip")) for site in sites])
+    weight = np.stack([held(steps, *window.get(f"param/{site}/norm")) for site in sites])
+    level = np.abs(held(steps, loss_steps, loss))
     with np.errstate(all="ignore"):
         pull = grad * weight / level
     pull[~np.isfinite(pull)] = np.nan
     usable = np.isfinite(pull).any(axis=0)
     return Depth(tuple(sites), steps[usable], pull[:, usable], grad[:, usable]) if usable.any() else None
-
-
-def _on(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Array:
-    """Values at `steps`: the last one known by then. NaN before the first."""
-    if not len(own):
-        return np.full(len(steps), np.nan)
-    place = np.searchsorted(own, steps, side="right") - 1
-    return np.asarray(np.where(place >= 0, values[np.maximum(place, 0)], np.nan))

@@ -12,7 +12,7 @@ from sonde.diagnose.measures.curves import smoothed
 from sonde.schema.losses import SEEN, training_loss, validation_accuracy, validation_loss
 from sonde.schema.names import parse_series
 from sonde.schema.sketch import Array
-from sonde.schema.window import Column, Window
+from sonde.schema.window import Column, Window, noted
 
 MIN_STEPS: Final = 20
 ALIKE: Final = 1.5
@@ -90,15 +90,9 @@ class Learned:
         return not np.isfinite(self.end)
 
 
+@noted
 def learned(window: Window) -> Learned | None:
     """What is left of the training loss; None without a loss, or with too few steps to tell."""
-    if "learned" not in window.notes:
-        window.notes["learned"] = _learned(window)
-    known: Learned | None = window.notes["learned"]
-    return known
-
-
-def _learned(window: Window) -> Learned | None:
     name = loss_name(window)
     if name is None:
         return None
@@ -175,15 +169,9 @@ class HeldOut:
         return self.end / self.best if self.best > 0 else np.nan
 
 
+@noted
 def held_out(window: Window) -> HeldOut | None:
     """What validation says; None without at least three values, or where the losses cannot be compared."""
-    if "held_out" not in window.notes:
-        window.notes["held_out"] = _held_out(window)
-    known: HeldOut | None = window.notes["held_out"]
-    return known
-
-
-def _held_out(window: Window) -> HeldOut | None:
     steps, values = validation(window)
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]

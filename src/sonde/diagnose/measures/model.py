@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sonde.schema.window import Window
+from sonde.schema.window import Window, noted
 
 NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm", "InstanceNorm", "SyncBatchNorm", "LocalResponseNorm")
 MIN_EXPERTS: Final = 3
@@ -98,12 +98,10 @@ class Structure:
             found, key=lambda p: (order.get(p.owner, -1) if order.get(p.owner, -1) >= 0 else 10**9, place[p.name])
         )
 
-    def group_value(self, key: str, default: Any = None) -> Any:
+    def group_value(self, key: str) -> Any:
         """A hyperparameter of the first group of the first optimizer: `lr`, `eps`, `weight_decay`."""
-        for optimizer in self.optimizers:
-            for group in optimizer.get("groups", ()):
-                return group.get(key, default)
-        return default
+        groups = [group for optimizer in self.optimizers for group in optimizer.get("groups", ())]
+        return groups[0].get(key) if groups else None
 
     def group_of(self, parameter: Parameter) -> Mapping[str, Any]:
         """The hyperparameters a parameter began with; empty when it is in no optimizer."""
@@ -116,16 +114,11 @@ class Structure:
         return str(self.optimizers[0].get("type", "")) if self.optimizers else ""
 
 
+@noted
 def structure(window: Window) -> Structure:
     """The model of this window."""
-    if "structure" not in window.notes:
-        document = window.facts.get("model")
-        window.notes["structure"] = _parse(document if isinstance(document, Mapping) else {}, window)
-    known: Structure = window.notes["structure"]
-    return known
-
-
-def _parse(document: Mapping[str, Any], window: Window) -> Structure:
+    found = window.facts.get("model")
+    document = found if isinstance(found, Mapping) else {}
     modules = tuple(
         Module(
             name=str(m.get("name", "")),
@@ -176,15 +169,9 @@ class Adapter:
     """The smaller side of the weight: what the rank could be at most."""
 
 
+@noted
 def adapters(window: Window) -> list[Adapter]:
     """Found by their shapes, so that it does not matter what they are called."""
-    if "adapters" not in window.notes:
-        window.notes["adapters"] = _adapters(window)
-    known: list[Adapter] = window.notes["adapters"]
-    return known
-
-
-def _adapters(window: Window) -> list[Adapter]:
     matrices = [p for p in structure(window).parameters if len(p.shape) == 2 and "Embedding" not in p.module_type]
     trained: dict[str, list[Parameter]] = {}
     for parameter in matrices:

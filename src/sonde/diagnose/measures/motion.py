@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.schema.sketch import Array
-from sonde.schema.window import Window
+from sonde.schema.window import Window, noted
 
 NEEDS: Final = ("update/*/norm", "param/*/norm", "param/*/n")
 FIRST: Final = 5
@@ -34,7 +35,7 @@ class Motion:
     @property
     def of_step(self) -> Array:
         """Of each step, the median over matrices."""
-        return _quiet_median(self.ratios, axis=0)
+        return np.asarray(nanmedian(self.ratios, axis=0))
 
     @property
     def largest_of_step(self) -> Array:
@@ -50,18 +51,12 @@ class Motion:
     @property
     def typical(self) -> float:
         """The median over matrices and steps."""
-        return float(_quiet_median(self.of_step)) if self.ratios.size else np.nan
+        return float(nanmedian(self.of_step)) if self.ratios.size else np.nan
 
 
+@noted
 def motion(window: Window) -> Motion | None:
     """How the weight matrices of this window moved; None when updates were not measured."""
-    if "motion" not in window.notes:
-        window.notes["motion"] = _motion(window)
-    known: Motion | None = window.notes["motion"]
-    return known
-
-
-def _motion(window: Window) -> Motion | None:
     updates, norms = window.grid("update/*/norm"), window.grid("param/*/norm")
     if not len(updates) or not len(norms):
         return None
@@ -111,12 +106,3 @@ def _at(wanted: NDArray[np.int64], steps: NDArray[np.int64], values: Array) -> A
         return values
     place = np.clip(np.searchsorted(steps, wanted, side="right") - 1, 0, len(steps) - 1)
     return values[place]
-
-
-def _quiet_median(values: Array, axis: int | None = None) -> Array:
-    """nanmedian that says nothing of columns without a value."""
-    if axis is None:
-        known = values[~np.isnan(values)]
-        return np.asarray(np.median(known) if len(known) else np.nan)
-    columns = np.moveaxis(values, axis, 0)
-    return np.array([float(_quiet_median(columns[:, i])) for i in range(columns.shape[1])])

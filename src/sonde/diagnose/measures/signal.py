@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sonde.diagnose.measures.model import structure
-from sonde.schema.window import Window
+from sonde.schema.window import Window, noted
 
 EARLY = 20
 """Steps that count as the beginning."""
@@ -21,14 +21,6 @@ class Signal:
     spread: tuple[float, ...]
     """In units of the layer's output, median over the first steps."""
     rms: tuple[float, ...]
-
-
-def signal(window: Window) -> Signal:
-    """The signal after each layer at the beginning of the run; empty when it was not looked at."""
-    if "signal" not in window.notes:
-        window.notes["signal"] = _signal(window)
-    known: Signal = window.notes["signal"]
-    return known
 
 
 def fading(window: Window) -> float:
@@ -46,7 +38,9 @@ def growth(window: Window) -> float:
     return rms[-1] / max(rms[0], 1e-300) if len(rms) >= 2 else float("nan")
 
 
-def _signal(window: Window) -> Signal:
+@noted
+def signal(window: Window) -> Signal:
+    """The signal after each layer at the beginning of the run; empty when it was not looked at."""
     found: list[tuple[str, float, float]] = []
     for module in structure(window).in_order:
         if module.kind not in ("linear", "conv"):

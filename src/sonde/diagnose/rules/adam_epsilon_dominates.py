@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax, nanmedian
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, Structure, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SMALL: Final = 1.0
@@ -29,7 +29,7 @@ UNLEARNED: Final = 0.5
         "OLMo et al. 2024, 2 OLMo 2 Furious: eps 1e-5 to 1e-8",
     ),
 )
-def adam_epsilon_dominates(window: Window) -> Iterator[Finding]:
+def adam_epsilon_dominates(window: Window) -> Iterator[Found]:
     """Adam's eps outweighs the root of the second moment, so that updates shrink with the gradients."""
     known = structure(window)
     loss = learned(window)
@@ -44,9 +44,7 @@ def adam_epsilon_dominates(window: Window) -> Iterator[Finding]:
     typical = float(np.median(list(ratios.values())))
     eps = next(known.group_of(p)["eps"] for p in known.parameters if p.name == small[0])
     is_harmful = loss.left > UNLEARNED
-    yield found(
-        window,
-        "adam_epsilon_dominates",
+    yield Found(
         f"eps={eps:g} outweighs the gradients of {len(small)} of {len(ratios)} parameters: the root of Adam's second "
         f"moment is {typical:.1e} of it" + (f", and {loss.left:.0%} of the loss is left" if is_harmful else ""),
         step=int(loss.steps[0]),

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import find_spikes, learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 
@@ -30,7 +30,7 @@ RARE: Final = 0.35
     causes=("loss_spikes", "exploding_gradients", "loss_oscillation"),
     references=("Wortsman et al. 2023, Stable and low-precision training for large-scale vision-language models",),
 )
-def adam_second_moment_underestimate(window: Window) -> Iterator[Finding]:
+def adam_second_moment_underestimate(window: Window) -> Iterator[Found]:
     """Spikes of the loss follow steps at which Adam's second moment was far smaller than the gradient."""
     loss = learned(window)
     lags = window.grid("update/*/second_moment_lag")
@@ -49,9 +49,7 @@ def adam_second_moment_underestimate(window: Window) -> Iterator[Finding]:
     first = preceded[0].step
     worst = _worst(lags, rows, first)
     beta2 = (structure(window).group_value("betas") or (0.9, 0.999))[1]
-    yield found(
-        window,
-        "adam_second_moment_underestimate",
+    yield Found(
         f"{len(preceded)} of {len(spikes)} loss spikes came within {BEFORE} steps after Adam's second moment of "
         f"{worst} had fallen behind its gradient, first at step {first}",
         step=first,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import Levels, levels
 from sonde.diagnose.measures.loss import learned
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 COLLAPSED: Final = 0.1
@@ -25,16 +25,14 @@ POOR: Final = 0.5
     causes=("underfitting", "vanishing_gradients", "rank_collapse", "loss_oscillation"),
     references=("Zhai et al. 2023, sigmaReparam", "Dehghani et al. 2023, ViT-22B", "Wortsman et al. 2023"),
 )
-def attention_entropy_collapse(window: Window) -> Iterator[Finding]:
+def attention_entropy_collapse(window: Window) -> Iterator[Found]:
     """Attention has collapsed onto single keys."""
     sharp = _sharp(window)
     if not sharp:
         return
     site, (entropy, logit) = min(sharp.items(), key=lambda item: item[1][0].end)
     where = site if len(sharp) == 1 else f"{site} (and {len(sharp) - 1} more)"
-    yield found(
-        window,
-        "attention_entropy_collapse",
+    yield Found(
         f"a head of {where} has looked at practically one key only since step {entropy.since}: its entropy is "
         f"{entropy.end:.2g} of what it could be, with logits up to {logit.end:.3g}",
         step=entropy.since,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import levels
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LOUD: Final = 50.0
@@ -27,7 +27,7 @@ GROWTH: Final = 3.0
         "Henry et al. 2020, QK-norm",
     ),
 )
-def attention_logit_growth(window: Window) -> Iterator[Finding]:
+def attention_logit_growth(window: Window) -> Iterator[Found]:
     """Attention logits have grown beyond what a softmax can use."""
     grown = {}
     for site, _, _ in window.by_site("attn/*/logit_max"):
@@ -39,9 +39,7 @@ def attention_logit_growth(window: Window) -> Iterator[Finding]:
     site, worst = max(grown.items(), key=lambda item: item[1].end)
     rate = structure(window).group_value("lr")
     lower = f", and lr={rate / 10:.0e} in place of {rate:g}" if isinstance(rate, int | float) and rate else ""
-    yield found(
-        window,
-        "attention_logit_growth",
+    yield Found(
         f"the attention logits of {site} have grown from {worst.start:.2g} to {worst.end:.3g}, "
         f"most of it by step {worst.since}",
         step=worst.since,

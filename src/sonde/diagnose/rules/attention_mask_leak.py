@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import is_language_model
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LEAK: Final = 1e-3
@@ -22,7 +22,7 @@ MIN_SEEN: Final = 2
     causes=("overfitting", "data_duplication"),
     references=("Vaswani et al. 2017", "DEForm, mask operators"),
 )
-def attention_mask_leak(window: Window) -> Iterator[Finding]:
+def attention_mask_leak(window: Window) -> Iterator[Found]:
     """The model reads its own answer: no causal mask, though targets are the next tokens.
 
     If other layers are masked, a layer that attends to a sequence of another length does not see the targets: it
@@ -44,9 +44,7 @@ def attention_mask_leak(window: Window) -> Iterator[Finding]:
         return
     site, (share, step) = max(leaks.items(), key=lambda item: item[1][0])
     where = site if len(leaks) == 1 else f"{site} and {len(leaks) - 1} more"
-    yield found(
-        window,
-        "attention_mask_leak",
+    yield Found(
         f"from step {step} on, {where} gives {share:.0%} of its attention to tokens after the query, and those are "
         "the targets: the loss says nothing about predicting",
         step=step,

@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
-from sonde.diagnose.measures.loss import Learned, Spike, find_spikes, learned
+from sonde.diagnose.measures.loss import Spike, find_spikes, learned
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
 from sonde.diagnose.measures.total_gradient import NEEDS as GRADIENT
 from sonde.diagnose.measures.total_gradient import total_norm
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Column, Window
 
 OUTLYING: Final = 50.0
@@ -35,7 +35,7 @@ FEW: Final = 0.2
         "Huang et al. 2025, SPAM: gradient spike score above 50",
     ),
 )
-def bad_batches(window: Window) -> Iterator[Finding]:
+def bad_batches(window: Window) -> Iterator[Found]:
     """Rare batches have a loss and a gradient far outside of what is usual."""
     loss = learned(window)
     if loss is None or not loss.unit > 0:
@@ -45,9 +45,7 @@ def bad_batches(window: Window) -> Iterator[Finding]:
         return
     scores = [_score(total_norm(window), spike.step) for spike in bad]
     named = ", ".join(_name(window, spike.step) for spike in bad[:5]) + (", ..." if len(bad) > 5 else "")
-    yield found(
-        window,
-        "bad_batches",
+    yield Found(
         f"{len(bad)} of {len(loss.values)} batches are unlike the others: at step {named} the loss rose up to "
         f"{max(spike.height for spike in bad):.0f} times at once, after ordinary steps",
         step=bad[0].step,
@@ -62,7 +60,7 @@ def bad_batches(window: Window) -> Iterator[Finding]:
                 "squared, over its recent mean",
             ),
             Evidence(loss.name, max(spike.height for spike in bad), "below 3", bad[0].step, "over its recent median"),
-            *_input(window, loss, bad),
+            *_input(window, bad),
         ],
         remedy="look at these batches (corrupt files, another scale, wrong labels) and filter them in the data set; "
         "until then skip a step whose gradient norm is ten times its running mean.",
@@ -101,7 +99,7 @@ def _name(window: Window, step: int) -> str:
     return f"{step} (batch {int(hashes[at[0]]):x})" if len(at) and np.isfinite(hashes[at[0]]) else str(step)
 
 
-def _input(window: Window, loss: Learned, bad: list[Spike]) -> list[Evidence]:
+def _input(window: Window, bad: list[Spike]) -> list[Evidence]:
     """What the inputs of a bad batch look like beside the others, where one of them was inspected."""
     steps, sizes = window.get("data/input/abs_max")
     inside = np.isin(steps, [spike.step for spike in bad])

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 NARROW: Final = 8
@@ -29,7 +29,7 @@ POOR: Final = 0.25
     causes=("underfitting", "rank_collapse"),
     references=("Tishby & Zaslavsky 2015", "Raghu et al. 2017"),
 )
-def bottleneck_layer(window: Window) -> Iterator[Finding]:
+def bottleneck_layer(window: Window) -> Iterator[Found]:
     """A narrow layer is used to the full and the loss does not fall further."""
     loss = learned(window)
     classes = seen(window, "data/target/num_classes").highest
@@ -57,12 +57,10 @@ def _rank(window: Window, weight: Parameter) -> float:
     return float(np.median(late)) if len(late) else float("nan")
 
 
-def _finding(window: Window, narrow: Parameter, after: Parameter, used: float, room: float, left: float) -> Finding:
+def _finding(window: Window, narrow: Parameter, after: Parameter, used: float, room: float, left: float) -> Found:
     width = narrow.shape[0]
     units = "a single unit" if width == 1 else f"{width} units"
-    return found(
-        window,
-        "bottleneck_layer",
+    return Found(
         f"everything has to pass {units} of {narrow.owner}, between {narrow.shape[1]} inputs and "
         f"{after.shape[0]} units after it; they are used to the full, and {left:.0%} of the loss is left",
         step=int(window.get(f"unit/{narrow.owner}/rank")[0][0]),

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_classification, is_language_model, seen
 from sonde.diagnose.measures.loss import held_out
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 UNEVEN: Final = 0.45
@@ -21,7 +21,7 @@ UNEVEN: Final = 0.45
     causes=("underfitting", "constant_output", "overfitting", "label_shuffling", "lr_too_low"),
     references=("SageMaker Debugger: ClassImbalance", "He and Garcia 2009, Learning from imbalanced data"),
 )
-def class_imbalance(window: Window) -> Iterator[Finding]:
+def class_imbalance(window: Window) -> Iterator[Found]:
     """The rare classes are hardly ever predicted, because hardly anything is lost by that."""
     entropy, share = seen(window, "data/loss/baseline"), seen(window, "data/target/top_share")
     if len(share) < MIN_SEEN or not len(entropy) or not is_classification(window) or is_language_model(window):
@@ -31,9 +31,7 @@ def class_imbalance(window: Window) -> Iterator[Finding]:
     # A single class is no imbalance: a discriminator is told "real" a whole batch long.
     if not 0 < evenness < UNEVEN or not _is_rare_missed(window, share.mean):
         return
-    yield found(
-        window,
-        "class_imbalance",
+    yield Found(
         f"{share.mean:.0%} of the targets are of one class, and the others are missed",
         step=int(share.steps[0]),
         confidence=0.8,

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Column, Window
 
 CUT: Final = 0.05
@@ -29,7 +29,7 @@ UNLEARNED: Final = 0.6
     causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output", "adam_epsilon_dominates"),
     references=("Pascanu et al. 2013, On the difficulty of training recurrent neural networks", "DEForm, operator RGC"),
 )
-def clip_too_tight(window: Window) -> Iterator[Finding]:
+def clip_too_tight(window: Window) -> Iterator[Found]:
     """The gradient is clipped to a small part of itself at every step, and the model hardly learns."""
     loss, moved = learned(window), motion(window)
     steps, factors = _factors(window)
@@ -43,9 +43,7 @@ def clip_too_tight(window: Window) -> Iterator[Finding]:
     norm, limit = window.get("optim/grad_norm")[1], window.get("optim/max_norm")[1]
     suggestion = f"{nanmedian(norm):.1g}" if len(norm) else "1.0"
     now = f"  # now {limit[-1]:g}" if len(limit) else ""
-    yield found(
-        window,
-        "clip_too_tight",
+    yield Found(
         f"clipping leaves {typical:.1%} of the gradient at {(factors < 0.5).mean():.0%} of the steps since "
         f"step {steps[0]}, and {loss.left:.0%} of the loss is left",
         step=int(steps[0]),

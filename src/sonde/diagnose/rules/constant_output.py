@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.data import MIN_SEEN, seen
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SAME: Final = 1e-3
 
 
 @rule(severity="info")
-def constant_output(window: Window) -> Iterator[Finding]:
+def constant_output(window: Window) -> Iterator[Found]:
     """Outputs do not depend on inputs."""
     spread = seen(window, "data/output/batch_std")
     if len(spread) < MIN_SEEN or not seen(window, "data/input/size").typical > 1:
@@ -24,9 +24,7 @@ def constant_output(window: Window) -> Iterator[Finding]:
     if not is_same[-3:].all():
         return
     step = onset(spread.steps, is_same)
-    yield found(
-        window,
-        "constant_output",
+    yield Found(
         f"the model gives the same output for every sample since step {step}",
         step=step,
         confidence=0.6,

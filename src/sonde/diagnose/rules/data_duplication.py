@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, seen
 from sonde.diagnose.measures.loss import held_out
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -34,21 +34,21 @@ REMEDY: Final = (
     causes=("label_shuffling", "loss_oscillation"),
     references=("Hernandez et al. 2022, Scaling laws and interpretability of learning from repeated data",),
 )
-def data_duplication(window: Window) -> Iterator[Finding]:
+def data_duplication(window: Window) -> Iterator[Found]:
     """Training sees the same data far more often than it should."""
     steps, hashes = window.get("data/batch/hash")
     if len(hashes) >= MIN_STEPS:
         again = _share_seen_lately(hashes)
         num = len(np.unique(hashes))
         if again > 0.4 and num > 2 * NEAR:
-            yield _repeated(window, int(steps[0]), again, num, len(hashes))
+            yield _repeated(int(steps[0]), again, num, len(hashes))
             return
         if num <= FEW and len(hashes) >= OFTEN * num and _is_harmful(window, num):
-            yield _few(window, int(steps[0]), num, len(hashes))
+            yield _few(int(steps[0]), num, len(hashes))
             return
     copies = seen(window, "data/input/duplicates")
     if len(copies) >= MIN_SEEN and copies.typical > 0.3 and _is_learned_by_heart(window):
-        yield _rows(window, int(copies.steps[0]), copies.typical)
+        yield _rows(int(copies.steps[0]), copies.typical)
 
 
 def _share_seen_lately(hashes: Array) -> float:
@@ -79,10 +79,8 @@ def _is_learned_by_heart(window: Window) -> bool:
     return state is not None and state.gap > GAP
 
 
-def _repeated(window: Window, step: int, again: float, num: int, total: int) -> Finding:
-    return found(
-        window,
-        "data_duplication",
+def _repeated(step: int, again: float, num: int, total: int) -> Found:
+    return Found(
         f"{again:.0%} of the batches were already there within the last {NEAR} steps: "
         f"only {num} different batches in {total} steps",
         step=step,
@@ -92,10 +90,8 @@ def _repeated(window: Window, step: int, again: float, num: int, total: int) -> 
     )
 
 
-def _few(window: Window, step: int, num: int, total: int) -> Finding:
-    return found(
-        window,
-        "data_duplication",
+def _few(step: int, num: int, total: int) -> Found:
+    return Found(
         f"the same {num} batches are repeated about {total // num} times each",
         step=step,
         confidence=0.85,
@@ -104,10 +100,8 @@ def _few(window: Window, step: int, num: int, total: int) -> Finding:
     )
 
 
-def _rows(window: Window, step: int, share: float) -> Finding:
-    return found(
-        window,
-        "data_duplication",
+def _rows(step: int, share: float) -> Found:
+    return Found(
         f"{share:.0%} of the rows of a batch are there twice, and validation is far behind training",
         step=step,
         confidence=0.75,

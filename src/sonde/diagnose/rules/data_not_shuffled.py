@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, is_regression, seen
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_BATCH: Final = 8
@@ -24,7 +24,7 @@ REMEDY: Final = "DataLoader(dataset, batch_size=..., shuffle=True)"
     ),
     references=("Bengio 2012, Practical recommendations: shuffling",),
 )  # fmt: skip
-def data_not_shuffled(window: Window) -> Iterator[Finding]:
+def data_not_shuffled(window: Window) -> Iterator[Found]:
     """Each batch holds one class, or one range of targets, although all of them occur in the data."""
     size = seen(window, "data/input/size").typical
     if not size >= MIN_BATCH or is_language_model(window):
@@ -33,7 +33,7 @@ def data_not_shuffled(window: Window) -> Iterator[Finding]:
     yield from _numbers(window, size)
 
 
-def _classes(window: Window, size: float) -> Iterator[Finding]:
+def _classes(window: Window, size: float) -> Iterator[Found]:
     purity, entropy = seen(window, "data/batch/label_purity"), seen(window, "data/loss/baseline")
     if len(purity) < MIN_STEPS or not len(entropy) or is_regression(window):
         return
@@ -43,9 +43,7 @@ def _classes(window: Window, size: float) -> Iterator[Finding]:
     expected = share + 3 * float(np.sqrt(share * (1 - share) / size))
     if num_classes < 1.7 or not purity.typical > min(expected + 0.2, 0.99):
         return
-    yield found(
-        window,
-        "data_not_shuffled",
+    yield Found(
         f"a batch is {purity.typical:.0%} of one class, although there are {num_classes:.0f} about equally "
         "frequent ones: the data come in order",
         step=int(purity.steps[0]),
@@ -55,7 +53,7 @@ def _classes(window: Window, size: float) -> Iterator[Finding]:
     )
 
 
-def _numbers(window: Window, size: float) -> Iterator[Finding]:
+def _numbers(window: Window, size: float) -> Iterator[Found]:
     mean, std = seen(window, "data/target/mean"), seen(window, "data/target/std")
     if len(mean) < MIN_STEPS or not is_regression(window) or len(mean) != len(std):
         return
@@ -64,9 +62,7 @@ def _numbers(window: Window, size: float) -> Iterator[Finding]:
     # Of shuffled batches the means differ by the deviation over the root of their size.
     if len(mean) < MIN_SEEN or not within > 0 or not between > max(1.0, 5 / float(np.sqrt(size))) * within:
         return
-    yield found(
-        window,
-        "data_not_shuffled",
+    yield Found(
         f"the mean target differs between batches by {between:.3g}, within them targets only by {within:.3g}: "
         "the data come in order",
         step=int(mean.steps[0]),

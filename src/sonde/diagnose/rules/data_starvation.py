@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.finding import Evidence
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_SECONDS: Final = 120.0
@@ -18,7 +18,7 @@ MIN_SAMPLES: Final = 10
 
 
 @rule(references=("Mohan et al. 2021, Analyzing and mitigating data stalls in DNN training",))
-def data_starvation(window: Window) -> Iterator[Finding]:
+def data_starvation(window: Window) -> Iterator[Found]:
     """The GPU is mostly idle while the process is busy: data come too slowly."""
     _, times = window.get("clock")
     steps, busy = window.get("system/process_cpu_percent")
@@ -31,9 +31,7 @@ def data_starvation(window: Window) -> Iterator[Finding]:
     # An idle process waits for something else: a debugger, another rank, a disk.
     if use > IDLE or float(np.median(busy)) < BUSY:
         return
-    yield found(
-        window,
-        "data_starvation",
+    yield Found(
         f"the GPU is used to {use:.0f} % only, while the process keeps {np.median(busy) / 100:.1f} cores busy",
         step=int(steps[0]),
         confidence=0.6,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import Lasting, lasting
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 DEAD: Final = 0.5
@@ -41,7 +41,7 @@ GONE: Final = 0.98
     ),
     references=("Lu et al. 2019, Dying ReLU", "Sokar et al. 2023, dormant neurons"),
 )
-def dead_relu(window: Window) -> Iterator[Finding]:
+def dead_relu(window: Window) -> Iterator[Found]:
     """More than half of the units of a layer have been zero for every input."""
     loss = learned(window)
     if loss is None or seen(window, "data/input/sample_std").typical < SAME_INPUT:
@@ -87,16 +87,14 @@ def _behind_functions(window: Window) -> list[Lasting]:
     ]
 
 
-def _finding(window: Window, dead: list[Lasting], worst: Lasting, severity: str | None) -> Finding:
+def _finding(window: Window, dead: list[Lasting], worst: Lasting, severity: str | None) -> Found:
     first = min(dead, key=lambda layer: layer.since)
     module = structure(window).module(worst.site)
     kind = f" ({module.type})" if module is not None and module.type else ""
     since = f"since step {first.since}" if first.since else "from the start"
     others = f", and most of those of {len(dead) - 1} more layers" if len(dead) > 1 else ""
     what = "units" if f"unit/{worst.site}/dead" in {str(name) for name in window.names("unit/*/dead")} else "inputs"
-    return found(
-        window,
-        "dead_relu",
+    return Found(
         f"{worst.level:.0%} of the {what} of {worst.site}{kind} have been zero for every input {since}{others}",
         step=first.since,
         confidence=0.85 if worst.level > 0.9 else 0.75,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Parameter, Structure, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 NOTABLE: Final = 0.05
@@ -21,16 +21,14 @@ NOTABLE: Final = 0.05
         "Karpathy, nanoGPT: no decay for tensors with fewer than 2 dimensions",
     ),
 )
-def decay_on_norms(window: Window) -> Iterator[Finding]:
+def decay_on_norms(window: Window) -> Iterator[Found]:
     """Weight decay pulls the gains of norms and the biases towards zero too."""
     known = structure(window)
     hit = [p for p in known.parameters if p.trainable and _is_gain_or_bias(p) and _decay(known, p) >= NOTABLE]
     if not hit or not any(p.is_norm for p in hit):
         return
     decay = _decay(known, hit[0])
-    yield found(
-        window,
-        "decay_on_norms",
+    yield Found(
         f"a weight decay of {decay:g} is also applied to {len(hit)} norms and biases, such as {hit[0].name}",
         step=max(window.last_step, 0),
         confidence=0.6,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.data import seen
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SAME: Final = 1e-6
@@ -25,7 +25,7 @@ MIN_INSPECTIONS: Final = 3
     ),
     references=("Ben Braiek and Khomh 2022, TheDeepChecker: data-dependency test",),
 )  # fmt: skip
-def degenerate_inputs(window: Window) -> Iterator[Finding]:
+def degenerate_inputs(window: Window) -> Iterator[Found]:
     """All samples of a batch are the same, so there is nothing to learn from them."""
     size, spread = seen(window, "data/input/size"), seen(window, "data/input/sample_std")
     if len(spread) < MIN_INSPECTIONS or not size.typical > 1:
@@ -36,9 +36,7 @@ def degenerate_inputs(window: Window) -> Iterator[Finding]:
     is_zero = seen(window, "data/input/abs_max").typical == 0
     what = "are all zero" if is_zero else "are the same for every sample of a batch"
     step = onset(spread.steps, is_same)
-    yield found(
-        window,
-        "degenerate_inputs",
+    yield Found(
         f"the model's inputs {what} {f'since step {step}' if step else 'from the start'}: "
         "only how frequent the targets are can be learned",
         step=step,

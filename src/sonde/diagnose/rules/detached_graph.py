@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Parameter, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 
@@ -19,7 +19,7 @@ from sonde.schema.window import Window
     ),
     references=("PyTorch documentation: Tensor.detach",),
 )  # fmt: skip
-def detached_graph(window: Window) -> Iterator[Finding]:
+def detached_graph(window: Window) -> Iterator[Found]:
     """Trainable layers take part in the forward pass but no gradient ever reaches them."""
     known = structure(window)
     order = {module.name: module.order for module in known.modules}
@@ -35,9 +35,7 @@ def detached_graph(window: Window) -> Iterator[Finding]:
         return
     first = min(reached, key=lambda p: order[p.owner])
     last = max(before, key=lambda p: order[p.owner])
-    yield found(
-        window,
-        "detached_graph",
+    yield Found(
         f"no gradient ever reaches {_names(before)}: the graph is cut between {last.owner} and {first.owner}",
         step=0,
         confidence=0.95,

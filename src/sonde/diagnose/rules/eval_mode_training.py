@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.model import Module, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_INSPECTIONS: Final = 5
@@ -21,7 +21,7 @@ MIN_INSPECTIONS: Final = 5
     causes=("overfitting", "init_scale", "exploding_gradients", "loss_spikes", "underfitting", "nan_inf"),
     references=("PyTorch documentation: Module.eval", "Jiang et al. 2025, TrainCheck"),
 )
-def eval_mode_training(window: Window) -> Iterator[Finding]:
+def eval_mode_training(window: Window) -> Iterator[Found]:
     """The model is in eval mode while it is trained."""
     meant = [m for m in structure(window).modules if m.kind == "norm" and m.type.startswith(("BatchNorm", "SyncBatch"))]
     drops = [m for m in structure(window).modules if m.kind == "dropout"]
@@ -33,9 +33,7 @@ def eval_mode_training(window: Window) -> Iterator[Finding]:
         if not drops and meant and all(_is_frozen(window, m) for m in meant):
             continue
         step = onset(steps, is_eval)
-        yield found(
-            window,
-            "eval_mode_training",
+        yield Found(
             f"the model is in eval mode {'from the start' if step == 0 else f'since step {step}'}: "
             f"{_effect(meant, drops)}",
             step=step,

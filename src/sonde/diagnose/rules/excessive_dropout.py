@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import Learned, held_out, learned
 from sonde.diagnose.measures.model import Module, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 STRONG: Final = 0.6
@@ -20,16 +20,14 @@ STRONG: Final = 0.6
     causes=("underfitting", "lr_too_low", "loss_oscillation", "vanishing_gradients", "label_shuffling", "loss_spikes"),
     references=("Srivastava et al. 2014, Dropout", "Schoop et al. 2021, UMLAUT"),
 )
-def excessive_dropout(window: Window) -> Iterator[Finding]:
+def excessive_dropout(window: Window) -> Iterator[Found]:
     """Most units are dropped, and training suffers from it."""
     strong = [m for m in structure(window).modules if m.kind == "dropout" and _p(m) >= STRONG and m.calls > 0]
     state = learned(window)
     if not strong or state is None or not _is_harmed(window, state):
         return
     worst = max(strong, key=_p)
-    yield found(
-        window,
-        "excessive_dropout",
+    yield Found(
         f"the dropout {worst.name} drops {_p(worst):.0%} of its units, and {state.left:.0%} of the loss is left",
         step=int(state.steps[0]),
         confidence=0.85,

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import loss_name
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -35,7 +35,7 @@ LASTING: Final = 3
     causes=("loss_spikes", "loss_oscillation", "clip_too_tight", "dead_relu", "saturated_activations"),
     references=("Pascanu et al. 2013", "AUTOTRAINER, Zhang et al. 2021"),
 )
-def exploding_gradients(window: Window) -> Iterator[Finding]:
+def exploding_gradients(window: Window) -> Iterator[Found]:
     """Gradients grow until steps are useless or values overflow."""
     sites = [weight.name for weight in path(window)] or sorted(
         {name.site for name in window.names("grad/*/norm_preclip")}
@@ -134,10 +134,8 @@ def _loss(window: Window) -> Array:
     return window.get(name)[1] if name is not None else np.empty(0)
 
 
-def _forward(window: Window, step: int, first: str, last: str, growth: float) -> Finding:
-    return found(
-        window,
-        "exploding_gradients",
+def _forward(window: Window, step: int, first: str, last: str, growth: float) -> Found:
+    return Found(
         f"values, and with them gradients, explode from layer to layer at step {step}: outputs of {last} are "
         f"{growth:.0e} times those of {first}, and then they are no numbers any more",
         step=step,
@@ -150,15 +148,13 @@ def _forward(window: Window, step: int, first: str, last: str, growth: float) ->
 
 def _over_time(
     window: Window, sites: list[str], steps: NDArray[np.int64], total: Array, norms: Array, step: int
-) -> Finding:
+) -> Found:
     finite = total[np.isfinite(total)]
     level, top = float(np.median(finite[:5])), float(finite.max())
     at = int(np.searchsorted(steps, step))
     worst = [sites[i] for i in np.argsort(-norms[:, at])[:3]]
     end = "" if np.isfinite(total[-1]) else ", and are no numbers any more at the end"
-    return found(
-        window,
-        "exploding_gradients",
+    return Found(
         f"gradients have exploded since step {step}: {top / level:.0e} times their norm at the start, "
         f"most in {worst[0]}{end}",
         step=step,
@@ -171,11 +167,9 @@ def _over_time(
     )
 
 
-def _over_depth(window: Window, sites: list[str], steps: NDArray[np.int64], where: tuple[str, float]) -> Finding:
+def _over_depth(window: Window, sites: list[str], steps: NDArray[np.int64], where: tuple[str, float]) -> Found:
     site, ratio = where
-    return found(
-        window,
-        "exploding_gradients",
+    return Found(
         f"gradients grow on their way back from step {int(steps[0])} on: against its weights, that of {site} is "
         f"{ratio:.0e} times that of {sites[-1]}",
         step=int(steps[0]),

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax, nanmedian, smoothed
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 UPHILL: Final = 0.3
@@ -42,7 +42,7 @@ CHUNKS: Final = 12
     ),
     references=("Ben Braiek and Khomh 2022, TheDeepChecker: flipped sign of the gradient",),
 )
-def flipped_gradient(window: Window) -> Iterator[Finding]:
+def flipped_gradient(window: Window) -> Iterator[Found]:
     """Training climbs: the loss rises steadily because the sign of the step, or of the gradient, is wrong."""
     loss = learned(window)
     if loss is None or not loss.end > ROSE * loss.first > 0:
@@ -50,9 +50,9 @@ def flipped_gradient(window: Window) -> Iterator[Finding]:
     cosines = window.grid("update/*/grad_cosine")
     typical = float(nanmedian(cosines.values)) if cosines.values.size else np.nan
     if typical > UPHILL:
-        yield _finding(window, loss, typical, "updates point along the gradient, not against it", 0.95)
+        yield _finding(loss, typical, "updates point along the gradient, not against it", 0.95)
     elif _rises_as_it_should_fall(window, loss):
-        yield _finding(window, loss, typical, "the loss rises by what it should have fallen", 0.8)
+        yield _finding(loss, typical, "the loss rises by what it should have fallen", 0.8)
 
 
 def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:
@@ -99,11 +99,9 @@ def _start(loss: Learned) -> float:
     return min(loss.first, float(np.median(loss.values[:EARLY])))
 
 
-def _finding(window: Window, loss: Learned, cosine: float, why: str, confidence: float) -> Finding:
+def _finding(loss: Learned, cosine: float, why: str, confidence: float) -> Found:
     first, last = int(loss.steps[0]), int(loss.steps[-1])
-    return found(
-        window,
-        "flipped_gradient",
+    return Found(
         f"training climbs: the loss has risen {loss.end / loss.first:.1f} times since step {first}, and {why}",
         step=first,
         confidence=confidence,

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.loss import learned
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.losses import retained_losses
 from sonde.schema.window import Window
 
@@ -25,7 +25,7 @@ MIN_POINTS: Final = 3
         "Biderman et al. 2024, LoRA learns less and forgets less",
     )
 )
-def forgetting(window: Window) -> Iterator[Finding]:
+def forgetting(window: Window) -> Iterator[Found]:
     """The loss on what the model knew before rises while the training loss falls."""
     state = learned(window)
     for name in retained_losses(window.scalars):
@@ -38,9 +38,7 @@ def forgetting(window: Window) -> Iterator[Finding]:
         if not end > RISE * values[0] or not state.left < 1.0:
             continue
         since = onset(steps, values > RISE * values[0])
-        yield found(
-            window,
-            "forgetting",
+        yield Found(
             f"what the model could do before gets lost: {name} rose from {values[0]:.3g} to {end:.3g}",
             step=since,
             confidence=0.8,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MOST: Final = 0.5
@@ -20,7 +20,7 @@ STALLED: Final = 0.3
     causes=("underfitting", "lr_too_low", "vanishing_gradients", "bottleneck_layer", "rank_collapse"),
     references=("Jiang et al. 2025, TrainCheck (pytorch-forum-84911)",),
 )
-def frozen_layers(window: Window) -> Iterator[Finding]:
+def frozen_layers(window: Window) -> Iterator[Found]:
     """Weights have requires_grad=False where nothing replaces them."""
     known = structure(window)
     matrices = [p for p in known.parameters if p.is_matrix]
@@ -36,9 +36,7 @@ def frozen_layers(window: Window) -> Iterator[Finding]:
     if share < MOST:
         return
     owners = list(dict.fromkeys(p.owner for p in frozen))
-    yield found(
-        window,
-        "frozen_layers",
+    yield Found(
         f"{len(frozen)} of {len(matrices)} weight matrices are frozen, the output layer among them, "
         f"and {state.left:.0%} of the loss is left",
         step=0,

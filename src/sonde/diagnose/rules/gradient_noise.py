@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 50
@@ -23,7 +23,7 @@ FAR: Final = 10.0
     needs=("grad/*/sumsq", "optim/*.exp_avg/sumsq"),
     references=("McCandlish et al. 2018, An Empirical Model of Large-Batch Training",),
 )
-def gradient_noise(window: Window) -> Iterator[Finding]:
+def gradient_noise(window: Window) -> Iterator[Found]:
     """The batch size is far from the gradient noise scale, at which batches begin to pay less than they cost."""
     size = window.get("data/input/size")[1]
     noise = noise_scale(window, float(np.median(size))) if len(size) else None
@@ -39,9 +39,7 @@ def gradient_noise(window: Window) -> Iterator[Finding]:
         what, remedy = "far below", "batches are larger than they need be: smaller ones would learn as much per step"
     else:
         return
-    yield found(
-        window,
-        "gradient_noise",
+    yield Found(
         f"the gradient noise scale of about {float(f'{noise:.2g}'):,g} samples is {what} the batch size of {batch:.0f}",
         step=0,
         confidence=0.5,

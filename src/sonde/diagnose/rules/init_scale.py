@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.measures.signal import fading
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 WIDE: Final = 3.0
@@ -37,7 +37,7 @@ HARMED: Final = 0.3
     ),
     references=("Glorot & Bengio 2010", "He et al. 2015", "TheDeepChecker, Ben Braiek & Khomh 2022"),
 )  # fmt: skip
-def init_scale(window: Window) -> Iterator[Finding]:
+def init_scale(window: Window) -> Iterator[Found]:
     """Initial weights are far too wide or far too small."""
     loss = learned(window)
     weights = [weight for weight in path(window) if weight.fan_in and not _feeds_norm(window, weight)]
@@ -47,7 +47,7 @@ def init_scale(window: Window) -> Iterator[Finding]:
     wide = [name for name, gain in gains.items() if gain > WIDE]
     small = [name for name, gain in gains.items() if gain < SMALL]
     if wide and loss.first > FAR * loss.guessing and (loss.left > HARMED or loss.has_diverged):
-        yield _wide(window, wide, gains, loss)
+        yield _wide(wide, gains, loss)
     elif len(small) >= max(2, len(gains) // 2) and loss.left > 0.7 and _has_no_norm(window) and fading(window) < FADED:
         yield _small(window, small, gains)
 
@@ -68,12 +68,10 @@ def _has_no_norm(window: Window) -> bool:
     return not any(module.kind == "norm" for module in structure(window).in_order)
 
 
-def _wide(window: Window, wide: list[str], gains: dict[str, float], loss: Learned) -> Finding:
+def _wide(wide: list[str], gains: dict[str, float], loss: Learned) -> Found:
     worst = max(wide, key=lambda name: gains[name])
     far = loss.first / loss.guessing
-    return found(
-        window,
-        "init_scale",
+    return Found(
         f"weights start too wide: those of {worst} are {gains[worst] / 2**0.5:.1f} times as large as He initialisation "
         f"makes them, and the first loss is {far:.3g} times that of guessing",
         step=int(loss.steps[0]),
@@ -87,12 +85,10 @@ def _wide(window: Window, wide: list[str], gains: dict[str, float], loss: Learne
     )
 
 
-def _small(window: Window, small: list[str], gains: dict[str, float]) -> Finding:
+def _small(window: Window, small: list[str], gains: dict[str, float]) -> Found:
     worst = min(small, key=lambda name: gains[name])
     left = fading(window)
-    return found(
-        window,
-        "init_scale",
+    return Found(
         f"weights start too small: those of {worst} are {gains[worst] / 2**0.5:.2g} of what He initialisation "
         f"makes them, and {left:.0e} of the signal gets through",
         step=0,

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import is_classification, seen
 from sonde.diagnose.measures.loss import HeldOut, held_out
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 NO_BETTER: Final = 0.97
@@ -26,7 +26,7 @@ ALIKE: Final = 0.1
     causes=("overfitting", "underfitting", "lr_too_low", "output_logit_growth", "loss_oscillation"),
     references=("Zhang et al. 2017, Understanding deep learning requires rethinking generalization",),
 )
-def label_shuffling(window: Window) -> Iterator[Finding]:
+def label_shuffling(window: Window) -> Iterator[Found]:
     """Training learns by heart, while validation never gets better than guessing."""
     state = held_out(window)
     if state is None or not is_classification(window) or not state.guessing > 0:
@@ -38,9 +38,7 @@ def label_shuffling(window: Window) -> Iterator[Finding]:
         return
     if seen(window, "data/output/batch_std").late < ALIKE:
         return
-    yield found(
-        window,
-        "label_shuffling",
+    yield Found(
         f"the training loss falls to {train:.0%} of guessing but validation was never better than guessing "
         f"({state.best:.3g} against {state.guessing:.3g}): labels do not seem to belong to their inputs",
         step=int(state.steps[0]),

@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
+from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.loss import Learned, learned
-from sonde.diagnose.measures.model import Adapter, adapters
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.measures.model import adapters
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SMALL: Final = 2
@@ -31,21 +32,19 @@ MIN_STEPS: Final = 100
     causes=("underfitting",),
     references=("Biderman et al. 2024, LoRA learns less", "Hu et al. 2021, LoRA"),
 )
-def lora_rank_too_low(window: Window) -> Iterator[Finding]:
+def lora_rank_too_low(window: Window) -> Iterator[Found]:
     """The rank of the adapters bounds what can be learnt."""
     state, known = learned(window), adapters(window)
-    if state is None or not known or not all(_is_small(adapter) for adapter in known):
+    if state is None or not known or not all(adapter.rank <= SMALL for adapter in known):
         return
     if len(state.values) < MIN_STEPS or not LEFT < state.end / state.first < 1 or not _stands(state):
         return
-    used = [_late(window, f"unit/{adapter.b}/row_rank") / adapter.rank for adapter in known]
-    grown = [_late(window, f"unit/{adapter.b}/adapter_ratio") for adapter in known]
+    used = [seen(window, f"unit/{adapter.b}/row_rank").late / adapter.rank for adapter in known]
+    grown = [seen(window, f"unit/{adapter.b}/adapter_ratio").late for adapter in known]
     if not np.median(used) > FULL or not np.median(grown) > GREW:
         return
     rank, since = known[0].rank, int(state.steps[int(0.6 * len(state.steps))])
-    yield found(
-        window,
-        "lora_rank_too_low",
+    yield Found(
         f"the loss has stood still since about step {since} with {state.end / state.first:.0%} of it left, while all "
         f"{len(known)} adapters use their rank of {rank} to the full",
         step=since,
@@ -65,18 +64,8 @@ def lora_rank_too_low(window: Window) -> Iterator[Finding]:
     )
 
 
-def _is_small(adapter: Adapter) -> bool:
-    return adapter.rank <= SMALL
-
-
 def _stands(state: Learned) -> bool:
     """Whether the last fifth is hardly below the one before it."""
     fifth = max(5, len(state.values) // 5)
     before, last = np.median(state.values[-2 * fifth : -fifth]), np.median(state.values[-fifth:])
     return bool(np.isfinite(last) and last > (1 - STANDS) * before)
-
-
-def _late(window: Window, name: str) -> float:
-    values = window.get(name)[1]
-    values = values[np.isfinite(values)]
-    return float(np.median(values[len(values) // 2 :])) if len(values) else np.nan

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.model import Adapter, adapters
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 DROWNED: Final = 2.0
@@ -27,7 +27,7 @@ MIN_SEEN: Final = 10
     ),
     references=("Hu et al. 2021, LoRA", "Kalajdzievski 2023, rsLoRA: alpha / sqrt(r)"),
 )  # fmt: skip
-def lora_scale_too_large(window: Window) -> Iterator[Finding]:
+def lora_scale_too_large(window: Window) -> Iterator[Found]:
     """The adapters' part of the output is several times that of the frozen weights."""
     drowned = {}
     for adapter in adapters(window):
@@ -37,17 +37,13 @@ def lora_scale_too_large(window: Window) -> Iterator[Finding]:
     if not drowned:
         return
     worst, (step, level) = max(drowned.items(), key=lambda item: item[1][1])
-    yield found(
-        window,
-        "lora_scale_too_large",
+    yield Found(
         f"the adapter of {worst.module} has drowned its frozen weight since step {step}: the sum is {level:.2g} times "
         f"what {worst.base_module} alone gives",
         step=step,
         confidence=0.85,
         sites=[adapter.module for adapter in drowned],
-        evidence=[
-            Evidence(f"act/{worst.module}/rms", level, "1 to 1.4", step, f"over that of {worst.base_module}"),
-        ],
+        evidence=[Evidence(f"act/{worst.module}/rms", level, "1 to 1.4", step, f"over that of {worst.base_module}")],
         remedy=f"alpha / r of 1 to 2: with r = {worst.rank}, lora_alpha = {worst.rank} to {2 * worst.rank} "
         "(or use_rslora=True, alpha / sqrt(r)); where that is so already, a lower learning rate",
     )

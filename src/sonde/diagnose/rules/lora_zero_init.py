@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Adapter, adapters, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 3
@@ -28,7 +28,7 @@ MIN_WITHOUT: Final = 20
     ),
     references=("Hu et al. 2021, LoRA",),
 )  # fmt: skip
-def lora_zero_init(window: Window) -> Iterator[Finding]:
+def lora_zero_init(window: Window) -> Iterator[Found]:
     """Adapters that never move: zero at the start on both sides, or without a gradient at all."""
     known = adapters(window)
     dead = [adapter for adapter in known if _is_dead(window, adapter)]
@@ -37,15 +37,13 @@ def lora_zero_init(window: Window) -> Iterator[Finding]:
     num_steps = max((_num_gradients(window, adapter) for adapter in known), default=0)
     idle = [adapter for adapter in known if _is_tuned(window, adapter) and not _num_gradients(window, adapter)]
     if idle and num_steps >= MIN_WITHOUT:
-        yield _without_gradient(window, idle, len(known), num_steps)
+        yield _without_gradient(idle, len(known), num_steps)
 
 
-def _both_zero(window: Window, dead: list[Adapter], num_all: int) -> Finding:
+def _both_zero(window: Window, dead: list[Adapter], num_all: int) -> Found:
     first = dead[0]
     step = int(window.get(f"grad/{first.a}/norm")[0][0])
-    return found(
-        window,
-        "lora_zero_init",
+    return Found(
         f"{len(dead)} of {num_all} adapters are dead, {first.module} first: A and B are both zero, "
         f"so neither has had a gradient since step {step}",
         step=step,
@@ -60,11 +58,9 @@ def _both_zero(window: Window, dead: list[Adapter], num_all: int) -> Finding:
     )
 
 
-def _without_gradient(window: Window, idle: list[Adapter], num_all: int, num_steps: int) -> Finding:
+def _without_gradient(idle: list[Adapter], num_all: int, num_steps: int) -> Found:
     first = idle[0]
-    return found(
-        window,
-        "lora_zero_init",
+    return Found(
         f"{len(idle)} of {num_all} adapters are dead, {first.module} first: in {num_steps} steps no gradient has "
         "reached them, while others learned",
         step=0,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 AWAY: Final = 3.0
@@ -19,7 +19,7 @@ AWAY: Final = 3.0
 
 
 @rule(severity="warning", references=("Cohen et al. 2021, training at the edge of stability",))
-def loss_divergence(window: Window) -> Iterator[Finding]:
+def loss_divergence(window: Window) -> Iterator[Found]:
     """The loss ends far above where it began."""
     loss = learned(window)
     if loss is None or not loss.first > 0 or not np.isfinite(loss.end):
@@ -27,9 +27,7 @@ def loss_divergence(window: Window) -> Iterator[Finding]:
     if not loss.end > AWAY * loss.first or len(structure(window).optimizers) > 1:
         return
     since = onset(loss.steps, loss.values > loss.first)
-    yield found(
-        window,
-        "loss_divergence",
+    yield Found(
         f"the loss has run away: since step {since} it is above its start, now {loss.end / loss.first:.1f} times that",
         step=since,
         confidence=0.5,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import write_rate
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -30,7 +30,7 @@ LARGE_FIRST: Final = 0.3
     causes=("underfitting", "loss_spikes"),
     references=("Zhang et al. 2021, AUTOTRAINER: oscillating loss", "Cohen et al. 2021, edge of stability"),
 )
-def loss_oscillation(window: Window) -> Iterator[Finding]:
+def loss_oscillation(window: Window) -> Iterator[Found]:
     """The loss swings between low and as high as it began, without settling."""
     loss, moved = learned(window), motion(window)
     if loss is None or moved is None or not loss.unit > 0 or loss.has_diverged:
@@ -44,9 +44,7 @@ def loss_oscillation(window: Window) -> Iterator[Finding]:
         return
     if not _rise(late) / loss.unit > SWING:
         return  # the range is that of a loss which is still falling
-    yield found(
-        window,
-        "loss_oscillation",
+    yield Found(
         f"the loss swings between {low:.0%} and {high:.0%} of its start without settling: a step moves the weights by "
         f"{moved.typical:.1%} of their size",
         step=int(loss.steps[len(loss.values) // 5]),

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import Learned, learned
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 FLAT: Final = 0.02
@@ -18,10 +18,9 @@ UNLEARNED: Final = 0.7
 
 
 @rule(
-    severity="info",
-    references=("Ben Braiek and Khomh 2022, TheDeepChecker: loss falls by less than 5 % per period",),
+    severity="info", references=("Ben Braiek and Khomh 2022, TheDeepChecker: loss falls by less than 5 % per period",)
 )
-def loss_plateau(window: Window) -> Iterator[Finding]:
+def loss_plateau(window: Window) -> Iterator[Found]:
     """The loss stands still while much of it is left."""
     loss = learned(window)
     if loss is None or not loss.left > UNLEARNED or loss.has_diverged or loss.left > 1.5:
@@ -30,9 +29,7 @@ def loss_plateau(window: Window) -> Iterator[Finding]:
     if not abs(fall) < FLAT:
         return
     half = int(loss.steps[len(loss.steps) // 2])
-    yield found(
-        window,
-        "loss_plateau",
+    yield Found(
         f"the loss stands still: {loss.left:.0%} is left, {max(fall, 0.0):.1%} less than at step {half}",
         step=half,
         confidence=0.4,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SCALE_FREE: Final = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lion", "Adafactor")
@@ -26,7 +26,7 @@ MIN_TERMS: Final = 8
     ),
     references=("Ben Braiek and Khomh 2022, TheDeepChecker",),
 )  # fmt: skip
-def loss_reduction_sum(window: Window) -> Iterator[Finding]:
+def loss_reduction_sum(window: Window) -> Iterator[Found]:
     """The loss is a sum over the batch, so the learning rate counts once for every sample."""
     reduction, terms = seen(window, "data/loss/reduction"), seen(window, "data/loss/numel")
     if len(reduction) < 3 or reduction.typical != 1 or not terms.typical >= MIN_TERMS:
@@ -42,9 +42,7 @@ def loss_reduction_sum(window: Window) -> Iterator[Finding]:
     remedy = 'reduction="mean"'
     if isinstance(rate, float | int):
         remedy += f", or lr={rate / terms.typical:.1g}  # now {rate:g}, times {int(terms.typical)} samples"
-    yield found(
-        window,
-        "loss_reduction_sum",
+    yield Found(
         f"the loss is a sum over {int(terms.typical)} terms, not their mean: every step is {int(terms.typical)} times "
         "as long as the learning rate says",
         step=int(reduction.steps[0]),

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import REGRESSIONS, seen
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 
@@ -21,7 +21,7 @@ from sonde.schema.window import Window
     ),
     references=("PyTorch: 'Using a target size that is different to the input size'",),
 )  # fmt: skip
-def loss_shape_broadcast(window: Window) -> Iterator[Finding]:
+def loss_shape_broadcast(window: Window) -> Iterator[Found]:
     """Output and target have different shapes, and broadcasting compares each output with all targets."""
     if structure(window).loss not in (*REGRESSIONS, "kl_div", ""):
         return
@@ -35,9 +35,7 @@ def loss_shape_broadcast(window: Window) -> Iterator[Finding]:
     if is_bad.mean() < 0.9:
         return
     step = int(terms.steps[:num][is_bad][0])
-    yield found(
-        window,
-        "loss_shape_broadcast",
+    yield Found(
         f"{structure(window).loss or 'the loss'} is taken over {int(terms.values[0])} pairs for "
         f"{int(targets.values[0])} targets: output and target have different shapes, and each output is compared "
         "with every target",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import find_spikes, learned
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SEVERAL: Final = 2
@@ -23,7 +23,7 @@ MANY_SMALLER: Final = 4
         "OLMo et al. 2024, 2 OLMo 2 Furious: spike score",
     ),
 )
-def loss_spikes(window: Window) -> Iterator[Finding]:
+def loss_spikes(window: Window) -> Iterator[Found]:
     """The loss jumps out of its recent range several times."""
     loss = learned(window)
     if loss is None or not loss.unit > 0:
@@ -36,9 +36,7 @@ def loss_spikes(window: Window) -> Iterator[Finding]:
         return
     highest = max(spikes, key=lambda spike: spike.height)
     named = ", ".join(str(spike.step) for spike in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
-    yield found(
-        window,
-        "loss_spikes",
+    yield Found(
         f"the loss spiked {len(spikes)} time{'s'[: len(spikes) > 1]}, at step{'s'[: len(spikes) > 1]} {named}; the "
         f"highest was {highest.height:.0f} times its recent level",
         step=spikes[0].step,

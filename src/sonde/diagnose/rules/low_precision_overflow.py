@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LARGEST: Final = {"float16": 65504.0, "bfloat16": 3.39e38}
@@ -23,7 +23,7 @@ NEAR: Final = 0.1
     causes=("nan_inf", "loss_spikes"),
     references=("Micikevicius et al. 2018, Mixed Precision Training", "Kalamkar et al. 2019, BFLOAT16"),
 )
-def low_precision_overflow(window: Window) -> Iterator[Finding]:
+def low_precision_overflow(window: Window) -> Iterator[Found]:
     """Activations come near, or pass, the largest number of their type."""
     dtypes: Any = window.facts.get("dtypes") or {}
     near: dict[str, tuple[float, int]] = {}
@@ -39,9 +39,7 @@ def low_precision_overflow(window: Window) -> Iterator[Finding]:
     worst = max(near, key=lambda site: near[site][0])
     share, step = near[worst]
     dtype = dtypes[f"act/{worst}"]
-    yield found(
-        window,
-        "low_precision_overflow",
+    yield Found(
         f"outputs of {worst} have come within a factor of {max(1.0, 1 / share):.2g} of the largest {dtype} "
         f"since step {step}",
         step=step,

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LOST: Final = 0.5
@@ -25,7 +25,7 @@ MIN_SEEN: Final = 5
     causes=("vanishing_gradients", "underfitting", "lr_too_low", "frozen_layers"),
     references=("Micikevicius et al. 2018, Mixed Precision Training",),
 )
-def low_precision_underflow(window: Window) -> Iterator[Finding]:
+def low_precision_underflow(window: Window) -> Iterator[Found]:
     """Gradients are too small for float16."""
     dtypes: Any = window.facts.get("dtypes") or {}
     lost: dict[str, float] = {}
@@ -40,9 +40,7 @@ def low_precision_underflow(window: Window) -> Iterator[Finding]:
     if len(lost) < 2:
         return
     worst = max(lost, key=lambda site: lost[site])
-    yield found(
-        window,
-        "low_precision_underflow",
+    yield Found(
         f"gradients are too small for float16: {lost[worst]:.0%} of those of {worst} (and of {len(lost) - 1} more "
         f"parameters) lie where digits are lost or values become zero, since step {first}",
         step=first,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.rate import RATE, rate
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 GONE: Final = 0.05
@@ -25,7 +25,7 @@ TOO_SOON: Final = ((0.35, 0.2), (0.5, 0.5))
     causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output", "vanishing_gradients"),
     references=("PyTorch, torch.optim: a scheduler is stepped once per epoch unless its arguments count batches",),
 )
-def lr_decay_too_fast(window: Window) -> Iterator[Finding]:
+def lr_decay_too_fast(window: Window) -> Iterator[Found]:
     """The learning rate has decayed to nothing while there was still much to learn."""
     steps, values = rate(window)
     loss = learned(window)
@@ -39,9 +39,7 @@ def lr_decay_too_fast(window: Window) -> Iterator[Finding]:
     if not any(after[0] < share * len(values) and loss.left > left for share, left in TOO_SOON):
         return
     gone = int(steps[after[0]])
-    yield found(
-        window,
-        "lr_decay_too_fast",
+    yield Found(
         f"the learning rate fell from {values[peak]:g} to less than {GONE:.0%} of that by step {gone} of "
         f"{loss.steps[-1]}, with {loss.left:.0%} of the loss still left",
         step=gone,

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.rate import RATE, rate
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 20
@@ -30,7 +30,7 @@ MOST: Final = 0.9
     ),
     references=("PyTorch, torch.amp: GradScaler skips steps whose gradients are not finite",),
 )
-def lr_not_applied(window: Window) -> Iterator[Finding]:
+def lr_not_applied(window: Window) -> Iterator[Found]:
     """Parameters have gradients and are in the optimizer, yet no step moves them."""
     updates, grads = window.grid("update/*/norm"), window.grid("grad/*/norm")
     if len(updates.steps) < MIN_STEPS or not len(grads):
@@ -44,9 +44,7 @@ def lr_not_applied(window: Window) -> Iterator[Finding]:
     steps, values = rate(window)
     is_zero = bool(len(values)) and bool((values == 0).mean() >= MOST)
     why = "the learning rate is 0" if is_zero else "its steps are skipped, or undone"
-    yield found(
-        window,
-        "lr_not_applied",
+    yield Found(
         f"no parameter moved in {still.mean():.0%} of {len(updates.steps)} optimizer steps, though {len(with_grad)} "
         f"have gradients: {why}",
         step=int(updates.steps[int(np.argmax(still))]),

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import FIRST, NEEDS, Motion, motion
 from sonde.diagnose.measures.rate import write_rate
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LARGE: Final = 0.3
@@ -45,7 +45,7 @@ EARLY: Final = 10
         "Cohen et al. 2021, training at the edge of stability",
     ),
 )
-def lr_too_high(window: Window) -> Iterator[Finding]:
+def lr_too_high(window: Window) -> Iterator[Found]:
     """The learning rate is too high: updates are as large as the weights they change, and the loss suffers."""
     moved, loss = motion(window), learned(window)
     if moved is None or loss is None or not loss.first > 0:
@@ -89,59 +89,53 @@ def _way(moved: Motion) -> float:
     return float(np.nansum(moved.of_step[:SOON]))
 
 
-def _carried_away(window: Window, moved: Motion, loss: Learned) -> Finding:
+def _carried_away(window: Window, moved: Motion, loss: Learned) -> Found:
     size = float(nanmax(moved.of_step[:SOON]))
     step = int(moved.steps[int(np.nanargmax(moved.of_step[:SOON]))])
-    return found(
-        window,
-        "lr_too_high",
+    return Found(
         f"the learning rate is too high: in the first {SOON} steps the weights went {_way(moved):.1f} times their own "
         f"size (up to {size:.0%} in one step), and {loss.left:.0%} of the loss is left",
         step=int(moved.steps[0]),
         confidence=0.65,
         sites=moved.sites[:1],
-        evidence=_evidence(moved, loss, moved.sites[0], size, step),
+        evidence=_evidence(loss, moved.sites[0], size, step),
         remedy=f"{write_rate(window, 0.1)}; with momentum, steps become 1 / (1 - momentum) times as long.",
     )
 
 
-def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Finding:
+def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Found:
     first = moved.ratios[:, :FIRST]
     worst = int(np.nanargmax(np.fmax.reduce(first, axis=1)))
     step = int(moved.steps[int(np.nanargmax(first[worst] > LARGE))])
     site = moved.sites[worst]
     what = "and the loss was no longer finite" if loss.has_diverged else f"and {loss.left:.0%} of the loss is left"
-    return found(
-        window,
-        "lr_too_high",
+    return Found(
         f"the learning rate is too high: one of the first {FIRST} updates of {site} was {_times(moved.at_first)} "
         f"as large as the weight itself (step {step}), {what} at the end",
         step=step,
         confidence=0.85 if moved.at_first > 1 else 0.75,
         sites=[s for s, row in zip(moved.sites, first, strict=True) if np.fmax.reduce(row) > LARGE],
-        evidence=_evidence(moved, loss, site, moved.at_first, step),
+        evidence=_evidence(loss, site, moved.at_first, step),
         remedy=f"{write_rate(window, _factor(moved.at_first))}; or raise it over the first hundred steps (warm-up).",
     )
 
 
-def _later(window: Window, moved: Motion, loss: Learned, step: int) -> Finding:
+def _later(window: Window, moved: Motion, loss: Learned, step: int) -> Found:
     at = int(np.searchsorted(moved.steps, step))
     size = float(nanmax(moved.of_step))
     site = moved.sites[int(np.nanargmax(moved.ratios[:, at]))]
-    return found(
-        window,
-        "lr_too_high",
+    return Found(
         f"the learning rate is too high: at step {step} an update was {_times(float(moved.of_step[at]))} as large as "
         f"the weights, and a loss that had fallen to {loss.best_left:.0%} is back at {loss.left:.0%} of its start",
         step=step,
         confidence=0.65,
         sites=(site,),
-        evidence=_evidence(moved, loss, site, size, step),
+        evidence=_evidence(loss, site, size, step),
         remedy=f"{write_rate(window, 0.1)}; or clip_grad_norm_(model.parameters(), 1.0) before optimizer.step().",
     )
 
 
-def _evidence(moved: Motion, loss: Learned, site: str, size: float, step: int) -> list[Evidence]:
+def _evidence(loss: Learned, site: str, size: float, step: int) -> list[Evidence]:
     early = _highest(loss, 1, EARLY + 1) / loss.first
     return [
         Evidence(f"update/{site}/ratio", size, HEALTHY, step, "norm of the update over norm of the weight"),

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import NEEDS, Motion, motion
 from sonde.diagnose.measures.rate import is_at_full_rate, is_still_rising, write_rate
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SMALL: Final = 1.5e-4
@@ -37,7 +37,7 @@ STEADY_LEFT: Final = 0.8
         "Wardat et al. 2022, DeepDiagnosis",
     ),
 )
-def lr_too_low(window: Window) -> Iterator[Finding]:
+def lr_too_low(window: Window) -> Iterator[Found]:
     """The learning rate is too low: updates are tiny beside the weights and the loss has hardly fallen."""
     moved, loss = motion(window), learned(window)
     if moved is None or loss is None or is_still_rising(window):
@@ -54,9 +54,7 @@ def lr_too_low(window: Window) -> Iterator[Finding]:
         return
     if size * len(loss.values) > SHORT or nanmax(moved.largest_of_step) > 0.02:
         return
-    yield found(
-        window,
-        "lr_too_low",
+    yield Found(
         f"the learning rate is too low: a step moves the weights by {size:.1e} of their size, and after "
         f"{len(loss.values)} steps {loss.left:.0%} of the loss is left",
         step=int(moved.steps[0]),

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -26,7 +26,7 @@ REMEDY: Final = (
 
 
 @rule(references=("PyTorch FAQ: My model reports 'out of memory'",))
-def memory_leak(window: Window) -> Iterator[Finding]:
+def memory_leak(window: Window) -> Iterator[Found]:
     """Something holds on to every step."""
     for site, steps, alive in window.by_site("model/*/alive"):
         of_steps, of = window.get(f"model/{site}/alive_of")
@@ -34,19 +34,17 @@ def memory_leak(window: Window) -> Iterator[Finding]:
         share = alive[mine] / np.maximum(of[theirs], 1)
         is_kept = (share > KEPT) & (of[theirs] >= 3)
         if len(share) >= 5 and is_kept.sum() >= 3 and is_kept[-3:].all():
-            yield _graphs(window, site, onset(steps[mine], is_kept), float(alive[-1]), float(of[-1]))
+            yield _graphs(site, onset(steps[mine], is_kept), float(alive[-1]), float(of[-1]))
             return
     for name in ("rss_mb", "gpu_mb"):
         for site, steps, size in window.by_site(f"model/*/{name}"):
             if _grows(steps, size):
-                yield _growth(window, f"model/{site}/{name}", steps, size)
+                yield _growth(f"model/{site}/{name}", steps, size)
                 return
 
 
-def _graphs(window: Window, site: str, step: int, alive: float, of: float) -> Finding:
-    return found(
-        window,
-        "memory_leak",
+def _graphs(site: str, step: int, alive: float, of: float) -> Found:
+    return Found(
         f"the graphs of past steps stay alive ({alive:.0f} of the last {of:.0f} looked at, since step {step}): "
         "something keeps losses or outputs with their graph",
         step=step,
@@ -70,11 +68,9 @@ def _grows(steps: NDArray[np.int64], size: Array) -> bool:
     return bool(is_even and levels[-1] - levels[0] > max(GROWTH * levels[0], MIN_MB))
 
 
-def _growth(window: Window, name: str, steps: NDArray[np.int64], size: Array) -> Finding:
+def _growth(name: str, steps: NDArray[np.int64], size: Array) -> Found:
     per_step = float(size[-1] - size[0]) / max(float(steps[-1] - steps[0]), 1.0)
-    return found(
-        window,
-        "memory_leak",
+    return Found(
         f"memory grows steadily, by {per_step:.2g} MB a step: from {size[0]:.0f} to {size[-1]:.0f} MB",
         step=int(steps[0]),
         confidence=0.75,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, Structure, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 
@@ -16,7 +16,7 @@ from sonde.schema.window import Window
     causes=("underfitting", "bottleneck_layer"),
     references=("UMLAUT, Schoop et al. 2021", "NeuraLint, Nikanjam et al. 2021"),
 )
-def missing_nonlinearity(window: Window) -> Iterator[Finding]:
+def missing_nonlinearity(window: Window) -> Iterator[Found]:
     """Linear layers follow each other without an activation."""
     model, loss = structure(window), learned(window)
     pairs = [pair for pair in _pairs(model) if _is_pointless(*pair)]
@@ -25,9 +25,7 @@ def missing_nonlinearity(window: Window) -> Iterator[Finding]:
     names = [weight.owner for pair in pairs for weight in pair]
     first, second = pairs[0]
     more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
-    yield found(
-        window,
-        "missing_nonlinearity",
+    yield Found(
         f"{first.owner} feeds {second.owner} with no activation between them{more}: "
         "two linear layers in a row compute no more than one",
         step=int(loss.steps[0]),
@@ -58,14 +56,10 @@ def _is_pointless(first: Parameter, second: Parameter) -> bool:
     if first.is_lora or second.is_lora or not (first.trainable and second.trainable):
         return False
     middle = first.shape[0]
-    if middle < min(_inputs(first), second.shape[0]):
+    if middle < min(first.fan_in or (first.shape[1] if len(first.shape) > 1 else 1), second.shape[0]):
         return False
     kernels = [weight.shape[2:] for weight in (first, second)]
     if any(len(set(kernel)) > 1 for kernel in kernels):
         return False
     is_pointwise = [set(kernel) <= {1} for kernel in kernels]
     return not (any(is_pointwise) and any(kernels))
-
-
-def _inputs(weight: Parameter) -> int:
-    return weight.fan_in or (weight.shape[1] if len(weight.shape) > 1 else 1)

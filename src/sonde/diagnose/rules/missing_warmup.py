@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Structure, structure
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import RATE, is_adaptive, rate, warms_up
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_BLOCKS: Final = 4
@@ -29,7 +29,7 @@ MOVES: Final = 0.005
     ),
     references=("Xiong et al. 2020, On Layer Normalization in the Transformer Architecture", "Liu et al. 2020, RAdam"),
 )
-def missing_warmup(window: Window) -> Iterator[Finding]:
+def missing_warmup(window: Window) -> Iterator[Found]:
     """A deep transformer with its norms after the residual sums was trained without a warm-up, and stalls."""
     moved, loss = motion(window), learned(window)
     known = structure(window)
@@ -42,9 +42,7 @@ def missing_warmup(window: Window) -> Iterator[Finding]:
     if not len(values):
         return
     last = int(loss.steps[-1])
-    yield found(
-        window,
-        "missing_warmup",
+    yield Found(
         f"the loss has stalled at {loss.left:.0%} of its start: {len(blocks)} blocks with the norm after the residual "
         f"sum got the full learning rate of {values[0]:g} at the first step",
         step=int(steps[0]),

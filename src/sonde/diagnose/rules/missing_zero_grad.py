@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax, nanmean, nanmedian
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.total_gradient import NEEDS, total_norm
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 20
@@ -40,7 +40,7 @@ HARDLY_TURNS: Final = 0.97
     ),
     references=("Jiang et al. 2025, TrainCheck: zero_grad precedes backward (stackoverflow 60335387)",),
 )
-def missing_zero_grad(window: Window) -> Iterator[Finding]:
+def missing_zero_grad(window: Window) -> Iterator[Found]:
     """Gradients of earlier steps are still in those of the next: zero_grad is missing."""
     cosines = window.get("model/model/grad_cosine")[1]
     kept_steps, kept = window.get("model/model/grad_kept")
@@ -56,9 +56,7 @@ def missing_zero_grad(window: Window) -> Iterator[Finding]:
     hardly_turns = nanmedian(cosines) > HARDLY_TURNS and _batches_differ(window)
     if not growth > (SOME_GROWTH if hardly_turns else GROWTH):
         return
-    yield found(
-        window,
-        "missing_zero_grad",
+    yield Found(
         f"gradients are never cleared: the same gradient buffers are added to from step {kept_steps[0]} on, successive "
         f"gradients point the same way (cosine {early_cosine:.2f}) and their norm grew {growth:.1f} times "
         f"within {len(early)} steps",

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Mixture, mixtures
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 IDLE: Final = 0.9
@@ -25,16 +25,14 @@ MIN_STEPS: Final = 20
     causes=("detached_graph", "vanishing_gradients", "frozen_layers", "optimizer_missing_params"),
     references=("Shazeer et al. 2017", "Fedus et al. 2021, Switch Transformer: load-balancing loss"),
 )
-def moe_routing_collapse(window: Window) -> Iterator[Finding]:
+def moe_routing_collapse(window: Window) -> Iterator[Found]:
     """Most experts are never chosen."""
     for mixture in mixtures(window):
         idle = _idle_since(window, mixture)
         if not idle or len(idle) < MOST * len(mixture.experts) or len(idle) == len(mixture.experts):
             continue
         since, num = max(idle.values()), len(mixture.experts)
-        yield found(
-            window,
-            "moe_routing_collapse",
+        yield Found(
             f"{len(idle)} of the {num} experts of {mixture.site} have been given no work since step {since}: their "
             "gradients are zero or absent while those of the others are not",
             step=since,

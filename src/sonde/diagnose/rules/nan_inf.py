@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.nonfinite import NEEDS, Moment, backward_gap, between, first_moment
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 GROWN: Final = 1e9
@@ -40,7 +40,7 @@ class Origin:
     causes=("loss_spikes", "dead_relu", "underfitting", "throughput_regression", "constant_output"),
     references=("IEEE 754", "Micikevicius et al. 2018, Mixed Precision Training", "torch.autograd.set_detect_anomaly"),
 )
-def nan_inf(window: Window) -> Iterator[Finding]:
+def nan_inf(window: Window) -> Iterator[Found]:
     """A value stopped being finite."""
     moment = first_moment(window)
     if moment is None:
@@ -49,9 +49,7 @@ def nan_inf(window: Window) -> Iterator[Finding]:
     severity = ("critical" if moment.is_lasting else "warning") if moment.matters else "info"
     after = f"; {moment.num_skipped} steps in a row were skipped for it" if moment.num_skipped else ""
     after += "" if moment.is_lasting else "; the run has recovered since"
-    yield found(
-        window,
-        "nan_inf",
+    yield Found(
         f"at step {moment.step}, {origin.what}{after}",
         step=moment.step,
         confidence=origin.confidence,

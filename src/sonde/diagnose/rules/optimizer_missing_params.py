@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 STALLED: Final = 0.3
@@ -24,7 +24,7 @@ STALLED: Final = 0.3
     ),
     references=("Jiang et al. 2025, TrainCheck",),
 )  # fmt: skip
-def optimizer_missing_params(window: Window) -> Iterator[Finding]:
+def optimizer_missing_params(window: Window) -> Iterator[Found]:
     """Trainable parameters that no optimizer knows stay as they were initialised."""
     known = structure(window)
     order = {module.name: module.order for module in known.modules}
@@ -34,7 +34,7 @@ def optimizer_missing_params(window: Window) -> Iterator[Finding]:
         yield _left_out(window, missing, is_meant=_is_transfer(window, missing, order))
     elif known.optimizers and hidden:
         state = learned(window)
-        yield _in_a_list(window, hidden, is_meant=state is None or state.left < STALLED)
+        yield _in_a_list(hidden, is_meant=state is None or state.left < STALLED)
 
 
 def _is_transfer(window: Window, missing: list[Parameter], order: Mapping[str, int]) -> bool:
@@ -45,14 +45,12 @@ def _is_transfer(window: Window, missing: list[Parameter], order: Mapping[str, i
     return bool(trained) and max(left_out) < max(trained) and state is not None and state.left < STALLED
 
 
-def _left_out(window: Window, missing: list[Parameter], *, is_meant: bool) -> Finding:
+def _left_out(window: Window, missing: list[Parameter], *, is_meant: bool) -> Found:
     known = structure(window)
     num = sum(p.trainable for p in known.parameters)
     owners = list(dict.fromkeys(p.owner for p in missing))
     names = ", ".join(owners[:3]) + (f" and {len(owners) - 3} more layers" if owners[3:] else "")
-    return found(
-        window,
-        "optimizer_missing_params",
+    return Found(
         f"{len(missing)} of {num} trainable parameters ({names}) are in no optimizer: they never change",
         step=0,
         confidence=0.95,
@@ -70,10 +68,8 @@ def _unregistered(window: Window) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _in_a_list(window: Window, hidden: list[str], *, is_meant: bool) -> Finding:
-    return found(
-        window,
-        "optimizer_missing_params",
+def _in_a_list(hidden: list[str], *, is_meant: bool) -> Found:
+    return Found(
         f"{', '.join(hidden[:3])}{' and others' if hidden[3:] else ''}: kept where model.parameters() does not find "
         "them, so no optimizer knows them and they never change",
         step=0,

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import Levels, levels
 from sonde.diagnose.measures.data import is_classification, seen
 from sonde.diagnose.measures.loss import learned, validation
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 GROWTH: Final = 5.0
@@ -40,7 +40,7 @@ SUFFERS: Final = 2.0
         "Radford et al. 2021, CLIP: the temperature is clamped at 100",
     ),
 )
-def output_logit_growth(window: Window) -> Iterator[Finding]:
+def output_logit_growth(window: Window) -> Iterator[Found]:
     """Output logits grow without need."""
     logit, normaliser = levels(window, "data/output/logit_max"), levels(window, "data/output/log_z")
     if logit is None or not is_classification(window) or not (logit.growth > GROWTH and logit.start < MODEST):
@@ -54,9 +54,7 @@ def output_logit_growth(window: Window) -> Iterator[Finding]:
         evidence.append(
             Evidence("data/output/log_z", normaliser.end, "below 20", meaning="mean |log Z| of the softmax")
         )
-    yield found(
-        window,
-        "output_logit_growth",
+    yield Found(
         f"output logits have grown from {logit.start:.2g} to {logit.end:.3g}, most of it by step {logit.since}",
         step=logit.since,
         confidence=0.7,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.rate import rate
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 
@@ -37,7 +37,7 @@ HALF_LEARNED: Final = 0.25
         "Humbatova et al. 2021, DeepCrime: add_weights_regularisation",
     ),
 )
-def over_regularisation(window: Window) -> Iterator[Finding]:
+def over_regularisation(window: Window) -> Iterator[Found]:
     """The penalty on the weights outweighs the data: weights decay towards zero and the model learns nothing."""
     loss = learned(window)
     shrink = _shrinking(window)
@@ -53,9 +53,7 @@ def over_regularisation(window: Window) -> Iterator[Finding]:
         return
     if not (total > EXPLAINED or _has_penalty(window, loss)):
         return  # the best weights may be small ones
-    yield found(
-        window,
-        "over_regularisation",
+    yield Found(
         f"weight decay outweighs the data: the weight matrices have shrunk to {left:.1%} of their size "
         f"({worst[0]} to {shrink[worst[0]][0]:.1%}), and {loss.left:.0%} of the loss is left",
         step=int(loss.steps[0]),

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import held_out, validation_name
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 GAP: Final = 3.0
@@ -27,7 +27,7 @@ MIN_LATER: Final = 2
 
 
 @rule(references=("Prechelt 1998, Early stopping: but when?", "SageMaker Debugger: Overfit"))
-def overfitting(window: Window) -> Iterator[Finding]:
+def overfitting(window: Window) -> Iterator[Found]:
     """The validation loss rises from its best while the training loss goes on falling."""
     state = held_out(window)
     if state is None or not state.gap > GAP or not state.turn > TURN:
@@ -39,22 +39,16 @@ def overfitting(window: Window) -> Iterator[Finding]:
     if (state.steps > state.best_step).sum() < MIN_LATER:
         return
     name = validation_name(window) or ""
-    yield found(
-        window,
-        "overfitting",
+    yield Found(
         f"validation is best at step {state.best_step} ({state.best:.3g}) and has risen to {state.end:.3g} since, "
         f"while the training loss fell to {state.train:.3g}",
         step=state.best_step,
         confidence=0.8,
         remedy=f"stop at step {state.best_step}, or more data, augmentation, weight decay"
-        + ("" if _has_dropout(window) else ", nn.Dropout(0.2)"),
+        + ("" if any(module.kind == "dropout" for module in structure(window).modules) else ", nn.Dropout(0.2)"),
         severity="info" if state.accuracy > ACCURATE else None,
         evidence=(
             Evidence(name, state.gap, "below 3 times the training loss", meaning="validation over training loss"),
             Evidence(name, state.turn, "below 1.15 times its best", state.best_step, "rise from the best"),
         ),
     )
-
-
-def _has_dropout(window: Window) -> bool:
-    return any(module.kind == "dropout" for module in structure(window).modules)

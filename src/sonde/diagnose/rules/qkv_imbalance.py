@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Projections, projections, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 TWINS_APART: Final = 30.0
@@ -45,7 +45,7 @@ class Apart:
     causes=("underfitting",),
     references=("DEForm, operators QZQ, QZK, QZV", "Noci et al. 2022, signal propagation in transformers"),
 )
-def qkv_imbalance(window: Window) -> Iterator[Finding]:
+def qkv_imbalance(window: Window) -> Iterator[Found]:
     """Query, key and value projections train at widely different rates."""
     layers = projections(window)
     widest = [apart for layer in layers if (apart := _widest(window, layer)) is not None]
@@ -55,9 +55,7 @@ def qkv_imbalance(window: Window) -> Iterator[Finding]:
     what = "gradient" if worst.series == "grad/*/rms" else "update, against its weights,"
     times = f"{worst.ratio:.0f} times that" if worst.ratio < 1e12 else "not zero, unlike that"
     is_slow = worst.series != "grad/*/rms"
-    yield found(
-        window,
-        "qkv_imbalance",
+    yield Found(
         f"the {what} of {worst.high} is {times} of {worst.low} from step {worst.step} on",
         step=worst.step,
         confidence=0.75,

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import Lasting, onset
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SAME: Final = 0.01
@@ -25,7 +25,7 @@ STUCK: Final = 0.85
     causes=("underfitting", "bottleneck_layer", "lr_too_low"),
     references=("Dong et al. 2021, Attention is not all you need", "Noci et al. 2022", "Schoenholz et al. 2017"),
 )
-def rank_collapse(window: Window) -> Iterator[Finding]:
+def rank_collapse(window: Window) -> Iterator[Found]:
     """What a hidden layer puts out no longer depends on the input."""
     loss = learned(window)
     if loss is None or not loss.left > STUCK or loss.has_diverged:
@@ -38,9 +38,7 @@ def rank_collapse(window: Window) -> Iterator[Finding]:
     first = collapsed[0]
     # What came later has a cause of its own (units that died, weights that decayed): then it is a remark.
     is_by_design = first.since <= window.get(f"unit/{first.site}/batch_std")[0][0] + 2
-    yield found(
-        window,
-        "rank_collapse",
+    yield Found(
         f"from {first.site} on, outputs are nearly the same for every input "
         f"({first.level:.1g} of their size is what differs), since step {first.since}",
         step=first.since,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.events import happenings, number
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SERIES: Final = "model/weights/fingerprint"
@@ -20,7 +20,7 @@ ROUNDING: Final = 1e-9
     causes=("loss_oscillation", "loss_spikes", "underfitting"),
     references=("Li et al. 2020, PyTorch Distributed: DDP keeps replicas identical",),
 )
-def rank_desync(window: Window) -> Iterator[Finding]:
+def rank_desync(window: Window) -> Iterator[Found]:
     """The weights of the ranks have drifted apart: gradients are not averaged, or a rank skips steps."""
     steps, values = window.get(SERIES)
     first = dict(zip(steps.tolist(), values.tolist(), strict=True))
@@ -36,9 +36,7 @@ def rank_desync(window: Window) -> Iterator[Finding]:
         return
     rank, (step, gap) = min(apart.items(), key=lambda item: item[1][0])
     ranks = ", ".join(map(str, sorted(apart)))
-    yield found(
-        window,
-        "rank_desync",
+    yield Found(
         f"the weights of rank {ranks} are not those of rank 0 any more, from step {step} at the latest",
         step=step,
         confidence=0.95,

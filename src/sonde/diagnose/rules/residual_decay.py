@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Module, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_BLOCKS: Final = 3
@@ -38,7 +38,7 @@ EARLY: Final = 10
     ),
     references=("He et al. 2016, Identity Mappings", "Takase et al. 2023, Spike No More", "Dong et al. 2021"),
 )
-def residual_decay(window: Window) -> Iterator[Finding]:
+def residual_decay(window: Window) -> Iterator[Found]:
     """Residual blocks lose their input: the skip connection is scaled down or missing."""
     for blocks in _stacks(window):
         carries = np.asarray([_early(window, block) for block in blocks])
@@ -100,7 +100,7 @@ def _is_transformer(window: Window, block: Module) -> bool:
     return bool(attention and outside) and block.kind != "attention"
 
 
-def _finding(window: Window, blocks: list[Module], typical: float, left: float, *, is_missing: bool) -> Finding:
+def _finding(window: Window, blocks: list[Module], typical: float, left: float, *, is_missing: bool) -> Found:
     first, last = blocks[0].name, blocks[-1].name
     message = (
         f"the {len(blocks)} blocks from {first} to {last} hand on {typical:.2f} of their input: no skip connection"
@@ -108,9 +108,7 @@ def _finding(window: Window, blocks: list[Module], typical: float, left: float, 
         else f"each of the {len(blocks)} blocks from {first} to {last} hands on {typical:.2f} of its input, so that "
         f"{max(left, 0.0):.1g} of it reaches the end"
     )
-    return found(
-        window,
-        "residual_decay",
+    return Found(
         message + ", from the start",
         step=int(window.get(f"unit/{first}/skip_gain")[0][0]),
         confidence=0.9,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.memory_span import memory_spans
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LOUD: Final = 300.0
@@ -24,15 +24,13 @@ PER_STEP: Final = 1.08
     ),
     references=("Pascanu et al. 2013", "Le et al. 2015, identity initialisation"),
 )  # fmt: skip
-def rnn_exploding_temporal(window: Window) -> Iterator[Finding]:
+def rnn_exploding_temporal(window: Window) -> Iterator[Found]:
     """Gradients explode on their way back in time."""
     loud = [span for span in memory_spans(window) if span.start > LOUD and span.per_step(span.start) > PER_STEP]
     if not loud:
         return
     worst = max(loud, key=lambda span: span.start)
-    yield found(
-        window,
-        "rnn_exploding_temporal",
+    yield Found(
         f"{worst.site} multiplies gradients by {worst.per_step(worst.start):.2f} on every step back in time, "
         f"{worst.start:.0e} over {worst.length} of them, from step {worst.first_step} on",
         step=worst.first_step,

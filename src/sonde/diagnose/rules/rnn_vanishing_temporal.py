@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.memory_span import Span, memory_spans
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LOST: Final = 1e-3
@@ -30,7 +30,7 @@ STILL_THERE: Final = 0.75
     ),
     references=("Pascanu et al. 2013", "Jozefowicz et al. 2015, forget bias", "Hochreiter 1991"),
 )
-def rnn_vanishing_temporal(window: Window) -> Iterator[Finding]:
+def rnn_vanishing_temporal(window: Window) -> Iterator[Found]:
     """Gradients vanish on their way back in time: long memories cannot be learnt."""
     state = learned(window)
     if state is None or state.has_diverged or not state.left > STILL_THERE:
@@ -39,9 +39,7 @@ def rnn_vanishing_temporal(window: Window) -> Iterator[Finding]:
     if not lost:
         return
     worst = min(lost, key=lambda span: span.end)
-    yield found(
-        window,
-        "rnn_vanishing_temporal",
+    yield Found(
         f"{worst.site} forgets: of the first of {worst.length} time steps {_share(worst.end)} reaches the last one, "
         f"from step {worst.first_step} on, and {state.left:.0%} of the loss is still there",
         step=worst.first_step,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import Lasting, lasting
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Module, structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SATURATED: Final = 0.5
@@ -31,7 +31,7 @@ STUCK: Final = 0.15
     ),
     references=("Glorot & Bengio 2010", "DeepDiagnosis, Wardat et al. 2022"),
 )
-def saturated_activations(window: Window) -> Iterator[Finding]:
+def saturated_activations(window: Window) -> Iterator[Found]:
     """More than half of the inputs of a sigmoid or tanh lie where it is flat."""
     loss = learned(window)
     if loss is None:
@@ -58,14 +58,12 @@ def _learns(module: Module) -> bool:
     return module.kind in ("linear", "conv", "rnn", "attention")
 
 
-def _finding(window: Window, flat: list[Lasting], worst: Lasting, severity: str | None) -> Finding:
+def _finding(window: Window, flat: list[Lasting], worst: Lasting, severity: str | None) -> Found:
     first = min(flat, key=lambda layer: layer.since)
     module = structure(window).module(worst.site)
     kind = f" ({module.type})" if module is not None and module.is_leaf else ""
     since = f"since step {first.since}" if first.since else "from the start"
-    return found(
-        window,
-        "saturated_activations",
+    return Found(
         f"{worst.level:.0%} of what reaches {worst.site}{kind} lies beyond ±5, where it is flat, {since}",
         step=first.since,
         confidence=0.8,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 SAME: Final = 1e-3
@@ -37,7 +37,7 @@ PARTED_TOO_LATE: Final = 0.3
     ),
     references=("Goodfellow et al. 2016, Deep Learning, 8.4", "NeuraLint, Nikanjam et al. 2021"),
 )  # fmt: skip
-def symmetric_init(window: Window) -> Iterator[Finding]:
+def symmetric_init(window: Window) -> Iterator[Found]:
     """All units of a layer are the same and get the same gradient, so they never part."""
     weights = [weight for weight in path(window) if weight.in_optimizer]
     same = [weight for weight in weights[:-1] if weight.shape[0] > 1 and _stays_same(window, weight)]
@@ -48,9 +48,7 @@ def symmetric_init(window: Window) -> Iterator[Finding]:
     spread = float(window.get(f"unit/{site}/row_spread")[1][-1])
     zeros = all(_is_zero(window, weight) for weight in same)
     names = ", ".join(weight.name for weight in same[:3]) + ("…" if len(same) > 3 else "")
-    yield found(
-        window,
-        "symmetric_init",
+    yield Found(
         f"all {same[0].shape[0]} units of {names} start with the same weights{' (zeros)' if zeros else ''} and do "
         "not part: each layer does the work of a single unit",
         step=int(window.get(f"unit/{site}/row_spread")[0][0]),

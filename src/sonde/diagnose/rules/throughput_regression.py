@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.finding import Evidence
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 MIN_SECONDS: Final = 300.0
@@ -18,7 +18,7 @@ PARTS: Final = 8
 
 
 @rule(references=("PyTorch Performance Tuning Guide",))
-def throughput_regression(window: Window) -> Iterator[Finding]:
+def throughput_regression(window: Window) -> Iterator[Found]:
     """The second half of the run is much slower than the first."""
     steps, times = window.get("clock")
     if len(steps) < MIN_STEPS or times[-1] - times[0] < MIN_SECONDS:
@@ -31,9 +31,7 @@ def throughput_regression(window: Window) -> Iterator[Finding]:
         return
     place = int(np.argmax(levels[1:] > SLOWER * levels[1])) + 1
     step = int(steps[place * len(took) // PARTS])
-    yield found(
-        window,
-        "throughput_regression",
+    yield Found(
         f"a step takes {np.median(after):.2g} s, before step {step} it took {np.median(before):.2g} s",
         step=step,
         confidence=0.7,

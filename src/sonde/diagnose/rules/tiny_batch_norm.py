@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 FEW: Final = 4
 
 
 @rule(severity="info", references=("Wu and He 2018, Group normalization",))
-def tiny_batch_norm(window: Window) -> Iterator[Finding]:
+def tiny_batch_norm(window: Window) -> Iterator[Found]:
     """Batches are too small for batch norm."""
     norms = [m for m in structure(window).modules if m.type.startswith("BatchNorm") and m.calls > 0]
     size = seen(window, "data/input/size")
     if not norms or not len(size) or not size.typical < FEW:
         return
-    yield found(
-        window,
-        "tiny_batch_norm",
+    yield Found(
         f"batch norm ({norms[0].name}) averages over batches of {size.typical:.0f}",
         step=int(size.steps[0]),
         confidence=0.6,

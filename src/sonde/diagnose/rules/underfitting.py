@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmean, nanstd
 from sonde.diagnose.measures.data import MIN_SEEN, seen
 from sonde.diagnose.measures.loss import Learned, held_out, learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 POOR: Final = 0.75
@@ -25,7 +25,7 @@ STILL_FALLING: Final = 0.03
 
 
 @rule(is_measured=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
-def underfitting(window: Window) -> Iterator[Finding]:
+def underfitting(window: Window) -> Iterator[Found]:
     """After the whole run the model is hardly better than a constant answer."""
     state = learned(window)
     if state is None or len(state.values) < MIN_STEPS or len(seen(window, "data/loss/baseline")) < MIN_SEEN:
@@ -39,9 +39,7 @@ def underfitting(window: Window) -> Iterator[Finding]:
     enough = POOR_AND_SMALL if _is_small(window) else POOR
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
-    yield found(
-        window,
-        "underfitting",
+    yield Found(
         f"after {len(state.values)} steps the loss is still {left:.0%} of what a constant answer would give",
         step=int(state.steps[0]),
         confidence=0.5,

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LARGE: Final = 20.0
@@ -30,7 +30,7 @@ UNITS: Final = 50.0
     ),
     references=("LeCun et al. 1998, Efficient BackProp", "Schoop et al. 2021, UMLAUT"),
 )  # fmt: skip
-def unnormalised_inputs(window: Window) -> Iterator[Finding]:
+def unnormalised_inputs(window: Window) -> Iterator[Found]:
     """The first layer is given numbers on a scale it was not initialised for."""
     std, mean = seen(window, "data/input/std"), seen(window, "data/input/mean")
     if len(std) < MIN_SEEN or seen(window, "data/input/is_token").typical != 0.0 or _is_normalised_inside(window):
@@ -54,14 +54,12 @@ def unnormalised_inputs(window: Window) -> Iterator[Finding]:
         return
     # An optimizer may cope; then it is worth a remark only.
     is_learned = state is not None and state.left < 0.15
-    yield found(
-        window,
-        "unnormalised_inputs",
+    yield Found(
         f"inputs are not normalised: {' and '.join(what)}",
         step=int(std.steps[0]),
         confidence=0.85 if is_large else 0.75,
         remedy="x = (x - train_x.mean(0)) / train_x.std(0)  # or a nn.BatchNorm in front of the first layer",
-        sites=_first_layer(window),
+        sites=tuple(p.name for p in structure(window).matrices[:1]),
         evidence=(
             Evidence("data/input/std", rms, "about 1", meaning="root mean square"),
             Evidence("data/input/feature_std_ratio", spread, "below 10"),
@@ -93,10 +91,6 @@ def _shrinking(window: Window, rms: float) -> float:
         return 1.0
     arrived = float(out[0]) / (float(weight[0]) * float(np.sqrt(first.fan_in)))
     return min(1.0, 4 * arrived / rms)
-
-
-def _first_layer(window: Window) -> tuple[str, ...]:
-    return tuple(p.name for p in structure(window).matrices[:1])
 
 
 def _round(value: float) -> str:

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_regression, seen
 from sonde.diagnose.measures.loss import learned
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 FAR: Final = 30.0
@@ -25,7 +25,7 @@ FAR: Final = 30.0
     ),
     references=("LeCun et al. 1998, Efficient BackProp", "Wardat et al. 2021, DeepLocalize (SO-52800582)"),
 )  # fmt: skip
-def unnormalised_targets(window: Window) -> Iterator[Finding]:
+def unnormalised_targets(window: Window) -> Iterator[Found]:
     """Targets are far larger than what a freshly initialised model puts out."""
     std, mean = seen(window, "data/target/std"), seen(window, "data/target/mean")
     if len(std) < 3 or not is_regression(window):
@@ -38,9 +38,7 @@ def unnormalised_targets(window: Window) -> Iterator[Finding]:
         return
     # Large targets that are learned all the same are a matter of taste.
     is_learned = not state.has_diverged and state.left < 0.5 and len(std) >= MIN_SEEN
-    yield found(
-        window,
-        "unnormalised_targets",
+    yield Found(
         f"targets are about {size:.3g} in size, {size / first:.0f} times what the model puts out at first",
         step=int(std.steps[0]),
         confidence=0.85,

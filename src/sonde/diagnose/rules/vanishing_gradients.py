@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.diagnose.finding import Evidence, Finding
-from sonde.diagnose.measures.curves import nanmax, onset
-from sonde.diagnose.measures.depth import NEEDS, Depth, depth, over_sites
+from sonde.diagnose.finding import Evidence
+from sonde.diagnose.measures.curves import nanmax, nanmedian, onset
+from sonde.diagnose.measures.depth import NEEDS, Depth, depth
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.signal import fading
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
@@ -36,7 +36,7 @@ MIN_STEPS: Final = 20
     causes=("underfitting", "lr_too_low", "rank_collapse", "bottleneck_layer", "adam_epsilon_dominates"),
     references=("Hochreiter 1991", "Glorot & Bengio 2010", "AUTOTRAINER, Zhang et al. 2021"),
 )
-def vanishing_gradients(window: Window) -> Iterator[Finding]:
+def vanishing_gradients(window: Window) -> Iterator[Found]:
     """Layers near the input get next to no gradient and do not learn."""
     profile, loss = depth(window), learned(window)
     if profile is None or loss is None or len(profile.sites) < 3 or len(profile.steps) < MIN_STEPS:
@@ -69,12 +69,10 @@ def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
         return np.asarray((profile.front > 0) | (weakest < 0.1 * FADED * profile.back))
 
 
-def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Finding:
+def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_everywhere: bool) -> Found:
     step = onset(profile.steps, bad.astype(bool))
-    front, share = map(float, over_sites(np.nanmedian, np.stack([profile.front, ratio], axis=1)))
-    weak = [
-        site for site, pull in zip(profile.sites, over_sites(np.nanmedian, profile.pull.T), strict=True) if pull < WEAK
-    ]
+    front, share = map(float, nanmedian(np.stack([profile.front, ratio], axis=1), axis=0))
+    weak = [site for site, pull in zip(profile.sites, nanmedian(profile.pull, axis=1), strict=True) if pull < WEAK]
     first, last = profile.sites[0], profile.sites[-1]
     if is_everywhere:
         message = (
@@ -86,9 +84,7 @@ def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_eve
             f"gradients vanish on their way back: since step {step} {first} pulls at the loss {share:.0e} times as "
             f"strongly as {last}, and {len(weak)} of {len(profile.sites)} layers hardly learn"
         )
-    return found(
-        window,
-        "vanishing_gradients",
+    return Found(
         message,
         step=step,
         confidence=0.85,

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, REGRESSIONS, last_module, seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.rule import found, rule
+from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
-NAME: Final = "wrong_loss_activation_pair"
 BOUNDED: Final = {"Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": (-1.0, 1.0)}
 ALMOST: Final = 0.99
 PRESSING: Final = 0.95
@@ -66,7 +65,7 @@ class Verdict:
         "Ben Braiek and Khomh 2022, TheDeepChecker",
     ),
 )  # fmt: skip
-def wrong_loss_activation_pair(window: Window) -> Iterator[Finding]:
+def wrong_loss_activation_pair(window: Window) -> Iterator[Found]:
     """What the model puts out is not what its loss expects."""
     ends = _ends(window)
     if ends is None:
@@ -74,9 +73,7 @@ def wrong_loss_activation_pair(window: Window) -> Iterator[Finding]:
     for judge in (_softmax, _not_logits, _bounded_logits, _out_of_reach, _odd_targets, _classes_as_numbers, _one_hot):
         verdict = judge(window, ends)
         if verdict is not None:
-            yield found(
-                window,
-                NAME,
+            yield Found(
                 verdict.message,
                 step=ends.step,
                 confidence=verdict.confidence,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sonde.read.compare.divergence import Divergence, first_divergence
 from sonde.read.compare.frameworks import other_names, renamed
 from sonde.read.compare.rounding import Tolerance
+from sonde.read.run.schemas import schema_of
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import ALL_STEPS
 from sonde.read.run.structure import read_structure
@@ -30,28 +31,11 @@ TOLERANCE: Final = 1e-5
 """Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
 
 _MAX_ROWS: Final = 20
-_CONFIG = pa.schema([("key", pa.string()), ("a", pa.string()), ("b", pa.string())])
-_METRICS = pa.schema(
-    [
-        ("name", pa.string()),
-        ("last_a", pa.float64()),
-        ("last_b", pa.float64()),
-        ("difference", pa.float64()),
-        ("min_a", pa.float64()),
-        ("min_b", pa.float64()),
-        ("max_a", pa.float64()),
-        ("max_b", pa.float64()),
-    ]
+_CONFIG = schema_of("key:string a:string b:string")
+_METRICS = schema_of(
+    "name:string last_a:double last_b:double difference:double min_a:double min_b:double max_a:double max_b:double"
 )
-_DIVERGENCE = pa.schema(
-    [
-        ("series", pa.string()),
-        ("step", pa.int64()),
-        ("a", pa.float64()),
-        ("b", pa.float64()),
-        ("num_steps", pa.int64()),
-    ]
-)
+_DIVERGENCE = schema_of("series:string step:int64 a:double b:double num_steps:int64")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from sonde.read.run.schemas import schema_of
 from sonde.read.tensors.analysis.difference import Difference, difference
 from sonde.read.tensors.lazy import LazyTensors
 from sonde.schema.frameworks.layouts import Canonical, Framework, detect
@@ -16,38 +17,12 @@ from sonde.schema.frameworks.match import match_models
 from sonde.schema.names import strip_wrappers
 from sonde.schema.tensors import AnyArray
 
-_NUMBERS: Final = [
-    ("max_abs", pa.float64()),
-    ("relative", pa.float64()),
-    ("cosine", pa.float64()),
-    ("changed_fraction", pa.float64()),
-]
-_TENSORS: Final = pa.schema(
-    [
-        ("name", pa.string()),
-        ("name_b", pa.string()),
-        ("status", pa.string()),
-        ("shape_a", pa.list_(pa.int64())),
-        ("shape_b", pa.list_(pa.int64())),
-        ("dtype_a", pa.string()),
-        ("dtype_b", pa.string()),
-        *_NUMBERS,
-        ("nonfinite_a", pa.int64()),
-        ("nonfinite_b", pa.int64()),
-        ("matched_by", pa.string()),
-        ("layout", pa.string()),
-        ("layout_a", pa.string()),
-    ]
+_NUMBERS: Final = "max_abs:double relative:double cosine:double changed_fraction:double"
+_TENSORS: Final = schema_of(
+    "name:string name_b:string status:string shape_a:[int64] shape_b:[int64] dtype_a:string dtype_b:string "
+    f"{_NUMBERS} nonfinite_a:int64 nonfinite_b:int64 matched_by:string layout:string layout_a:string"
 )
-_LAYERS: Final = pa.schema(
-    [
-        ("layer", pa.string()),
-        ("num_tensors", pa.int64()),
-        ("num_changed", pa.int64()),
-        ("num_elements", pa.int64()),
-        *_NUMBERS,
-    ]
-)
+_LAYERS: Final = schema_of(f"layer:string num_tensors:int64 num_changed:int64 num_elements:int64 {_NUMBERS}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

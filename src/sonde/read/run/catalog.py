@@ -286,7 +286,7 @@ def _segment(run: Path, row: tuple[Any, ...]) -> Segment:
         first_step=int(first_step),
         last_step=int(last_step),
         sha256=str(sha256),
-        tiles=_tiles(tiles),
+        tiles=tuple(Tile(*(int(bound) for bound in bounds)) for bounds in json.loads(tiles or "[]")),
     )
 
 
@@ -319,7 +319,3 @@ def _parts(run: Path, stream: Stream, rank: int, level: int, file: str) -> tuple
         return tuple(file.split("/"))
     folder = stream_folder(run, stream, rank) if level == 0 else pyramid_folder(run, level, rank)
     return (*folder.relative_to(run).parts, file)
-
-
-def _tiles(text: str) -> tuple[Tile, ...]:
-    return tuple(Tile(*(int(bound) for bound in bounds)) for bounds in json.loads(text or "[]"))

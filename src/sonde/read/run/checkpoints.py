@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ import pyarrow as pa
 from sonde.errors import CorruptError, SondeError
 from sonde.read.run.catalog import read_rows
 from sonde.read.run.folder import open_inside
+from sonde.read.run.log import list_folder
+from sonde.read.run.schemas import schema_of
 from sonde.read.run.state import RunState
 from sonde.read.run.tables import checkpoint_table
 from sonde.schema.checkpoints import (
@@ -32,12 +33,9 @@ ELSEWHERE: Final = "in another folder, which may have changed"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _TABLE: Final = pa.schema(
     [
-        ("step", pa.int64()),
-        ("time", pa.float64()),
-        ("path", pa.string()),
+        *schema_of("step:int64 time:double path:string"),
         ("metrics", pa.map_(pa.string(), pa.float64())),
-        ("num_bytes", pa.int64()),
-        ("problem", pa.string()),
+        *schema_of("num_bytes:int64 problem:string"),
     ]
 )
 
@@ -69,7 +67,7 @@ def checkpoints_folder(path: Path) -> Path:
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """All visible ones by step; of a step that was saved again, the newest copy."""
     newest: dict[int, tuple[int, str]] = {}
-    for name in _names(folder):
+    for name in list_folder(folder):
         step, copy = parse_folder(name) or (-1, 0)
         if step >= 0 and copy > newest.get(step, (0, ""))[0] and not (folder / name).is_symlink():
             newest[step] = copy, name
@@ -132,22 +130,8 @@ def verify_checkpoint(path: Path) -> list[str]:
 
 def checkpoint_list_table(found: list[Checkpoint]) -> pa.Table:
     """Table (step, time, path, metrics, num_bytes, problem) of checkpoints, oldest first."""
-    columns = [
-        [c.step for c in found],
-        [c.time for c in found],
-        [str(c.path) for c in found],
-        [list(c.metrics.items()) for c in found],
-        [c.num_bytes for c in found],
-        [c.problem for c in found],
-    ]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _TABLE, strict=True)], schema=_TABLE)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208
-    except FileNotFoundError:
-        return []
+    rows = [(c.step, c.time, str(c.path), list(c.metrics.items()), c.num_bytes, c.problem) for c in found]
+    return pa.Table.from_pylist([dict(zip(_TABLE.names, row, strict=True)) for row in rows], schema=_TABLE)
 
 
 def _checkpoint(path: Path, step: int) -> Checkpoint:
@@ -182,7 +166,7 @@ def _problem(path: Path, name: str, manifest: Manifest) -> str:
 
 
 def _pickle_remark(path: Path) -> str:
-    pickles = sorted(name for name in _names(path) if name.endswith(_PICKLES)) if path.is_dir() else []
+    pickles = sorted(name for name in list_folder(path) if name.endswith(_PICKLES)) if path.is_dir() else []
     if not pickles:
         return ""
     return (

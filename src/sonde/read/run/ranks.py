@@ -12,13 +12,8 @@ from sonde.schema.layout import RANKS_FOLDER
 from sonde.schema.records import check_document, to_json
 
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
-    "time": (int, float),
-    "step": int,
-    "type": str,
-    "severity": str,
-    "message": str,
-    "details": dict,
-}
+    "time": (int, float), "step": int, "type": str, "severity": str, "message": str, "details": dict,
+}  # fmt: skip
 
 
 def rank_events(run: Path, attempts: Sequence[Attempt] = ()) -> list[tuple[Any, ...]]:

@@ -20,7 +20,7 @@ from sonde.read.run.segments import SegmentReader
 from sonde.read.run.status import Status, announced_ending, is_alive, is_locked, true_status
 from sonde.schema.attempts import History, Mark
 from sonde.schema.layout import CATALOG_FILE, RUN_FILE, STREAMS, Stream
-from sonde.schema.records import Frame, ScalarsRecord, StatsRecord
+from sonde.schema.records import Frame, StatsRecord
 
 _RANK: Final = re.compile(r"rank-\d{4,8}")
 
@@ -70,7 +70,7 @@ class RunState:
             for folder in list_folder(self.run, stream):
                 names = list_folder(self.run, stream, folder)
                 files.extend(f"{stream}/{folder}/{name}" for name in names if name.endswith(".log"))
-        return [self.is_dead, *((file, _file_signature(self.run / file)) for file in files)]
+        return [self.is_dead, *((file, file_signature(self.run / file)) for file in files)]
 
     def _read_logs(self) -> None:
         self.problems = []
@@ -226,7 +226,7 @@ class RunState:
         steps = [self._last_step_in(segment) for stream in STREAMS for segment in self.segments_of(stream)]
         for stream in STREAMS:
             for frame in self.live_frames(stream):
-                steps.append(last_step_of(frame.record))
+                steps.append(frame.record.last_step)
         return max(steps, default=-1)
 
     def _last_step_in(self, segment: Segment) -> int:
@@ -269,13 +269,8 @@ class RunState:
         return found
 
 
-def last_step_of(record: StatsRecord | ScalarsRecord) -> int:
-    if isinstance(record, StatsRecord):
-        return record.step
-    return int(record.steps.max()) if len(record.steps) else -1
-
-
-def _file_signature(path: Path) -> tuple[int, int, int] | None:
+def file_signature(path: Path) -> tuple[int, int, int] | None:
+    """Changes when the file does; None where there is none."""
     try:
         found = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:

@@ -14,51 +14,22 @@ from numpy.typing import NDArray
 from sonde.errors import CorruptError
 from sonde.read.run.catalog import read_rows
 from sonde.read.run.ranks import rank_events
+from sonde.read.run.schemas import schema_of
 from sonde.read.run.state import RunState
 from sonde.schema.checkpoints import RUN_STEP
 from sonde.schema.names import Series, current_series, matches, split_pattern
 from sonde.schema.records import Site, to_json
 from sonde.schema.sketch import Array
 
-_SITES = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("site", pa.string()),
-        ("shape", pa.list_(pa.int64())),
-        ("dtype", pa.string()),
-        ("owner", pa.string()),
-        ("module_type", pa.string()),
-        ("aliases", pa.list_(pa.string())),
-    ]
+_SITES = schema_of(
+    "kind:string site:string shape:[int64] dtype:string owner:string module_type:string aliases:[string]"
 )
-_EVENTS = pa.schema(
-    [
-        ("time", pa.float64()),
-        ("step", pa.int64()),
-        ("type", pa.string()),
-        ("severity", pa.string()),
-        ("message", pa.string()),
-        ("details", pa.string()),
-    ]
-)
-_SYSTEM = pa.schema([("time", pa.float64()), ("step", pa.int64()), ("name", pa.string()), ("value", pa.float64())])
-_CHECKPOINTS = pa.schema(
-    [("id", pa.int64()), ("step", pa.int64()), ("time", pa.float64()), ("path", pa.string()), ("metrics", pa.string())]
-)
-_FINDINGS = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("time", pa.float64()),
-        ("rule", pa.string()),
-        ("severity", pa.string()),
-        ("confidence", pa.float64()),
-        ("step", pa.int64()),
-        ("last_step", pa.int64()),
-        ("sites", pa.string()),
-        ("message", pa.string()),
-        ("evidence", pa.string()),
-        ("remedy", pa.string()),
-    ]
+_EVENTS = schema_of("time:double step:int64 type:string severity:string message:string details:string")
+_SYSTEM = schema_of("time:double step:int64 name:string value:double")
+_CHECKPOINTS = schema_of("id:int64 step:int64 time:double path:string metrics:string")
+_FINDINGS = schema_of(
+    "id:int64 time:double rule:string severity:string confidence:double step:int64 last_step:int64 sites:string "
+    "message:string evidence:string remedy:string"
 )
 
 
@@ -66,16 +37,8 @@ def site_table(state: RunState, pattern: str) -> pa.Table:
     """Sites that a pattern `kind/site` names, in the order in which they were first measured."""
     sites = state.catalog.require().sites
     found = [sites[number] for number in sorted(find_sites(sites, split_pattern(pattern)))]
-    columns = [
-        [site.kind for site in found],
-        [site.name for site in found],
-        [list(site.shape) for site in found],
-        [site.dtype for site in found],
-        [site.owner for site in found],
-        [site.module_type for site in found],
-        [list(site.aliases) for site in found],
-    ]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, _SITES, strict=True)], schema=_SITES)
+    rows = [(s.kind, s.name, list(s.shape), s.dtype, s.owner, s.module_type, list(s.aliases)) for s in found]
+    return _table(rows, _SITES, "sites")
 
 
 def find_sites(sites: dict[int, Site], parts: Series) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.schema.names import Series
-from sonde.schema.thinning import min_max
+from sonde.schema.thinning import group_starts, min_max
 from sonde.schema.window import Column, once
 
 
@@ -19,12 +19,8 @@ def edges(table: pa.Table, columns: tuple[str, ...]) -> list[int]:
     """Where series begin, and the end of the table; series are told apart by these dictionary columns."""
     if not table.num_rows:
         return [0]
-    changes = np.zeros(table.num_rows, np.bool_)
-    changes[0] = True
-    for name in columns:
-        codes = table[name].unify_dictionaries().combine_chunks().indices.to_numpy()
-        changes[1:] |= codes[1:] != codes[:-1]
-    return [*np.flatnonzero(changes).tolist(), table.num_rows]
+    codes = [table[name].unify_dictionaries().combine_chunks().indices.to_numpy() for name in columns]
+    return [*group_starts(*codes).tolist(), table.num_rows]
 
 
 def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:

@@ -40,15 +40,10 @@ class Update:
     """Training returned to this step since the last update: what was yielded of it and of later ones is abandoned."""
 
 
-def follow(
-    state: RunState, stats: Patterns = (), scalars: Patterns = "*", *, from_start: bool = True, poll_s: float = 0.25
-) -> Iterator[Update]:
+def follow(state: RunState, stats: Patterns, scalars: Patterns, *, poll_s: float) -> Iterator[Update]:
     """Yield an Update whenever there are new rows; ends when the run has ended and everything was yielded."""
     state.refresh()
     new_stats, new_scalars, returns = _NewStats(stats), _NewScalars(scalars), _Returns(state)
-    if not from_start:
-        new_stats.take(state)
-        new_scalars.take(state)
     while True:
         status = state.status().status  # asked before reading: what was written until then will be seen
         state.refresh()
@@ -86,7 +81,7 @@ class _NewStats:
     def take(self, state: RunState) -> pa.Table:
         # Sites appear as they are first measured: a plain name that is not there yet is no mistake.
         patterns = [self.patterns] if isinstance(self.patterns, str) else list(self.patterns)
-        known = [pattern for pattern in patterns if _names_something(state, pattern)]
+        known = [pattern for pattern in patterns if ask(state.catalog.sites, pattern, strict=False).wanted]
         first = max(self.last_step - _LATE_STEPS, -1) if self.last_step >= 0 else ALL_STEPS.span.first
         table = read_stats(state, known, StepFilter(Span(first, ALL_STEPS.span.last)))
         self.last_step = max(self.last_step, state.last_step())
@@ -105,10 +100,6 @@ class _NewStats:
             fresh[start:end] = steps[start:end] > self.last_of.get(key, -1)
             self.last_of[key] = max(self.last_of.get(key, -1), int(steps[end - 1]))
         return fresh
-
-
-def _names_something(state: RunState, pattern: str) -> bool:
-    return bool(ask(state.catalog.sites, pattern, strict=False).wanted)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from sonde.read.run.state import RunState
 from sonde.read.run.steps import NO_STEPS, StepFilter
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import FIELDS, HIST_N, NUM_BINS, SUMSQ, SUMSQ_RAW, Array, N, empty_rows, merge_groups
+from sonde.schema.thinning import group_starts
 
 Ids = NDArray[np.int64]
 _EMPTY: Final = empty_rows()
@@ -217,11 +218,9 @@ def _combine(parts: list[RawStats], fields: frozenset[int], bucket: int, *, with
     for field in fields:
         rows[:, field] = _join([part.rows[:, field] for part in parts])[order]
     hist = _join([part.hist for part in parts])[order] if with_hist else None
-    is_first = np.ones(len(site), np.bool_)
-    is_first[1:] = (site[1:] != site[:-1]) | (step[1:] != step[:-1])
-    if is_first.all():
+    starts = group_starts(site, step)
+    if len(starts) == len(site):
         return RawStats(site, step, rows, hist)
-    starts = np.flatnonzero(is_first)
     if hist is not None:
         hist = np.add.reduceat(hist, starts, axis=0)
     return RawStats(site[starts], step[starts], merge_groups(rows, starts), hist)

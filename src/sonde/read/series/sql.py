@@ -84,11 +84,6 @@ def _answer(connection: duckdb.DuckDBPyConnection, query: str, limit: int, timeo
     return table.slice(0, limit).replace_schema_metadata({**(table.schema.metadata or {}), TRUNCATED: b"true"})
 
 
-def is_truncated(table: pa.Table) -> bool:
-    """Whether the query has more rows than it was allowed to give."""
-    return TRUNCATED in (table.schema.metadata or {})
-
-
 def _words(query: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(query)}
 

@@ -61,22 +61,6 @@ def _refuse_too_large(state: RunState, num_columns: int) -> None:
         )
 
 
-def _scalars(state: RunState, columns: set[str]) -> pa.Table:
-    return read_scalars(state, "*", ALL_STEPS)
-
-
-def _events(state: RunState, columns: set[str]) -> pa.Table:
-    return event_table(state)
-
-
-def _sites(state: RunState, columns: set[str]) -> pa.Table:
-    return site_table(state, "*")
-
-
-def _system(state: RunState, columns: set[str]) -> pa.Table:
-    return system_table(state)
-
-
 def _runs(state: RunState, columns: set[str]) -> pa.Table:
     manifest, status = state.manifest, state.status()
     return pa.table(
@@ -203,10 +187,14 @@ VIEWS: Final[dict[str, View]] = {
     view.name: view
     for view in (
         View("stats", (*_KEYS, *STAT_COLUMNS), _stats, OLD_STATS),
-        View("scalars", ("step", "name", "value", "time"), _scalars),
-        View("events", ("time", "step", "type", "severity", "message", "details"), _events),
-        View("sites", ("kind", "site", "shape", "dtype", "owner", "module_type", "aliases"), _sites),
-        View("system", ("time", "step", "name", "value"), _system),
+        View("scalars", ("step", "name", "value", "time"), lambda state, _: read_scalars(state, "*", ALL_STEPS)),
+        View("events", ("time", "step", "type", "severity", "message", "details"), lambda state, _: event_table(state)),
+        View(
+            "sites",
+            ("kind", "site", "shape", "dtype", "owner", "module_type", "aliases"),
+            lambda state, _: site_table(state, "*"),
+        ),
+        View("system", ("time", "step", "name", "value"), lambda state, _: system_table(state)),
         View(
             "runs",
             (

@@ -113,9 +113,5 @@ def _rows(path: Path, heads: list[Any], read: Callable[[int], Any]) -> Steps:
 
 
 _READERS: Final[dict[str, Callable[[Path], Steps]]] = {
-    ".h5": _hdf5,
-    ".safetensors": _safetensors,
-    ".npz": _npz,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
-}
+    ".h5": _hdf5, ".safetensors": _safetensors, ".npz": _npz, ".parquet": _parquet, ".arrow": _arrow,
+}  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from sonde.read.run.checkpoints import ELSEWHERE, run_checkpoints
 from sonde.read.run.state import RunState
 from sonde.read.tensors.stores import FolderTensorStore, open_tensor_store, upload_state
@@ -21,11 +19,7 @@ def _checkpoints(state: RunState) -> dict[int, str]:
 
 def _snapshots(state: RunState) -> dict[int, str]:
     run, upload, store = state.run, upload_state(state.run), open_tensor_store(state.run, attempt=state.view)
-    far = "" if upload is None else _address(run, upload.url)
+    far = "" if upload is None else (upload.url if "://" in upload.url else str(run / upload.url))
     places = [store.place(step) for step in store.steps]
     here = {place.step: FolderTensorStore(run, attempt=place.attempt).path(place.step) for place in places}
     return {step: str(path) if path.exists() else far for step, path in here.items()}
-
-
-def _address(run: Path, url: str) -> str:
-    return url if "://" in url else str(run / url)

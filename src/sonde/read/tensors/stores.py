@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sonde.errors import RunError, UsageError
 from sonde.read.run.folder import inside, open_inside
+from sonde.read.run.log import list_folder
 from sonde.read.tensors.readers import SnapshotReaders, TensorStore
 from sonde.read.tensors.view import SnapshotView, known_steps
 from sonde.schema.addresses import read_address
@@ -120,7 +121,7 @@ class FolderTensorStore(SnapshotReaders):
 
     @property
     def steps(self) -> list[int]:
-        return sorted(step for step in map(step_of, _names(self._folder)) if step is not None)
+        return sorted(step for step in map(step_of, list_folder(self._folder)) if step is not None)
 
     def path(self, step: int) -> Path:
         """The file of a snapshot, or the folder that an earlier version made."""
@@ -171,7 +172,7 @@ class FolderSource:
         return str(self.run)
 
     def attempts(self) -> list[int]:
-        later = sorted(attempt for attempt in map(attempt_of, _names(self._root)) if attempt is not None)
+        later = sorted(attempt for attempt in map(attempt_of, list_folder(self._root)) if attempt is not None)
         return [attempt for attempt in (0, *later) if self.store(attempt).steps]
 
     def store(self, attempt: int) -> FolderTensorStore:
@@ -244,10 +245,3 @@ class SpooledTensorStore:
         if step not in self._remote.steps:
             self._remote.refresh()
         return self._remote
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []

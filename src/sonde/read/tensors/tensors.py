@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
 from sonde.read.run.catalog import read_snapshot_rows
+from sonde.read.run.schemas import schema_of
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import Steps, parse_steps
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
@@ -28,17 +29,8 @@ if TYPE_CHECKING:
 LARGE: Final = 32 << 20
 """Bytes from which on an array is cut into chunks for Dask, where Dask is installed; without it, it is as lazy."""
 CHUNK: Final = 16 << 20
-_SNAPSHOTS: Final = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("time", pa.float64()),
-        ("reason", pa.string()),
-        ("num_tensors", pa.int64()),
-        ("bytes", pa.int64()),
-        ("stored_bytes", pa.int64()),
-        ("ratio", pa.float64()),
-        ("attempt", pa.int64()),
-    ]
+_SNAPSHOTS: Final = schema_of(
+    "step:int64 time:double reason:string num_tensors:int64 bytes:int64 stored_bytes:int64 ratio:double attempt:int64"
 )
 
 

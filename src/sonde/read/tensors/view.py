@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sonde.errors import CorruptError, RunError
 from sonde.read.run.catalog import read_attempts, read_snapshot_rows
+from sonde.read.run.state import file_signature
 from sonde.read.run.status import is_locked
 from sonde.read.tensors.readers import TensorStore
 from sonde.schema.attempts import History
@@ -148,7 +149,7 @@ class SnapshotView:
         return _Known(History(attempts), {row.place: row.attempt for row in rows})
 
     def _signature_now(self) -> object:
-        return [_file_signature(self.run / f"{CATALOG_FILE}{suffix}") for suffix in ("", "-wal")]
+        return [file_signature(self.run / f"{CATALOG_FILE}{suffix}") for suffix in ("", "-wal")]
 
 
 def known_steps(steps: list[int]) -> str:
@@ -157,11 +158,3 @@ def known_steps(steps: list[int]) -> str:
         return "It has none; take some with watch(model, snapshots=every(500))."
     shown = ", ".join(map(str, steps[:8]))
     return f"There are {len(steps)}: {shown}{', …' if len(steps) > 8 else ''}."
-
-
-def _file_signature(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -21,34 +21,16 @@ Step = tuple[Literal["transpose", "flip", "reshape", "rows", "gates"], tuple[int
 """One change of layout. `rows` keeps rows first to stop; `gates` puts equal groups of rows in another order."""
 
 LEAVES: Final[Mapping[str, str]] = {
-    "kernel": "weight",
-    "embeddings": "weight",
-    "embedding": "weight",
-    "gamma": "weight",
-    "scale": "weight",
-    "beta": "bias",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-    "mean": "running_mean",
+    "kernel": "weight", "embeddings": "weight", "embedding": "weight", "gamma": "weight", "scale": "weight",
+    "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean",
     "var": "running_var",
-}
+}  # fmt: skip
 """What a tensor is called in PyTorch; other names stay as they are."""
 PROJECTIONS: Final[Mapping[str, str]] = {
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "attention_output": "out_proj",
-    "out": "out_proj",
-    "query_dense": "q_proj",
-    "key_dense": "k_proj",
-    "value_dense": "v_proj",
-    "output_dense": "out_proj",
-    "q_proj": "q_proj",
-    "k_proj": "k_proj",
-    "v_proj": "v_proj",
-    "out_proj": "out_proj",
-    "o_proj": "out_proj",
-}
+    "query": "q_proj", "key": "k_proj", "value": "v_proj", "attention_output": "out_proj", "out": "out_proj",
+    "query_dense": "q_proj", "key_dense": "k_proj", "value_dense": "v_proj", "output_dense": "out_proj",
+    "q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "out_proj", "o_proj": "out_proj",
+}  # fmt: skip
 """Projections of attention, as PyTorch's own attention calls them."""
 
 LAYER_TYPES: Final[Mapping[str, str]] = {
@@ -144,22 +126,10 @@ def layer_type(class_name: str) -> str:
 
 
 _KINDS: Final[Mapping[str, str]] = {
-    "Linear": "linear",
-    "Conv": "conv",
-    "ConvTranspose": "conv",
-    "DepthwiseConv": "conv",
-    "Embedding": "embedding",
-    "BatchNorm": "norm",
-    "LayerNorm": "norm",
-    "GroupNorm": "norm",
-    "RMSNorm": "norm",
-    "Attention": "attention",
-    "LSTM": "rnn",
-    "GRU": "rnn",
-    "RNN": "rnn",
-    "Dropout": "dropout",
-    "Softmax": "softmax",
-}
+    "Linear": "linear", "Conv": "conv", "ConvTranspose": "conv", "DepthwiseConv": "conv", "Embedding": "embedding",
+    "BatchNorm": "norm", "LayerNorm": "norm", "GroupNorm": "norm", "RMSNorm": "norm", "Attention": "attention",
+    "LSTM": "rnn", "GRU": "rnn", "RNN": "rnn", "Dropout": "dropout", "Softmax": "softmax",
+}  # fmt: skip
 _ACTIVATION: Final = re.compile(r"Activation|(Leaky|P|R)?ReLU6?|[CS]?ELU|GELU|SiLU|Sigmoid|Tanh|Softplus|Softsign")
 _KIND_ENDINGS: Final = (("norm", r"Norm(alization)?"), ("attention", "Attention"), ("dropout", "Dropout"))
 

@@ -79,7 +79,7 @@ def _match_names(
         if layer in b:
             partner[layer] = layer, "name"
             continue
-        likely = [other for other in plain.get(_plain(layer), []) if _same_shapes(a[layer], b[other])]
+        likely = [other for other in plain.get(_plain(layer), []) if _signature(a[layer]) == _signature(b[other])]
         if len(likely) == 1 and likely[0] not in a:
             partner[layer] = likely[0], "layer"
 
@@ -109,10 +109,6 @@ def _match_order(
 
 def _signature(layer: Sequence[Canonical]) -> frozenset[tuple[str, Shape]]:
     return frozenset((c.role, c.shape) for c in layer if not c.role.startswith("num_batches"))
-
-
-def _same_shapes(a: Sequence[Canonical], b: Sequence[Canonical]) -> bool:
-    return _signature(a) == _signature(b)
 
 
 def _in_order(layers: list[Layer]) -> list[Layer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ class Quantity:
     is_step: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "value": self.value, "meaning": self.meaning, "is_step": self.is_step}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from sonde.schema.tensors import group_name
 from sonde.show.export.atomic import replacing
 from sonde.show.export.parts import Parts, fingerprint
 from sonde.show.export.source import run_facts
+from sonde.show.export.tensor_files import JOINERS, WRITERS
 
 KINDS: Final = {
     "weights": ("param",),
@@ -30,7 +31,6 @@ KINDS: Final = {
 }
 """What can be asked for, and the kinds of tensors that are meant; tensors: all of them."""
 FORMATS: Final = {"safetensors": "safetensors", "hdf5": "h5", "npz": "npz", "parquet": "parquet", "arrow": "arrow"}
-ONE_STEP_PER_FILE: Final = ("safetensors", "npz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def default_path(export: TensorExport) -> Path:
 
 
 def is_folder(export: TensorExport) -> bool:
-    return export.format in ONE_STEP_PER_FILE and len(export.steps) > 1
+    return export.format not in JOINERS and len(export.steps) > 1
 
 
 def write_export(
@@ -117,7 +117,7 @@ def write_export(
     on_resume: Callable[[int], None] | None = None,
 ) -> list[Path]:
     """Write what is missing, then let the output appear at once. `tell(done, total)` hears of every finished step."""
-    write = _writer(export.format)
+    write = WRITERS[export.format]
     with Parts(path, export.request()).open() as parts:
         if on_resume is not None:
             on_resume(parts.num_found)
@@ -145,7 +145,7 @@ def _finish(export: TensorExport, path: Path, parts: Mapping[int, Path]) -> list
         next(iter(parts.values())).replace(path)
     else:
         with replacing(path) as draft:
-            _joiner(export.format)(draft, list(parts.values()))
+            JOINERS[export.format](draft, list(parts.values()))
     return [path]
 
 
@@ -165,27 +165,3 @@ def _replace_folder(draft: Path, path: Path) -> None:
         shutil.rmtree(old)
     else:
         draft.rename(path)
-
-
-def _writer(format: str) -> Callable[[Path, int, LazyTensors, dict[str, Any]], None]:
-    if format == "hdf5":
-        from sonde.show.export.tensors_hdf5 import write_step
-    elif format == "safetensors":
-        from sonde.show.export.tensors_safetensors import write_step
-    elif format == "npz":
-        from sonde.show.export.tensors_npz import write_step
-    elif format == "parquet":
-        from sonde.show.export.tensors_arrow import write_parquet_step as write_step
-    else:
-        from sonde.show.export.tensors_arrow import write_arrow_step as write_step
-    return write_step
-
-
-def _joiner(format: str) -> Callable[[Path, Sequence[Path]], None]:
-    if format == "hdf5":
-        from sonde.show.export.tensors_hdf5 import join
-    elif format == "parquet":
-        from sonde.show.export.tensors_arrow import join_parquet as join
-    else:
-        from sonde.show.export.tensors_arrow import join_arrow as join
-    return join

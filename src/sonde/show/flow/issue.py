@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from sonde.diagnose.finding import Severity
@@ -60,7 +60,4 @@ class Issue:
         return LEVELS[self.severity]
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "type": self.type, "severity": self.severity, "layer": self.layer, "message": self.message,
-            "recommendation": self.recommendation, "value": self.value, "healthy": self.healthy,
-        }  # fmt: skip
+        return asdict(self)

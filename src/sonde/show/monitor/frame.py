@@ -113,14 +113,7 @@ class Frame:
 
 
 def _line(run: RunLine) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "project": run.project,
-        "name": run.name,
-        "path": run.path,
-        "status": run.status,
-        "last_step": run.last_step,
-    }
+    return {key: getattr(run, key) for key in ("id", "project", "name", "path", "status", "last_step")}
 
 
 def worst_layers(heat: Pooled, num: int = NUM_WORST) -> tuple[Worst, ...]:

@@ -51,8 +51,8 @@ def _curves(frame: Frame, width: int, *, ascii: bool) -> RenderableType:
         for one in curves
         if len(one.values)
     ]
-    columns = [Column(title="", cut=True), Column(title="", style="cyan")]
-    return table([*columns, *(Column(title=name, right=True) for name in ("first", "last"))], rows)
+    columns = [Column("", cut=True), Column("", style="cyan")]
+    return table([*columns, *(Column(name, right=True) for name in ("first", "last"))], rows)
 
 
 def _findings(frame: Frame, width: int, *, ascii: bool) -> list[RenderableType]:
@@ -69,11 +69,11 @@ def _findings(frame: Frame, width: int, *, ascii: bool) -> list[RenderableType]:
 
 def _worst(frame: Frame, *, ascii: bool) -> RenderableType:
     rows = [worst_cells(one, 16, ascii=ascii) for one in frame.worst[:NUM_WORST]]
-    columns = [Column(title="stands out", cut=True), Column(title=frame.stat.rpartition("/")[2], right=True)]
-    return table([*columns, Column(title="of median", right=True), Column(title="")], rows)
+    columns = [Column("stands out", cut=True), Column(frame.stat.rpartition("/")[2], right=True)]
+    return table([*columns, Column("of median", right=True), Column("")], rows)
 
 
 def _runs(frame: Frame) -> RenderableType:
     rows = [(status_text(one.status), one.label, one.id, f"{one.last_step + 1:,}") for one in frame.runs]
-    columns = [Column(title="status"), Column(title="run", cut=True), Column(title="id", style="dim")]
-    return table([*columns, Column(title="steps", right=True)], rows)
+    columns = [Column("status"), Column("run", cut=True), Column("id", style="dim")]
+    return table([*columns, Column("steps", right=True)], rows)

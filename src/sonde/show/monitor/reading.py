@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -95,7 +94,9 @@ class Reading:
         first = max(self._seen_scalars - LATE_STEPS, 0) if self._seen_scalars >= 0 else None
         steps = None if first is None else slice(first, None)
         self._names = self.run.scalar_names
-        table: pa.Table = self.run.scalars(_wanted(self._names), steps=steps)
+        table: pa.Table = self.run.scalars(
+            [name for name in self._names if is_loss(name) or matches_any(OTHER_SCALARS, name.lower())], steps=steps
+        )
         if first is None and not table.num_rows:
             table = self.run.scalars("*", steps=steps)
         for name, (own, values), times in _with_times(table):
@@ -200,10 +201,6 @@ def _with_times(table: pa.Table) -> list[tuple[str, Any, Any]]:
     times = table.set_column(table.column_names.index("value"), "value", table["time"])
     moments = by_series(times, ("name",))
     return [(name, column, moments[name][1]) for name, column in by_series(table, ("name",)).items()]
-
-
-def _wanted(names: Collection[str]) -> list[str]:
-    return [name for name in names if is_loss(name) or matches_any(OTHER_SCALARS, name.lower())]
 
 
 def _live_findings(run: Run) -> list[dict[str, Any]]:

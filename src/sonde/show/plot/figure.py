@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
 
 from sonde.errors import UnknownNameError, UsageError
 from sonde.run import Run
+from sonde.schema.names import matches
 from sonde.schema.old_names import current_stat
-from sonde.show.plot.heat import COLUMNS, draw_heat
-from sonde.show.plot.lines import draw_lines
-from sonde.show.plot.series import is_stat, read_series
-from sonde.show.plot.style import RC, label, require_matplotlib
-from sonde.show.pooled import pool
+from sonde.show.plot.axes import short_names, spans_decades
+from sonde.show.plot.series import Series, is_stat, read_series
+from sonde.show.plot.style import MISSING, ODD, RC, colour, dash, label, require_matplotlib
+from sonde.show.pooled import Pooled, pool
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Style = Literal["auto", "lines", "heatmap"]
 STYLES: Final[tuple[Style, ...]] = ("auto", "lines", "heatmap")
 MAX_LINES: Final = 12
 """More lines than this cannot be told apart."""
 SIZE: Final = (6.4, 3.2)
+COLUMNS: Final = 600
+MAX_LABELS: Final = 40
+MAX_NAME: Final = 36
 
 
 def plot(
@@ -48,8 +57,6 @@ def _are_many(run: Run, patterns: Sequence[str]) -> bool:
     if len(patterns) != 1 or not is_stat(run, patterns[0]) or any(sign in patterns[0].split("/")[2] for sign in "*?["):
         return False
     kind, site, _ = patterns[0].split("/")
-    from sonde.schema.names import matches
-
     table = run.sites()
     names = zip(table["kind"].to_pylist(), table["site"].to_pylist(), strict=True)
     return sum(matches(kind, own) and matches(site, name) for own, name in names) > MAX_LINES
@@ -61,7 +68,7 @@ def _lines(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, titl
     series = read_series(run, patterns, steps)
     with rc_context(RC):
         figure, axes = _new(size or SIZE)
-        draw_lines(axes, series, log=log)
+        _draw_lines(axes, series, log=log)
         axes.set_title(_title(run) if title is None else title)
     return figure
 
@@ -83,7 +90,7 @@ def _heatmap(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, ti
     kinds = sorted({site.partition("/")[0] for site in pooled.sites})
     with rc_context(RC):
         figure, axes = _new(size or (SIZE[0], min(max(1.2 + 0.14 * len(pooled.sites), SIZE[1]), 7.5)))
-        draw_heat(figure, axes, pooled, f"{' '.join(kinds)} {stat}", log=log)
+        _draw_heat(figure, axes, pooled, f"{' '.join(kinds)} {stat}", log=log)
         axes.set_title(_title(run) if title is None else title)
     return figure
 
@@ -97,3 +104,93 @@ def _new(size: tuple[float, float]) -> tuple[Any, Any]:
 
     figure = Picture(figsize=size, layout="constrained")
     return figure, figure.subplots()
+
+
+def _draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> None:
+    """All series in one pair of axes."""
+    names, shared = short_names([one.name for one in series])
+    is_log = spans_decades(one.values for one in series) if log is None else log
+    for number, (name, one) in enumerate(zip(names, series, strict=True)):
+        values = np.where(np.isfinite(one.values), one.values, np.nan)
+        if is_log:
+            values = np.where(values > 0, values, np.nan)
+        is_point = np.isfinite(values).sum() == 1
+        axes.plot(
+            one.steps, values, color=colour(number), linestyle=dash(number), label=name, marker="." if is_point else ""
+        )
+    if is_log:
+        axes.set_yscale("log")
+    _mark_odd(axes, series)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # there is no step 0.02
+    axes.set_xlabel("step")
+    axes.set_ylabel(shared)
+    axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if len(series) > 1 or any(len(one.odd_steps) for one in series):
+        axes.legend(loc="best", ncols=1 if len(series) <= 8 else 2)
+
+
+def _mark_odd(axes: Axes, series: Sequence[Series]) -> None:
+    odd = np.unique(np.concatenate([np.empty(0, np.int64), *(one.odd_steps for one in series)]))
+    if len(odd):
+        # On the axis itself, whatever the scale: a cross among the data would look like a value.
+        axes.plot(
+            odd,
+            np.zeros(len(odd)),
+            linestyle="none",
+            marker="x",
+            markersize=4,
+            color=ODD,
+            label="not finite",
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
+
+
+def _draw_heat(figure: Figure, axes: Axes, pooled: Pooled, quantity: str, *, log: bool | None) -> None:
+    """The picture, its scale, and what the two special colours mean."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    is_log = spans_decades([pooled.values.ravel()]) if log is None else log
+    values = np.where(pooled.values > 0, pooled.values, np.nan) if is_log else pooled.values
+    num_sites, num_columns = values.shape
+    last = pooled.first_step + num_columns * pooled.steps_per_column
+    extent = (pooled.first_step - 0.5, last - 0.5, num_sites - 0.5, -0.5)
+    colours = colormaps["viridis"].with_extremes(bad=MISSING)
+    style: dict[str, Any] = {"extent": extent, "aspect": "auto", "interpolation": "nearest"}
+    image = axes.imshow(np.ma.masked_invalid(values), cmap=colours, norm=_norm(values, is_log), **style)
+    is_odd = np.ma.masked_equal(pooled.is_odd.astype(float), 0.0)
+    axes.imshow(is_odd, cmap=ListedColormap([ODD]), vmin=0, vmax=1, **style)
+    figure.colorbar(image, ax=axes, pad=0.02, label=quantity)
+    axes.set_xlabel(_xlabel(pooled, values))
+    _label_sites(axes, pooled.sites)
+
+
+def _norm(values: Any, is_log: bool) -> Any:
+    from matplotlib.colors import LogNorm, Normalize
+
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.1, 1.0)
+    if low == high:
+        low, high = (low / 2, high * 2) if is_log else (low - 0.5, high + 0.5)
+    return LogNorm(low, high) if is_log else Normalize(low, high)
+
+
+def _xlabel(pooled: Pooled, values: Any) -> str:
+    notes = []
+    if pooled.is_odd.any():
+        notes.append("red: NaN or infinite")
+    if (~np.isfinite(values) & ~pooled.is_odd).any():
+        notes.append("grey: nothing recorded")
+    return f"step   ({', '.join(notes)})" if notes else "step"
+
+
+def _label_sites(axes: Axes, sites: tuple[str, ...]) -> None:
+    kinds = {site.partition("/")[0] for site in sites}
+    names = [site if len(kinds) > 1 else site.partition("/")[2] for site in sites]
+    every = max(1, -(-len(names) // MAX_LABELS))
+    shown = range(0, len(names), every)
+    axes.set_yticks(list(shown), [label(names[row], MAX_NAME) for row in shown], fontsize=7 if len(names) > 15 else 8)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)

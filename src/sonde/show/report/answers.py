@@ -71,7 +71,7 @@ def _num_files(asked: Answers, id: str) -> int:
 def _detail(asked: Answers, base: str, kept: dict[str, bytes]) -> None:
     """The run itself. Where things lie on the disk it was made on is nobody's business who gets the file."""
     asked.get(base)
-    asked.briefs.wait(60.0)
+    asked.briefs.tasks.wait(60.0)
     detail = json.loads(asked.get(base).body)
     detail["path"] = detail["path"].rpartition("/")[2]
     detail["environment"] = {key: value for key, value in detail["environment"].items() if key != "executable"}

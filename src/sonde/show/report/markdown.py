@@ -42,7 +42,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"**{facts['status']}**, {took}, {score}, found: {counts_in_words(found.counts()) or 'nothing'}."
     yield ""
     yield from _table(("", ""), _fact_rows(facts))
-    for warning in report.warnings:
+    for warning in facts["warnings"]:
         yield f"> ⚠ {escape(warning)}"
         yield ""
     yield "## Findings"

@@ -17,6 +17,7 @@ from sonde.show.analyses.overfitting import overfitting
 from sonde.show.analyses.weights import weights
 from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.diagnosis import health_of, what_was_checked
+from sonde.show.export.source import run_facts
 from sonde.show.summary import duration_s
 from sonde.show.web.diagnoses import MAX_ROWS, judge
 from sonde.show.web.runs import Entry, run_key
@@ -32,7 +33,6 @@ class Report:
     facts: Mapping[str, Any]
     diagnosis: Diagnosis
     analyses: tuple[Analysis, ...]
-    warnings: tuple[str, ...]
 
     @property
     def checked(self) -> str:
@@ -52,7 +52,6 @@ class Report:
             "findings": [finding.as_dict() for finding in found.findings],
             "checked": self.checked,
             "analyses": [analysis.as_dict() for analysis in self.analyses],
-            "warnings": list(self.warnings),
         }
 
 
@@ -69,7 +68,7 @@ def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
     analyses.append(weights(run))
     on_stage(STAGES[4])
     analyses.append(overfitting(window))
-    return Report(_facts(run), diagnosis, tuple(analyses), tuple(run.warnings))
+    return Report(_facts(run), diagnosis, tuple(analyses))
 
 
 def _judge(run: Run, window: Window) -> Diagnosis:
@@ -84,21 +83,11 @@ def _facts(run: Run) -> dict[str, Any]:
     manifest = run.manifest
     return {
         "sonde_version": version("sonde"),
-        "id": run.id,
-        "project": run.project,
-        "name": run.name,
-        "status": run.status,
-        "reason": run.reason,
-        "created": run.created.isoformat(),
+        **run_facts(run),
         "duration_s": duration_s(run),
-        "last_step": run.last_step,
         "num_sites": run.sites().num_rows,
         "command": list(manifest.command),
         "host": manifest.host,
-        "git": run.git,
-        "tags": list(run.tags),
-        "notes": run.notes,
-        "config": run.config,
         "overhead": overhead_sentence(manifest.facts.get("overhead")),
         "coverage": coverage_sentences(run.coverage()),
     }

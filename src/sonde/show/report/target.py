@@ -10,13 +10,8 @@ from sonde.errors import UnknownNameError, UsageError
 Format = Literal["html", "md", "json", "pdf"]
 FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json", "pdf")
 _ENDINGS: Final[dict[str, Format]] = {
-    "html": "html",
-    "htm": "html",
-    "md": "md",
-    "markdown": "md",
-    "json": "json",
-    "pdf": "pdf",
-}
+    "html": "html", "htm": "html", "md": "md", "markdown": "md", "json": "json", "pdf": "pdf",
+}  # fmt: skip
 MARKS: Final[dict[Format, tuple[bytes, ...]]] = {
     "html": (b'<meta name="generator" content="sonde report">',),
     "md": (b"<!-- sonde report -->",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from rich import box
@@ -20,11 +20,12 @@ GAP: Final = 2
 NARROWEST: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column's heading and how its cells stand."""
 
     title: str
+    _: KW_ONLY
     right: bool = False
     style: str = ""
     wrap: bool = False
@@ -44,11 +45,7 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         limits = self._limits(options.max_width)
         drawn = Table(
-            box=box.SIMPLE_HEAD,
-            show_header=self.header,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, GAP, 0, 0),
+            box=box.SIMPLE_HEAD, show_header=self.header, show_edge=False, pad_edge=False, padding=(0, GAP, 0, 0)
         )
         for column in self.columns:
             drawn.add_column(
@@ -82,7 +79,7 @@ class FittedTable:
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, header: bool = True) -> FittedTable:
     """A table whose strings come out as they are, whatever they contain.
 
-    >>> table([Column(title="name")], [["[red]x"]]).cells
+    >>> table([Column("name")], [["[red]x"]]).cells
     [[<text '[red]x' [] ''>]]
     """
     cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
@@ -76,7 +75,7 @@ class Answers:
             raise BrokenRunError(str(error)) from error
 
     def close(self) -> None:
-        self.briefs.close()
+        self.briefs.tasks.close()
         self.heats.loader.close()
 
     def _get(self, where: str, query: Query) -> Reply:
@@ -203,8 +202,3 @@ class Answers:
             finding = found[keys.index(key)]
             self.states.set(entry.home, run.id, key, state, str(finding.severity))
         return json_reply({"key": key, "state": state})
-
-
-def answers_for(places: Sequence[Path]) -> Answers:
-    """For a report or a notebook: the same answers as the server's, without a server."""
-    return Answers(RunTable(places), can_delete=False)

@@ -157,38 +157,21 @@ def encode(places: Places, low: float, high: float) -> np.ndarray:
     return np.ascontiguousarray(codes.astype(np.uint8).T)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    index: HeatIndex
-    segment: Segment
-    width: int
-
-
-class Loader:
+class Loader(BackgroundTasks[tuple[HeatIndex, Segment, int]]):
     """Reads what pictures lack, one file at a time."""
 
     def __init__(self) -> None:
-        self._tasks = BackgroundTasks("sonde-heat", self._load, head_start_s=HEAD_START_S)
+        super().__init__("sonde-heat", _load, head_start_s=HEAD_START_S)
 
-    def add(self, index: HeatIndex, segments: Sequence[Segment], width: int) -> None:
+    def read(self, index: HeatIndex, segments: Sequence[Segment], width: int) -> None:
         for segment in segments:
-            self._tasks.add(index.key(segment, width), _Task(index, segment, width))
+            self.add(index.key(segment, width), (index, segment, width))
 
-    @property
-    def num_pending(self) -> int:
-        return self._tasks.num_pending
 
-    def close(self) -> None:
-        self._tasks.close()
-
-    def wait(self, timeout_s: float) -> None:
-        """Until everything asked for is read."""
-        self._tasks.wait(timeout_s)
-
-    @staticmethod
-    def _load(task: _Task) -> None:
-        try:
-            with task.index.entry.open() as run:
-                task.index.load(run.heat(task.index.stat, task.index.rows), task.segment, task.width)
-        except (SondeError, OSError):  # the run was deleted or damaged meanwhile; whoever asks for it next is told
-            return
+def _load(task: tuple[HeatIndex, Segment, int]) -> None:
+    index, segment, width = task
+    try:
+        with index.entry.open() as run:
+            index.load(run.heat(index.stat, index.rows), segment, width)
+    except (SondeError, OSError):  # the run was deleted or damaged meanwhile; whoever asks for it next is told
+        return

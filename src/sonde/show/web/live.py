@@ -34,10 +34,6 @@ class News:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
-    @property
-    def num_listeners(self) -> int:
-        return len(self._queues)
-
     async def listen(self) -> AsyncIterator[bytes]:
         """Events as they go over the wire, until the client or the server goes."""
         queue = self._open()

@@ -45,7 +45,7 @@ class Briefs:
         self._states, self.on_ready = states, on_ready
         self._kept: dict[str, _Kept] = {}
         self._lock = threading.Lock()
-        self._tasks = BackgroundTasks("sonde-briefs", self._work)
+        self.tasks = BackgroundTasks("sonde-briefs", self._work)
 
     def of(self, entry: Entry, head: Head) -> dict[str, Any] | None:
         """The brief, possibly of a moment ago; None when it is still being worked out."""
@@ -58,19 +58,8 @@ class Briefs:
                 kept.version == version or (head.status == "running" and time.monotonic() - kept.time < LIVE_EVERY_S)
             )
         if not is_fresh:
-            self._tasks.add(entry.id, (entry, head))
+            self.tasks.add(entry.id, (entry, head))
         return None if kept is None else self._with_states(entry, head, kept.brief)
-
-    @property
-    def num_pending(self) -> int:
-        return self._tasks.num_pending
-
-    def close(self) -> None:
-        self._tasks.close()
-
-    def wait(self, timeout_s: float) -> None:
-        """Until nothing is pending, for tests."""
-        self._tasks.wait(timeout_s)
 
     def _work(self, asked: tuple[Entry, Head]) -> None:
         entry, head = asked

@@ -25,7 +25,6 @@ from sonde.tune.checkpoint.tree import Encoder, decode
 from sonde.tune.checkpoint.weights import Weights, put_weights, take_weights
 
 _KEY: Final = re.compile(r"[\w+-]{1,64}", re.ASCII)
-GROUPS: Final = ("scheduler", "scaler", "dataloader", "extra")
 
 
 def as_mapping(given: Any, what: str) -> dict[str, Any]:
@@ -59,7 +58,7 @@ class Capture:
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By group (one of GROUPS) and name."""
+    """By group ("scheduler", "scaler", "dataloader", "extra") and name."""
     adapters_only: bool = False
 
     def take(self) -> Payload:
@@ -128,12 +127,6 @@ def put_random_states(states: Any) -> None:
 
 def _model_file(key: str) -> str:
     return f"model.{key}" if key else "model"
-
-
-def model_state(payload: Payload, key: str = "") -> dict[str, Any]:
-    """A model's state by name, tied weights under both of their names."""
-    kept = _weights(payload, key, payload.tensors.get("state", {}))
-    return {**kept.tensors, **{name: kept.tensors[known] for name, known in kept.ties.items()}, **kept.others}
 
 
 def _weights(payload: Payload, key: str, rest: Mapping[str, Any]) -> Weights:

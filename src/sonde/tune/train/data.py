@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import UsageError
+from sonde.schema.packages import require
 from sonde.tune.train.files import read_texts, train_split
 
 _KNOWN: Final = (("text",), ("prompt", "completion"), ("messages",), ("input_ids",))
@@ -19,7 +20,7 @@ def as_dataset(given: Any, what: str = "the data set") -> Any:
 
     What is wrong with it is said here, before a model is loaded and a run begins.
     """
-    datasets = _datasets()
+    datasets = require("datasets", "tune", "fine-tuning")
     if isinstance(given, datasets.IterableDataset):
         return given
     if isinstance(given, str | Path):
@@ -99,11 +100,3 @@ def _copying(chance: random.Random) -> str:
 def _sorting(chance: random.Random) -> str:
     words = chance.sample(_WORDS, chance.randrange(2, 6))
     return f"sort {' '.join(words)} into {' '.join(sorted(words, key=_WORDS.index))}"
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise MissingPackageError("datasets", "tune", "fine-tuning") from None
-    return datasets

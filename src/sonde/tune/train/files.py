@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import UsageError
+from sonde.schema.packages import require
 
 Rows = list[dict[str, Any]]
 _MAX_LINE: Final = 16 << 20
@@ -89,10 +90,7 @@ def _parquet(path: Path) -> Rows:
 
 def _saved_dataset(path: Path) -> Rows:
     """A folder that `Dataset.save_to_disk` wrote; of several splits, `train`."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingPackageError("datasets", "tune", "fine-tuning") from None
+    datasets = require("datasets", "tune", "fine-tuning")
     if not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         raise UsageError(f"{path} is a folder that datasets' save_to_disk has not written. Give a file, or such a one.")
     found = train_split(datasets.load_from_disk(str(path)), str(path))
@@ -117,10 +115,6 @@ def _filled(path: Path) -> list[tuple[int, str]]:
 
 
 _READERS: Final[dict[str, Callable[[Path], Rows]]] = {
-    ".txt": _text_lines,
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".csv": _separated,
-    ".tsv": _separated,
+    ".txt": _text_lines, ".jsonl": _json_lines, ".json": _json, ".csv": _separated, ".tsv": _separated,
     ".parquet": _parquet,
-}
+}  # fmt: skip

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.errors import UnknownNameError, UsageError
+from sonde.schema.packages import require
 from sonde.tune.config import MethodConfig, ModelConfig
 from sonde.tune.method import FineTuningMethod
 
@@ -119,8 +120,4 @@ def _near(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingPackageError("transformers", "tune", "fine-tuning") from None
-    return transformers
+    return require("transformers", "tune", "fine-tuning")

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sonde.schema.sketch import COUNTS, FIELDS, INDEX, MAX, MIN, NUM_BINS, NUM_FIELDS, PAIRED, SUMSQ_RAW, Array
-from sonde.write.stats.table import Int32, Int64, ScalarsTable, StatsTable, group_starts
+from sonde.schema.thinning import group_starts
+from sonde.write.stats.table import Int32, Int64, ScalarsTable, StatsTable
 
 TILE_ROWS: Final = 32_768
 MIN_TILE_SITES: Final = 32

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.sketch import Array, merge_groups
+from sonde.schema.thinning import group_starts
 from sonde.write.stats.catalog import Catalog, Segment, segment_row
 from sonde.write.stats.seal import SegmentKey, seal_table
-from sonde.write.stats.table import StatsTable, group_starts, join_stats
+from sonde.write.stats.table import StatsTable, join_stats
 
 _GROUPS_AT_ONCE: Final = 4096
 

@@ -45,7 +45,7 @@ class StreamWriter:
         self.num_torn_bytes, self.num_damaged_bytes = found.num_torn_bytes, found.num_damaged_bytes
         self.acknowledged = max(found.frames, default=self.sealed_sequence)
         self._known = [(s.last_sequence, s.last_step) for s in sealed]
-        self._known += [(frame.sequence, _last_step(frame.record)) for frame in found.frames.values()]
+        self._known += [(frame.sequence, frame.record.last_step) for frame in found.frames.values()]
         self.last_mark = next((frame.mark for frame in reversed(found.frames.values())), None)
         """What the last frame of an earlier writer says; None where its frames are all sealed."""
         self.next_sequence = self.acknowledged + 1
@@ -160,9 +160,3 @@ class StreamWriter:
 def _has_rows(frame: Frame) -> bool:
     record = frame.record
     return bool(len(record.site_ids) if isinstance(record, StatsRecord) else len(record.steps))
-
-
-def _last_step(record: StatsRecord | ScalarsRecord) -> int:
-    if isinstance(record, StatsRecord):
-        return record.step
-    return int(record.steps.max()) if len(record.steps) else -1

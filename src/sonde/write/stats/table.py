@@ -115,21 +115,6 @@ def _narrow(site: Int32) -> NDArray[np.int32] | NDArray[np.uint16]:
     return site.astype(np.uint16) if len(site) and site.min() >= 0 and site.max() < 1 << 16 else site
 
 
-def group_starts(*columns: NDArray[np.generic]) -> NDArray[np.intp]:
-    """Where a new combination of values begins in sorted columns.
-
-    >>> group_starts(np.array([3, 3, 5]))
-    array([0, 2])
-    """
-    if not len(columns[0]):
-        return np.empty(0, np.intp)
-    changes = np.zeros(len(columns[0]), bool)
-    changes[0] = True
-    for column in columns:
-        changes[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(changes)
-
-
 def _sort_hists(records: Sequence[StatsRecord], hist_rows: list[Int64]) -> tuple[Int64, NDArray[np.float32]]:
     if not hist_rows:
         return np.empty(0, np.int64), np.empty((0, NUM_BINS), np.float32)

@@ -63,16 +63,9 @@ NONE: Final = Codec("none")
 _ZSTD: Final = Codec("zstd", "shuffle")
 _LZ4: Final = Codec("lz4", "bitshuffle")
 _BY_KIND: Final[dict[str, Codec]] = {
-    "param": _ZSTD,
-    "optim": _ZSTD,
-    "update": _ZSTD,
-    "grad": _LZ4,
-    "act": _LZ4,
-    "actgrad": _LZ4,
-    "probe": _LZ4,
-    "batch": _ZSTD,
-    "custom": _ZSTD,
-}
+    "param": _ZSTD, "optim": _ZSTD, "update": _ZSTD, "grad": _LZ4, "act": _LZ4, "actgrad": _LZ4, "probe": _LZ4,
+    "batch": _ZSTD, "custom": _ZSTD,
+}  # fmt: skip
 
 
 def codec_for(kind: str, compression: str) -> Codec:

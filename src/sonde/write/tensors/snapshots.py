@@ -197,7 +197,7 @@ class SnapshotWriter:
     def _write(self, pending: Pending, began: float) -> Outcome:
         store, key = self._opened(), self._key(pending)
         if key in self._known:
-            self._writer.kept(self._found_row(pending, key))
+            self._writer.kept(self._row(pending, key, None))
             self._writer.flush(_ROW_PATIENCE_S)
             return Outcome(pending, "exists", f"{key} has a snapshot already; it is kept")
         snapshot = replace(pending.resolve(), attempt=key.attempt)
@@ -226,9 +226,12 @@ class SnapshotWriter:
             raise RunError(f"its attempt could not be entered into the catalog: {why}.")
         return SnapshotKey(attempt, pending.step)
 
-    def _found_row(self, pending: Pending, key: SnapshotKey) -> KeptRow:
-        """For a snapshot whose process was killed between making it visible and writing its row."""
-        details = {"reason": pending.reason}
+    def _row(self, pending: Pending, key: SnapshotKey, receipt: Receipt | None) -> KeptRow:
+        """Without a receipt: of a snapshot whose process was killed between making it visible and writing its row."""
+        details: dict[str, Any] = {"reason": pending.reason}
+        if receipt is not None:
+            kept = {name: getattr(receipt, name) for name in ("nbytes", "stored_bytes", "num_tensors", "sha256")}
+            details |= {**kept, **({"store": dict(receipt.details)} if receipt.details else {})}
         return KeptRow(
             table="snapshots",
             step=pending.step,
@@ -236,23 +239,5 @@ class SnapshotWriter:
             where=self.store_name,
             details=details,
             attempt=key.attempt,
-            is_found=True,
-        )
-
-    def _row(self, pending: Pending, key: SnapshotKey, receipt: Receipt) -> KeptRow:
-        details = {
-            "nbytes": receipt.nbytes,
-            "stored_bytes": receipt.stored_bytes,
-            "num_tensors": receipt.num_tensors,
-            "reason": pending.reason,
-            "sha256": receipt.sha256,
-            **({"store": dict(receipt.details)} if receipt.details else {}),
-        }
-        return KeptRow(
-            table="snapshots",
-            step=pending.step,
-            time=pending.time,
-            where=self.store_name,
-            details=details,
-            attempt=key.attempt,
+            is_found=receipt is None,
         )

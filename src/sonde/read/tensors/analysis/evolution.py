@@ -16,15 +16,9 @@ PREVIOUS, FIRST = slice(2, 6), slice(6, 10)
 """Sums over pairs with the snapshot before, and with the first: of the change squared, x·y, x², y²."""
 NUM_SUMS: Final = 10
 COLUMNS: Final = (
-    "norm",
-    "from_first",
-    "relative_from_first",
-    "cosine_first",
-    "from_previous",
-    "relative_change",
-    "cosine_previous",
-    "nonfinite",
-)
+    "norm", "from_first", "relative_from_first", "cosine_first", "from_previous", "relative_change",
+    "cosine_previous", "nonfinite",
+)  # fmt: skip
 
 
 def evolution_sums(arrays: Iterable[NDArray[Any]]) -> Array:

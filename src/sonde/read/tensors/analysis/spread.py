@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import UsageError
+from sonde.schema.packages import require
 
 Answer = TypeVar("Answer")
 
@@ -29,11 +30,7 @@ def spread(task: Callable[..., Answer], calls: Sequence[tuple[Any, ...]], cluste
 def _client(cluster: Any) -> Any:
     if cluster is None:
         return _active_client()
-    try:
-        from distributed import Client
-    except ImportError:
-        raise MissingPackageError("distributed", "dask", "Analysis on a cluster") from None
-    if not isinstance(cluster, Client):
+    if not isinstance(cluster, require("distributed", "dask", "Analysis on a cluster").Client):
         raise UsageError(f"cluster is a dask.distributed.Client; got {type(cluster).__name__}.")
     return cluster
 

@@ -7,69 +7,28 @@ from typing import Final
 
 import pyarrow as pa
 
+from sonde.read.run.schemas import schema_of
 from sonde.read.tensors.analysis.blocks import Tracked
 from sonde.read.tensors.analysis.evolution import COLUMNS
 from sonde.schema.sketch import Array
 
-_KEYS: Final = [("step", pa.int64()), ("kind", pa.string()), ("site", pa.string())]
-EVOLUTION: Final = pa.schema([*_KEYS, *((column, pa.float64()) for column in COLUMNS)])
-DISTRIBUTION: Final = pa.schema(
-    [
-        *_KEYS,
-        *((column, pa.float64()) for column in ("mean", "std")),
-        ("quantiles", pa.list_(pa.float64())),
-        *((f"{what}_{to}", pa.float64()) for what in ("kl", "wasserstein") for to in ("first", "previous")),
-        ("counts", pa.list_(pa.int64())),
-        ("edges", pa.list_(pa.float64())),
-        ("nonfinite", pa.int64()),
-        ("num_sampled", pa.int64()),
-        ("num_elements", pa.int64()),
-    ]
+_KEYS: Final = "step:int64 kind:string site:string"
+EVOLUTION: Final = schema_of(" ".join([_KEYS, *(f"{name}:double" for name in COLUMNS)]))
+DISTRIBUTION: Final = schema_of(
+    f"{_KEYS} mean:double std:double quantiles:[double] kl_first:double kl_previous:double wasserstein_first:double "
+    "wasserstein_previous:double counts:[int64] edges:[double] nonfinite:int64 num_sampled:int64 num_elements:int64"
 )
-SPECTRA: Final = pa.schema(
-    [
-        *_KEYS,
-        ("method", pa.string()),
-        ("rows", pa.int64()),
-        ("columns", pa.int64()),
-        *((c, pa.float64()) for c in ("frobenius", "spectral_norm", "stable_rank", "effective_rank")),
-        *((c, pa.float64()) for c in ("alpha", "alpha_ks", "alpha_x_min")),
-        ("alpha_tail", pa.int64()),
-        ("singular_values", pa.list_(pa.float64())),
-    ]
+SPECTRA: Final = schema_of(
+    f"{_KEYS} method:string rows:int64 columns:int64 frobenius:double spectral_norm:double stable_rank:double "
+    "effective_rank:double alpha:double alpha_ks:double alpha_x_min:double alpha_tail:int64 singular_values:[double]"
 )
 STANDING: Final = pa.schema([*EVOLUTION, *list(SPECTRA)[3:]])
-SIMILARITY: Final = pa.schema(
-    [
-        *((c, pa.string()) for c in ("kind", "site")),
-        *((c, pa.int64()) for c in ("step_a", "step_b")),
-        ("cosine", pa.float64()),
-    ]
-)
-LAYERS: Final = pa.schema(
-    [
-        *((c, pa.string()) for c in ("kind", "site_a", "site_b")),
-        *((c, pa.float64()) for c in ("cosine", "same_turns")),
-        ("num_steps", pa.int64()),
-    ]
-)
-CKA: Final = pa.schema(
-    [
-        ("tensor", pa.string()),
-        *((c, pa.int64()) for c in ("step_a", "step_b")),
-        ("cka", pa.float64()),
-        ("num_examples", pa.int64()),
-        ("same_batch", pa.bool_()),
-    ]
-)
-LORA: Final = pa.schema(
-    [
-        ("step", pa.int64()),
-        *((c, pa.string()) for c in ("module", "adapter")),
-        ("rank", pa.int64()),
-        *((c, pa.float64()) for c in ("scale", "norm", "spectral_norm", "stable_rank", "effective_rank", "relative")),
-        ("singular_values", pa.list_(pa.float64())),
-    ]
+SIMILARITY: Final = schema_of("kind:string site:string step_a:int64 step_b:int64 cosine:double")
+LAYERS: Final = schema_of("kind:string site_a:string site_b:string cosine:double same_turns:double num_steps:int64")
+CKA: Final = schema_of("tensor:string step_a:int64 step_b:int64 cka:double num_examples:int64 same_batch:bool")
+LORA: Final = schema_of(
+    "step:int64 module:string adapter:string rank:int64 scale:double norm:double spectral_norm:double "
+    "stable_rank:double effective_rank:double relative:double singular_values:[double]"
 )
 
 

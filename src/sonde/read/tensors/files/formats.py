@@ -21,16 +21,9 @@ from sonde.read.tensors.lazy import LazyTensors
 from sonde.schema.tensors import AnyArray
 
 OPENERS: Final[dict[str, Callable[[Path], LazyTensors]]] = {
-    ".safetensors": open_safetensors,
-    ".pt": open_torch,
-    ".pth": open_torch,
-    ".bin": open_torch,
-    ".ckpt": open_torch,
-    ".npz": open_npz,
-    ".h5": open_hdf5,
-    ".hdf5": open_hdf5,
-    ".keras": open_hdf5,
-}
+    ".safetensors": open_safetensors, ".pt": open_torch, ".pth": open_torch, ".bin": open_torch, ".ckpt": open_torch,
+    ".npz": open_npz, ".h5": open_hdf5, ".hdf5": open_hdf5, ".keras": open_hdf5,
+}  # fmt: skip
 _FAILURES: Final = (
     *(ArithmeticError, EOFError, LookupError, MemoryError, NotImplementedError, OSError, RuntimeError, TypeError),
     *(ValueError, struct.error, zipfile.BadZipFile, zlib.error),

@@ -109,7 +109,7 @@ class Heats:
         picture, absent = index.picture(
             run.heat(stat, rows), first, last, query.whole("w", 1, MAX_COLUMNS, DEFAULT_COLUMNS)
         )
-        self.loader.add(index, absent, picture.steps_per_column)
+        self.loader.read(index, absent, picture.steps_per_column)
         return picture
 
     def _index(self, entry: Entry, run: Run, stat: str, rows: Sequence[int]) -> HeatIndex:
@@ -138,7 +138,7 @@ class Heats:
             return colour_range(picture.places, stat)
         index = self._index(entry, run, stat, rows)
         whole, absent = index.picture(run.heat(stat, rows), 0, last, _WHOLE_COLUMNS)
-        self.loader.add(index, absent, whole.steps_per_column)
+        self.loader.read(index, absent, whole.steps_per_column)
         range = colour_range(whole.places, stat)
         if whole.is_exact:
             self.ranges.put(key, range, 256)

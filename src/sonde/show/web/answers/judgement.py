@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence, Finding, count_severities
+from sonde.diagnose.finding import Finding, count_severities
 from sonde.run import Run
 from sonde.schema.records import Site
 from sonde.show.web.answers.lines import DEFAULT_POINTS, MAX_POINTS
@@ -49,31 +50,16 @@ def findings(run: Run, judged: Judged, states: Mapping[str, Mapping[str, Any]], 
 
 
 def _row(n: int, key: str, finding: Finding, links: _Links) -> dict[str, Any]:
+    evidence = [
+        {**asdict(one), "value": number(one.value), "link": links.series(one.series)} for one in finding.evidence
+    ]
     return {
+        **finding.as_dict(),
         "n": n,
         "key": key,
-        "rule": finding.rule,
-        "severity": str(finding.severity),
         "confidence": number(finding.confidence),
-        "step": finding.step,
-        "last_step": finding.last_step,
-        "sites": list(finding.sites),
         "links": [links.site(name) for name in finding.sites],
-        "message": finding.message,
-        "evidence": [_evidence(one, links) for one in finding.evidence],
-        "remedy": finding.remedy,
-        "references": list(finding.references),
-    }
-
-
-def _evidence(evidence: Evidence, links: _Links) -> dict[str, Any]:
-    return {
-        "series": evidence.series,
-        "value": number(evidence.value),
-        "healthy": evidence.healthy,
-        "step": evidence.step,
-        "meaning": evidence.meaning,
-        "link": links.series(evidence.series),
+        "evidence": evidence,
     }
 
 

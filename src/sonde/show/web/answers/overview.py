@@ -36,7 +36,7 @@ def runs(table: RunTable, briefs: Briefs, query: Query, *, can_delete: bool) -> 
         {
             "runs": rows,
             "trash": trash,
-            "num_pending": briefs.num_pending,
+            "num_pending": briefs.tasks.num_pending,
             "places": [str(place) for place in table.places],
             "can_delete": can_delete,
         }

@@ -1,0 +1,40 @@
+"""One table as CSV, Parquet (with page checksums) or Arrow IPC, which is also called Feather; piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from sonde.schema.records import to_json
+from sonde.show.export.source import Source
+
+
+def write_table(path: Path, format: str, source: Source, facts: dict[str, Any]) -> None:
+    """Rows as they come. In Parquet and Arrow the run's description is in the file's metadata, under `sonde`."""
+    pieces = source.pieces()
+    first = next(pieces)
+    schema = first.schema if format == "csv" else first.schema.with_metadata({"sonde": to_json(facts)})
+    with _writer(path, format, schema) as writer:
+        for piece in chain([first], pieces):
+            writer.write_table(piece.cast(schema))
+
+
+@contextmanager
+def _writer(path: Path, format: str, schema: pa.Schema) -> Iterator[Any]:
+    if format == "csv":  # numbers that are not finite are `nan`, `inf` and `-inf`
+        with pa_csv.CSVWriter(str(path), schema) as writer:
+            yield writer
+    elif format == "parquet":
+        with pq.ParquetWriter(str(path), schema, compression="zstd", write_page_checksum=True) as writer:
+            yield writer
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
+            yield writer
