@@ -86,10 +86,10 @@ def test_without_waiting_it_only_asks(training: Any, capsys: pytest.CaptureFixtu
     assert "next step" in capsys.readouterr().err
     for _ in range(500):
         training.flush(10)
-        if training.snapshots.ledger.counts["taken"]:
+        if training.steps.snapshots.ledger.counts["taken"]:
             break
         threading.Event().wait(0.01)
-    assert training.snapshots.ledger.counts["taken"] == 1
+    assert training.steps.snapshots.ledger.counts["taken"] == 1
     assert list((training.path / "requests").iterdir()) == []
 
 
