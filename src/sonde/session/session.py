@@ -141,7 +141,10 @@ class Session:
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Record numbers at this step. Tensors on a device are not waited for."""
-        log_values(self.recording, self.steps.training, values, step)
+        try:
+            log_values(self.recording, self.steps.training, values, step)
+        except Exception as error:  # noqa: BLE001 - our failure must not end their training
+            self.recording.breaker("log", error)
 
     def tap(self, name: str, tensor: Any) -> None:
         """Record the sketch of any tensor, under `custom/<name>`."""
@@ -172,7 +175,7 @@ class Session:
     def step(self) -> None:
         """End the step, for loops without a watched optimizer; where one is watched its own steps count."""
         if self._is_open("step", "step() after finish() records nothing."):
-            self.steps.end_by_user()
+            self._do("step", self.steps.end_by_user)
 
     def skip_step(self) -> None:
         """The step counts, though the optimizer was kept from it: a scaler found gradients that are not finite."""
