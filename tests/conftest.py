@@ -19,6 +19,15 @@ settings.register_profile("sonde", deadline=None, print_blob=True)
 settings.load_profile("sonde")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test marked `gpu` skips itself where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+
+
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder a test runs in; a run written without a `dir` lands here and not in the checkout."""

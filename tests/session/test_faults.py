@@ -27,6 +27,9 @@ WRAPPERS = {
     ("functions.py", "call_untraced"),
     ("entry.py", "entered"),
     ("functional.py", "call"),
+    ("compiled_steps.py", "begins"),
+    ("compiled_steps.py", "ends"),
+    ("scaler.py", "_note_begun"),  # a hook of one append
     ("hooks.py", "_pre"),
     ("hooks.py", "_post"),
     ("passes.py", "__call__"),  # a hook of one assignment
