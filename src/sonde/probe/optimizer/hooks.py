@@ -172,7 +172,8 @@ class OptimizerHooks:
             return
         del self._open[key]
         # No one was found before the step if the search for them failed: it counts all the same.
-        if call.listeners or self._concerned(optimizer):
+        call.listeners = call.listeners or self._concerned(optimizer)
+        if call.listeners:
             self._end(call)
 
     def _begin(self, call: Call) -> bool:
