@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.write.tensors.store import open_store
 
 Tensors = dict[str, HostTensor]

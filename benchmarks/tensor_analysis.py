@@ -25,7 +25,7 @@ from sonde.read.tensors.files.formats import open_tensors
 from sonde.read.tensors.stores import FolderTensorStore, read_file
 from sonde.read.tensors.tensors import tensor_over_steps
 from sonde.run import Run
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.show.export.tensors import plan_export, write_export
 from sonde.write.folder import create_run
 from sonde.write.tensors.store import open_store

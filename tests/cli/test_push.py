@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sonde.read.tensors.stores import open_tensor_store
-from sonde.schema.addresses import ICECHUNK_FOLDER
-from sonde.schema.tensors import HostTensor, Snapshot
-from sonde.schema.uploads import UploadState
+from sonde.schema.snapshots.addresses import ICECHUNK_FOLDER
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.uploads import UploadState
 from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import Spool
 

@@ -15,7 +15,7 @@ from sonde.reduce.numpy import sketch
 from sonde.run import Run
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import GRAD_MOMENT, GRAD_SQ_OVER_V, GRAD_UPDATE, NUM_BINS, SUMSQ_RAW
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.write.folder import create_run
 from sonde.write.tensors.store import open_store
 from sonde.write.writer import Writer, WriterOptions

@@ -23,9 +23,9 @@ from sonde.errors import CorruptError, RunError
 from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.records import ScalarsRecord, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
-from sonde.schema.snapshot_document import SnapshotDocument, _sum
-from sonde.schema.tensors import HostTensor, Snapshot
-from sonde.schema.uploads import UploadState, upload_file
+from sonde.schema.snapshots.document import SnapshotDocument, _sum
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.uploads import UploadState, upload_file
 from sonde.testing.stores import awkward_tensors, drifting
 from sonde.write.folder import create_run
 from sonde.write.tensors.push import push

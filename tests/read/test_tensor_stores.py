@@ -16,8 +16,8 @@ import pytest
 
 from sonde.errors import CorruptError, FormatError, RunError, UnknownNameError, UsageError
 from sonde.read.tensors.stores import FolderTensorStore, open_tensor_store
-from sonde.schema.snapshot_document import SnapshotDocument
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.document import SnapshotDocument
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.testing.stores import awkward_tensors, drifting
 from sonde.write.tensors.store import open_store
 
@@ -343,7 +343,7 @@ def test_zarr_python_refuses_a_flipped_bit_too(tmp_path: Path) -> None:
 
 def rewrite(run: Path, edit: Any) -> None:
     """Change a document and sign it again, as somebody with bad intentions would."""
-    from sonde.schema.snapshot_document import _sum
+    from sonde.schema.snapshots.document import _sum
 
     def edited(data: bytes) -> bytes:
         group = json.loads(data)
@@ -393,7 +393,7 @@ def test_a_tensor_that_cannot_be_is_refused(run: Path, edit: dict[str, Any]) -> 
 
 
 def test_a_directory_too_large_to_read_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sonde.schema.archive.MAX_DOCUMENT_BYTES", 300)
+    monkeypatch.setattr("sonde.schema.snapshots.archive.MAX_DOCUMENT_BYTES", 300)
     with pytest.raises(CorruptError, match="too large"):
         open_tensor_store(run).entries(1)
 

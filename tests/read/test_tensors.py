@@ -17,7 +17,7 @@ from sonde.read.tensors.stores import FolderTensorStore, read_file
 from sonde.read.tensors.tensors import tensor_over_steps
 from sonde.run import Run
 from sonde.run import open as open_run
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.write.folder import create_run
 from sonde.write.tensors.store import open_store
 from sonde.write.writer import Writer, WriterOptions

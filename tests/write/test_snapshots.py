@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sonde.schema.layout import row_text
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.write.folder import create_run
 from sonde.write.stats.catalog import Catalog
 from sonde.write.tensors.requests import Requests

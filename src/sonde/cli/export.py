@@ -89,7 +89,7 @@ def export(
     known, default = (FORMATS, "safetensors") if what in KINDS else (ENDINGS, "parquet")
     chosen = choose_format(what, format, output, known, default)
     if chosen == "hdf5":
-        from sonde.schema.exported import require_h5py
+        from sonde.schema.snapshots.exported import require_h5py
 
         require_h5py()
     found = open_run(run, dir)

@@ -77,7 +77,7 @@ def snapshot(
 def _kinds(text: str) -> list[str]:
     """Those of the option; a wrong one is said here, and not by a run that has better things to do."""
     from sonde.errors import UnknownNameError
-    from sonde.schema.tensors import SNAPSHOT_KINDS
+    from sonde.schema.snapshots.tensors import SNAPSHOT_KINDS
 
     wanted = [kind.strip() for kind in text.split(",") if kind.strip()]
     if "all" in wanted:

@@ -27,8 +27,8 @@ from sonde.show.term.finding import span
 from sonde.show.term.number import counted, duration, number
 from sonde.show.term.sparkline import sparkline
 from sonde.show.term.text import plain
-from sonde.show.web.diagnoses import recorded_findings
-from sonde.show.web.run_summaries import MAX_ROWS_TO_JUDGE
+from sonde.show.web.caches.diagnoses import recorded_findings
+from sonde.show.web.caches.run_summaries import MAX_ROWS_TO_JUDGE
 
 WIDTH: Final = 480
 HEIGHT: Final = 64

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sonde.errors import RunError, RunLockedError, UnknownNameError, UsageError
-from sonde.schema.tensors import STORAGE, HostTensor, Snapshot, storage_dtype
+from sonde.schema.snapshots.tensors import STORAGE, HostTensor, Snapshot, storage_dtype
 from sonde.write.tensors.store import Store
 
 SHAPES = ((), (1,), (0,), (3, 5), (2, 0, 4), (40, 33))

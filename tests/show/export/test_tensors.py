@@ -24,7 +24,7 @@ from sonde.read.tensors.exports import open_export
 from sonde.read.tensors.files.formats import open_tensors
 from sonde.read.tensors.tensors import snapshot_tensors
 from sonde.run import Run
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.show.export.tensor_files import JOINERS
 from sonde.show.export.tensors import FORMATS, plan_export, write_export
 from sonde.write.folder import create_run

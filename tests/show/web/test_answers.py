@@ -182,7 +182,7 @@ def test_health_falls_where_the_nan_is(page: Any, api: str) -> None:
 
 
 def test_very_long_runs_are_shown_as_training_judged_them(page: Any, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sonde.show.web import diagnoses
+    from sonde.show.web.caches import diagnoses
 
     monkeypatch.setattr(diagnoses, "MAX_ROWS", 0)
     monkeypatch.setattr(diagnoses, "MAX_MERGED_ROWS", 1000)

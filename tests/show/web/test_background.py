@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sonde.show.web.background import BackgroundTasks
+from sonde.show.web.caches.background import BackgroundTasks
 
 
 def test_what_is_asked_for_twice_before_it_is_done_is_done_once() -> None:

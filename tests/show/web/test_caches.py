@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from sonde.show.web.cache import ByteCache
-from sonde.show.web.throttled import ThrottledAnswers
+from sonde.show.web.caches.cache import ByteCache
+from sonde.show.web.caches.throttled import ThrottledAnswers
 
 
 def test_what_was_not_asked_for_longest_goes_first() -> None:

@@ -11,8 +11,8 @@ import pytest
 from big_run import Plan, Planted, big_run
 from sonde.run import Run
 from sonde.schema.pooling import Cells, pool, pool_into
-from sonde.show.web import heat_index
-from sonde.show.web.heat_index import COARSE_STEPS, colour_range, encode
+from sonde.show.web.caches import heat_index
+from sonde.show.web.caches.heat_index import COARSE_STEPS, colour_range, encode
 
 NAN_ROW, NAN_STEP = 5, 1777
 SPIKE_ROW, SPIKE_STEP = 9, 2345

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from big_run import Plan, big_run
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.show.web.tensor_image import MAX_SIDE, image_of
 from sonde.write.tensors.store import open_store
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sonde.schema.tensors import Snapshot
+from sonde.schema.snapshots.tensors import Snapshot
 from sonde.testing.stores import drifting
 from sonde.write.tensors.store import open_store
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from sonde.schema.tensors import Snapshot
+from sonde.schema.snapshots.tensors import Snapshot
 from sonde.testing.stores import StoreTests, drifting
 from sonde.write.tensors.store import Store, open_store
 

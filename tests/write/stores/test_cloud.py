@@ -16,8 +16,8 @@ import pytest
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.stores import open_tensor_store, upload_state
-from sonde.schema.addresses import Address
-from sonde.schema.tensors import Snapshot, SnapshotKey
+from sonde.schema.snapshots.addresses import Address
+from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import StoreTests, drifting
 from sonde.write.tensors.files import StoreFiles
 from sonde.write.tensors.push import push
@@ -164,7 +164,7 @@ def test_uploads_go_on_after_kill_9_of_the_training(s3: Any, run_folder: Path, u
 import os, signal
 from pathlib import Path
 from sonde.write.tensors.store import open_store
-from sonde.schema.tensors import Snapshot, SnapshotKey
+from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import drifting
 store = open_store({url!r}, Path({str(run_folder)!r}), {{"linger_s": 0.0, "timeout_s": 1.0}})
 for step in range(3):

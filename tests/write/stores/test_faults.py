@@ -17,7 +17,7 @@ import pytest
 
 from sonde.errors import RunError
 from sonde.read.tensors.stores import open_tensor_store
-from sonde.schema.tensors import Snapshot
+from sonde.schema.snapshots.tensors import Snapshot
 from sonde.testing.stores import drifting
 from sonde.write.tensors.store import open_store
 
@@ -130,7 +130,7 @@ import json, resource, signal, sys
 from pathlib import Path
 from sonde.errors import RunError
 from sonde.write.tensors.store import open_store
-from sonde.schema.tensors import Snapshot
+from sonde.schema.snapshots.tensors import Snapshot
 from sonde.testing.stores import drifting
 sys.dont_write_bytecode = True
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -214,7 +214,7 @@ import os, signal, sys, time
 from pathlib import Path
 from sonde.write.tensors.snapshots import abandon
 from sonde.write.tensors.store import open_store
-from sonde.schema.tensors import Snapshot
+from sonde.schema.snapshots.tensors import Snapshot
 from sonde.testing.stores import drifting
 store = open_store({kind!r}, Path({str(tmp_path)!r}))
 store.write(Snapshot(1, 0.0, "", drifting(1)))

@@ -13,8 +13,8 @@ import pytest
 from sonde.errors import MissingPackageError, RunError, RunLockedError, UnknownNameError, UsageError
 from sonde.read.tensors.icechunk import IcechunkTensorStore
 from sonde.read.tensors.stores import open_tensor_store
-from sonde.schema.addresses import local_address
-from sonde.schema.tensors import Snapshot, SnapshotKey
+from sonde.schema.snapshots.addresses import local_address
+from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.testing.stores import StoreTests, drifting
 from sonde.write.tensors import spooled
 from sonde.write.tensors.files import StoreFiles
@@ -153,7 +153,7 @@ def test_training_never_imports_icechunk_or_zarr(run_folder: Path) -> None:
 import sys
 from pathlib import Path
 from sonde.write.tensors.store import open_store
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 import numpy as np
 store = open_store("icechunk", Path({str(run_folder)!r}))
 store.write(Snapshot(1, 0.0, "", {{"param/w": HostTensor.of(np.ones(5, np.float32))}}))

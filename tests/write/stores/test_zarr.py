@@ -14,7 +14,7 @@ import pytest
 
 from sonde.errors import MissingPackageError, RunError, UnknownNameError, UsageError
 from sonde.read.tensors.stores import FolderTensorStore
-from sonde.schema.tensors import HostTensor, Snapshot, as_values
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot, as_values
 from sonde.testing.stores import StoreTests, awkward_tensors, drifting
 from sonde.write.tensors import archive_file
 from sonde.write.tensors.store import Store, open_store
@@ -216,7 +216,7 @@ import zipfile
 from pathlib import Path
 import numpy as np
 from sonde.write.tensors.store import open_store
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 store = open_store("zarr", Path({str(tmp_path)!r}))
 store.write(Snapshot(1, 0.0, "", {{"param/w": HostTensor(np.ones(5, np.uint16), "bfloat16", (5,))}}))
 store.close()

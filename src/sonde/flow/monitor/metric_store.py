@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sonde.flow.fetch import fetch
-from sonde.schema.exported import require_h5py
+from sonde.schema.snapshots.exported import require_h5py
 
 Aggregation = Callable[[Tensor], Any]
 STEP: Final = ":step"

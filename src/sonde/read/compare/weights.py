@@ -15,7 +15,7 @@ from sonde.read.tensors.lazy import LazyTensors
 from sonde.schema.frameworks.layouts import Canonical, Framework, detect
 from sonde.schema.frameworks.match import match_models
 from sonde.schema.names import strip_wrappers
-from sonde.schema.tensors import AnyArray
+from sonde.schema.snapshots.tensors import AnyArray
 
 _NUMBERS: Final = "max_abs:double relative:double cosine:double changed_fraction:double"
 _TENSORS: Final = schema_of(

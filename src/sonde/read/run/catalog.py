@@ -30,7 +30,7 @@ from sonde.schema.layout import (
 )
 from sonde.schema.old_names import current_scalar
 from sonde.schema.records import Site
-from sonde.schema.tensors import SnapshotKey
+from sonde.schema.snapshots.tensors import SnapshotKey
 
 MAX_ROWS: Final = 10_000_000
 _TIMEOUT_S: Final = 5.0

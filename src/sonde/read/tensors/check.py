@@ -12,8 +12,8 @@ from sonde.read.run.folder import open_inside
 from sonde.read.tensors.readers import TensorStore
 from sonde.read.tensors.stores import FolderSource, FolderTensorStore, SpooledSource, upload_state
 from sonde.read.tensors.view import Source
-from sonde.schema.addresses import read_address
-from sonde.schema.tensors import SnapshotKey
+from sonde.schema.snapshots.addresses import read_address
+from sonde.schema.snapshots.tensors import SnapshotKey
 
 
 def damaged_snapshots(run: Path, *, is_live: bool) -> list[str]:

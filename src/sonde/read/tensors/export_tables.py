@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from sonde.errors import UsageError
 from sonde.read.tensors.files.hdf5 import open_file
-from sonde.schema.exported import require_h5py
+from sonde.schema.snapshots.exported import require_h5py
 
 _KEYS = {"stats": ("kind", "site", "stat"), "scalars": ("name",)}
 

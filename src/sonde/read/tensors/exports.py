@@ -14,8 +14,8 @@ from sonde.read.tensors.files.hdf5 import open_file, open_hdf5
 from sonde.read.tensors.files.numpy import open_npz
 from sonde.read.tensors.files.safetensors import metadata, open_safetensors
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.schema.exported import FORMAT, STEP, STEP_KEY
-from sonde.schema.tensors import AnyArray, as_values, step_of, storage_dtype
+from sonde.schema.snapshots.exported import FORMAT, STEP, STEP_KEY
+from sonde.schema.snapshots.tensors import AnyArray, as_values, step_of, storage_dtype
 
 Steps = dict[int, LazyTensors]
 _HEAD: Final = ["step", "name", "dtype", "shape"]

@@ -14,9 +14,9 @@ from typing import Any
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.readers import SnapshotReaders
 from sonde.read.tensors.view import SnapshotView
-from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.snapshot_document import SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import GROUP_FILE, attempt_of, group_name, older_group, parent_name, step_of
+from sonde.schema.snapshots.addresses import Address, icechunk_storage
+from sonde.schema.snapshots.document import SnapshotDocument, SnapshotReader
+from sonde.schema.snapshots.tensors import GROUP_FILE, attempt_of, group_name, older_group, parent_name, step_of
 from sonde.schema.words import in_words
 
 

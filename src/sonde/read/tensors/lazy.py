@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sonde.errors import SondeError, UsageError, nearest
-from sonde.schema.tensors import AnyArray, storage_dtype
+from sonde.schema.snapshots.tensors import AnyArray, storage_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from sonde.schema.snapshot_document import Index, SnapshotDocument, SnapshotReader, TensorEntry
-from sonde.schema.tensors import AnyArray
+from sonde.schema.snapshots.document import Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.snapshots.tensors import AnyArray
 
 _NUM_READERS: Final = 256
 """Documents of snapshots that are kept in memory."""

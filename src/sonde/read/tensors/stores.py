@@ -15,10 +15,10 @@ from sonde.read.run.folder import inside, open_inside
 from sonde.read.run.log import list_folder
 from sonde.read.tensors.readers import SnapshotReaders, TensorStore
 from sonde.read.tensors.view import SnapshotView, known_steps
-from sonde.schema.addresses import read_address
-from sonde.schema.archive import open_archive
-from sonde.schema.snapshot_document import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
-from sonde.schema.tensors import (
+from sonde.schema.snapshots.addresses import read_address
+from sonde.schema.snapshots.archive import open_archive
+from sonde.schema.snapshots.document import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.snapshots.tensors import (
     GROUP_FILE,
     AnyArray,
     SnapshotKey,
@@ -30,7 +30,7 @@ from sonde.schema.tensors import (
     step_of,
     tensors_folder,
 )
-from sonde.schema.uploads import UploadState, upload_file
+from sonde.schema.snapshots.uploads import UploadState, upload_file
 
 if TYPE_CHECKING:
     from sonde.read.tensors.icechunk import IcechunkTensorStore

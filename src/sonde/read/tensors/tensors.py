@@ -21,7 +21,7 @@ from sonde.read.tensors.lazy import LazyTensors, TensorSpec
 from sonde.read.tensors.readers import TensorStore
 from sonde.read.tensors.view import SnapshotView, is_shown
 from sonde.schema.names import matches
-from sonde.schema.tensors import AnyArray, as_values, kind_of, storage_dtype
+from sonde.schema.snapshots.tensors import AnyArray, as_values, kind_of, storage_dtype
 
 if TYPE_CHECKING:
     import xarray

@@ -17,8 +17,8 @@ from sonde.read.run.status import is_locked
 from sonde.read.tensors.readers import TensorStore
 from sonde.schema.attempts import History
 from sonde.schema.layout import CATALOG_FILE
-from sonde.schema.snapshot_document import Index, SnapshotDocument, TensorEntry
-from sonde.schema.tensors import AnyArray, SnapshotKey
+from sonde.schema.snapshots.document import Index, SnapshotDocument, TensorEntry
+from sonde.schema.snapshots.tensors import AnyArray, SnapshotKey
 
 
 class Source(Protocol):

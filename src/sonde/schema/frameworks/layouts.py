@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sonde.schema.tensors import AnyArray
+from sonde.schema.snapshots.tensors import AnyArray
 
 Framework = Literal["torch", "keras", "flax"]
 Shape = tuple[int, ...]

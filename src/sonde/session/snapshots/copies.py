@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sonde.probe.guards import quiet
-from sonde.schema.tensors import STORAGE, HostTensor
+from sonde.schema.snapshots.tensors import STORAGE, HostTensor
 from sonde.session.snapshots.staging import Room, TensorSlot, dtype_name
 from sonde.write.tensors.snapshots import ChangedError
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sonde.probe.guards import quiet
-from sonde.schema.tensors import HostTensor, Snapshot
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.session.snapshots.copies import Copier, Copies
 from sonde.session.snapshots.gather import Gather, Named, unreadable
 from sonde.session.snapshots.staging import Arena, NoRoomError, Staging

@@ -13,7 +13,7 @@ from sonde.probe.model import child_of
 from sonde.probe.outputs import is_plain_tensor, items_of
 from sonde.probe.select import chooser, is_chosen
 from sonde.schema.names import site_name, strip_wrappers
-from sonde.schema.tensors import STORAGE
+from sonde.schema.snapshots.tensors import STORAGE
 from sonde.session.snapshots.staging import dtype_name
 
 if TYPE_CHECKING:

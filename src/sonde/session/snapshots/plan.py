@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from sonde.errors import UnknownNameError, UsageError
 from sonde.probe.schedule import Schedule, as_schedule, every
-from sonde.schema.tensors import SNAPSHOT_KINDS as KINDS
+from sonde.schema.snapshots.tensors import SNAPSHOT_KINDS as KINDS
 
 DEFAULT_WHEN: Final = every(500)
 

@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from sonde.schema.tensors import STORAGE
+from sonde.schema.snapshots.tensors import STORAGE
 
 _ALIGN: Final = 64
 _MIN_BLOCK: Final = 1 << 12

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sonde.schema.exported import require_h5py
 from sonde.schema.names import site_name
 from sonde.schema.records import to_json
+from sonde.schema.snapshots.exported import require_h5py
 from sonde.show.export.source import Source
 
 

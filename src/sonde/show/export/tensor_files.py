@@ -19,10 +19,19 @@ import pyarrow.parquet as pq
 
 from sonde.errors import UsageError
 from sonde.run import LazyTensors
-from sonde.schema.exported import DTYPE, DTYPES_KEY, FORMAT, NAME, SAFETENSORS_DTYPES, STEP, STEP_KEY, require_h5py
 from sonde.schema.names import site_name
 from sonde.schema.records import to_json
-from sonde.schema.tensors import AnyArray, group_name, storage_dtype
+from sonde.schema.snapshots.exported import (
+    DTYPE,
+    DTYPES_KEY,
+    FORMAT,
+    NAME,
+    SAFETENSORS_DTYPES,
+    STEP,
+    STEP_KEY,
+    require_h5py,
+)
+from sonde.schema.snapshots.tensors import AnyArray, group_name, storage_dtype
 
 Facts = dict[str, Any]
 _SAFETENSORS_CODES: Final = {dtype: code for code, dtype in SAFETENSORS_DTYPES.items()}

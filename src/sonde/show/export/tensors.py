@@ -16,7 +16,7 @@ from typing import Any, Final
 from sonde.errors import UnknownNameError, UsageError
 from sonde.run import LazyTensors, Run, TensorSpec, TensorStore, snapshot_tensors
 from sonde.schema.names import matches_any
-from sonde.schema.tensors import group_name
+from sonde.schema.snapshots.tensors import group_name
 from sonde.show.export.atomic import replacing
 from sonde.show.export.parts import Parts, fingerprint
 from sonde.show.export.source import run_facts

@@ -17,7 +17,7 @@ from sonde.show.diagnosis import health_of, stored_diagnosis
 from sonde.show.monitor.frame import Curve, Frame, RunLine, worst_layers
 from sonde.show.pooled import COLUMNS, LivePool
 from sonde.show.summary import steps_per_second
-from sonde.show.web.diagnoses import recorded_findings
+from sonde.show.web.caches.diagnoses import recorded_findings
 
 OTHER_SCALARS: Final = ("*lr*", "*learning_rate*", "*acc*")
 """Drawn in addition to the losses."""

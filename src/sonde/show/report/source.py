@@ -19,7 +19,7 @@ from sonde.show.coverage import coverage_sentences, overhead_sentence
 from sonde.show.diagnosis import health_of, what_was_checked
 from sonde.show.export.source import run_facts
 from sonde.show.summary import duration_s
-from sonde.show.web.diagnoses import MAX_ROWS, judge
+from sonde.show.web.caches.diagnoses import MAX_ROWS, judge
 from sonde.show.web.runs import Entry, run_key
 
 STAGES: Final = ("findings", "convergence", "gradient flow", "weights", "overfitting")

@@ -17,13 +17,13 @@ from sonde.run import Run
 from sonde.show.trash import move_to_trash, restore
 from sonde.show.web.answers import comparing, flow, judgement, lines, overview, sites, snapshots, tensor
 from sonde.show.web.answers.heat import Heats, health_heat
-from sonde.show.web.cache import ByteCache
-from sonde.show.web.diagnoses import Diagnoses, finding_key
+from sonde.show.web.caches.cache import ByteCache
+from sonde.show.web.caches.diagnoses import Diagnoses, finding_key
+from sonde.show.web.caches.run_summaries import Briefs
+from sonde.show.web.caches.throttled import ThrottledAnswers
 from sonde.show.web.finding_states import STATES, FindingStates
 from sonde.show.web.query import BadRequestError, ConflictError, NotFoundError, Query
-from sonde.show.web.run_summaries import Briefs
 from sonde.show.web.runs import Entry, RunTable, run_key
-from sonde.show.web.throttled import ThrottledAnswers
 from sonde.show.web.wire import Reply, json_reply
 
 ANSWER_BYTES: Final = 128 << 20

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.schema.arrays import CHECKSUM_BYTES, Layout, checksum, checksum_of, cut
-from sonde.schema.snapshot_document import SnapshotDocument, TensorEntry
-from sonde.schema.tensors import (
+from sonde.schema.snapshots.arrays import CHECKSUM_BYTES, Layout, checksum, checksum_of, cut
+from sonde.schema.snapshots.document import SnapshotDocument, TensorEntry
+from sonde.schema.snapshots.tensors import (
     DTYPE_ATTRIBUTE,
     GROUP_FILE,
     STORAGE,

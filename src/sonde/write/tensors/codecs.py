@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from sonde.errors import MissingPackageError, UnknownNameError, UsageError
-from sonde.schema.tensors import AnyArray
+from sonde.schema.snapshots.tensors import AnyArray
 
 Shuffle = Literal["noshuffle", "shuffle", "bitshuffle"]
 _SHUFFLES: Final[dict[Shuffle, int]] = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}

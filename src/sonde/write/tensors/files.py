@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sonde.errors import RunError
-from sonde.schema.archive import open_archive
-from sonde.schema.snapshot_document import SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import (
+from sonde.schema.snapshots.archive import open_archive
+from sonde.schema.snapshots.document import SnapshotDocument, SnapshotReader
+from sonde.schema.snapshots.tensors import (
     GROUP_FILE,
     HostTensor,
     Snapshot,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunError, UsageError
-from sonde.schema.tensors import Receipt, Snapshot, SnapshotKey, archive_name
+from sonde.schema.snapshots.tensors import Receipt, Snapshot, SnapshotKey, archive_name
 from sonde.write.durable import sync_folder
 from sonde.write.lock import RunLock
 from sonde.write.tensors.archive_file import ArchiveWriter

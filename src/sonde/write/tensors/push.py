@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunError, RunLockedError
-from sonde.schema.tensors import hidden_folder
-from sonde.schema.uploads import UPLOAD_FILE
+from sonde.schema.snapshots.tensors import hidden_folder
+from sonde.schema.snapshots.uploads import UPLOAD_FILE
 from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import TIMEOUT_S, Spool, command_line
 

@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunError, UsageError
-from sonde.schema.addresses import Address, icechunk_storage
-from sonde.schema.snapshot_document import SnapshotDocument
-from sonde.schema.tensors import GROUP_FILE, SnapshotKey, attempt_of, group_name, older_group, parent_name, step_of
+from sonde.schema.snapshots.addresses import Address, icechunk_storage
+from sonde.schema.snapshots.document import SnapshotDocument
+from sonde.schema.snapshots.tensors import (
+    GROUP_FILE,
+    SnapshotKey,
+    attempt_of,
+    group_name,
+    older_group,
+    parent_name,
+    step_of,
+)
 from sonde.write.lock import RunLock
 
 _ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Final, Literal
 
 from sonde.errors import RunError, SondeError
-from sonde.schema.tensors import Snapshot, SnapshotKey
+from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.write.items import AttemptNumber, KeptRow
 from sonde.write.recorder import lower_priority
 from sonde.write.tensors.store import Receipt, Store

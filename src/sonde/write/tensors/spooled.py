@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import MissingPackageError, RunError, UsageError
-from sonde.schema.addresses import Address, written_address
-from sonde.schema.snapshot_document import SnapshotReader
-from sonde.schema.tensors import Receipt, Snapshot, SnapshotKey, hidden_folder
-from sonde.schema.uploads import UploadState
+from sonde.schema.snapshots.addresses import Address, written_address
+from sonde.schema.snapshots.document import SnapshotReader
+from sonde.schema.snapshots.tensors import Receipt, Snapshot, SnapshotKey, hidden_folder
+from sonde.schema.snapshots.uploads import UploadState
 from sonde.write.tensors.files import open_path, read_snapshot
 from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import LINGER_S, TIMEOUT_S, Spool, command_line

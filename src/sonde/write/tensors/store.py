@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from sonde.errors import UnknownNameError, UsageError, nearest
-from sonde.schema.tensors import Receipt, Snapshot
+from sonde.schema.snapshots.tensors import Receipt, Snapshot
 
 __all__ = ["Receipt", "Store", "known_stores", "open_store"]
 

@@ -21,9 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, NoReturn
 
 from sonde.errors import RunLockedError
-from sonde.schema.addresses import read_address
-from sonde.schema.tensors import SnapshotKey, archive_name
-from sonde.schema.uploads import UPLOAD_LOCK, UploadState, upload_file
+from sonde.schema.snapshots.addresses import read_address
+from sonde.schema.snapshots.tensors import SnapshotKey, archive_name
+from sonde.schema.snapshots.uploads import UPLOAD_LOCK, UploadState, upload_file
 from sonde.schema.words import in_words
 from sonde.write.durable import write_durably
 from sonde.write.lock import RunLock

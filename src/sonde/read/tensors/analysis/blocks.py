@@ -17,7 +17,7 @@ from sonde.read.run.steps import Steps, parse_steps
 from sonde.read.tensors.readers import TensorStore
 from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.names import matches_any
-from sonde.schema.tensors import AnyArray, storage_dtype
+from sonde.schema.snapshots.tensors import AnyArray, storage_dtype
 
 BLOCK: Final = 8 << 20
 """Bytes of one block as stored: what a task has in memory is a few times that, in float64."""

@@ -18,7 +18,7 @@ from sonde.read.tensors.files.numpy import open_npz
 from sonde.read.tensors.files.safetensors import open_safetensors
 from sonde.read.tensors.files.torch import open_torch
 from sonde.read.tensors.lazy import LazyTensors
-from sonde.schema.tensors import AnyArray
+from sonde.schema.snapshots.tensors import AnyArray
 
 OPENERS: Final[dict[str, Callable[[Path], LazyTensors]]] = {
     ".safetensors": open_safetensors, ".pt": open_torch, ".pth": open_torch, ".bin": open_torch, ".ckpt": open_torch,

@@ -14,8 +14,8 @@ import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.schema.exported import DTYPE, FORMAT, NAME, require_h5py
-from sonde.schema.tensors import STORAGE, AnyArray, as_values
+from sonde.schema.snapshots.exported import DTYPE, FORMAT, NAME, require_h5py
+from sonde.schema.snapshots.tensors import STORAGE, AnyArray, as_values
 
 _KERAS_VARS: Final = re.compile(r"(?:(?P<layer>.*)/)?vars/(?P<index>\d+)")
 _KERAS_LEAVES: Final = {

@@ -11,8 +11,8 @@ import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.schema.exported import DTYPES_KEY, STEP_KEY
-from sonde.schema.tensors import STORAGE, AnyArray, as_values
+from sonde.schema.snapshots.exported import DTYPES_KEY, STEP_KEY
+from sonde.schema.snapshots.tensors import STORAGE, AnyArray, as_values
 
 
 def open_npz(path: Path) -> LazyTensors:

@@ -11,8 +11,8 @@ import numpy as np
 
 from sonde.errors import CorruptError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.schema.exported import SAFETENSORS_DTYPES
-from sonde.schema.tensors import AnyArray, as_values, storage_dtype
+from sonde.schema.snapshots.exported import SAFETENSORS_DTYPES
+from sonde.schema.snapshots.tensors import AnyArray, as_values, storage_dtype
 
 MAX_HEADER: Final = 100 << 20
 """What the format allows."""

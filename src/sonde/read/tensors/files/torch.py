@@ -18,7 +18,7 @@ import numpy as np
 
 from sonde.errors import CorruptError, UsageError
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec
-from sonde.schema.tensors import STORAGE, AnyArray, as_values, storage_dtype
+from sonde.schema.snapshots.tensors import STORAGE, AnyArray, as_values, storage_dtype
 
 MAX_PICKLE: Final = 256 << 20
 CONVERT: Final = (

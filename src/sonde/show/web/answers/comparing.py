@@ -12,7 +12,7 @@ from sonde.schema.records import flatten
 from sonde.schema.window import ends
 from sonde.show.divergence import divergence_sentences, what_agreed
 from sonde.show.web.answers.overview import MAX_TEXT, run_row
-from sonde.show.web.run_summaries import Briefs
+from sonde.show.web.caches.run_summaries import Briefs
 from sonde.show.web.runs import Entry
 from sonde.show.web.structure import structure_of
 from sonde.show.web.wire import Reply, json_reply, number

@@ -11,9 +11,9 @@ import numpy as np
 
 from sonde.run import Run
 from sonde.schema.pooling import MISSING, Cells, Places, pool_into, scale_of
-from sonde.show.web.cache import ByteCache
-from sonde.show.web.diagnoses import Judged
-from sonde.show.web.heat_index import CACHE_BYTES, HeatIndex, Loader, Picture, colour_range, encode, even_width
+from sonde.show.web.caches.cache import ByteCache
+from sonde.show.web.caches.diagnoses import Judged
+from sonde.show.web.caches.heat_index import CACHE_BYTES, HeatIndex, Loader, Picture, colour_range, encode, even_width
 from sonde.show.web.query import BadRequestError, NotFoundError, Query
 from sonde.show.web.runs import Entry
 from sonde.show.web.structure import stats_of, structure_of

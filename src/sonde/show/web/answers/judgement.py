@@ -12,7 +12,7 @@ from sonde.diagnose.finding import Finding, count_severities
 from sonde.run import Run
 from sonde.schema.records import Site
 from sonde.show.web.answers.lines import DEFAULT_POINTS, MAX_POINTS
-from sonde.show.web.diagnoses import Judged, finding_key
+from sonde.show.web.caches.diagnoses import Judged, finding_key
 from sonde.show.web.line_grid import Line, lines_reply
 from sonde.show.web.query import Query
 from sonde.show.web.structure import stats_of

@@ -12,8 +12,8 @@ from sonde.schema.losses import training_loss, validation_loss, words
 from sonde.schema.names import is_inspection
 from sonde.schema.records import flatten
 from sonde.show.coverage import coverage_sentences, overhead_sentence, overhead_share
+from sonde.show.web.caches.run_summaries import Briefs
 from sonde.show.web.query import Query
-from sonde.show.web.run_summaries import Briefs
 from sonde.show.web.runs import Entry, Head, RunTable
 from sonde.show.web.wire import Reply, json_reply
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.errors import MissingPackageError, RunError
 from sonde.run import Run, SnapshotView
-from sonde.schema.snapshot_document import TensorEntry
+from sonde.schema.snapshots.document import TensorEntry
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query
 from sonde.show.web.tensor_image import image_of
 from sonde.show.web.wire import Reply, binary_reply, json_reply, number

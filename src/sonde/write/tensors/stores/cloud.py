@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import UsageError
-from sonde.schema.addresses import Address, check_environment
+from sonde.schema.snapshots.addresses import Address, check_environment
 from sonde.write.tensors.spooled import OPTIONS, SpooledStore
 
 __all__ = ["OPTIONS", "open"]

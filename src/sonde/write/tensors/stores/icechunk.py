@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sonde.schema.addresses import local_address
+from sonde.schema.snapshots.addresses import local_address
 from sonde.write.tensors.spooled import OPTIONS, SpooledStore
 
 __all__ = ["OPTIONS", "open"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sonde.errors import RunError, UnknownNameError, UsageError
-from sonde.schema.tensors import HostTensor, Receipt, Snapshot, SnapshotKey
+from sonde.schema.snapshots.tensors import HostTensor, Receipt, Snapshot, SnapshotKey
 
 
 class MemoryStore:

@@ -14,8 +14,8 @@ from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.errors import CorruptError
 from sonde.run import Run
+from sonde.show.web.caches.throttled import ThrottledAnswers
 from sonde.show.web.runs import Entry
-from sonde.show.web.throttled import ThrottledAnswers
 
 MAX_ROWS: Final = 5_000_000
 """Runs with more sketches are not diagnosed anew: what was found during training is shown."""

@@ -15,8 +15,8 @@ import numpy as np
 from sonde.errors import SondeError
 from sonde.run import Heat, LiveCells, Segment
 from sonde.schema.pooling import MISSING, ZERO_PLACE, Cells, Places, pool, pool_into, scale_of
-from sonde.show.web.background import BackgroundTasks
-from sonde.show.web.cache import ByteCache
+from sonde.show.web.caches.background import BackgroundTasks
+from sonde.show.web.caches.cache import ByteCache
 from sonde.show.web.runs import Entry
 
 COARSE_STEPS: Final = 8

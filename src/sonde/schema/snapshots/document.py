@@ -17,9 +17,17 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.errors import CorruptError, FormatError, UnknownNameError, UsageError
-from sonde.schema.arrays import MAX_BYTES, ArrayReader, DamageError, Layout, ReadAt, checksum_of
-from sonde.schema.format_one import MAX_CHAIN, ShardReader, undo_difference
-from sonde.schema.tensors import ATTRIBUTE, SNAPSHOT_FORMAT, STORAGE, AnyArray, as_values, is_inside, storage_dtype
+from sonde.schema.snapshots.arrays import MAX_BYTES, ArrayReader, DamageError, Layout, ReadAt, checksum_of
+from sonde.schema.snapshots.format_one import MAX_CHAIN, ShardReader, undo_difference
+from sonde.schema.snapshots.tensors import (
+    ATTRIBUTE,
+    SNAPSHOT_FORMAT,
+    STORAGE,
+    AnyArray,
+    as_values,
+    is_inside,
+    storage_dtype,
+)
 
 CHECKSUM_ATTRIBUTE: Final = "sonde_crc32"
 MAX_DOCUMENT_BYTES: Final = 64 << 20

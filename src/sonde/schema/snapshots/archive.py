@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import IO, Any, Final
 
 from sonde.errors import CorruptError
-from sonde.schema.arrays import DamageError
-from sonde.schema.snapshot_document import MAX_DOCUMENT_BYTES, SnapshotDocument, SnapshotReader
-from sonde.schema.tensors import GROUP_FILE
+from sonde.schema.snapshots.arrays import DamageError
+from sonde.schema.snapshots.document import MAX_DOCUMENT_BYTES, SnapshotDocument, SnapshotReader
+from sonde.schema.snapshots.tensors import GROUP_FILE
 
 ReadFile = Callable[[int, int], bytes]
 """Bytes of the archive: from an offset, at most N."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from sonde.schema.packages import require
-from sonde.schema.tensors import STORAGE, AnyArray
+from sonde.schema.snapshots.tensors import STORAGE, AnyArray
 
 ReadAt = Callable[[str, int, int], bytes]
 """Bytes of a file of the array (`c/0/0`): from an offset, at most N. An offset below zero counts from the end."""

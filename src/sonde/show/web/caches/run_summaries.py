@@ -19,8 +19,8 @@ from sonde.show.analyses.convergence import convergence
 from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis
 from sonde.show.summary import SeriesSummary, loss_series
-from sonde.show.web.background import BackgroundTasks
-from sonde.show.web.diagnoses import judge
+from sonde.show.web.caches.background import BackgroundTasks
+from sonde.show.web.caches.diagnoses import judge
 from sonde.show.web.finding_states import FindingStates
 from sonde.show.web.runs import Entry, Head
 from sonde.show.web.wire import number

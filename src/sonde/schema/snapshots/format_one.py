@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from sonde.schema.arrays import CHECKSUM_BYTES, MAX_BYTES, ArrayReader, DamageError, Layout, ReadAt, checked
-from sonde.schema.tensors import AnyArray
+from sonde.schema.snapshots.arrays import CHECKSUM_BYTES, MAX_BYTES, ArrayReader, DamageError, Layout, ReadAt, checked
+from sonde.schema.snapshots.tensors import AnyArray
 
 MAX_CHAIN: Final = 64
 """No writer made a longer chain of differences; a longer one goes in circles."""

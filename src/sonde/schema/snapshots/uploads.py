@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sonde.errors import CorruptError
 from sonde.schema.records import check_document, sign_document
-from sonde.schema.tensors import SnapshotKey, hidden_folder, parent_name
+from sonde.schema.snapshots.tensors import SnapshotKey, hidden_folder, parent_name
 
 UPLOAD_FILE: Final = "upload.json"
 UPLOAD_LOCK: Final = "uploading"

@@ -1,0 +1,1 @@
+"""Whole tensors as they are stored: their names, documents, archives and addresses."""

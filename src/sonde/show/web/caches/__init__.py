@@ -1,0 +1,1 @@
+"""What the dashboard keeps between requests, and works out in the background."""
