@@ -14,7 +14,7 @@ ALONE := distributed or browser or gpu
 # Two test processes on two cores; without this torch would start as many threads in each of them.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help install web browser azurite zoo demo test check lint types contracts quick coverage marked foreign sweep bench docs format clean
+.PHONY: help install web browser azurite zoo demo test check lint types contracts quick coverage marked foreign bench docs format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -68,7 +68,7 @@ else
 	$(TEST) -q -n 2
 endif
 
-# Apart from `quick`, which it would slow down by half: 133 s of CPU time in place of 84 s for 1,393 tests.
+# Apart from `quick`, which is run many times a day: following every line makes the tests slower.
 coverage: export COVERAGE_FILE := .venv/.coverage
 coverage: web  ## the quick tests, and how many lines they run; .venv/coverage/index.html shows which
 	$(TEST) -q -n 2 --cov=sonde --cov-report=html:.venv/coverage
@@ -82,9 +82,6 @@ foreign: web zoo  ## the whole zoo of foreign models and trainers; writes benchm
 	rm -rf .venv/foreign
 	status=0; SONDE_TEST_FOREIGN_RESULTS=$(CURDIR)/.venv/foreign $(TEST) -q -n 2 -m "" tests/foreign || status=$$?; \
 	$(BIN)/python tests/foreign/zoo_table.py .venv/foreign > benchmarks/results/foreign.md; exit $$status
-
-sweep: web  ## make each call of ours in a training step fail, one at a time; about twenty minutes
-	SONDE_TEST_EVERY_CALL=1 $(TEST) -q -n 2 -m fault tests/session/test_faults.py
 
 bench: $(STAMP)  ## what watching costs; writes benchmarks/results/
 	$(BIN)/python benchmarks/overhead.py

@@ -34,7 +34,7 @@ def confirm(question: str) -> None:
     try:
         is_sure = typer.confirm(question, err=True)
     except typer.Abort:
-        raise UsageError("it asks before it deletes, and nobody answered. Add --yes.") from None
+        raise UsageError("needs confirmation, and there is no terminal to ask on. Add --yes.") from None
     if not is_sure:
         raise typer.Exit(1)
 

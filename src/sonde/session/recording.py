@@ -14,7 +14,7 @@ from sonde.session.process.ending import print_line
 from sonde.write.writer import Writer, WriterOptions
 
 _MAX_WARNINGS: Final = 100
-"""Different warnings of one session. Names may be made anew in every step."""
+"""The maximum number of different warnings of one session: each step may bring new names."""
 
 
 class Breaker:
@@ -30,7 +30,7 @@ class Breaker:
         self._told: set[str] = set()
 
     def __call__(self, where: str, error: Exception) -> None:
-        """Note a failure in a hook. Training goes on."""
+        """Report a failure in a hook. Training continues."""
         self.num_errors += 1
         what = f"{where}: {type(error).__name__}: {error}"[:500]
         key = f"{where}: {type(error).__name__}"
@@ -152,7 +152,7 @@ class Recording:
 
     def _switched_off(self, what: str) -> None:
         self.warn(
-            f"switched off after {self.breaker.num_errors} failures of its own, the last in {what}. Training goes on."
+            f"switched off after {self.breaker.num_errors} failures of its own, the last in {what}. Training continues."
         )
         self.event("switched_off", f"sonde switched itself off: {what}", severity="critical")
         self.writer.note(switched_off=what)

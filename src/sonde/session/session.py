@@ -164,7 +164,7 @@ class Session:
     def snapshot(self, kinds: Any = None) -> int | None:
         """Keep whole tensors of the step that comes next, or is being made: its number. None: there will be none.
 
-        Copied while training goes on. Where no step comes any more, `finish` takes it.
+        Copied while training continues. If no further step follows, `finish` takes it.
         """
         if not self._is_open("snapshot", "snapshot() after finish() keeps nothing."):
             return None
@@ -256,7 +256,7 @@ class Session:
             self.recording.breaker(what, error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Finish with the status that this error stands for. `sys.exit(0)` is none, and has all the time it needs."""
+        """Finish with the status of this error. `sys.exit(0)` is not one, and has no short deadline."""
         status, reason = status_of(error)
         self.finish(status, reason, deadline_s=None if status == "finished" else self.settings.exit_deadline_s)
 

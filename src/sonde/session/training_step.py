@@ -53,7 +53,7 @@ class StepRecorder:
         self.snapshots: SnapshotTaker = SnapshotTaker(recording, self.threads)
         recording.at_beat.append(self.snapshots.asks.poll)
         self.hooks: OptimizerHooks | None = None
-        """None until a model is watched: a session that only logs numbers needs no torch."""
+        """None until a model is watched, as is all that needs torch: a session may log numbers without it."""
         self._watching = threading.RLock()
 
     # --------------------------------------------------------------------------------------------- the forward pass
@@ -104,10 +104,7 @@ class StepRecorder:
     def optimizer_step(self, model: WatchedModel, step: OptimizerStep) -> Iterator[None]:
         """Before the step, gradients are what the optimizer will use and parameters what they were computed at; after
         it, the update is known. With a closure the gradients are made inside the step."""
-        from sonde.probe.guards import quiet
-        from sonde.session.model.unseen_steps import warn_of_missing
-
-        part, meter, kind = self._attempt, model.meter, model.main_kind
+        part, quiet, meter, kind = self._attempt, self._quiet, model.meter, model.main_kind
         are_grads_made = not (step.has_closure or step.is_made)
 
         self.snapshots.before_update(model, step)
@@ -133,7 +130,7 @@ class StepRecorder:
                 with part("gradients"):
                     model.read_grads(step)
             if step.is_made:
-                warn_of_missing(self.recording, step.optimizer)
+                self._warn_of_missing(self.recording, step.optimizer)
             else:
                 with part("updates"):
                     model.read_updates(step)
@@ -189,14 +186,11 @@ class StepRecorder:
                 self.data.emit(step)
 
     def _emit_model(self, model: WatchedModel, step: int) -> None:
-        from sonde.probe.guards import quiet
-        from sonde.session.model.tables import put_tables
-
-        part, meter, kind = self._attempt, model.meter, model.main_kind
+        part, quiet, meter, kind = self._attempt, self._quiet, model.meter, model.main_kind
         with part("handing over"), quiet(), meter.span(kind):
             tables = model.take()
             if tables:
-                put_tables(self.recording.writer, tables, step)
+                self._put_tables(self.recording.writer, tables, step)
         with part("handing over an inspection"), quiet(), meter.span(kind):
             values = model.inspection.take()
             if values:
@@ -246,13 +240,11 @@ class StepRecorder:
             self._end_snapshot(training)
 
     def _sweep_model(self, model: WatchedModel) -> None:
-        from sonde.probe.guards import quiet
-
         step = model.current_step()
         if step is None:
             return
         self.snapshots.before_update(model, step)
-        with quiet(), model.meter.span(model.main_kind):
+        with self._quiet(), model.meter.span(model.main_kind):
             model.log(model.optimizer_scalars.clipped(step))
             model.read_grads(step)
             model.inspection.before_update(model.training.steps.number)
@@ -324,12 +316,17 @@ class StepRecorder:
         """One pair of hooks for all models."""
         if self.hooks is not None:
             return
+        from sonde.probe.guards import quiet
         from sonde.probe.optimizer.hooks import OptimizerHooks
         from sonde.probe.optimizer.scaler import ScalerTap
         from sonde.session.data.inspection import DataInspection
         from sonde.session.model.optimizer_names import OptimizerNames
         from sonde.session.model.structure import ModelDocument
+        from sonde.session.model.tables import put_tables
+        from sonde.session.model.unseen_steps import warn_of_missing
 
+        # Not imported where they are used, which is in every step.
+        self._quiet, self._put_tables, self._warn_of_missing = quiet, put_tables, warn_of_missing
         failed = self.recording.breaker
         self.data = DataInspection(self.recording, self.threads)
         self.document = ModelDocument(self.recording.writer)

@@ -42,8 +42,9 @@ class ScalerTap:
     def __init__(self, on_skipped: Callable[[Optimizer], None], on_error: Callable[[str, Exception], None]) -> None:
         self.on_skipped = protected(on_skipped, on_error, "skipped step")
         if not _taps:
+            note_begun = protected(_note_begun, on_error, "beginning of a scaled step")
             _replaced.put(GradScaler, "step", _watch)
-            _handles.append(register_optimizer_step_pre_hook(compiled_steps.beginning(_note_begun)))
+            _handles.append(register_optimizer_step_pre_hook(compiled_steps.beginning(note_begun)))
             compiled_steps.follow(_compiled)
         _taps.append(self)
 

@@ -55,7 +55,7 @@ class OptimizerStep:
     tables: list[Any] = field(default_factory=list)
     """What was measured before the step, and is void if the step fails."""
     measuring: Iterator[None] | None = None
-    """Goes on when the step is made."""
+    """Advanced once before the step, and once after it."""
 
     @property
     def lr(self) -> Any:

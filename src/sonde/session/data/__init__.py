@@ -1,1 +1,1 @@
-"""What is seen of a run's data: inputs, outputs, batches, and the losses that nobody logs."""
+"""Inspection of a run's data: inputs, outputs, batches, and losses that the program does not log."""

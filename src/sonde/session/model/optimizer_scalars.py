@@ -30,8 +30,8 @@ class OptimizerScalars:
         names.expect(model, tap.watched)
         self._known: dict[int, Hyperparameters] = {}
 
-    def told(self, step: OptimizerStep) -> dict[str, Any]:
-        """What the optimizer is told in every step."""
+    def rates(self, step: OptimizerStep) -> dict[str, Any]:
+        """The learning rate and the loss scale of this step."""
         if not self._is_reported(step):
             return {}
         place = self.place(step)
@@ -39,7 +39,7 @@ class OptimizerScalars:
         return {name: value for name, value in values.items() if value is not None}
 
     def groups(self, step: OptimizerStep, at: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Hyperparameters that have changed, at their steps. The learning rate of the first group is told anyhow."""
+        """Hyperparameters that have changed, at their steps. `rates` has the learning rate of the first group."""
         if not self._is_reported(step):
             return
         known, place = self._known.setdefault(step.number, Hyperparameters()), self.place(step)

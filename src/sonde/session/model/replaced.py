@@ -1,4 +1,4 @@
-"""Which models a new watching replaces."""
+"""The models that a new call of `watch` replaces."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sonde.session.model.watched import WatchedModel
 
 
 def watched_before(model: nn.Module, prefix: str, watched_models: Sequence[WatchedModel]) -> list[WatchedModel]:
-    """Those that a new watching of this model replaces: of the model itself, of the same in another wrapper, and of one
-    with the same names that was trained before. One that is to be trained beside it must be told apart."""
+    """The same model, the same in another wrapper, and models with the same parameter names that were trained before.
+    A model with the same names that was not trained yet is an error: it needs a prefix."""
     found = [watching for watching in watched_models if watching.names.model() is model]
     others = [watching for watching in watched_models if watching not in found and watching.names.model() is not None]
     own = _parameters(ModelNames(model, prefix=prefix)) if others else {}

@@ -23,8 +23,8 @@ class ModelDocument:
         self._parts: WeakKeyDictionary[WatchedModel, _Description] = WeakKeyDictionary()
 
     def refresh(self, models: list[WatchedModel], everything: list[WatchedModel]) -> None:
-        """Describe `models` anew; modules and parameters of several stand one after the other. Models that other
-        threads train are described there."""
+        """Describe `models` again if they changed. Modules and parameters of several models follow one another; models
+        that other threads train are described by those threads."""
         changed = [self._parts.setdefault(model, _Description()).refresh(model) for model in models]
         if any(changed):
             with self._lock:  # or the older of two documents could be the last

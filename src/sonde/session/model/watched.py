@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 
 
 class ModelHost(Protocol):
-    """Who is told what the taps of a model see, and decides what to do about it."""
+    """Receives what the taps of a model see, and decides what to do in which order."""
 
     hooks: OptimizerHooks | None
     optimizer_names: OptimizerNames
@@ -93,7 +93,7 @@ class ModelHost(Protocol):
         """Another module, such as a criterion, has returned a single number."""
 
     def pass_restarted(self, model: WatchedModel) -> None:
-        """The pass before may have been none of the step's: what is looked at once in a step is looked at again."""
+        """The pass before may not belong to the step: what is measured once per step is measured again."""
 
     def optimizer_step(self, model: WatchedModel, step: OptimizerStep) -> Iterator[None]:
         """Advanced before an optimizer steps and after it."""
@@ -151,11 +151,17 @@ class WatchedModel:
         self.is_allowed = True
         self._has_other_ranks = world_size() > 1
         self._root = root = self.names.place(model)
-        on_error = recording.breaker
         self.nonfinite = NonFiniteWatch(recording.writer, root.name if root else "") if asked.check_finite else None
-        self.inspection = Inspection(self.names, recording.warn_once, on_error)
+        self.inspection = Inspection(self.names, recording.warn_once, recording.breaker)
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
+        self._attach(host, optimizers)
+        self.begin_step(training.steps.number)
+        self._tell_scripted()
+
+    def _attach(self, host: ModelHost, optimizers: list[Optimizer] | None) -> None:
+        """Tap forward passes, optimizer steps and clipping."""
+        recording, plan, on_error = self.recording, self.plan, self.recording.breaker
         self.clips = ClipTap(on_error)
         self.forward_seen = partial(host.forward_seen, self)
         self.entry = EntryTap(self.names, self._entered, on_error, on_call=partial(host.model_begins, self))
@@ -184,8 +190,6 @@ class WatchedModel:
             self.names, self.optimizers, host.optimizer_names, host.optimizer_taps
         )
         self.unseen_updates = UnseenUpdates(recording, self.names, self.optimizers, host.is_fresh)
-        self.begin_step(training.steps.number)
-        self._tell_scripted()
 
     def detach(self) -> None:
         """Leave no trace."""
@@ -450,8 +454,8 @@ class WatchedModel:
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
     def log_optimizer(self, step: OptimizerStep) -> None:
-        """What the optimizer is told, and whether it skips the step."""
-        self.log(self.optimizer_scalars.told(step))
+        """Log the hyperparameters of the step, and an event if the optimizer skips it."""
+        self.log(self.optimizer_scalars.rates(step))
         at = self.training.steps.number
         if self.is_recording:
             for number, values in self.optimizer_scalars.groups(step, at):
