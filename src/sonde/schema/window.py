@@ -149,11 +149,13 @@ class Window:
 def noted(measure: Callable[[Window], Measure]) -> Callable[[Window], Measure]:
     """A measure that is worked out once for each window, however many rules ask for it."""
 
+    key = f"{measure.__module__}.{measure.__qualname__}"
+
     @wraps(measure)
     def known(window: Window) -> Measure:
-        if measure.__name__ not in window.notes:
-            window.notes[measure.__name__] = measure(window)
-        found: Measure = window.notes[measure.__name__]
+        if key not in window.notes:
+            window.notes[key] = measure(window)
+        found: Measure = window.notes[key]
         return found
 
     return known
