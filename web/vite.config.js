@@ -1,4 +1,4 @@
-// One app.js, one app.css: the server serves them, the static report inlines the same two.
+// Builds one app.js and one app.css, which the server serves and the static report inlines.
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
@@ -12,20 +12,20 @@ export default defineConfig(({ command }) => ({
     emptyOutDir: true,
     target: ["chrome125", "firefox125", "safari17.5"], // light-dark(), DecompressionStream
     cssCodeSplit: false,
-    assetsInlineLimit: 0, // data: addresses are forbidden by our content security policy
+    assetsInlineLimit: 0, // our content security policy forbids data: URLs
     modulePreload: false,
     rolldownOptions: {
       output: { codeSplitting: false, entryFileNames: "app.js", assetFileNames: "app[extname]" },
     },
   },
-  // `npm run dev` beside a running `sonde ui --port 7007`; open its address with the token, port 5173.
+  // Use `npm run dev` next to a running `sonde ui --port 7007`, and open its URL (with the token) on port 5173.
   server: {
     host: "127.0.0.1",
     proxy: {
       "/api": {
         target: server,
         changeOrigin: true,
-        // The server takes changes only from its own pages.
+        // The server accepts changes only from its own origin.
         configure: (proxy) => proxy.on("proxyReq", (request) => request.setHeader("origin", server)),
       },
     },

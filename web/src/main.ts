@@ -1,4 +1,4 @@
-// Starts the page: signs in with the token of the printed address, then shows the application.
+// Entry point: mounts the application.
 
 import { mount } from "svelte";
 import "./app.css";

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { colourAt, type MapName, missingColour, notFiniteColour, palette, type Rgb, toLab } from "../src/lib/colour";
 
-// Machado, Oliveira and Fernandes 2009, severity 1: what protanopes, deuteranopes and tritanopes see (linear RGB).
+// Simulation of protanopia, deuteranopia and tritanopia in linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
 const EYES: Record<string, number[][]> = {
   normal: [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
   protan: [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -25,19 +25,19 @@ function apart(a: Rgb, b: Rgb): number {
 
 const MAPS: [MapName, boolean][] = [["viridis", false], ["viridis", true], ["cividis", false], ["cividis", true],
   ["diverging", false], ["diverging", true]];
-const SHARES = Array.from({ length: 254 }, (_, i) => i / 253);
+const POSITIONS = Array.from({ length: 254 }, (_, i) => i / 253);
 
 for (const [name, isDark] of MAPS) {
-  const colours = SHARES.map((share) => colourAt(name, share, isDark));
+  const colours = POSITIONS.map((position) => colourAt(name, position, isDark));
   for (const [eye, matrix] of Object.entries(EYES)) {
-    test(`${name} ${isDark ? "dark" : "light"}: NaN and missing stand out for ${eye} eyes`, () => {
+    test(`${name} ${isDark ? "dark" : "light"}: NaN and missing are distinct for ${eye} eyes`, () => {
       const nearest = (odd: Rgb): number =>
         Math.min(...colours.map((colour) => apart(seen(matrix, colour), seen(matrix, odd))));
       assert.ok(nearest(notFiniteColour(name, isDark)) > 0.11, `NaN ${nearest(notFiniteColour(name, isDark))}`);
       assert.ok(nearest(missingColour(name, isDark)) > 0.06, `missing ${nearest(missingColour(name, isDark))}`);
     });
-    test(`${name} ${isDark ? "dark" : "light"}: equal steps look alike to ${eye} eyes`, () => {
-      // The two arms of a diverging map meet in the middle, where both are the colour of the page.
+    test(`${name} ${isDark ? "dark" : "light"}: equal differences look equal to ${eye} eyes`, () => {
+      // Both arms of the diverging map end in the background colour, so test only one.
       const arm = name === "diverging" ? colours.slice(0, 127) : colours;
       const steps = arm.slice(16).map((colour, at) => apart(seen(matrix, colour), seen(matrix, arm[at]!)));
       assert.ok(Math.min(...steps) > 0.02, `smallest ${Math.min(...steps)}`);
@@ -45,14 +45,14 @@ for (const [name, isDark] of MAPS) {
   }
 }
 
-test("lightness only rises along the sequential maps", () => {
+test("lightness increases along the sequential maps", () => {
   for (const name of ["viridis", "cividis"] as const) {
-    const lightness = SHARES.map((share) => toLab(colourAt(name, share))[0]);
+    const lightness = POSITIONS.map((position) => toLab(colourAt(name, position))[0]);
     for (let at = 4; at < lightness.length; at++) assert.ok(lightness[at]! > lightness[at - 4]!, `${name} at ${at}`);
   }
 });
 
-test("a palette has one opaque colour for each code", () => {
+test("a palette has one opaque colour per code", () => {
   const colours = new Uint8Array(palette("viridis", false).buffer);
   assert.equal(colours.length, 1024);
   assert.deepEqual([...colours.slice(1020, 1024)], [...notFiniteColour("viridis", false), 255]);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ago, bytes, count, duration, exact, number, percent } from "../src/lib/format";
+import { ago, bytes, count, counted, duration, exact, number, percent } from "../src/lib/format";
 
 test("small numbers are never written as zero", () => {
   assert.equal(number(3e-5), "3×10⁻⁵");
@@ -9,14 +9,14 @@ test("small numbers are never written as zero", () => {
   assert.equal(number(0.0012345), "0.001234");
 });
 
-test("what is not finite has a name", () => {
+test("missing and non-finite values have names", () => {
   assert.equal(number(NaN), "NaN");
   assert.equal(number(Infinity), "∞");
   assert.equal(number(-Infinity), "−∞");
   assert.equal(number(null), "–");
 });
 
-test("four figures, thousands apart", () => {
+test("four significant digits and thousands separators", () => {
   assert.equal(number(0.123456), "0.1235");
   assert.equal(number(12345), "12,345");
   assert.equal(number(12345.678), "12,346");
@@ -32,4 +32,8 @@ test("units", () => {
   assert.equal(duration(0.5), "500 ms");
   assert.equal(duration(3700), "1 h 1 min");
   assert.equal(ago(1000, 1000 + 150), "2 min ago");
+});
+
+test("counts agree with their nouns", () => {
+  assert.deepEqual([0, 1, 2, 1000].map((n) => counted(n, "run")), ["0 runs", "1 run", "2 runs", "1,000 runs"]);
 });

@@ -1,16 +1,16 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { chosenColumns, ridges, shares, usedBins } from "../src/lib/ridge";
+import { chosenColumns, fractions, ridges, usedBins } from "../src/lib/ridge";
 
 const HISTOGRAMS = { counts: [0, 0, 1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0], bins: 5, columns: 3 };
 
-test("shares compare the shape of columns of different size; empty columns stay empty", () => {
-  assert.deepEqual([...shares(HISTOGRAMS)], [0, 0, 0.25, 0.75, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+test("fractions normalise columns of different sizes; empty columns stay empty", () => {
+  assert.deepEqual([...fractions(HISTOGRAMS)], [0, 0, 0.25, 0.75, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
 });
 
-test("only bins in use are shown, with a margin", () => assert.deepEqual(usedBins(HISTOGRAMS), [1, 4]));
+test("only non-empty bins are shown, with a margin", () => assert.deepEqual(usedBins(HISTOGRAMS), [1, 4]));
 
-test("columns without a histogram are left out; first and last stay", () => {
+test("empty columns are skipped; the first and last are kept", () => {
   assert.deepEqual(chosenColumns(HISTOGRAMS, 10), [0, 2]);
   const many = { counts: new Array(100).fill(1), bins: 1, columns: 100 };
   const chosen = chosenColumns(many, 7);

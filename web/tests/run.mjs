@@ -1,4 +1,4 @@
-// Bundles the unit tests with the bundler that is there anyway and runs them with Node's own test runner.
+// Bundles the unit tests with rolldown and runs them with Node's test runner.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";

@@ -1,12 +1,12 @@
-// What the server answers, typed, and the one seam between a live server and a report that holds its data itself.
-// The server's side of each answer is in src/sonde/show/web/answers/; change both together.
+// Typed access to the server's API, and to a report that contains its own data.
+// The Python side of each response is in src/sonde/show/web/answers/; change both together.
 
 // ------------------------------------------------------------------------------------------------------------ numbers
 
-/** A number in JSON. What JSON lacks is text that `Number()` understands; null is "not there". */
+/** A number in JSON. NaN and infinities are strings that `Number()` understands; null means missing. */
 export type Num = number | "NaN" | "Infinity" | "-Infinity" | null;
 
-/** A number of an answer as a number; NaN for what is not there. */
+/** Convert a JSON number; a missing value becomes NaN. */
 export function num(value: Num | undefined): number {
   return value === null || value === undefined ? NaN : Number(value);
 }
@@ -23,31 +23,33 @@ export interface Counts {
   info: number;
 }
 
-/** What the list of runs shows of a run. Worked out in the background; null in a row until it is known. */
+/** Summary of a run for the list of runs. Computed in the background; null in a row until it is ready. */
 export interface Brief {
-  /** The last step it was worked out at. */
+  /** Last step it covers. */
   last_step: number;
-  /** A coarse loss curve: at most 64 points, lowest and highest kept. */
+  /** A coarse loss curve: at most 64 points, keeping minima and maxima. */
   loss: { name: string; last: Num; steps: number[]; values: Num[] } | null;
-  /** Where the loss is going, in the words of `sonde report`; null without a loss. */
+  /** Convergence verdict, worded as in `sonde report`; null without a loss. */
   convergence: { tone: "good" | "watch" | "bad" | "unknown"; verdict: string } | null;
-  /** 0 to 100 of the run as a whole; null when nothing was measured. */
+  /** Health score of the whole run, 0 to 100; null if not measured. */
   health: number | null;
-  /** Open findings (neither acknowledged nor muted). */
-  findings: Counts;
-  /** Share of the time recording took; null when unknown. */
+  /** Open findings (neither acknowledged nor muted); null if nothing could be checked. */
+  findings: Counts | null;
+  /** Fraction of the time spent on recording; null if unknown. */
   overhead: number | null;
+  /** "Recording took 4.1 s of 312 s (1.3 %)"; empty for runs of earlier versions. */
+  recording?: string;
 }
 
 export interface RunRow {
-  /** Names the run in every other request and in URLs. Stable over restarts of the server. */
+  /** Identifies the run in all other requests and in URLs. Stable across server restarts. */
   id: string;
   /** The id in run.json, which `sonde show` understands. */
   run_id: string;
   project: string;
   name: string;
   status: Status;
-  /** Why it ended, or why the folder cannot be read (status "broken"). */
+  /** Why the run ended, or why its folder cannot be read (status "broken"). */
   reason: string;
   /** Seconds since 1970. */
   created: number;
@@ -63,20 +65,21 @@ export interface RunRow {
 
 export interface Runs {
   runs: RunRow[];
-  /** Deleted runs that can still be brought back. */
+  /** Deleted runs that can be restored. */
   trash: { id: string; project: string; name: string; deleted: number }[];
-  /** Briefs that are still being worked out: a `brief` event follows for each. */
+  /** Number of briefs still being computed; a `brief` event follows for each. */
   num_pending: number;
-  /** Where runs are looked for, for the empty state. Text only. */
+  /** Folders that are searched for runs, shown in the empty state. */
   places: string[];
-  /** Deleting is off with `sonde ui --read-only`, and for folders that cannot be written to. */
+  /** False with `sonde ui --read-only`, and for folders that are not writable. */
   can_delete: boolean;
 }
 
 export interface Overhead {
   fraction: Num;
   uncertainty: Num;
-  sentence: string;
+  /** Why the fraction is unknown, or what was recorded less often to limit it. */
+  note: string;
 }
 
 export interface RunDetail extends RunRow {
@@ -87,23 +90,23 @@ export interface RunDetail extends RunRow {
   world_size: number;
   environment: Record<string, unknown>;
   git: Record<string, unknown> | null;
-  /** The whole config as it was given (numbers that are not finite as text). */
+  /** The full config (non-finite numbers as strings). */
   full_config: Record<string, unknown>;
   overhead: Overhead | null;
-  /** Sentences on what was asked for and never seen. */
+  /** Sentences about what was requested but never recorded. */
   coverage: string[];
-  /** What to know before trusting a picture of this run: damage, dropped rows. */
+  /** Problems with the recording itself: damage, dropped rows. */
   warnings: string[];
   first_step: number;
   num_sites: number;
   num_scalars: number;
   num_snapshots: number;
-  /** The scalars an overview draws first: names of the loss, learning rate, validation loss where there are such. */
+  /** Indices of the scalars that the overview draws first; null if not logged. */
   headline: { loss: number | null; val_loss: number | null; lr: number | null };
 }
 
 export interface Site {
-  /** Names the series in requests. */
+  /** Identifies the series in requests. */
   i: number;
   kind: string;
   name: string;
@@ -112,7 +115,7 @@ export interface Site {
   /** The module it belongs to. */
   owner: string;
   module_type: string;
-  /** Place in the order of the forward pass; sites of a kind are listed in it. */
+  /** Position in the forward pass; sites of a kind are listed in this order. */
   order: number;
   aliases: string[];
 }
@@ -120,16 +123,16 @@ export interface Site {
 export interface Stat {
   name: string;
   meaning: string;
-  /** How a heat map codes it. */
+  /** Scale of a heatmap of this stat. */
   scale: "log10" | "linear";
-  /** Needs a histogram, which is not taken at every step. */
+  /** Requires a histogram, which is not recorded at every step. */
   needs_hist: boolean;
 }
 
 export interface Scalar {
   i: number;
   name: string;
-  /** Recorded for the rules (attn/…, rnn/…, unit/…, data/…, model/…), not logged by the user. */
+  /** Whether sonde recorded it for its checks (attn/…, rnn/…, unit/…), instead of the user logging it. */
   is_inspection: boolean;
 }
 
@@ -160,59 +163,59 @@ export interface Sites {
   modules: Module[];
 }
 
-/** Several series over one common axis of steps. */
+/** Several series with a common step axis. */
 export interface Lines {
   last_step: number;
   from: number;
   to: number;
-  /** 0: every recorded step is there. Else so many steps share two points, their lowest and highest in order. */
+  /** Steps per bucket, each reduced to its minimum and maximum; 0 if every recorded step is included. */
   steps_per_bucket: number;
-  /** Whether a point may stand for the average of several steps (very long runs, very many series). */
+  /** Whether a point may be the average of several steps (very long runs, very many series). */
   is_merged: boolean;
   steps: Float64Array;
   series: LineSeries[];
 }
 
 export interface LineSeries {
-  /** Index of the site or scalar; -1 where the series has only a name (health, system). */
+  /** Index of the site or scalar; -1 for series that only have a name (health, system). */
   i: number;
   name: string;
   /** Parallel to `steps`; NaN where the series has no point. */
   values: Float64Array;
-  /** Steps at which the value itself is NaN or infinite (the first of each bucket). Never left out. */
+  /** Steps at which the value is NaN or infinite (the first of each bucket). Always complete. */
   nonfinite: Float64Array;
 }
 
 /**
- * Rows × columns of u8 codes: 0 nothing there, 1..254 the value from lo to hi, 255 NaN or infinite. A cell holds the
- * highest code of what it stands for, and a higher code is what deserves attention: so rows may be folded, and columns
- * pooled, with max() of the codes, and a single NaN or spike is never hidden.
+ * Rows × columns of u8 codes: 0 is missing, 1..254 is a value from lo to hi, 255 is NaN or infinite. A higher code deserves
+ * more attention, and a cell holds the highest code of the steps it covers. Rows and columns can therefore be merged with
+ * max() without hiding a single NaN or spike.
  */
 export interface Heat {
   last_step: number;
   kind: string;
   stat: string;
   scale: "log10" | "linear";
-  /** Value of code 1 and of code 254 (their log10 for scale "log10"). For health lo = 100 and hi = 0. */
+  /** Values of codes 1 and 254 (as log10 for scale "log10"). For health, lo = 100 and hi = 0. */
   lo: number;
   hi: number;
-  /** False while columns of merged steps stand in for the highest single step: ask again after `retry_ms`. */
+  /** False for a preview of merged steps; request again after `retry_ms` for exact values. */
   is_exact: boolean;
   retry_ms: number;
-  /** Column c stands for steps first + c * steps_per_column up to, not including, the next column's first. */
+  /** Column c covers the steps from first + c * steps_per_column up to the next column, exclusive. */
   first: number;
   steps_per_column: number;
   num_columns: number;
   num_rows: number;
-  /** `i` of the site of each row; -1 for rows of a kind without sites (health). */
+  /** Site index of each row; -1 for kinds without sites (health). */
   rows: Int32Array;
-  /** Names of rows, only for kinds without sites (health: module paths, "" for the run) and for ratios. */
+  /** Row names, only for kinds without sites (health: module paths, "" for the whole run) and for ratios. */
   labels: string[];
   /** num_rows × num_columns, row by row. */
   codes: Uint8Array;
 }
 
-/** The value a code of a heat map stands for; NaN for 0, Infinity for 255. */
+/** The value of a heatmap code; NaN for 0, Infinity for 255. */
 export function heatValue(heat: { scale: string; lo: number; hi: number }, code: number): number {
   if (code === 0) return NaN;
   if (code === 255) return Infinity;
@@ -222,14 +225,14 @@ export function heatValue(heat: { scale: string; lo: number; hi: number }, code:
 
 export interface Cell {
   i: number;
-  /** The step asked for; -1 when the site was never measured. */
+  /** The requested step; -1 if the site was never recorded. */
   step: number;
-  /** The recorded step at or before the one asked for, whose values these are. */
+  /** The step of these values: the last recorded one at or before the requested step. */
   recorded_step: number;
   stats: Record<string, Num>;
 }
 
-/** 64 bins of binary exponents × columns; column c as in Heat. Counts, summed over the steps of a column. */
+/** Histograms: 64 bins of binary exponents × columns as in Heat. Counts are summed over the steps of a column. */
 export interface Hist {
   last_step: number;
   i: number;
@@ -241,7 +244,7 @@ export interface Hist {
   min_exponent: number;
   /** num_columns × num_bins, column by column. */
   counts: Float32Array;
-  /** Elements of a column (all), zeros among them, NaN or infinite ones. */
+  /** Per column: number of elements, of zeros, and of NaN or infinite elements. */
   totals: Float64Array;
   zeros: Float64Array;
   nonfinite: Float64Array;
@@ -253,13 +256,13 @@ export interface Evidence {
   healthy: string;
   step: number | null;
   meaning: string;
-  /** What to draw: a site's stat, or a scalar; null when the series was not recorded. */
+  /** The series to draw: a stat of a site, or a scalar; null if it was not recorded. */
   link: { i: number; stat: string } | { scalar: number } | null;
 }
 
 export interface Finding {
   n: number;
-  /** Stays the same while the finding is the same; states are kept by it. */
+  /** Stable identifier of the finding; its state is stored under this key. */
   key: string;
   rule: string;
   severity: Severity;
@@ -267,13 +270,13 @@ export interface Finding {
   step: number;
   last_step: number;
   sites: string[];
-  /** A site of each name to link to, null where none was measured. */
+  /** Index of a site to link to for each name; null if none was recorded. */
   links: (number | null)[];
   message: string;
   evidence: Evidence[];
   remedy: string;
   references: string[];
-  /** `n` of the findings that this one explains. */
+  /** `n` of the findings that are a consequence of this one. */
   cause_of: number[];
   is_explained: boolean;
   state: FindingState;
@@ -281,23 +284,25 @@ export interface Finding {
 
 export interface Findings {
   last_step: number;
-  /** "diagnosis": all rules over all that was recorded. "recorded": what was found during training (very long runs). */
+  /** "diagnosis": all rules ran on the full recording. "recorded": findings from training only (very long runs). */
   source: "diagnosis" | "recorded";
   findings: Finding[];
   counts: Counts;
   num_rules: number;
-  /** Rules that had nothing to look at, and rules that failed. */
+  /** Rules without data, and rules that failed. */
   blind: string[];
   failed: string[];
-  /** What to record so that more can be checked. */
+  /** What to record to enable more checks. */
   gaps: string[];
+  /** Nothing was recorded that the rules check: no finding then means nothing. */
+  is_blind: boolean;
 }
 
-/** `lines.series[0]` is the run as a whole (name ""). */
+/** Health scores; `lines.series[0]` is the whole run (name ""). */
 export interface Health {
   lines: Lines;
   last: number | null;
-  /** Newest score of each layer, lowest first. */
+  /** Latest score of each layer, lowest first. */
   layers: { path: string; score: number }[];
 }
 
@@ -310,24 +315,24 @@ export interface RunEvent {
   details: unknown;
 }
 
-/** Pressure along depth: three tables of layers × columns, NaN where nothing was measured. */
+/** Gradient flow along the depth of the model: tables of layers × columns, NaN where nothing was recorded. */
 export interface Flow {
   last_step: number;
-  /** What the pressure is of: "grad" (of parameters) or "actgrad" (of activations, where they were recorded). */
+  /** Source of the gradients: "grad" (parameters) or "actgrad" (activations, if recorded). */
   kind: string;
   first: number;
   steps_per_column: number;
   num_columns: number;
   layers: { path: string; type: string; order: number; sites: number[] }[];
-  /** num_layers × num_columns each: root mean square, mean |x| (the pressure), largest |x| of the gradient's finite
-   *  elements; the largest is Infinity where some were not finite. */
+  /** num_layers × num_columns each: root mean square, mean |x| (the pressure) and largest |x| of the gradient's finite
+   *  elements. `peak` is Infinity where some elements were non-finite. */
   rms: Float32Array;
   pressure: Float32Array;
   peak: Float32Array;
-  /** Root mean square of the layer's activations, and 1 where some of them were not finite. */
+  /** Root mean square of the layer's activations, and 1 where some of them were non-finite. */
   act_rms: Float32Array;
   act_odd: Uint8Array;
-  /** Scalars by stat, per module that computes attention / is recurrent; draw them with `scalars`. */
+  /** Scalar indices by stat, for each attention and each recurrent module. */
   attention: { path: string; stats: Record<string, number> }[];
   recurrent: { path: string; stats: Record<string, number> }[];
 }
@@ -348,35 +353,35 @@ export interface SnapshotTensor {
   site: string;
   shape: number[];
   dtype: string;
-  /** The site with statistics of the same name; null when there is none. */
+  /** Index of the site with the same name; null if it has no statistics. */
   i: number | null;
 }
 
 export interface Snapshots {
   snapshots: SnapshotInfo[];
-  /** Why there is nothing to show (the extra is missing, the store is damaged); "" otherwise. */
+  /** Why snapshots cannot be shown (missing extra, damaged store); "" otherwise. */
   problem: string;
 }
 
-/** One tensor of a snapshot as an image: each pixel is the element of largest magnitude of its block, sign kept. */
+/** A tensor of a snapshot as an image: each pixel is the signed element of largest magnitude in its block. */
 export interface TensorImage {
   step: number;
   n: number;
   name: string;
   shape: number[];
   dtype: string;
-  /** The tensor as a matrix: rows × columns, before it was made smaller. */
+  /** Rows × columns of the tensor as a matrix, before downsampling. */
   matrix: [number, number];
   height: number;
   width: number;
-  /** height × width; NaN and infinities as they are. */
+  /** height × width, including NaN and infinities. */
   pixels: Float32Array;
   min: Num;
   max: Num;
   rms: Num;
   num_nan: number;
   num_inf: number;
-  /** Singular values, largest first; of at most 1,024 evenly chosen rows and columns. Empty for vectors. */
+  /** Singular values in descending order, from at most 1,024 evenly spaced rows and columns. Empty for vectors. */
   spectrum: Float64Array;
   spectrum_of: [number, number];
   stable_rank: Num;
@@ -387,44 +392,44 @@ export interface CompareRow {
   last: Num[];
   min: Num[];
   max: Num[];
-  /** `i` of the scalar in each run; null where it was not logged. */
+  /** Index of the scalar in each run; null if it was not logged. */
   scalars: (number | null)[];
 }
 
-/** Where a run first leaves the first of the list. */
+/** The first divergence of a run from the first run of the list. */
 export interface Divergence {
   id: string;
-  /** null: no series differs beyond rounding in the steps both have. */
+  /** null if no series differs by more than rounding in the shared steps. */
   first: {
     step: number; series: string; a: Num; b: Num;
-    /** The batches themselves differ: the two values name them and say nothing else. */
+    /** Whether the batches differ; `a` and `b` are then batch hashes. */
     is_batch: boolean;
-    /** What agreed until then, and what may lie behind it. */
+    /** What agreed until then, and possible causes. */
     reason: string;
   } | null;
   num_steps: number;
   series: { series: string; step: number; a: Num; b: Num }[];
   only_a: string[];
   only_b: string[];
-  /** Why the two could not be compared; "" otherwise. */
+  /** Why the runs could not be compared; "" otherwise. */
   problem: string;
 }
 
 export interface Compare {
   runs: RunRow[];
-  /** Settings that differ; null where a run does not have it. */
+  /** Settings that differ; null if a run does not have the setting. */
   config: { key: string; values: (string | null)[] }[];
   metrics: CompareRow[];
-  /** Which of the metrics is the training loss; null where none is. */
+  /** Name of the metric that is the training loss; null if it was not logged. */
   loss: string | null;
   divergences: Divergence[];
-  /** Kinds and stats that all of them have, for the heat map of the ratio. */
+  /** Kinds that all runs have, for the ratio heatmap. */
   kinds: string[];
 }
 
-/** A nudge: something changed; fetch again what is shown. */
+/** A notification that something changed; views fetch their data again. */
 export interface Nudge {
-  /** "run": a run advanced or ended. "runs": the list changed. "brief": a brief is ready. "findings": new, or dealt with. */
+  /** "run": a run advanced or ended. "runs": the list changed. "brief": one is ready. "findings": findings changed. */
   type: "run" | "runs" | "brief" | "findings";
   run?: string;
   last_step?: number;
@@ -434,7 +439,7 @@ export interface Nudge {
 }
 
 export interface Span {
-  /** First and last step, both included; all of the run when left out. */
+  /** First and last step, inclusive; omitted for the whole run. */
   from?: number;
   to?: number;
 }
@@ -452,12 +457,12 @@ export class ApiError extends Error {
 
 // ------------------------------------------------------------------------------------------------------------- source
 
-/** Where answers come from. Views never call fetch: they call the functions below, which ask the source. */
+/** Where data comes from. Views call the functions below, never fetch(). */
 export interface Source {
   readonly kind: "live" | "report";
   get(path: string, signal?: AbortSignal): Promise<ArrayBuffer>;
   send(method: "POST" | "DELETE", path: string, body?: unknown): Promise<ArrayBuffer>;
-  /** Calls back on nudges until the returned function is called; `onState` tells whether the line is up. */
+  /** Subscribe to nudges; returns a function that unsubscribes. `onState` reports whether the connection is up. */
   listen(onNudge: (nudge: Nudge) => void, onState?: (isUp: boolean) => void): () => void;
 }
 
@@ -465,21 +470,21 @@ class LiveSource implements Source {
   readonly kind = "live";
 
   async get(path: string, signal?: AbortSignal): Promise<ArrayBuffer> {
-    return this.ask(path, { method: "GET", signal: signal ?? null });
+    return this.request(path, { method: "GET", signal: signal ?? null });
   }
 
   async send(method: "POST" | "DELETE", path: string, body?: unknown): Promise<ArrayBuffer> {
     const headers: Record<string, string> = body === undefined ? {} : { "Content-Type": "application/json" };
-    return this.ask(path, { method, headers, body: body === undefined ? null : JSON.stringify(body) });
+    return this.request(path, { method, headers, body: body === undefined ? null : JSON.stringify(body) });
   }
 
-  private async ask(path: string, init: RequestInit): Promise<ArrayBuffer> {
+  private async request(path: string, init: RequestInit): Promise<ArrayBuffer> {
     let response: Response;
     try {
       response = await fetch(path, { ...init, credentials: "same-origin", referrerPolicy: "no-referrer" });
     } catch (error) {
       if (error instanceof DOMException && error.name === "AbortError") throw error;
-      throw new ApiError("The server does not answer. Is `sonde ui` still running?", 0, "offline");
+      throw new ApiError("The server is not responding. Is `sonde ui` still running?", 0, "offline");
     }
     const bytes = await response.arrayBuffer();
     if (!response.ok) throw asError(bytes, response.status);
@@ -487,26 +492,26 @@ class LiveSource implements Source {
   }
 
   listen(onNudge: (nudge: Nudge) => void, onState?: (isUp: boolean) => void): () => void {
-    // Browsers allow six connections to a host: a hidden tab gives its line back, else the seventh tab stalls.
-    let line: EventSource | null = null;
+    // Browsers allow six connections per host, so a hidden tab closes its stream; otherwise the seventh tab would stall.
+    let stream: EventSource | null = null;
     let retry: ReturnType<typeof setTimeout> | undefined;
     let wait_ms = 500;
     const close = () => {
       clearTimeout(retry);
-      line?.close();
-      line = null;
+      stream?.close();
+      stream = null;
     };
     const open = () => {
       close();
       if (document.hidden) return;
-      line = new EventSource("/api/events");
-      line.onopen = () => {
+      stream = new EventSource("/api/events");
+      stream.onopen = () => {
         wait_ms = 500;
         onState?.(true);
-        onNudge({ type: "runs" }); // whatever happened while nobody listened
+        onNudge({ type: "runs" }); // catch up on changes missed while disconnected
       };
-      line.onmessage = (event) => onNudge(JSON.parse(event.data) as Nudge);
-      line.onerror = () => {
+      stream.onmessage = (event) => onNudge(JSON.parse(event.data) as Nudge);
+      stream.onerror = () => {
         onState?.(false);
         close();
         retry = setTimeout(open, wait_ms);
@@ -527,21 +532,21 @@ function asError(bytes: ArrayBuffer, status: number): ApiError {
     const { error } = JSON.parse(new TextDecoder().decode(bytes)) as { error: { code: string; message: string } };
     return new ApiError(error.message, status, error.code);
   } catch {
-    return new ApiError(`The server answered ${status}.`, status, "unknown");
+    return new ApiError(`The server returned HTTP ${status}.`, status, "unknown");
   }
 }
 
-/** Parameters that only say how much of an answer is wanted: a report holds one answer for all of them. */
+/** Parameters that only select a range or resolution; a report contains a single response for all of them. */
 const VIEW_PARAMETERS = ["from", "to", "w", "points", "rows"];
 
-/** The name under which a report keeps an answer: the path without how much is wanted, parameters in order. */
+/** The key of a response in a report: the path with sorted parameters, without VIEW_PARAMETERS. */
 export function reportKey(path: string): string {
   const [where, query = ""] = path.split("?");
   const kept = query.split("&").filter((part) => part && !VIEW_PARAMETERS.includes(part.split("=")[0]!));
   return kept.length ? `${where}?${kept.sort().join("&")}` : where!;
 }
 
-/** Answers that are in the page itself: <script type="application/octet-stream" id="sonde-data">base64 of gzip</script> */
+/** Reads responses embedded in the page: <script type="application/octet-stream" id="sonde-data">base64 of gzip</script> */
 class ReportSource implements Source {
   readonly kind = "report";
   private answers: Promise<Map<string, ArrayBuffer>>;
@@ -552,12 +557,12 @@ class ReportSource implements Source {
 
   async get(path: string): Promise<ArrayBuffer> {
     const found = (await this.answers).get(reportKey(path));
-    if (!found) throw new ApiError("This is not part of the report. Open the run with `sonde ui`.", 404, "not_in_report");
+    if (!found) throw new ApiError("Not included in this report. Open the run with `sonde ui`.", 404, "not_in_report");
     return found;
   }
 
   async send(): Promise<ArrayBuffer> {
-    throw new ApiError("A report cannot be changed. Open the run with `sonde ui`.", 405, "not_in_report");
+    throw new ApiError("Reports are read-only. Open the run with `sonde ui`.", 405, "not_in_report");
   }
 
   listen(): () => void {
@@ -586,16 +591,16 @@ type Header = Record<string, unknown>;
 type Buffers = Record<string, Float64Array | Float32Array | Int32Array | Uint8Array>;
 const ARRAYS = { f64: Float64Array, f32: Float32Array, i32: Int32Array, u8: Uint8Array } as const;
 
-/** "SNB1", u32 length of the header, header (JSON, padded to 8), body. Little-endian. */
+/** Split a binary response: "SNB1", u32 header length, header (JSON, padded to 8), body. Little-endian. */
 function split(bytes: ArrayBuffer): { header: Header; body: ArrayBuffer } {
   const view = new DataView(bytes);
-  if (bytes.byteLength < 8 || view.getUint32(0, true) !== 0x31424e53) throw new ApiError("Not an answer.", 0, "bad_answer");
+  if (bytes.byteLength < 8 || view.getUint32(0, true) !== 0x31424e53) throw new ApiError("Invalid response from the server.", 0, "bad_answer");
   const end = 8 + view.getUint32(4, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, end - 8))) as Header;
   return { header, body: bytes.slice(end) };
 }
 
-/** A binary answer: its header and its named arrays. */
+/** Decode a binary response into its header and its named arrays. */
 export function decode(bytes: ArrayBuffer): { header: Header; buffers: Buffers } {
   const { header, body } = split(bytes);
   const buffers: Buffers = {};
@@ -631,7 +636,7 @@ function decodeLines(bytes: ArrayBuffer): Lines {
   return { ...(header as unknown as Lines), steps, series };
 }
 
-/** Lines of several answers over one axis: what a report, which keeps each series alone, makes of many. */
+/** Join the lines of several responses on one step axis. Needed for reports, which store each series separately. */
 export function joinLines(all: Lines[]): Lines {
   if (all.length === 1) return all[0]!;
   const steps = Float64Array.from(new Set(all.flatMap((lines) => Array.from(lines.steps)))).sort();
@@ -666,11 +671,11 @@ async function manyLines(
   return joinLines(await Promise.all(which.map((i) => manyLines(path, [i], rest, signal))));
 }
 
-// ------------------------------------------------------------------------------------------------------------ answers
+// ---------------------------------------------------------------------------------------------------------- endpoints
 
 /**
- * Exchange the token in the fragment (`#token=…`) for a cookie and take it out of the address bar. True when there was
- * one. Call once before anything else; afterwards an ApiError "unauthorized" means: show how to get a new link.
+ * Exchange the token in the fragment (`#token=…`) for a cookie and remove it from the address bar. Returns whether there
+ * was one. Call once before anything else. After that, an ApiError "unauthorized" means that the user needs a new URL.
  */
 export async function login(): Promise<boolean> {
   if (source.kind !== "live") return false;
@@ -688,7 +693,7 @@ export const getRuns = (signal?: AbortSignal): Promise<Runs> => json("/api/runs"
 
 export const getRun = (id: string, signal?: AbortSignal): Promise<RunDetail> => json(`/api/runs/${id}`, signal);
 
-/** Sites, scalars, stats and the tree of modules. Ask again when last_step went from -1, or an index is unknown. */
+/** Sites, scalars, stats and the module tree. Fetch again after the first step, or when an index is unknown. */
 export async function getSites(id: string, signal?: AbortSignal): Promise<Sites> {
   interface Columns {
     i: number[];
@@ -717,7 +722,7 @@ export async function getSites(id: string, signal?: AbortSignal): Promise<Sites>
   return { ...rest, sites, byIndex: new Map(sites.map((site) => [site.i, site])) };
 }
 
-/** Logged numbers. At most 64 series at once, `points` up to 4,000. */
+/** Scalars. At most 64 series per request, `points` up to 4,000. */
 export const getScalars = (
   id: string,
   which: readonly number[],
@@ -725,7 +730,7 @@ export const getScalars = (
   signal?: AbortSignal,
 ): Promise<Lines> => manyLines(`/api/runs/${id}/scalars`, which, { ...options }, signal);
 
-/** One stat of several sites. At most 64 series at once. */
+/** One stat of several sites. At most 64 series per request. */
 export const getLines = (
   id: string,
   which: readonly number[],
@@ -744,8 +749,8 @@ function decodeHeat(bytes: ArrayBuffer): Heat {
 }
 
 /**
- * The heat map of a kind, all its sites in the order of the forward pass, about `w` columns (up to 4,096). `rows` is a
- * range of positions in that order ("0-499"), for zooming into very many rows.
+ * The heatmap of all sites of a kind, in the order of the forward pass, with about `w` columns (up to 4,096). `rows` is a
+ * range of positions in that order ("0-499").
  */
 export const getHeat = async (
   id: string,
@@ -755,7 +760,7 @@ export const getHeat = async (
   signal?: AbortSignal,
 ): Promise<Heat> => decodeHeat(await source.get(`/api/runs/${id}/heat` + query({ kind, stat, ...options }), signal));
 
-/** Every stat of a site at a step, exactly. */
+/** The exact values of all stats of a site at a step. */
 export const getCell = (id: string, i: number, step: number, signal?: AbortSignal): Promise<Cell> =>
   json(`/api/runs/${id}/cell` + query({ i, step }), signal);
 
@@ -782,7 +787,7 @@ export async function getHealth(id: string, options: { points?: number } = {}, s
   return { ...(header as unknown as Health), lines: decodeLines(bytes) };
 }
 
-/** Readings of the machine, by step, and "throughput (steps/s)" worked out from the times of logged numbers. */
+/** System metrics by step, and "throughput (steps/s)" computed from the timestamps of scalars. */
 export const getSystem = async (id: string, options: { points?: number } = {}, signal?: AbortSignal): Promise<Lines> =>
   decodeLines(await source.get(`/api/runs/${id}/system` + query(options), signal));
 
@@ -805,12 +810,12 @@ export async function getTensorImage(id: string, step: number, n: number, signal
   return { ...header, ...buffers } as unknown as TensorImage;
 }
 
-/** Two to eight runs; the first is what the others are compared with. */
+/** Compare two to eight runs; the first is the baseline. */
 export const getCompare = (ids: readonly string[], signal?: AbortSignal): Promise<Compare> =>
   json(`/api/compare?ids=${ids.join(",")}`, signal);
 
 /**
- * The heat map of b over a, sites that both have, as log10 of the ratio: codes 1..254 from lo = -hi to hi, 127.5 is equal.
+ * The heatmap of b / a for the sites they share, as log10 of the ratio: codes 1..254 from lo = -hi to hi, 127.5 is equal.
  * A cell is the ratio of the highest values of its steps. Fold rows by distance from 127.5, not with max().
  */
 export const getRatio = async (
@@ -822,7 +827,7 @@ export const getRatio = async (
   signal?: AbortSignal,
 ): Promise<Heat> => decodeHeat(await source.get("/api/compare/heat" + query({ a, b, kind, stat, ...options }), signal));
 
-/** To the trash of the folder of runs; `restoreRun` brings it back. A running run is refused. */
+/** Move a run to the trash; `restoreRun` restores it. The server refuses to delete a run that is still running. */
 export async function deleteRun(id: string): Promise<void> {
   await source.send("DELETE", `/api/runs/${id}`);
 }

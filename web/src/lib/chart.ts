@@ -1,5 +1,5 @@
-// What a line chart needs and uPlot does not do: ticks that say small numbers, values that are not finite, series on
-// different steps. Nothing here touches the page.
+// Line chart helpers that uPlot lacks: tick labels for small numbers, non-finite values, series with different steps.
+// No DOM access.
 
 import uPlot from "uplot";
 import type { Lines, LineSeries } from "./api";
@@ -9,25 +9,25 @@ export interface Line {
   label: string;
   /** Steps (or times in s), ascending. */
   x: ArrayLike<number>;
-  /** NaN where this line has no point. */
+  /** NaN where the line has no point. */
   y: ArrayLike<number>;
-  /** Steps at which the value itself is NaN or infinite: a gap, and a cross above it. */
+  /** Steps at which the value is NaN or infinite, drawn as a gap with a cross above it. */
   nonfinite?: ArrayLike<number>;
-  /** Place in the palette; by default its place among the lines. */
+  /** Index in the palette; by default the index of the line. */
   colour?: number;
   dashed?: boolean;
 }
 
 export interface Mark {
   step: number;
-  /** Until when; a band is drawn behind the data. */
+  /** Last step; a band is drawn from `step` to it. */
   last?: number | null;
   severity: "critical" | "warning" | "info";
   label: string;
   href?: string | undefined;
 }
 
-/** Bands of marks, those that overlap as one: tints that add up would hide the data. */
+/** The bands of marks. Overlapping ones are merged, because stacked tints would hide the data. */
 export function bands(marks: readonly Mark[]): { from: number; to: number; severity: Mark["severity"] }[] {
   const found: { from: number; to: number; severity: Mark["severity"] }[] = [];
   for (const severity of ["critical", "warning", "info"] as const) {
@@ -42,12 +42,12 @@ export function bands(marks: readonly Mark[]): { from: number; to: number; sever
   return found;
 }
 
-/** Series of an answer as lines of a chart. */
+/** The series of a response as chart lines. */
 export function asLines({ steps, series }: Lines, label: (one: LineSeries) => string = (one) => one.name): Line[] {
   return series.map((one) => ({ label: label(one), x: steps, y: one.values, nonfinite: one.nonfinite }));
 }
 
-/** All lines over one axis of steps. null is a gap, undefined a step that a line knows nothing of and runs across. */
+/** All lines on a common step axis. null is a gap; undefined is a step without a point, which the line passes over. */
 export function align(lines: readonly Line[], log: boolean): uPlot.AlignedData {
   const tables = lines.map((line) => {
     const broken = new Set(Array.from(line.nonfinite ?? []));
@@ -77,7 +77,7 @@ function merged(tables: uPlot.AlignedData[]): uPlot.AlignedData {
   return [tables[0]![0], ...columns] as uPlot.AlignedData;
 }
 
-/** 1, 2, 5 within a decade or two; whole decades beyond, thinned to about `most`. */
+/** Ticks of a log axis: 1, 2, 5 within up to two decades, otherwise whole decades, about `most` of them. */
 export function logTicks(lo: number, hi: number, most = 6): number[] {
   if (!(lo > 0) || !(hi > lo)) return [];
   const from = Math.floor(Math.log10(lo));
@@ -93,7 +93,7 @@ export function logTicks(lo: number, hi: number, most = 6): number[] {
       if (tick >= lo && tick <= hi) ticks.push(tick);
     }
   }
-  // Within less than a decade a log axis is nearly straight: even steps say more than one lonely tick.
+  // Within a decade a log axis is nearly linear, so evenly spaced ticks are more useful than a single one.
   return ticks.length >= 3 || decades > 2 ? ticks : evenTicks(lo, hi, 4);
 }
 
@@ -105,7 +105,7 @@ function evenTicks(lo: number, hi: number, most: number): number[] {
   return Array.from({ length: Math.floor(hi / step) - first + 1 }, (_, n) => Number(((first + n) * step).toPrecision(12)));
 }
 
-/** Whether two answers would be drawn the same: then nobody has to be told of news. */
+/** Whether two sets of lines look the same; the user is then not notified of new data. */
 export function sameLines(a: readonly Line[], b: readonly Line[]): boolean {
   const same = (p: ArrayLike<number>, q: ArrayLike<number>): boolean => {
     if (p.length !== q.length) return false;
@@ -118,10 +118,10 @@ export function sameLines(a: readonly Line[], b: readonly Line[]): boolean {
   });
 }
 
-/** The difference of two such ends is still a number. */
+/** Limit for axis ends, so that their difference stays finite. */
 const LARGEST = 8e307;
 
-/** Room above and below, and a range for a line that never moves. */
+/** Range of the value axis, with padding; non-empty for constant lines too. */
 export function yRange(lo: number | null, hi: number | null, log: boolean): [number, number] {
   if (lo === null || hi === null || !Number.isFinite(lo) || !Number.isFinite(hi)) return log ? [0.1, 1] : [0, 1];
   if (!log && !Number.isFinite((hi - lo) * 2)) return [Math.max(lo, -LARGEST), Math.min(hi, LARGEST)];
@@ -141,7 +141,7 @@ export const tickLabels = (ticks: readonly (number | null)[]): string[] => {
   return ticks.map((tick) => (tick === null ? "" : tickLabel(tick, gap, largest)));
 };
 
-/** As many figures as it takes to tell neighbouring ticks apart; all ticks of an axis in the same way of writing. */
+/** Enough digits to distinguish neighbouring ticks, in the same notation for all ticks of an axis. */
 function tickLabel(tick: number, gap: number, largest: number): string {
   if (tick === 0) return "0";
   const decimals = [0, 1, 2, 3, 4, 5, 6].find((n) => isWhole(gap * 10 ** n)) ?? 7;
@@ -160,7 +160,7 @@ export const stepLabels = (ticks: readonly (number | null)[]): string[] =>
     return String(tick);
   });
 
-/** Where a log axis shows more: all positive, over more than two decades. */
+/** Whether a log axis is more readable: all values positive, over more than two decades. */
 export function wantsLog(lines: readonly Line[]): boolean {
   let lo = Infinity;
   let hi = -Infinity;

@@ -1,4 +1,4 @@
-// One clock for all "3 min ago" on the page.
+// A shared clock for relative times such as "3 min ago".
 
 class Clock {
   now_s = $state(Date.now() / 1000);

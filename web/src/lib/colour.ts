@@ -1,11 +1,11 @@
-// Colour maps, computed in OKLab so that equal steps of a value look equal, also to a colour-blind eye.
-// Lightness rises all the way along a sequential map: it stays readable in grey, in print and without hue.
+// Colour maps, computed in OKLab so that equal differences in value look equal, also to colour-blind readers.
+// Lightness increases along a sequential map, so that it stays readable in greyscale and in print.
 
 export type Rgb = readonly [number, number, number];
 export type MapName = "viridis" | "cividis" | "diverging";
 export const SEQUENTIAL: readonly MapName[] = ["viridis", "cividis"];
 
-/** Code 0 of a tile is "nothing recorded", 255 is NaN or Inf; 1…254 are values. */
+/** Codes of a tile: 0 is missing, 1…254 are values, 255 is NaN or Inf. */
 export const MISSING = 0;
 export const NOT_FINITE = 255;
 export const FIRST_CODE = 1;
@@ -31,7 +31,7 @@ const CIVIDIS_ENDS: readonly [Rgb, Rgb] = [
   [0.92, -0.01, 0.16],
 ];
 
-/** Blue for less, orange for more: the pair every kind of colour-blindness keeps apart. */
+/** Blue for less, orange for more: distinguishable with every form of colour blindness. */
 const LESS = { chroma: 0.14, hue: 252 };
 const MORE = { chroma: 0.15, hue: 58 };
 
@@ -49,7 +49,7 @@ function labToLinear([L, a, b]: Rgb): Rgb {
   ];
 }
 
-/** OKLab of an sRGB colour in 0…255; used to measure how far two colours look apart. */
+/** OKLab of an sRGB colour in 0…255; used to measure how different two colours look. */
 export function toLab([red, green, blue]: Rgb): Rgb {
   const [r, g, b] = [toLinear(red / 255), toLinear(green / 255), toLinear(blue / 255)];
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
@@ -64,7 +64,7 @@ export function toLab([red, green, blue]: Rgb): Rgb {
 
 const isShowable = (rgb: Rgb): boolean => rgb.every((c) => c >= -1e-4 && c <= 1.0001);
 
-/** sRGB of an OKLab colour; chroma gives way, never lightness, when a screen cannot show it. */
+/** sRGB of an OKLab colour. Colours outside the gamut lose chroma, never lightness. */
 export function labToRgb([L, a, b]: Rgb): Rgb {
   let [low, high] = [0, 1];
   if (isShowable(labToLinear([L, a, b]))) low = 1;
@@ -78,7 +78,7 @@ export function labToRgb([L, a, b]: Rgb): Rgb {
   return [byte(red), byte(green), byte(blue)];
 }
 
-const mix = (from: number, to: number, share: number): number => from + (to - from) * share;
+const mix = (from: number, to: number, fraction: number): number => from + (to - from) * fraction;
 
 function polar(lightness: number, chroma: number, hue: number): Rgb {
   const angle = (hue * Math.PI) / 180;
@@ -89,10 +89,10 @@ function viridis(t: number): Rgb {
   const last = VIRIDIS.length - 1;
   const at = Math.min(Math.floor(t * last), last - 1);
   const [from, to] = [VIRIDIS[at]!, VIRIDIS[at + 1]!];
-  const share = (t - from.at) / (to.at - from.at);
-  // Lightness is a straight line over the whole map; only hue and chroma bend at the stops.
+  const fraction = (t - from.at) / (to.at - from.at);
+  // Lightness is linear over the whole map; only hue and chroma change slope at the stops.
   const lightness = mix(VIRIDIS[0]!.lightness, VIRIDIS[last]!.lightness, t);
-  return polar(lightness, mix(from.chroma, to.chroma, share), mix(from.hue, to.hue, share));
+  return polar(lightness, mix(from.chroma, to.chroma, fraction), mix(from.hue, to.hue, fraction));
 }
 
 function cividis(t: number): Rgb {
@@ -107,27 +107,27 @@ function diverging(t: number, isDark: boolean): Rgb {
   return polar(lightness, side.chroma * distance, side.hue);
 }
 
-/** The colour of a share between 0 and 1. */
+/** The colour at a position between 0 and 1. */
 export function colourAt(name: MapName, t: number, isDark = false): Rgb {
-  const share = Math.min(1, Math.max(0, t));
-  if (name === "diverging") return labToRgb(diverging(share, isDark));
-  return labToRgb(name === "cividis" ? cividis(share) : viridis(share));
+  const fraction = Math.min(1, Math.max(0, t));
+  if (name === "diverging") return labToRgb(diverging(fraction, isDark));
+  return labToRgb(name === "cividis" ? cividis(fraction) : viridis(fraction));
 }
 
-/** NaN and Inf: a loud colour that is not in the map; a test holds it apart from each map for four kinds of eyes. */
+/** The colour of NaN and Inf: a bright colour outside the map, distinct with every form of colour blindness (tested). */
 export function notFiniteColour(name: MapName, isDark: boolean): Rgb {
   if (name === "viridis") return [212, 16, 24];
   if (name === "cividis") return [255, 0, 255];
   return isDark ? [255, 255, 40] : [20, 240, 20];
 }
 
-/** Nothing recorded: nearly the page itself; a grey in the diverging maps, whose middle is the page. */
+/** The colour of missing values: close to the background, or grey in the diverging map, whose middle is the background. */
 export function missingColour(name: MapName, isDark: boolean): Rgb {
   if (name === "diverging") return isDark ? [176, 176, 176] : [104, 104, 104];
   return isDark ? [15, 15, 15] : [251, 251, 251];
 }
 
-/** 256 colours as the canvas stores them (bytes R G B A in memory), one for each code of a tile. */
+/** 256 colours in canvas format (RGBA bytes), one for each code of a tile. */
 export function palette(name: MapName, isDark: boolean): Uint32Array {
   const bytes = new Uint8ClampedArray(256 * 4);
   for (let code = 0; code < 256; code++) bytes.set([...codeColour(code, name, isDark), 255], 4 * code);

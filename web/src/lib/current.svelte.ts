@@ -1,4 +1,4 @@
-// The run that is looked at, for the frame around it.
+// The run that is currently open, for the top bar.
 
 import type { Findings, RunDetail, Status } from "./api";
 import { live } from "./live.svelte";
@@ -6,8 +6,10 @@ import { live } from "./live.svelte";
 class Current {
   detail = $state.raw<RunDetail | null>(null);
   findings = $state.raw<Findings | null>(null);
+  /** Whether the URL names a run that does not exist, so that there are no views to link to. */
+  isMissing = $state(false);
 
-  /** The newest word on the status: nudges come before the answer is fetched again. */
+  /** The latest status: nudges arrive before the run is fetched again. */
   get status(): Status {
     const { detail } = this;
     return (detail && live.runs.get(detail.id)?.status) ?? detail?.status ?? "running";

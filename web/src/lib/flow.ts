@@ -1,12 +1,13 @@
-// Pressure along the depth of a model, as tables to draw from; scalars over steps as the codes of a heatmap. Pure.
+// Data for the flow view: gradients along the depth of a model, and scalars as heatmaps. Pure functions.
 
 import type { Flow, Heat, Lines } from "./api";
-import { buildTree, visibleRows } from "./tree";
 import { FIRST_CODE, LAST_CODE, NOT_FINITE } from "./colour";
+import type { Scale } from "./heat";
+import { buildTree, visibleRows } from "./tree";
 
 export type Table = "pressure" | "rms" | "peak" | "act_rms";
 
-/** Columns in which anything was measured; steps between two recordings are not steps to stop at. */
+/** The columns that contain data. */
 export function filledColumns(flow: Flow, table: Table): number[] {
   const found: number[] = [];
   for (let column = 0; column < flow.num_columns; column++)
@@ -18,27 +19,27 @@ export function filledColumns(flow: Flow, table: Table): number[] {
   return found;
 }
 
-/** A value, Infinity where the layer was measured and nothing finite was found, NaN where it was not measured. */
+/** The value of a layer; Infinity if all its elements were non-finite, NaN if it was not recorded. */
 function valueAt(flow: Flow, table: Table, layer: number, column: number): number {
   const value = flow[table][layer * flow.num_columns + column]!;
-  return Number.isNaN(value) && isOdd(flow, table, layer, column) ? Infinity : value;
+  return Number.isNaN(value) && hasNonfinite(flow, table, layer, column) ? Infinity : value;
 }
 
-/** Whether some of a layer's elements were NaN or infinite; its value, if it has one, is of the others. */
-export function isOdd(flow: Flow, table: Table, layer: number, column: number): boolean {
+/** Whether some of a layer's elements were NaN or infinite; its value then covers the others. */
+export function hasNonfinite(flow: Flow, table: Table, layer: number, column: number): boolean {
   const at = layer * flow.num_columns + column;
   return table === "act_rms" ? flow.act_odd[at] === 1 : flow.peak[at] === Infinity;
 }
 
-/** Where most layers are not finite, the place in `columns` of the last picture before it in which none is; else null. */
-export function lastSound(flow: Flow, table: Table, columns: readonly number[], at: number): number | null {
-  const numOdd = (place: number): number => flow.layers.filter((_, layer) => isOdd(flow, table, layer, columns[place]!)).length;
+/** If most layers are non-finite at `at`, the index in `columns` of the last fully finite one before it; otherwise null. */
+export function lastFinite(flow: Flow, table: Table, columns: readonly number[], at: number): number | null {
+  const numOdd = (place: number): number => flow.layers.filter((_, layer) => hasNonfinite(flow, table, layer, columns[place]!)).length;
   if (at < 0 || numOdd(at) * 2 < flow.layers.length) return null;
   for (let place = at - 1; place >= 0; place--) if (numOdd(place) === 0) return place;
   return null;
 }
 
-/** Layers with those of one module together, modules in the model's order: some are never called themselves. */
+/** The order of layers with those of a module together, including modules that are never called directly. */
 export function depthOrder(flow: Flow): number[] {
   return visibleRows(buildTree(flow.layers.map(({ path }) => path)), new Set()).flatMap(({ node }) => node.sites);
 }
@@ -50,7 +51,7 @@ export interface HeadRows {
 
 const HEAD = /^(?:.*\/)?attention_(entropy|max_logit)\/(.+)\.head_(\d+)$/;
 
-/** What a ModuleMonitor tells of single heads, where it was logged: `attention_entropy/layers.0.attn.head_3`. */
+/** Metrics per head that a ModuleMonitor logged: `attention_entropy/layers.0.attn.head_3`. */
 export function headRows(scalars: readonly { i: number; name: string }[]): HeadRows[] {
   const found = scalars.flatMap(({ i, name }) => {
     const match = HEAD.exec(name);
@@ -59,7 +60,7 @@ export function headRows(scalars: readonly { i: number; name: string }[]): HeadR
   return (["entropy", "max_logit"] as const).map((stat) => ({ stat, rows: found.filter((row) => row.stat === stat) })).filter(({ rows }) => rows.length > 0);
 }
 
-/** What `inspect=` tells of single heads: `attn/<site>/entropy_3`, by the order of sites and of heads. */
+/** Entropy per head recorded by `inspect=`: `attn/<site>/entropy_3`, ordered by site and head. */
 export function inspectedHeads(attention: readonly { path: string; stats: Readonly<Record<string, number>> }[]): { name: string; scalar: number }[] {
   return attention.flatMap(({ path, stats }) =>
     Object.entries(stats)
@@ -72,7 +73,7 @@ export function inspectedHeads(attention: readonly { path: string; stats: Readon
   );
 }
 
-/** How much of the gradient is left along the time steps of a recurrent layer: `rnn/<site>/profile_3`, first step first. */
+/** The gradient that remains at each time step of a recurrent layer: `rnn/<site>/profile_3`, in order. */
 export function timeProfiles(recurrent: readonly { path: string; stats: Readonly<Record<string, number>> }[]): { name: string; scalar: number }[] {
   return recurrent.flatMap(({ path, stats }) => {
     const stops = Object.entries(stats)
@@ -88,12 +89,12 @@ export function timeProfiles(recurrent: readonly { path: string; stats: Readonly
 
 export const stepOf = (flow: Flow, column: number): number => flow.first + column * flow.steps_per_column;
 
-/** One value for each layer, in the order given. */
+/** One value per layer, in the given order. */
 export function profile(flow: Flow, table: Table, column: number, order: readonly number[]): Float64Array {
   return Float64Array.from(order, (layer) => valueAt(flow, table, layer, column));
 }
 
-/** The column that holds a step, among those with values: the last at or before it. */
+/** The index in `columns` of the last one at or before a step; the latest for null. */
 export function nearest(flow: Flow, columns: readonly number[], step: number | null): number {
   if (step === null) return columns.length - 1;
   const at = columns.findLastIndex((column) => stepOf(flow, column) <= step);
@@ -101,8 +102,8 @@ export function nearest(flow: Flow, columns: readonly number[], step: number | n
 }
 
 /**
- * Half-widths of a pipe, from 0 to 1, for pressures that span orders of magnitude: logarithmic over at most eight decades
- * below the strongest. A layer without a value is NaN, a layer without pressure a thread.
+ * Relative pipe widths from 0 to 1 on a log scale over at most eight decades below the maximum. NaN for a layer without
+ * a value, a thin line for a layer without pressure.
  */
 export function pipeWidths(pressure: ArrayLike<number>): Float64Array {
   const positive = Array.from(pressure).filter((value) => value > 0 && Number.isFinite(value));
@@ -118,15 +119,8 @@ export function pipeWidths(pressure: ArrayLike<number>): Float64Array {
   });
 }
 
-export interface Coded {
-  /** Value of code 1 and of code 254; for "lower is worse" put the good end first. */
-  readonly lo: number;
-  readonly hi: number;
-  readonly isLog: boolean;
-}
-
-/** The range of some lines, a little widened where all are equal. */
-export function rangeOf(lines: Lines, isLog: boolean): Coded {
+/** The range of all values, widened if they are equal. */
+export function rangeOf(lines: Lines, isLog: boolean): Scale {
   let [lo, hi] = [Infinity, -Infinity];
   for (const { values } of lines.series)
     for (const value of values) {
@@ -140,8 +134,8 @@ export function rangeOf(lines: Lines, isLog: boolean): Coded {
 }
 
 /**
- * Where each column takes its value from, for values that are taken every so often and hold until the next: itself, or
- * the last one before it, over at most the usual distance. -1 in a longer gap, which stays a gap.
+ * For values recorded at intervals, the column that each column takes its value from: itself, or the last one before it
+ * within the usual interval. -1 in longer gaps, which stay empty.
  */
 export function heldFrom(isFilled: (column: number) => boolean, columns: number): Int32Array {
   const filled = Array.from({ length: columns }, (_, column) => column).filter(isFilled);
@@ -152,8 +146,8 @@ export function heldFrom(isFilled: (column: number) => boolean, columns: number)
   return from;
 }
 
-/** Lines as a heatmap: one row for each series, at most `w` columns, the highest code of each cell, like the server's. */
-export function heatOfLines(lines: Lines, coded: Coded, w: number, first: number, end: number): Heat {
+/** Lines as a heatmap like the server's: one row per series, at most `w` columns, the highest code in each cell. */
+export function heatOfLines(lines: Lines, scale: Scale, w: number, first: number, end: number): Heat {
   const per = Math.max(1, Math.ceil((end - first) / Math.max(w, 1)));
   const columns = Math.max(1, Math.ceil((end - first) / per));
   const codes = new Uint8Array(lines.series.length * columns);
@@ -166,9 +160,9 @@ export function heatOfLines(lines: Lines, coded: Coded, w: number, first: number
   lines.series.forEach(({ values, nonfinite }, row) => {
     values.forEach((value, n) => {
       if (Number.isNaN(value)) return;
-      const at = coded.isLog ? Math.log10(Math.max(value, 1e-300)) : value;
-      const share = (at - coded.lo) / (coded.hi - coded.lo);
-      put(row, lines.steps[n]!, FIRST_CODE + Math.round((LAST_CODE - FIRST_CODE) * Math.min(1, Math.max(0, share))));
+      const at = scale.isLog ? Math.log10(Math.max(value, 1e-300)) : value;
+      const fraction = (at - scale.lo) / (scale.hi - scale.lo);
+      put(row, lines.steps[n]!, FIRST_CODE + Math.round((LAST_CODE - FIRST_CODE) * Math.min(1, Math.max(0, fraction))));
     });
     nonfinite.forEach((step) => put(row, step, NOT_FINITE));
   });
@@ -177,7 +171,7 @@ export function heatOfLines(lines: Lines, coded: Coded, w: number, first: number
     heldFrom((column) => own[column] !== 0, columns).forEach((from, column) => from >= 0 && (codes[row * columns + column] = own[from]!));
   }
   return {
-    last_step: lines.last_step, kind: "", stat: "", scale: coded.isLog ? "log10" : "linear", lo: coded.lo, hi: coded.hi,
+    last_step: lines.last_step, kind: "", stat: "", scale: scale.isLog ? "log10" : "linear", lo: scale.lo, hi: scale.hi,
     is_exact: true, retry_ms: 0, first, steps_per_column: per, num_columns: columns, num_rows: lines.series.length,
     rows: Int32Array.from(lines.series, () => -1), labels: lines.series.map(({ name }) => name), codes,
   };

@@ -1,4 +1,4 @@
-// Numbers as people read them: four figures, powers for the very small and large, units with their prefixes.
+// Formatting of numbers, durations and times for display.
 
 const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
@@ -15,7 +15,7 @@ function minus(text: string): string {
   return text.replace("-", "−");
 }
 
-/** `0.00001234` → `1.234×10⁻⁵`; `12345` → `12,345`; never "0" for what is not zero. */
+/** `0.00001234` → `1.234×10⁻⁵`; `12345` → `12,345`. Only zero is written as "0". */
 export function number(value: number | null | undefined, figures = 4): string {
   if (value === null || value === undefined) return "–";
   if (Number.isNaN(value)) return "NaN";
@@ -34,7 +34,7 @@ export function number(value: number | null | undefined, figures = 4): string {
   return minus(trimmed(value.toPrecision(figures)));
 }
 
-/** The value with all its digits, for tooltips and tables. */
+/** The value with nine significant digits, for tooltips and tables. */
 export function exact(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   if (!Number.isFinite(value)) return number(value);
@@ -83,11 +83,11 @@ export function duration(seconds: number | null | undefined): string {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-/** `3 min ago`; `now` is passed in so that a list is written against one clock. */
+/** `3 min ago`, relative to `now_s`, so that a list uses one clock. */
 export function ago(time_s: number | null | undefined, now_s: number): string {
   if (!time_s) return "–";
   const passed = now_s - time_s;
-  if (passed < 5) return "now";
+  if (passed < 5) return "just now";
   if (passed < 60) return `${Math.floor(passed)} s ago`;
   if (passed < 3600) return `${Math.floor(passed / 60)} min ago`;
   if (passed < 86400) return `${Math.floor(passed / 3600)} h ago`;

@@ -1,4 +1,4 @@
-// The healthy range of a finding's evidence is written for people; where it is plain numbers it can be drawn too.
+// Parses the healthy range of evidence, which is text such as "below 1e4" or "0.2 to 3.3", so that it can be drawn.
 
 const NUMBER = String.raw`(-?\d[\d.,]*(?:e[+-]?\d+)?)`;
 const FORMS: [RegExp, (a: number, b: number) => [number, number]][] = [

@@ -1,11 +1,11 @@
-// From a run's sites and findings to the rows and marks of its heatmap. Pure.
+// Converts a run's sites and findings to the rows and marks of its heatmap. Pure functions.
 
 import type { Finding, Heat, Sites } from "./api";
 import type { SiteMark } from "../components/heat/mark";
 
 export interface RowList {
   readonly names: readonly string[];
-  /** `i` of the site of each row; -1 for rows that are modules (health). */
+  /** Site index of each row; -1 for rows that are modules (health). */
   readonly indices: readonly number[];
   readonly positionOf: (row: number, heat: Heat) => number;
 }
@@ -22,15 +22,15 @@ export function siteRows(sites: Sites, kind: string): RowList {
   };
 }
 
-/** Health is of modules; the first row is the run as a whole. */
+/** Rows of the health heatmap: modules, after a first row for the whole run. */
 export function healthRows(heat: Heat): RowList {
   const names = heat.labels.map((label) => label || "(whole run)");
   const position = new Map(heat.labels.map((label, at) => [label, at]));
   return { names, indices: names.map(() => -1), positionOf: (row, other) => position.get(other.labels[row] ?? "") ?? -1 };
 }
 
-/** Where findings belong: the row of the site itself, or else the first row inside the module it names. */
-export function findingMarks(findings: readonly Finding[], rows: RowList, sites: Sites, address: (n: number) => string): SiteMark[] {
+/** Marks for findings, each on the row of its site or on the first row of its module. */
+export function findingMarks(findings: readonly Finding[], rows: RowList, sites: Sites, hrefOf: (n: number) => string): SiteMark[] {
   const exact = new Map(rows.names.map((name, at) => [name, at]));
   const inside = new Map<string, number>();
   rows.names.forEach((name, at) => {
@@ -45,14 +45,14 @@ export function findingMarks(findings: readonly Finding[], rows: RowList, sites:
     const named = finding.sites.map((site, at) => sites.byIndex.get(finding.links[at] ?? -1)?.name ?? site.split("/").at(-1)!);
     const places = new Set(named.map(place).filter((at) => at !== undefined));
     return [...places].slice(0, 200).map((site) => ({
-      site, step: finding.step, last: finding.last_step, severity: finding.severity, label: `${finding.rule}: ${finding.message}`, href: address(finding.n),
+      site, step: finding.step, last: finding.last_step, severity: finding.severity, label: `${finding.rule}: ${finding.message}`, href: hrefOf(finding.n),
     }));
   });
 }
 
 const parent = (name: string): string => name.slice(0, Math.max(0, name.lastIndexOf(".")));
 
-/** Folds in an address: "@2" for everything at a depth, else the paths. */
+/** Folds as a URL parameter: "@2" for everything at a depth, otherwise the paths. */
 export function writeFolds(folded: ReadonlySet<string>, depthOf: (depth: number) => ReadonlySet<string>): string {
   if (folded.size === 0) return "";
   for (const depth of [1, 2, 3, 4]) {
@@ -69,7 +69,7 @@ export function readFolds(text: string | null, depthOf: (depth: number) => Set<s
     try {
       return decodeURIComponent(part);
     } catch {
-      return part; // an address somebody cut short still opens
+      return part; // a truncated URL still opens
     }
   }));
 }

@@ -1,9 +1,9 @@
-// The maths of a heatmap: what part of a run is looked at, how tile cells map to it, and how rows pool into pixels.
-// Pure: no canvas, no fetch, no Svelte. Loops over cells run on plain locals (see colour.ts for what codes mean).
+// The geometry of a heatmap: the visible range, zooming and panning, and pooling of rows. Pure functions without canvas,
+// fetch or Svelte. For speed, loops over cells use only local variables. See colour.ts for the meaning of codes.
 
 import { FIRST_CODE, LAST_CODE, MISSING, NOT_FINITE } from "./colour";
 
-/** What is looked at: steps [from, to) and visible rows [top, bottom); fractions while a hand is dragging. */
+/** The visible range: steps [from, to) and rows [top, bottom); fractional while dragging. */
 export interface View {
   readonly from: number;
   readonly to: number;
@@ -11,7 +11,7 @@ export interface View {
   readonly bottom: number;
 }
 
-/** Codes of some rows over some steps, as the server pooled them: `codes[row * columns + column]`. */
+/** Codes of rows × columns: `codes[row * columns + column]`. */
 export interface Codes {
   readonly codes: Uint8Array;
   readonly rows: number;
@@ -19,7 +19,7 @@ export interface Codes {
 }
 
 export interface Scale {
-  /** log10 of the values at codes 1 and 254 (the values themselves when `isLog` is false); hi below lo for health. */
+  /** Values of codes 1 and 254, as log10 if `isLog`. If lower is worse (health, entropy), `hi` is less than `lo`. */
   readonly lo: number;
   readonly hi: number;
   readonly isLog: boolean;
@@ -29,14 +29,14 @@ export interface Limits {
   readonly first: number;
   readonly end: number;
   readonly rows: number;
-  /** Fewest steps and rows a view may show. */
+  /** Minimum number of visible steps and rows. */
   readonly minSteps?: number;
   readonly minRows?: number;
 }
 
 const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
 
-/** An interval of at least `least`, at most the whole, moved back inside [low, high). */
+/** The interval, resized to between `least` and the full range and moved inside [low, high). */
 function inside(from: number, to: number, low: number, high: number, least: number): [number, number] {
   const size = clamp(to - from, Math.min(least, high - low), high - low);
   const start = clamp(from + (to - from - size) / 2, low, high - size);
@@ -53,7 +53,7 @@ export function clampView(view: View, limits: Limits): View {
 export const wholeView = (limits: Limits): View =>
   clampView({ from: limits.first, to: limits.end, top: 0, bottom: limits.rows }, limits);
 
-/** Zoom about a point given as shares (0…1) of the view; a factor above 1 shows more. */
+/** Zoom around a point given as fractions (0…1) of the view; a factor above 1 zooms out. */
 export function zoom(view: View, factorX: number, factorY: number, atX: number, atY: number, limits: Limits): View {
   const [width, height] = [view.to - view.from, view.bottom - view.top];
   const from = view.from + atX * width * (1 - factorX);
@@ -61,19 +61,19 @@ export function zoom(view: View, factorX: number, factorY: number, atX: number, 
   return clampView({ from, to: from + width * factorX, top, bottom: top + height * factorY }, limits);
 }
 
-/** Move by shares of what is seen. */
-export function pan(view: View, shareX: number, shareY: number, limits: Limits): View {
-  const [dx, dy] = [shareX * (view.to - view.from), shareY * (view.bottom - view.top)];
+/** Pan by fractions of the view. */
+export function pan(view: View, fractionX: number, fractionY: number, limits: Limits): View {
+  const [dx, dy] = [fractionX * (view.to - view.from), fractionY * (view.bottom - view.top)];
   return clampView(
     { from: view.from + dx, to: view.to + dx, top: view.top + dy, bottom: view.bottom + dy },
     limits,
   );
 }
 
-/** While a run grows: a view that touched the end keeps touching it; any other view stays exactly where it was. */
+/** Follow a growing run: a view that included the end keeps including it; any other view stays unchanged. */
 export function follow(view: View, oldEnd: number, limits: Limits): View {
   if (view.to < oldEnd - 1e-9 || limits.end <= oldEnd) return view;
-  // From the start to the end: show it all. A window at the end: move along with it.
+  // A view of the whole run grows with it; a view of its end moves with it.
   const from = view.from <= limits.first ? limits.first : view.from + limits.end - oldEnd;
   return clampView({ ...view, from, to: limits.end }, limits);
 }
@@ -81,7 +81,7 @@ export function follow(view: View, oldEnd: number, limits: Limits): View {
 export const sameView = (a: View, b: View): boolean =>
   a.from === b.from && a.to === b.to && a.top === b.top && a.bottom === b.bottom;
 
-/** Where steps [from, to) lie on a canvas of `width` that shows the view. */
+/** Conversions between steps or rows and pixels. */
 export const toX = (step: number, view: View, width: number): number =>
   ((step - view.from) / (view.to - view.from)) * width;
 export const toY = (row: number, view: View, height: number): number =>
@@ -91,7 +91,7 @@ export const stepAt = (x: number, view: View, width: number): number =>
 export const rowAt = (y: number, view: View, height: number): number =>
   view.top + (y / height) * (view.bottom - view.top);
 
-/** The cell of a tile that holds a step: columns begin at `starts`, ascending. -1 before the first. */
+/** The column that contains a step, for columns that begin at `starts` (ascending); -1 before the first. */
 export function columnOf(starts: ArrayLike<number>, step: number): number {
   let [low, high] = [0, starts.length];
   while (low < high) {
@@ -102,7 +102,7 @@ export function columnOf(starts: ArrayLike<number>, step: number): number {
   return low - 1;
 }
 
-/** What wins when codes share a cell: the largest, or (for ratios, where 128 is "equal") the one furthest from equal. */
+/** Priority of codes that share a cell: the largest first, or for ratios (where 128 is "equal") the furthest from equal. */
 export type Rank = Int16Array;
 export const LARGEST: Rank = Int16Array.from({ length: 256 }, (_, code) => code);
 export const FURTHEST: Rank = LARGEST.map((code) => {
@@ -111,8 +111,8 @@ export const FURTHEST: Rank = LARGEST.map((code) => {
 });
 
 /**
- * One row of codes for each group of tile rows: the winner of each column. A NaN (255) always shows and a hole (0) never
- * hides a value. `groups` is a flat list: group g is members[starts[g] … starts[g + 1]).
+ * Merge each group of tile rows into one row with the highest-ranked code of each column. NaN (255) always wins, and missing
+ * (0) never hides a value. Group g is members[starts[g] … starts[g + 1]).
  */
 export function pool(tile: Codes, members: Int32Array, starts: Int32Array, rank: Rank = LARGEST): Codes {
   const { codes, columns } = tile;
@@ -133,7 +133,7 @@ export function pool(tile: Codes, members: Int32Array, starts: Int32Array, rank:
   return { codes: pooled, rows, columns };
 }
 
-/** Codes to pixels. */
+/** Convert codes to pixels. */
 export function paint(tile: Codes, colours: Uint32Array): ImageData {
   const image = new ImageData(Math.max(tile.columns, 1), Math.max(tile.rows, 1));
   const pixels = new Uint32Array(image.data.buffer);
@@ -143,15 +143,15 @@ export function paint(tile: Codes, colours: Uint32Array): ImageData {
   return image;
 }
 
-/** The value a code stands for; NaN for "missing" and "not finite". */
+/** The value of a code; NaN for missing and non-finite values. */
 export function valueOf(code: number, scale: Scale): number {
   if (code === MISSING || code === NOT_FINITE) return Number.NaN;
-  const share = (code - FIRST_CODE) / (LAST_CODE - FIRST_CODE);
-  const value = scale.lo + share * (scale.hi - scale.lo);
+  const fraction = (code - FIRST_CODE) / (LAST_CODE - FIRST_CODE);
+  const value = scale.lo + fraction * (scale.hi - scale.lo);
   return scale.isLog ? 10 ** value : value;
 }
 
-/** Evenly spread marks of a legend; at round powers of ten where the scale spans at least one. */
+/** Ticks of a legend: powers of ten on a log scale, otherwise evenly spaced. */
 export function legendTicks(scale: Scale, most = 6): number[] {
   const span = scale.hi - scale.lo;
   if (!Number.isFinite(span)) return [];
@@ -167,13 +167,24 @@ export function legendTicks(scale: Scale, most = 6): number[] {
   return ticks;
 }
 
-/** Where on the scale (0…1) a value lies. */
-export function shareOf(value: number, scale: Scale): number {
+/** The labels that fit between two positions (px) without touching; those in the middle take precedence. */
+export function fittingLabels<T extends { x: number; width: number }>(labels: readonly T[], from: number, to: number, gap = 8): T[] {
+  const middle = (from + to) / 2;
+  const kept: T[] = [];
+  for (const label of [...labels].sort((a, b) => Math.abs(a.x - middle) - Math.abs(b.x - middle))) {
+    const isInside = label.x - label.width / 2 >= from + gap && label.x + label.width / 2 <= to - gap;
+    if (isInside && kept.every((other) => Math.abs(other.x - label.x) >= (other.width + label.width) / 2 + gap)) kept.push(label);
+  }
+  return kept;
+}
+
+/** The position of a value on the scale (0…1). */
+export function fractionOf(value: number, scale: Scale): number {
   const at = scale.isLog ? Math.log10(value) : value;
   return scale.hi !== scale.lo ? (at - scale.lo) / (scale.hi - scale.lo) : 0.5;
 }
 
-/** Round steps for an axis: 1, 2 or 5 times a power of ten, whole numbers only. */
+/** Round ticks for a step axis: multiples of 1, 2 or 5 times a power of ten, integers only. */
 export function stepTicks(from: number, to: number, most: number): number[] {
   const raw = Math.max((to - from) / Math.max(most, 1), 1);
   const power = 10 ** Math.floor(Math.log10(raw));

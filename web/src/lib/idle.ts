@@ -1,6 +1,6 @@
-// Work that can wait until the page has nothing else to do.
+// Defers work until the page is idle.
 
-/** Call back when the page is idle, in a browser that can tell, else soon. Returns how to forget it. */
+/** Run `work` when the page is idle, or soon if the browser cannot tell. Returns a function that cancels it. */
 export function whenIdle(work: () => void): () => void {
   if (typeof requestIdleCallback === "function") {
     const number = requestIdleCallback(work);

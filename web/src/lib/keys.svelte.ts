@@ -1,18 +1,19 @@
-// Which key does what, in one registry: `?` lists exactly what is bound now. Sequences are written "g r".
+// Registry of keyboard shortcuts; `?` lists the current bindings. Sequences are written "g r".
 
 import { onMount } from "svelte";
 
 export interface Binding {
-  /** What is pressed: "t", "g r", "ArrowLeft". */
+  /** The key or sequence: "t", "g r", "ArrowLeft". */
   keys: string;
-  /** What it does, in a few words. */
+  /** Short description of the action. */
   label: string;
-  /** Heading in the list. */
+  /** Heading in the list of shortcuts. */
   group: string;
   run: (event: KeyboardEvent) => void;
 }
 
-const PATIENCE_MS = 1200;
+/** How long to wait for the next key of a sequence. */
+const SEQUENCE_TIMEOUT_MS = 1200;
 
 class Keys {
   bindings = $state.raw<Binding[]>([]);
@@ -32,7 +33,7 @@ class Keys {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
     if (["Shift", "Control", "Alt", "Meta"].includes(event.key)) return;
     const keys = this.pending ? `${this.pending} ${event.key}` : event.key;
-    // The last bound wins: a view may take a key from the shell.
+    // The most recent binding wins, so that a view can override a global key.
     const found = this.bindings.findLast((binding) => binding.keys === keys);
     if (found) {
       event.preventDefault();
@@ -49,7 +50,7 @@ class Keys {
   private wait(keys: string): void {
     clearTimeout(this.timer);
     this.pending = keys;
-    if (keys) this.timer = setTimeout(() => (this.pending = ""), PATIENCE_MS);
+    if (keys) this.timer = setTimeout(() => (this.pending = ""), SEQUENCE_TIMEOUT_MS);
   }
 }
 
@@ -62,7 +63,7 @@ function isTyping(target: EventTarget | null): boolean {
 
 export const keys = new Keys();
 
-/** Bind for as long as the component that calls this lives. */
+/** Bind keys for the lifetime of the calling component. */
 export function useKeys(bindings: Binding[]): void {
   onMount(() => keys.bind(bindings));
 }

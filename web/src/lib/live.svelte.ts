@@ -1,19 +1,19 @@
-// The server's nudges: "run X is at step N". They carry no data; whoever shows the run asks again for what it shows.
+// Server notifications such as "run X is at step N". They carry no data; views fetch what they show again.
 
 import { SvelteMap } from "svelte/reactivity";
 import { listen, source, type Brief, type Nudge, type Status } from "./api";
 
-export type Connection = "off" | "open" | "away";
+export type Connection = "off" | "open" | "lost";
 
 class Live {
   connection = $state<Connection>("off");
-  /** Newest word on each run. */
+  /** Latest update of each run. */
   runs = new SvelteMap<string, { last_step: number; status: Status; reason: string }>();
   briefs = new SvelteMap<string, Brief>();
-  /** Grow when the list of runs changed, when states of findings changed. */
+  /** Counters that increase when the list of runs or the states of findings change. */
   list = $state(0);
   states = $state(0);
-  /** Grows when the line came back: what was missed meanwhile has to be asked for again. */
+  /** Increases on every reconnect, so that views catch up on what they missed. */
   epoch = $state(0);
 
   private numOpened = 0;
@@ -28,7 +28,7 @@ class Live {
     );
   }
 
-  /** At once, for the button in the banner. */
+  /** Reconnect immediately, for the button in the banner. */
   retry(): void {
     this.stop?.();
     this.stop = null;
@@ -36,10 +36,10 @@ class Live {
   }
 
   private changed(isUp: boolean): void {
-    // A line that never was open is a browser that is not signed in; the page says that by itself.
-    this.connection = isUp ? "open" : this.numOpened > 0 ? "away" : "off";
+    // If the connection never opened, the browser is not signed in; the page reports that itself.
+    this.connection = isUp ? "open" : this.numOpened > 0 ? "lost" : "off";
     if (!isUp) return;
-    // The line says "the list changed" as it opens; at first everything has just been asked for.
+    // Opening the connection triggers a "runs" nudge; ignore the first one, because everything was just loaded.
     this.isFirst = this.numOpened++ === 0;
     if (!this.isFirst) this.epoch += 1;
   }
@@ -55,8 +55,8 @@ class Live {
 
 export const live = new Live();
 
-/** Changes whenever `run` has something new, also after the server was away: read it in an effect that loads. */
+/** Changes whenever `run` has new data, and after a reconnect. Read it in an effect that loads data. */
 export function version(run: string): string {
-  const news = live.runs.get(run);
-  return `${live.epoch}:${news?.last_step ?? ""}:${news?.status ?? ""}`;
+  const update = live.runs.get(run);
+  return `${live.epoch}:${update?.last_step ?? ""}:${update?.status ?? ""}`;
 }

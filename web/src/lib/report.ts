@@ -1,4 +1,4 @@
-// The standard analyses of a run, as a report holds them. The Python side is src/sonde/show/analyses/analysis.py.
+// The standard analyses of a run, as stored in a report. The Python side is src/sonde/show/analyses/analysis.py.
 
 import { type Num, source } from "./api";
 
@@ -14,7 +14,7 @@ export interface Quantity {
 export interface AnalysisChart {
   title: string;
   lines: { name: string; x: number[]; y: Num[] }[];
-  /** Names of the layers along x; empty where x is a step. */
+  /** Layer names along x; empty if x is the step. */
   places: string[];
   is_log: boolean;
   marks: [number, string][];
@@ -44,7 +44,7 @@ export interface ReportData {
   overhead: string;
 }
 
-/** Whether everything is to be unfolded at once, for paper: <html data-print>. */
+/** Whether the report is being printed and everything should be expanded: <html data-print>. */
 export const forPrint = typeof document !== "undefined" && document.documentElement.hasAttribute("data-print");
 
 export async function getReport(run: string, signal?: AbortSignal): Promise<ReportData> {

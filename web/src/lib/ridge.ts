@@ -1,7 +1,7 @@
-// Histograms of exponents over time as overlapping ridges, oldest at the back. Pure geometry: the canvas is drawn elsewhere.
+// Ridgeline plots: histograms over time as overlapping ridges, oldest at the back. Geometry only, no canvas.
 
 export interface Histograms {
-  /** counts[column * bins + bin]; bin b holds magnitudes from 2**(b + lowest) up. */
+  /** counts[column * bins + bin]; bin b counts magnitudes from 2**(b + lowest). */
   readonly counts: ArrayLike<number>;
   readonly bins: number;
   readonly columns: number;
@@ -9,14 +9,14 @@ export interface Histograms {
 
 export interface Ridge {
   readonly column: number;
-  /** Height of the ridge's foot, in pixels from the top. */
+  /** Baseline of the ridge, in pixels from the top. */
   readonly base: number;
-  /** One height per bin, in pixels above the foot. */
+  /** One height per bin, in pixels above the baseline. */
   readonly heights: Float64Array;
 }
 
-/** The share of each bin in its column: how the values are spread, not how many there are. */
-export function shares(histograms: Histograms): Float64Array {
+/** Each bin as a fraction of its column. */
+export function fractions(histograms: Histograms): Float64Array {
   const { counts, bins, columns } = histograms;
   const out = new Float64Array(bins * columns);
   for (let column = 0; column < columns; column++) {
@@ -27,7 +27,7 @@ export function shares(histograms: Histograms): Float64Array {
   return out;
 }
 
-/** First and last bin that any column uses, with one empty bin of margin on each side. */
+/** First and last non-empty bin, with a margin of one bin on each side. */
 export function usedBins(histograms: Histograms): [number, number] {
   const { counts, bins, columns } = histograms;
   let [first, last] = [bins, -1];
@@ -41,7 +41,7 @@ export function usedBins(histograms: Histograms): [number, number] {
   return [Math.max(0, first - 1), Math.min(bins - 1, last + 1)];
 }
 
-/** Evenly chosen columns that hold something; never more than `most`, always the first and the last. */
+/** At most `most` evenly spaced non-empty columns, including the first and the last. */
 export function chosenColumns(histograms: Histograms, most: number): number[] {
   const { counts, bins, columns } = histograms;
   const filled: number[] = [];
@@ -55,10 +55,10 @@ export function chosenColumns(histograms: Histograms, most: number): number[] {
   return Array.from({ length: most }, (_, at) => filled[Math.round((at * (filled.length - 1)) / (most - 1))]!);
 }
 
-/** Ridges from back (first column, at the top) to front. A peak rises over about `overlap` rows. */
+/** Ridges from back (first column, at the top) to front. A peak overlaps about `overlap` rows. */
 export function ridges(histograms: Histograms, columns: readonly number[], height: number, overlap = 3): Ridge[] {
   const { bins } = histograms;
-  const spread = shares(histograms);
+  const spread = fractions(histograms);
   let peak = 0;
   for (const column of columns) for (let bin = 0; bin < bins; bin++) peak = Math.max(peak, spread[column * bins + bin]!);
   const gap = height / (columns.length + overlap);

@@ -1,5 +1,5 @@
-// Where we are: a path and a query, in the address bar (served) or behind # (report). All state of a view that is worth
-// sharing lives in the query, so that a copied address shows the same thing.
+// Routing: a path and a query, in the URL itself (server) or in its hash (report). Views keep their state in the query, so
+// that a copied URL shows the same thing.
 
 import { source } from "./api";
 
@@ -7,7 +7,7 @@ export type ViewName = "runs" | "report" | "overview" | "layers" | "tensor" | "f
 
 export interface Route {
   view: ViewName;
-  /** Id of the run, for the views of one run. */
+  /** ID of the run, for views of a run. */
   run: string | null;
   /** Index of the site, for the tensor view. */
   site: number | null;
@@ -18,13 +18,13 @@ export type Changes = Record<string, string | number | null | undefined>;
 
 const VIEWS: ReadonlySet<string> = new Set(["layers", "flow", "findings", "report"]);
 
-/** Reports are opened from disk or from a mail: their routes live in the hash. */
+/** Reports are opened as files, so their routes are in the hash. */
 export const inHash = source.kind === "report";
 
-/** The run of a report, named on its root element: <html data-run="…">. */
+/** The ID of the run in a report: <html data-run="…">. */
 export const reportRun = inHash ? (document.documentElement.dataset.run ?? "report") : null;
 
-function address(): URL {
+function currentUrl(): URL {
   return inHash ? new URL(location.hash.slice(1) || "/", "http://report") : new URL(location.href);
 }
 
@@ -55,7 +55,7 @@ export function parse(path: string, query: URLSearchParams): Route {
 
 class Router {
   route = $state.raw<Route>(this.read());
-  /** Path without the query: views are rebuilt when it changes, not when the query does. */
+  /** Path without the query. Views are rebuilt when the path changes, not when the query does. */
   path = $derived(pathOf(this.route));
 
   constructor() {
@@ -68,7 +68,7 @@ class Router {
     return this.route.query;
   }
 
-  /** Go to an address of ours: `/run/ab12/layers?stat=rms`. */
+  /** Navigate to a path such as `/run/ab12/layers?stat=rms`. */
   go(to: string, { replace = false } = {}): void {
     const url = inHash ? `#${to}` : to;
     if (replace) history.replaceState(null, "", url);
@@ -78,7 +78,7 @@ class Router {
     if (this.path !== before) window.scrollTo(0, 0);
   }
 
-  /** Change some of the query and keep the rest; `null` and "" remove. */
+  /** Change some query parameters and keep the others; `null` and "" remove a parameter. */
   set(changes: Changes, { push = false } = {}): void {
     const query = new URLSearchParams(this.route.query);
     for (const [key, value] of Object.entries(changes)) {
@@ -97,11 +97,11 @@ class Router {
   }
 
   private read(): Route {
-    const url = address();
+    const url = currentUrl();
     return parse(url.pathname, url.searchParams);
   }
 
-  /** Ordinary links work without a reload; with a modifier they stay ordinary links. */
+  /** Handle clicks on internal links without a page load, unless a modifier key is pressed. */
   private follow(event: MouseEvent): void {
     if (event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     const link = (event.target as Element | null)?.closest?.("a[href]");
@@ -123,7 +123,7 @@ function pathOf(route: Route): string {
     case "tensor":
       return runPath(route.run ?? "", `tensor/${route.site}`);
     case "missing":
-      return inHash ? address().pathname : location.pathname;
+      return inHash ? currentUrl().pathname : location.pathname;
     default:
       return runPath(route.run ?? "", route.view);
   }
@@ -133,14 +133,14 @@ function runPath(run: string, view = ""): string {
   return `/run/${encodeURIComponent(run)}${view ? `/${view}` : ""}`;
 }
 
-/** The address for `href`: `link("/run/ab12/tensor/7", {step: 150})`. */
+/** A URL for `href`: `link("/run/ab12/tensor/7", {step: 150})`. */
 export function link(path: string, query: Changes = {}): string {
   const kept = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const text = new URLSearchParams(kept.map(([key, value]) => [key, String(value)])).toString();
   return (inHash ? "#" : "") + path + (text ? `?${text}` : "");
 }
 
-/** `to(id)`, `to(id, "layers")`, `to(id, "tensor/7", {step: 150})`: an address inside a run. */
+/** A URL inside a run: `to(id)`, `to(id, "layers")`, `to(id, "tensor/7", {step: 150})`. */
 export function to(run: string, view = "", query: Changes = {}): string {
   return link(runPath(run, view), query);
 }

@@ -1,10 +1,10 @@
-// The list of runs: filtering, sorting, grouping. Pure, so that the table only draws.
+// Filtering, sorting and grouping of the list of runs. Pure functions.
 
 import { num, type RunRow } from "./api";
 
 export type Column = "name" | "status" | "loss" | "health" | "findings" | "overhead" | "steps" | "started" | "duration";
 
-/** All words must occur somewhere; `lr=0.001` looks at the config, `status:crashed` at one column. */
+/** Whether a run matches all words of a filter. `lr=0.001` matches the config, `status:crashed` a single column. */
 export function matches(run: RunRow, filter: string): boolean {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   if (words.length === 0) return true;
@@ -31,7 +31,7 @@ function sortKey(run: RunRow, column: Column): number | string {
     case "health":
       return last(brief?.health);
     case "findings":
-      return brief ? brief.findings.critical * 1e6 + brief.findings.warning * 1e3 + brief.findings.info : NaN;
+      return brief?.findings ? brief.findings.critical * 1e6 + brief.findings.warning * 1e3 + brief.findings.info : NaN;
     case "overhead":
       return last(brief?.overhead);
     case "steps":
@@ -43,7 +43,7 @@ function sortKey(run: RunRow, column: Column): number | string {
   }
 }
 
-/** What is unknown comes last in either direction. */
+/** Sort runs; unknown values come last in both directions. */
 export function sorted(runs: readonly RunRow[], column: Column, descending: boolean): RunRow[] {
   const sign = descending ? -1 : 1;
   return runs
@@ -61,7 +61,7 @@ export interface Group {
   runs: RunRow[];
 }
 
-/** By project, status, tag, or `config:lr`; groups in the order of their first run. */
+/** Group runs by project, status, tag or `config:lr`, in the order of the first run of each group. */
 export function grouped(runs: readonly RunRow[], by: string): Group[] {
   if (!by) return [{ label: "", runs: [...runs] }];
   const groups = new Map<string, RunRow[]>();
@@ -76,15 +76,15 @@ export function grouped(runs: readonly RunRow[], by: string): Group[] {
 }
 
 function labels(run: RunRow, by: string): string[] {
-  if (by === "project") return [run.project || "no project"];
+  if (by === "project") return [run.project || "No project"];
   if (by === "status") return [run.status];
-  if (by === "tag") return run.tags.length ? run.tags : ["no tag"];
+  if (by === "tag") return run.tags.length ? run.tags : ["No tag"];
   const key = by.replace(/^config:/, "");
   const value = run.config[key];
   return [value === undefined ? `${key} not set` : `${key} = ${value}`];
 }
 
-/** Settings worth grouping by: not the same everywhere, and not different everywhere. */
+/** Settings that are useful for grouping: neither the same in all runs nor different in all of them. */
 export function groupKeys(runs: readonly RunRow[]): string[] {
   const values = new Map<string, Set<string>>();
   for (const run of runs) {

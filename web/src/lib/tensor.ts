@@ -1,11 +1,11 @@
-// What belongs to one tensor: the same weight as parameter, gradient and update, its optimizer state, its module's outputs.
+// Data for the tensor view: related tensors (parameter, gradient, update, optimizer state, activations) and histograms.
 
 import type { Hist, Lines, Site, Sites, SnapshotTensor } from "./api";
 import type { Line } from "./chart";
 
 const ORDER = ["param", "grad", "update", "optim", "act", "actgrad"];
 
-/** Sites that show the same thing from other sides, this one included; weights first, then what flows through them. */
+/** Sites of the same parameter or module, including this one; parameters first, then activations. */
 export function relatives(sites: Sites, site: Site): Site[] {
   const isWeight = site.kind === "param" || site.kind === "grad" || site.kind === "update" || site.kind === "optim";
   const found = sites.sites.filter((other) => {
@@ -22,14 +22,14 @@ function rank(kind: string): number {
   return at < 0 ? ORDER.length : at;
 }
 
-/** The tensors before and after it, of the same kind, in the model's order. */
+/** The previous and next tensor of the same kind, in model order. */
 export function neighbours(sites: Sites, site: Site): { previous: Site | null; next: Site | null; place: number; count: number } {
   const same = sites.sites.filter((other) => other.kind === site.kind);
   const place = same.findIndex((other) => other.i === site.i);
   return { previous: same[place - 1] ?? null, next: same[place + 1] ?? null, place, count: same.length };
 }
 
-/** One series over another, step by step: |update| / |weight|. */
+/** One series divided by another at each step, e.g. |update| / |weight|. */
 export function quotient(lines: Lines, above: number, below: number, label: string): Line | null {
   const [top, bottom] = [lines.series.find(({ i }) => i === above), lines.series.find(({ i }) => i === below)];
   if (!top || !bottom) return null;
@@ -37,7 +37,7 @@ export function quotient(lines: Lines, above: number, below: number, label: stri
   return { label, x: lines.steps, y, nonfinite: Float64Array.from([...top.nonfinite, ...bottom.nonfinite]).sort() };
 }
 
-/** The tensors of a snapshot that are this site, or lie beside it. */
+/** The tensors of a snapshot that belong to this site or its module. */
 export function snapshotsOf(tensors: readonly SnapshotTensor[], site: Site): SnapshotTensor[] {
   const near = tensors.filter(({ i, site: name }) => i === site.i || name === site.name || name === site.owner);
   return near.sort((a, b) => Number(b.kind === site.kind && b.site === site.name) - Number(a.kind === site.kind && a.site === site.name));
@@ -53,7 +53,7 @@ export interface HistColumn {
   nonfinite: number;
 }
 
-/** A histogram in words: where its 1 %, 50 % and 99 % lie (as exponents of two), what share is zero or not finite. */
+/** A histogram as a table: 1 %, 50 % and 99 % quantiles as exponents of two, and fractions of zero and non-finite values. */
 export function histColumns(hist: Hist, most = 24): HistColumn[] {
   const group = Math.max(1, Math.ceil(hist.num_columns / most));
   const found: HistColumn[] = [];
@@ -68,7 +68,7 @@ export function histColumns(hist: Hist, most = 24): HistColumn[] {
       nonfinite += hist.nonfinite[column]!;
     }
     if (total === 0) continue;
-    const at = (share: number): number => exponentAt(bins, share) + hist.min_exponent;
+    const at = (fraction: number): number => exponentAt(bins, fraction) + hist.min_exponent;
     found.push({
       from: hist.first + first * hist.steps_per_column, to: hist.first + end * hist.steps_per_column - 1,
       low: at(0.01), median: at(0.5), high: at(0.99), zeros: zeros / total, nonfinite: nonfinite / total,
@@ -77,8 +77,8 @@ export function histColumns(hist: Hist, most = 24): HistColumn[] {
   return found;
 }
 
-function exponentAt(bins: Float64Array, share: number): number {
-  let left = share * bins.reduce((sum, count) => sum + count, 0);
+function exponentAt(bins: Float64Array, fraction: number): number {
+  let left = fraction * bins.reduce((sum, count) => sum + count, 0);
   if (!(left > 0)) return NaN;
   for (let bin = 0; bin < bins.length; bin++) {
     left -= bins[bin]!;

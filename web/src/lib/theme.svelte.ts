@@ -1,21 +1,21 @@
-// Light and dark follow the system until `t` is pressed. Canvas code asks here for colours, as CSS cannot reach it.
+// Light and dark mode, following the system until the user chooses, and the theme colours for canvas code.
 
 const KEY = "sonde.theme";
 type Choice = "system" | "light" | "dark";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
-function remembered(): Choice {
+function savedChoice(): Choice {
   try {
     const value = localStorage.getItem(KEY);
     return value === "light" || value === "dark" ? value : "system";
   } catch {
-    return "system"; // storage is forbidden in some frames: the choice then lasts as long as the page
+    return "system"; // some frames forbid storage: the choice is then lost on reload
   }
 }
 
 class Theme {
-  choice = $state<Choice>(remembered());
+  choice = $state<Choice>(savedChoice());
   system = $state<"light" | "dark">(dark.matches ? "dark" : "light");
 
   constructor() {
@@ -34,7 +34,7 @@ class Theme {
       if (this.choice === "system") localStorage.removeItem(KEY);
       else localStorage.setItem(KEY, this.choice);
     } catch {
-      // see remembered()
+      // see savedChoice()
     }
     this.apply();
   }
@@ -60,14 +60,14 @@ export interface Colours {
   series: string[];
 }
 
-// Okabe and Ito's colours, darkened or lightened so that each has contrast 3:1 on its ground.
+// The Okabe-Ito palette, adjusted to a contrast of 3:1 with the background.
 const SERIES = {
   light: ["#0072b2", "#c05000", "#00795a", "#a3477f", "#7a6a00", "#2b8fc4", "#5b4ba0", "#444444"],
   dark: ["#56b4e9", "#f0913c", "#2fc39a", "#e18fc0", "#e6d23c", "#8ecdf5", "#ada0f0", "#c8c8c8"],
 };
 const NAMES = ["text", "muted", "line", "grid", "surface", "accent", "critical", "warning", "info", "ok"] as const;
 
-/** The colours now in force, resolved; read inside an effect to be told of changes. */
+/** The current theme colours. Call inside an effect to re-run it when the theme changes. */
 export function colours(): Colours {
   const name = theme.name;
   const probe = document.createElement("span");

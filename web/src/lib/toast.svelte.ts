@@ -1,4 +1,4 @@
-// Short messages at the foot of the page, some with a way back ("deleted — undo").
+// Short messages at the bottom of the page, optionally with an action such as "Undo".
 
 export interface Toast {
   id: number;
@@ -7,20 +7,20 @@ export interface Toast {
   action?: { label: string; run: () => void };
 }
 
-const STAYS_MS = 8000;
+const DURATION_MS = 8000;
 
 class Toasts {
   list = $state.raw<Toast[]>([]);
   private next = 1;
 
-  say(text: string, action?: Toast["action"], kind: Toast["kind"] = "note"): void {
+  show(text: string, action?: Toast["action"], kind: Toast["kind"] = "note"): void {
     const toast: Toast = { id: this.next++, text, kind, ...(action ? { action } : {}) };
     this.list = [...this.list.slice(-2), toast];
-    setTimeout(() => this.close(toast.id), STAYS_MS);
+    setTimeout(() => this.close(toast.id), DURATION_MS);
   }
 
   error(text: string): void {
-    this.say(text, undefined, "error");
+    this.show(text, undefined, "error");
   }
 
   close(id: number): void {

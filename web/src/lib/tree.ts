@@ -1,14 +1,14 @@
-// Sites as a tree of modules that folds: `layers.3.mlp.weight` lies in `layers`, `layers.3`, `layers.3.mlp`.
-// Order is the model's order, given by the caller; nothing is sorted here.
+// Sites as a foldable tree of modules: `layers.3.mlp.weight` belongs to `layers`, `layers.3` and `layers.3.mlp`.
+// The caller provides the names in model order; nothing is sorted here.
 
 export interface Node {
-  /** The dotted name up to here; unique. "" is the root. */
+  /** The full dotted name; unique. "" for the root. */
   readonly path: string;
-  /** What this node adds to its parent's name; several parts where a node has one child only. */
+  /** The name relative to the parent; several parts for a merged chain of single children. */
   readonly label: string;
   readonly depth: number;
   readonly children: readonly Node[];
-  /** Positions (in the list given) of all sites below; one for a leaf. */
+  /** Positions in the given list of all sites below this node; one for a leaf. */
   readonly sites: readonly number[];
   readonly isLeaf: boolean;
 }
@@ -29,8 +29,8 @@ interface Draft {
 const draft = (label: string, path: string): Draft => ({ label, path, children: new Map(), sites: [], leaf: false });
 
 /**
- * The tree of these names. A module that is itself a site (`act/layers.3`) is a leaf beside its children. `positions` are
- * what the tree calls its sites, where the names are some of a longer list.
+ * Build the tree of these names. A module that is itself a site (`act/layers.3`) becomes a leaf next to its children. Pass
+ * `positions` if the names are part of a longer list that sites should refer to.
  */
 export function buildTree(names: readonly string[], positions?: readonly number[]): Node {
   const root = draft("", "");
@@ -40,7 +40,7 @@ export function buildTree(names: readonly string[], positions?: readonly number[
     node.sites.push(site);
     const parts = name.split(".");
     parts.forEach((part, at) => {
-      // A leaf gets a key no module can have, so that a site and a module of one name do not become one node.
+      // A leaf gets a distinct key, so that a site and a module with the same name stay separate nodes.
       const isLast = at === parts.length - 1;
       const key = isLast ? `${part}\u0000` : part;
       const path = node.path === "" ? part : `${node.path}.${part}`;
@@ -55,7 +55,7 @@ export function buildTree(names: readonly string[], positions?: readonly number[
 }
 
 function freeze(node: Draft, depth: number): Node {
-  // A chain of single children (`model.layers`) reads better as one node.
+  // Merge a chain of single children (`model.layers`) into one node.
   let { label, path } = node;
   let end = node;
   while (depth > 0 && !end.leaf && end.children.size === 1) {
@@ -67,7 +67,7 @@ function freeze(node: Draft, depth: number): Node {
   return { path: path.replace("\u0000", ""), label, depth, children, sites: end.sites, isLeaf: end.leaf };
 }
 
-/** The rows to draw: leaves, and folded nodes in place of what is below them. */
+/** The visible rows: leaves, and folded nodes instead of their descendants. */
 export function visibleRows(root: Node, folded: ReadonlySet<string>): Row[] {
   const rows: Row[] = [];
   const visit = (node: Node): void => {
@@ -79,7 +79,7 @@ export function visibleRows(root: Node, folded: ReadonlySet<string>): Row[] {
   return rows;
 }
 
-/** Rows as the flat groups that `pool` in heat.ts takes; `tileRow[site]` is the row of a tile, -1 where it has none. */
+/** Rows as the flat groups that `pool` in heat.ts expects; `tileRow[site]` is the row in a tile, or -1. */
 export function rowGroups(rows: readonly Row[], tileRow: Int32Array): { members: Int32Array; starts: Int32Array } {
   const starts = new Int32Array(rows.length + 1);
   let count = 0;
@@ -92,15 +92,15 @@ export function rowGroups(rows: readonly Row[], tileRow: Int32Array): { members:
 
 export interface Label {
   readonly node: Node;
-  /** Rows [first, end) the label stands for. */
+  /** The rows [first, end) that the label covers. */
   readonly first: number;
   readonly end: number;
   readonly isFolded: boolean;
 }
 
 /**
- * The labels that fit beside rows of `rowHeight` pixels: a leaf where a row is tall enough to be read, otherwise the
- * deepest module that is. Open modules whose children are labelled come before them, as the header of their rows.
+ * The labels that fit next to rows of `rowHeight` pixels: leaves if the rows are tall enough, otherwise the deepest modules
+ * that are.
  */
 export function labels(root: Node, folded: ReadonlySet<string>, rowHeight: number, least = 13): Label[] {
   const found: Label[] = [];
@@ -122,12 +122,12 @@ export function labels(root: Node, folded: ReadonlySet<string>, rowHeight: numbe
       if (hasRoom(node, first)) found.push({ node, first, end: row, isFolded: false });
       return;
     }
-    // No child found room: some of very many are named, as on the axis of a chart; of few, this node speaks for all.
+    // No child fits: label every n-th child if there are many, otherwise only this node.
     const every = Math.ceil((least * 1.5 * node.children.length) / room);
     if (room < 6 * least || every >= node.children.length / 2) found.push({ node, first, end: row, isFolded: false });
     else sample(node, first, every);
   };
-  /** A thin row between others at the top of the model, such as a head of one tensor: where nothing is in its way. */
+  /** Whether a thin top-level row, such as a head with one tensor, fits without overlapping the previous label. */
   const hasRoom = (node: Node, first: number): boolean => {
     const before = found.at(-1);
     const middle = before ? (before.first + before.end) / 2 : -Infinity;
@@ -145,13 +145,13 @@ export function labels(root: Node, folded: ReadonlySet<string>, rowHeight: numbe
   return found;
 }
 
-/** A dotted name where there is little room: the last part whole, of those before it first letters and numbers. */
+/** A shortened dotted name: the last part in full, the others as numbers or initials. */
 export const abbreviated = (path: string): string => {
   const parts = path.split(".");
   return parts.map((part, n) => (n === parts.length - 1 || /^\d/.test(part) ? part : ([...part][0] ?? ""))).join(".");
 };
 
-/** Every foldable node, outermost first. */
+/** All foldable nodes, outermost first. */
 export function foldable(root: Node): Node[] {
   const found: Node[] = [];
   const visit = (node: Node): void => {
@@ -163,11 +163,11 @@ export function foldable(root: Node): Node[] {
   return found;
 }
 
-/** Fold everything at a depth: "show me the model in blocks". Depth 0 unfolds all. */
+/** The paths to fold so that the model is shown as blocks of this depth; none for depth 0. */
 export const foldedAt = (root: Node, depth: number): Set<string> =>
   new Set(depth <= 0 ? [] : foldable(root).filter((node) => node.depth === depth).map((node) => node.path));
 
-/** The nodes above a path, innermost first; how a leaf finds what to fold. */
+/** The ancestors of a site, innermost first. */
 export function ancestors(root: Node, site: number): Node[] {
   const found: Node[] = [];
   let node: Node | undefined = root;
@@ -178,7 +178,7 @@ export function ancestors(root: Node, site: number): Node[] {
   return found;
 }
 
-/** Sites a filter keeps: words in any order, each a part of the name; `*` stands for anything. */
+/** Positions of the names that match a filter: all words in any order, with `*` as a wildcard. */
 export function filterNames(names: readonly string[], filter: string): number[] {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean).map(matcher);
   const kept: number[] = [];
@@ -191,7 +191,7 @@ export function filterNames(names: readonly string[], filter: string): number[] 
 
 function matcher(word: string): (text: string) => boolean {
   if (!word.includes("*")) return (text) => text.includes(word);
-  // Parts in order, found by plain search: no expression is ever built from what a user typed.
+  // Search for the parts in order; never build a regular expression from user input.
   const parts = word.split("*").filter(Boolean);
   return (text) => {
     let at = 0;

@@ -1,13 +1,13 @@
-// What every view of one run is given. The rest it asks for itself; its own state is in `router.query`.
+// The props that all views of a run share. Views load everything else themselves and keep their state in `router.query`.
 
 import type { Findings, RunDetail, Sites } from "./api";
 
 export interface RunView {
-  /** Id of the run, as in requests and addresses. */
+  /** ID of the run in requests and URLs. */
   run: string;
-  /** Kept up to date while the run is written. */
+  /** Updated while the run is being written. */
   detail: RunDetail;
   sites: Sites;
-  /** null until they are worked out. */
+  /** null until they are loaded. */
   findings: Findings | null;
 }

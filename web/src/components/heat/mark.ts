@@ -1,8 +1,8 @@
-// A finding's place in a heatmap, before folding decides which row it falls on.
+// The position of a finding in a heatmap, before folding determines its row.
 
 import type { Mark } from "./overlay";
 
 export interface SiteMark extends Omit<Mark, "row"> {
-  /** Position of the row's site in the whole list. */
+  /** Position of the site in the full list of rows. */
   readonly site: number;
 }

@@ -1,11 +1,11 @@
-// What is drawn over a heatmap: step axis, crosshair, selection, findings. Plain canvas calls, no state.
+// Draws the overlay of a heatmap: step axis, crosshair, selection and findings. Stateless.
 
 import { stepTicks, toX, toY, type View } from "../../lib/heat";
 import { integer } from "../../lib/format";
 import type { Colours } from "../../lib/theme.svelte";
 
 export interface Mark {
-  /** Row among those now shown. */
+  /** Index among the visible rows. */
   readonly row: number;
   readonly step: number;
   readonly last: number;
@@ -35,7 +35,7 @@ export function drawAxis(context: CanvasRenderingContext2D, view: View, width: n
   const y = height + 5;
   let free = -Infinity;
   for (const step of stepTicks(view.from, view.to, width / 90)) {
-    // A wide cell is named in its middle, a thin one at its edge.
+    // Centre the tick on a wide cell; put it at the edge of a thin one.
     const cell = width / (view.to - view.from);
     const x = toX(step, view, width) + (cell > 12 ? cell / 2 : 0);
     const text = integer(step);
@@ -50,7 +50,7 @@ export function drawAxis(context: CanvasRenderingContext2D, view: View, width: n
   }
 }
 
-/** A line that is seen on every colour: light inside dark. */
+/** A white line with a dark outline, visible on every colour. */
 function doubleRect(context: CanvasRenderingContext2D, x: number, y: number, w: number, h: number): void {
   context.lineWidth = 3;
   context.strokeStyle = "rgba(0,0,0,0.75)";
@@ -80,7 +80,7 @@ export function drawArea(context: CanvasRenderingContext2D, area: Area, view: Vi
   context.setLineDash([]);
 }
 
-/** A finding: a triangle at its first step that points at its row; it never covers the cell it is about. */
+/** Draws each finding as a triangle that points at its first step without covering the cell. */
 export function drawMarks(
   context: CanvasRenderingContext2D, marks: readonly Mark[], view: View, width: number, height: number, colours: Colours,
 ): void {
@@ -100,7 +100,7 @@ export function drawMarks(
   }
 }
 
-/** The tip of a mark; kept far enough inside the edges to be seen. */
+/** The tip of a mark, kept away from the edges so that it stays visible. */
 export function markAt(mark: Mark, view: View, width: number, height: number): [number, number] {
   const x = toX(mark.step, view, width);
   const y = toY(mark.row + 0.5, view, height);

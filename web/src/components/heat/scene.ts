@@ -1,12 +1,12 @@
-// What a heatmap has to draw: tiles turned into bitmaps once, then only stretched. Holds no Svelte state: drawing a frame
-// reads plain fields, so that panning costs a few milliseconds and not a walk through a reactive graph.
+// Draws the tiles of a heatmap. Tiles are converted to bitmaps once and then only scaled. It does not use Svelte
+// state: reading plain fields keeps the cost of a frame at a few milliseconds.
 
 import { codeColour, css, FIRST_CODE, LAST_CODE, type MapName, NOT_FINITE, palette } from "../../lib/colour";
 import { type Codes, columnOf, LARGEST, paint, pool, type Rank, type Scale, toX, toY, type View } from "../../lib/heat";
 import { rowGroups, type Row } from "../../lib/tree";
 
 export interface Tile {
-  /** Position of each tile row in the list of sites that rows refer to. */
+  /** For each row of the tile, its position in the list of sites. */
   readonly sites: ArrayLike<number>;
   /** First step of each column, ascending. */
   readonly starts: ArrayLike<number>;
@@ -21,18 +21,18 @@ interface Level {
   bitmap: ImageBitmap | HTMLCanvasElement | null;
 }
 
-/** Halving rows more often than this would make rows of the coarsest level taller than any screen. */
-const MOST_LEVELS = 8;
+/** Enough halvings for any screen height. */
+const MAX_LEVELS = 8;
 
-/** Codes of one scale as colours of another, so that a tile of a part looks like the whole it is part of. */
+/** A palette that draws codes of one scale in the colours of another, so that all tiles match. */
 export function rescaled(colours: Uint32Array, from: Scale, to: Scale): Uint32Array {
   if (from.lo === to.lo && from.hi === to.hi && from.isLog === to.isLog) return colours;
   const out = colours.slice();
   const last = LAST_CODE - FIRST_CODE;
   for (let code = FIRST_CODE; code <= LAST_CODE; code++) {
     const at = from.lo + ((code - FIRST_CODE) / last) * (from.hi - from.lo);
-    const share = to.hi !== to.lo ? (at - to.lo) / (to.hi - to.lo) : 0.5;
-    out[code] = colours[FIRST_CODE + Math.round(last * Math.min(1, Math.max(0, share)))]!;
+    const fraction = to.hi !== to.lo ? (at - to.lo) / (to.hi - to.lo) : 0.5;
+    out[code] = colours[FIRST_CODE + Math.round(last * Math.min(1, Math.max(0, fraction)))]!;
   }
   return out;
 }
@@ -58,18 +58,18 @@ function halved(codes: Codes, rank: Rank): Codes {
   return pool(codes, members, starts, rank);
 }
 
-/** Pixels a rare cell takes at least. */
-const LEAST = 4;
-/** With more of them they are no needles in a haystack. */
-const MOST_RARE = 200;
+/** Minimum size of a rare cell in pixels. */
+const MIN_PIXELS = 4;
+/** With more cells than this, they are not treated as rare. */
+const MAX_RARE = 200;
 
 function rareCells(codes: Uint8Array, code: number): number[] {
   const found: number[] = [];
-  for (let at = codes.indexOf(code); at >= 0 && found.length <= MOST_RARE; at = codes.indexOf(code, at + 1)) found.push(at);
-  return found.length > MOST_RARE ? [] : found;
+  for (let at = codes.indexOf(code); at >= 0 && found.length <= MAX_RARE; at = codes.indexOf(code, at + 1)) found.push(at);
+  return found.length > MAX_RARE ? [] : found;
 }
 
-/** One tile as the rows now shown, at full height and halved again and again: the largest code of each pair survives. */
+/** A tile as visible rows, with a pyramid of halved copies that keep the higher-ranked code of each pair. */
 class Layer {
   private readonly levels: Level[];
   private readonly firstRow: number;
@@ -85,7 +85,7 @@ class Layer {
   ) {
     const tileRow = new Int32Array(numSites).fill(-1);
     for (let row = 0; row < tile.sites.length; row++) tileRow[tile.sites[row]!] = row;
-    // A tile may hold some of the rows only; draw what it has and leave the rest to the tile beneath.
+    // A tile may contain only some of the rows; the tile underneath draws the others.
     let [first, end] = [0, shown.length];
     const isThere = (row: Row): boolean => row.node.sites.every((site) => tileRow[site]! >= 0);
     while (first < end && !isThere(shown[first]!)) first++;
@@ -108,9 +108,9 @@ class Layer {
   draw(context: CanvasRenderingContext2D, view: View, width: number, height: number): void {
     const { starts, end } = this.tile;
     if (starts.length === 0 || this.rows === 0) return;
-    // At least one pixel for each row of the level chosen, or a single NaN could fall between two pixels.
+    // Choose a level with at least one pixel per row, or a single NaN could fall between two pixels.
     let number = 0;
-    while (number < MOST_LEVELS && (view.bottom - view.top) / 2 ** number > height) number++;
+    while (number < MAX_LEVELS && (view.bottom - view.top) / 2 ** number > height) number++;
     const { bitmap, codes } = this.level(number);
     const tall = 2 ** number;
     const first = Math.max(0, Math.floor((view.top - this.firstRow) / tall));
@@ -126,7 +126,7 @@ class Layer {
     context.drawImage(bitmap!, firstColumn, first, lastColumn - firstColumn, rows, x, y, right - x, bottom - y);
   }
 
-  /** Few cells of a kind, too small to be noticed, drawn large enough: one red pixel in a million is not seen. */
+  /** Enlarge rare cells that would be too small to notice, such as a single NaN. */
   drawRare(context: CanvasRenderingContext2D, view: View, width: number, height: number, code: number, colour: string): void {
     const { starts, end } = this.tile;
     const columns = starts.length;
@@ -137,8 +137,8 @@ class Layer {
       const row = this.firstRow + Math.floor(at / columns);
       const [x, right] = [toX(starts[column]!, view, width), toX(column + 1 < columns ? starts[column + 1]! : end, view, width)];
       const [y, bottom] = [toY(row, view, height), toY(row + 1, view, height)];
-      if (right < 0 || x > width || bottom < 0 || y > height || (right - x >= LEAST && bottom - y >= LEAST)) continue;
-      const [w, h] = [Math.max(right - x, LEAST), Math.max(bottom - y, LEAST)];
+      if (right < 0 || x > width || bottom < 0 || y > height || (right - x >= MIN_PIXELS && bottom - y >= MIN_PIXELS)) continue;
+      const [w, h] = [Math.max(right - x, MIN_PIXELS), Math.max(bottom - y, MIN_PIXELS)];
       context.fillStyle = "#fff";
       context.fillRect((x + right - w) / 2 - 1, (y + bottom - h) / 2 - 1, w + 2, h + 2);
       context.fillStyle = colour;
@@ -158,7 +158,7 @@ class Layer {
   }
 }
 
-export interface Found {
+export interface HeatCell {
   readonly code: number;
   /** The steps [from, to) that share this cell. */
   readonly from: number;
@@ -166,7 +166,7 @@ export interface Found {
   readonly scale: Scale;
 }
 
-/** The whole run, coarse, beneath; the part looked at, fine, on top. */
+/** Two layers: the whole run, coarse, underneath, and the visible part, fine, on top. */
 export class Scene {
   private whole: Tile | null = null;
   private detail: Tile | null = null;
@@ -190,7 +190,7 @@ export class Scene {
     this.rebuild();
   }
 
-  /** The scale all tiles are shown in. */
+  /** Set the scale in which all tiles are drawn. */
   setScale(scale: Scale): void {
     if (scale.lo === this.scale.lo && scale.hi === this.scale.hi && scale.isLog === this.scale.isLog) return;
     this.scale = scale;
@@ -203,7 +203,7 @@ export class Scene {
     this.rebuild();
   }
 
-  /** All at once, for a picture that is drawn and left alone. */
+  /** Set everything at once, for a static heatmap. */
   show(tile: Tile, rows: readonly Row[], numSites: number, map: MapName, isDark: boolean): void {
     [this.whole, this.detail, this.rows, this.numSites, this.scale] = [tile, null, rows, numSites, tile.scale];
     this.setColours(map, isDark);
@@ -222,13 +222,13 @@ export class Scene {
   draw(context: CanvasRenderingContext2D, view: View, width: number, height: number): void {
     context.imageSmoothingEnabled = false;
     for (const layer of this.layers) layer.draw(context, view, width, height);
-    // Only the finest tile: a coarse one beneath has the same cells, wider.
+    // Only on the finest tile: the coarse one has the same cells, but wider.
     const top = this.layers.at(-1);
     for (const [code, colour] of this.rareColours) top?.drawRare(context, view, width, height, code, colour);
   }
 
-  /** What is drawn at a row and step: the finest tile that has it. */
-  at(row: number, step: number): Found | null {
+  /** The cell at a row and step, from the finest tile that contains it. */
+  at(row: number, step: number): HeatCell | null {
     for (let index = this.layers.length - 1; index >= 0; index--) {
       const layer = this.layers[index]!;
       const code = layer.codeAt(row, step);
@@ -240,7 +240,7 @@ export class Scene {
     return null;
   }
 
-  /** The columns of the finest tile inside a range of steps: what a table of the window shows. */
+  /** The columns of the finest tile within a range of steps. */
   columns(from: number, to: number): { from: number; to: number }[] {
     const tile = this.detail ?? this.whole;
     if (!tile) return [];

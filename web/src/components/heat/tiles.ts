@@ -1,22 +1,22 @@
-// Which tiles a heatmap holds: the whole run, coarse, and the part looked at, as fine as the screen. The old tile stays
-// until the new one is there; a question that was overtaken is aborted. Knows no canvas.
+// Loads the tiles of a heatmap: the whole run, coarse, and the visible part at screen resolution. The old tile stays until
+// the new one arrives; outdated requests are aborted.
 
 import type { Heat } from "../../lib/api";
 import type { View } from "../../lib/heat";
 import type { Tile } from "./scene";
 
-export interface Question {
+export interface TileQuery {
   readonly w: number;
-  /** Steps, both included; all when left out. */
+  /** First and last step, inclusive; omitted for all. */
   readonly from?: number;
   readonly to?: number;
-  /** Positions of rows, "0-499"; all when left out. */
+  /** Positions of rows, "0-499"; omitted for all. */
   readonly rows?: string;
 }
 
-export type Load = (question: Question, signal: AbortSignal) => Promise<Heat>;
+export type Load = (query: TileQuery, signal: AbortSignal) => Promise<Heat>;
 
-/** Rows of an answer as positions in the list of names a heatmap shows. */
+/** A server response as a tile, with its rows mapped to positions in the list of names. */
 export function asTile(heat: Heat, positionOf: (row: number, heat: Heat) => number): Tile {
   const sites = Int32Array.from({ length: heat.num_rows }, (_, row) => positionOf(row, heat));
   const starts = Float64Array.from({ length: heat.num_columns }, (_, column) => heat.first + column * heat.steps_per_column);
@@ -29,17 +29,17 @@ export function asTile(heat: Heat, positionOf: (row: number, heat: Heat) => numb
   };
 }
 
-const PATIENCE_MS = 90;
-/** Part of what is seen that is fetched beyond each edge, so that a short pan shows the truth at once. */
+const DEBOUNCE_MS = 90;
+/** Fraction of the view to fetch beyond each edge, so that a short pan needs no request. */
 const MARGIN = 0.25;
-const MOST_COLUMNS = 4096;
-/** Below so many cells all rows are asked for: fewer questions, and scrolling down needs none. */
+const MAX_COLUMNS = 4096;
+/** Up to this number of cells, all rows are requested at once, so that scrolling needs no request. */
 const MANY_CELLS = 600_000;
 
-export interface Wanted {
+export interface TileRequest {
   readonly view: View;
   readonly width: number;
-  /** First and last position (both included) of the rows in view; null for all. */
+  /** First and last position of the visible rows, inclusive; null for all. */
   readonly rows: readonly [number, number] | null;
   readonly numRows: number;
 }
@@ -60,25 +60,25 @@ export class Tiles {
     private readonly onerror: (error: unknown) => void,
   ) {}
 
-  /** Ask for the whole run (again); what is there stays until the answer comes. */
+  /** Load or reload the whole run; the old tile stays until the response arrives. */
   async refresh(width: number): Promise<void> {
     this.pendingWhole?.abort();
     const controller = (this.pendingWhole = new AbortController());
-    const heat = await this.ask({ w: Math.min(Math.ceil(width), MOST_COLUMNS) }, controller);
+    const heat = await this.fetch({ w: Math.min(Math.ceil(width), MAX_COLUMNS) }, controller);
     if (!heat) return;
     this.whole = heat;
     this.onchange();
     if (!heat.is_exact) this.later(() => void this.refresh(width), heat.retry_ms);
   }
 
-  /** Tell what is looked at; a finer tile is fetched when the whole is too coarse for it. */
-  want(wanted: Wanted): void {
+  /** Set the visible range; fetches a finer tile if the whole-run tile is too coarse for it. */
+  request(request: TileRequest): void {
     clearTimeout(this.timer);
-    if (!this.whole || this.isGoodEnough(wanted)) return;
-    this.timer = setTimeout(() => void this.fetchDetail(wanted), PATIENCE_MS);
+    if (!this.whole || this.isGoodEnough(request)) return;
+    this.timer = setTimeout(() => void this.fetchDetail(request), DEBOUNCE_MS);
   }
 
-  private isGoodEnough({ view, width, rows }: Wanted): boolean {
+  private isGoodEnough({ view, width, rows }: TileRequest): boolean {
     const perPixel = Math.max((view.to - view.from) / width, 1);
     const { whole, detail } = this;
     if (whole!.steps_per_column <= Math.max(1, perPixel * 1.3)) {
@@ -95,16 +95,16 @@ export class Tiles {
     return covers && hasRows;
   }
 
-  private async fetchDetail({ view, width, rows, numRows }: Wanted): Promise<void> {
+  private async fetchDetail({ view, width, rows, numRows }: TileRequest): Promise<void> {
     this.pending?.abort();
     const controller = (this.pending = new AbortController());
     const margin = (view.to - view.from) * MARGIN;
     const from = Math.max(0, Math.floor(view.from - margin));
     const to = Math.ceil(view.to + margin);
-    const w = Math.min(Math.ceil(width * (1 + 2 * MARGIN)), MOST_COLUMNS);
+    const w = Math.min(Math.ceil(width * (1 + 2 * MARGIN)), MAX_COLUMNS);
     const some = rows && numRows * w > MANY_CELLS ? widened(rows, numRows) : null;
-    const question = { w, from, to, ...(some ? { rows: `${some[0]}-${some[1]}` } : {}) };
-    const heat = await this.ask(question, controller);
+    const query = { w, from, to, ...(some ? { rows: `${some[0]}-${some[1]}` } : {}) };
+    const heat = await this.fetch(query, controller);
     if (!heat) return;
     this.detail = heat;
     this.detailRows = some;
@@ -112,9 +112,9 @@ export class Tiles {
     if (!heat.is_exact) this.later(() => void this.fetchDetail({ view, width, rows, numRows }), heat.retry_ms);
   }
 
-  private async ask(question: Question, controller: AbortController): Promise<Heat | null> {
+  private async fetch(query: TileQuery, controller: AbortController): Promise<Heat | null> {
     try {
-      const heat = await this.load(question, controller.signal);
+      const heat = await this.load(query, controller.signal);
       return this.isClosed || controller.signal.aborted ? null : heat;
     } catch (error) {
       if (!this.isClosed && !controller.signal.aborted) this.onerror(error);
@@ -136,7 +136,7 @@ export class Tiles {
   }
 }
 
-/** As many rows again above and below. */
+/** The range of rows, extended by its own length above and below. */
 function widened([first, last]: readonly [number, number], numRows: number): [number, number] {
   const more = last - first + 1;
   return [Math.max(0, first - more), Math.min(numRows - 1, last + more)];

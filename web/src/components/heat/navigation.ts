@@ -1,4 +1,4 @@
-// From pixels and keys to cells and views: what a hand or a key means on a heatmap. Pure.
+// Mouse and keyboard navigation of a heatmap, as pure functions: from pixels and keys to cells and views.
 
 import { type Limits, pan, rowAt, stepAt, type View, zoom } from "../../lib/heat";
 import type { Area, Cursor } from "./overlay";
@@ -10,19 +10,19 @@ export interface Size {
 
 const clamp = (value: number, low: number, high: number): number => Math.min(Math.max(value, low), Math.max(high, low));
 
-/** The nearest cell that exists. */
+/** The cell, clamped to the heatmap. */
 export const inRange = ({ row, step }: Cursor, limits: Limits): Cursor => ({
   row: clamp(row, 0, limits.rows - 1),
   step: clamp(step, limits.first, limits.end - 1),
 });
 
-/** The cell under a place of the picture. */
+/** The cell at a pixel position. */
 export function cellAt(x: number, y: number, view: View, size: Size, limits: Limits): Cursor {
   const [step, row] = [Math.floor(stepAt(x, view, size.width)), Math.floor(rowAt(y, view, size.height))];
   return inRange({ step, row }, limits);
 }
 
-/** All cells between two, both included. */
+/** The area between two cells, inclusive. */
 export const between = (a: Cursor, b: Cursor): Area => ({
   from: Math.min(a.step, b.step),
   to: Math.max(a.step, b.step) + 1,
@@ -30,7 +30,7 @@ export const between = (a: Cursor, b: Cursor): Area => ({
   bottom: Math.max(a.row, b.row) + 1,
 });
 
-/** The view moved just so far that the cell is in it. */
+/** The view, panned by the minimum that makes the cell visible. */
 export function broughtIntoView(cell: Cursor, view: View): View {
   const [wide, tall] = [view.to - view.from, view.bottom - view.top];
   const from = cell.step < view.from ? cell.step : cell.step + 1 > view.to ? cell.step + 1 - wide : view.from;
@@ -38,7 +38,7 @@ export function broughtIntoView(cell: Cursor, view: View): View {
   return { from, to: from + wide, top, bottom: top + tall };
 }
 
-/** Wheel: zooms steps about the pointer, with Alt or Ctrl rows; sideways, or with Shift, it pans. */
+/** The view after a wheel event: zooms steps (rows with Alt or Ctrl) around the pointer; pans sideways or with Shift. */
 export function wheeled(event: Pick<WheelEvent, "deltaX" | "deltaY" | "shiftKey" | "altKey" | "ctrlKey">, at: [number, number], view: View, size: Size, limits: Limits): View {
   if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) return pan(view, event.deltaX / size.width, 0, limits);
   if (event.shiftKey) return pan(view, event.deltaY / size.width, 0, limits);
@@ -47,7 +47,7 @@ export function wheeled(event: Pick<WheelEvent, "deltaX" | "deltaY" | "shiftKey"
   return event.altKey || event.ctrlKey ? zoom(view, 1, factor, x, y, limits) : zoom(view, factor, 1, x, y, limits);
 }
 
-/** Where a key moves the cell that is read: by rows, or by the columns of the picture, which may stand for many steps. */
+/** The cell a key moves to: by rows, or by columns of the heatmap, each of which may cover several steps. */
 export function walked(key: string, cell: Cursor, column: { from: number; to: number } | null, view: View, limits: Limits): Cursor | null {
   const page = Math.max(1, Math.floor((view.bottom - view.top) / 2));
   const moves: Record<string, [number, number]> = {
