@@ -1,4 +1,4 @@
-"""The ways of recording that the benchmark compares, each on its own copy of a model and in its own folder."""
+"""The recorders that the benchmark compares, each with its own copy of a model and its own folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 
 class Recording(Protocol):
-    """What an arm does around a training step. `settle` waits until all work the arm has begun is done."""
+    """The calls of an arm around a training step. `settle` waits until all work the arm has started is done."""
 
     def after_step(self, step: int, loss: Tensor) -> None: ...
     def settle(self) -> None: ...
@@ -27,18 +27,18 @@ Start = Callable[[nn.Module, Optimizer, Path], Recording]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of recording, and how many steps it needs before it runs as it will run for the rest of a training."""
+    """One recorder, and the number of steps it needs to reach its steady state."""
 
     name: str
     what: str
     start: Start
     warmup_steps: int = 10
     is_restless: bool = False
-    """Has threads that go on working between its blocks, at the cost of whoever is measured then."""
+    """Has threads that keep working between its blocks, at the cost of the arm measured then."""
 
 
 class Nothing:
-    """The step alone."""
+    """No recorder: the training step alone."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None: ...
     def after_step(self, step: int, loss: Tensor) -> None: ...
@@ -47,7 +47,7 @@ class Nothing:
 
 
 class Sonde:
-    """`sonde.init` and `session.watch` with some keywords."""
+    """`sonde.init` and `session.watch` with the given keywords."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path, **keywords: Any) -> None:
         from sonde.config import Settings
@@ -90,7 +90,7 @@ class Wandb:
 
 
 class NaiveLoop:
-    """Nine numbers of every weight and gradient, one `.item()` each: what one writes on the first afternoon."""
+    """Nine numbers per weight and gradient, one `.item()` each: what you would write on the first afternoon."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, folder: Path) -> None:
         self.model = model
@@ -147,7 +147,7 @@ class TensorBoard:
 
 
 STATISTICS: dict[str, Any] = {"check_finite": False, "live_rules": False}
-"""Statistics alone: what the other arms do not do either is left to "sonde default"."""
+"""Statistics only, like the other arms; "sonde default" also checks values and runs the rules."""
 
 
 def sonde_with(**keywords: Any) -> Start:
@@ -155,12 +155,12 @@ def sonde_with(**keywords: Any) -> Start:
 
 
 def all_arms() -> list[Arm]:
-    """The base first; its twin shows how large a difference the machine makes of nothing."""
+    """All arms, the base first; "base again" shows how much identical arms differ on this machine."""
     from sonde import every
 
     return [
         Arm("base", "the training step alone", Nothing),
-        Arm("base again", "the same once more: the A/A control", Nothing),
+        Arm("base again", "the same again: the A/A control", Nothing),
         Arm(
             "sonde w+g+u",
             "weights, gradients and updates at every step",
@@ -171,9 +171,9 @@ def all_arms() -> list[Arm]:
             "the same and activations at every step",
             sonde_with(activations=every(1), optim=False, inspect=False, budget=None, settings=STATISTICS),
         ),
-        # By default activations are recorded at each of the first 100 steps; what follows is the longer part of a run.
+        # By default activations are recorded at each of the first 100 steps; the rest is the longer part of a run.
         Arm("sonde default", "`sonde.watch(model, optimizer)` after its first 100 steps", sonde_with(), 110),
         Arm("wandb.watch", '`wandb.watch(log="all", log_freq=1)`, offline', Wandb, is_restless=True),
-        Arm("naive loop", "nine numbers of every weight and gradient by `.item()`", NaiveLoop),
+        Arm("naive loop", "nine numbers per weight and gradient by `.item()`", NaiveLoop),
         Arm("TensorBoard", "histograms of every weight and gradient at every step", TensorBoard, is_restless=True),
     ]

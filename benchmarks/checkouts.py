@@ -1,11 +1,11 @@
-"""What a change costs: the same training and the same imports with two checkouts of sonde, taken in turns.
+"""The cost of a change: the same training and the same imports with two checkouts of sonde, taking turns.
 
     git worktree add ../before REVISION
     python benchmarks/checkouts.py ../before .            # writes benchmarks/results/checkouts.md
 
-Every measurement is a process of its own, with the `src` folder of one checkout first in its path; each round takes all
-arms in random order. Times are CPU time of the process, all threads. A ratio is a round's time of an arm over the same
-round's time without sonde; reported are the median over rounds and its bootstrap interval.
+Every measurement is a separate process, with the `src` folder of one checkout first in its path; each round runs all
+arms in random order. Times are CPU time of the process, all threads. A ratio is an arm's time in a round divided by the
+time without sonde in the same round; the table shows the median over rounds and its bootstrap interval.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def main() -> None:
     options = parser.parse_args()
     checkouts = {"before": options.before.resolve(), "after": options.after.resolve()}
     machine = describe_machine(threads=1)["machine"]
-    lines = ["# What a change costs", "", f"{machine['processor']}, {machine['cores']} cores, one thread for torch."]
+    lines = ["# The cost of a change", "", f"{machine['processor']}, {machine['cores']} cores, one thread for torch."]
     lines += [
-        f"{options.rounds} rounds of {options.steps} steps, 10 to warm up; CPU time until all is on disk.",
+        f"{options.rounds} rounds of {options.steps} steps, 10 to warm up; CPU time until everything is on disk.",
         "",
     ]
     lines += [f"- {name}: {revision(path)}" for name, path in checkouts.items()]

@@ -1,13 +1,13 @@
-"""How often the diagnosis is right: trains every program of a fault folder under sonde and scores the findings.
+"""Measure how often the diagnosis is right: train every program of a fault folder under sonde and score the findings.
 
     python benchmarks/diagnosis.py FOLDER --seeds 0,1,2            train, diagnose, score
     python benchmarks/diagnosis.py FOLDER --traces DIR             keep the recorded runs in DIR, and reuse them
     python benchmarks/diagnosis.py own                             the programs in tests/programs/faults
     python benchmarks/diagnosis.py FOLDER --variant loss1000       healthy programs, loss x 1000 (or bf16, half_lr)
 
-FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). Reported: detection,
+FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). The report has detection,
 diagnosis (a root cause named), false alarms on healthy programs and on fixed twins, precision of labels, how often the
-root comes first, steps to detection, and place named where the program says where its fault sits.
+root cause comes first, steps to detection, and whether the place was named, if the program says where its fault is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def observer(folder: Path, base: type) -> Any:
-    """An observer that records into `folder`: what a user writes into a training loop, and no more."""
+    """An observer that records into `folder`, with only the calls a user would write in a training loop."""
     import sonde
 
     class WithSonde(base):  # type: ignore[misc]
@@ -56,7 +56,7 @@ VARIANTS = ("loss1000", "bf16", "half_lr")
 
 
 def vary(job: Any, variant: str) -> None:
-    """Change a program in a way that changes nothing about its health."""
+    """Change a program in a way that does not affect its health."""
     import torch
 
     optimizers = list(job.optimizer.values()) if isinstance(job.optimizer, dict) else [job.optimizer]
@@ -64,7 +64,7 @@ def vary(job: Any, variant: str) -> None:
         loss_fn = job.loss_fn
         job.loss_fn = lambda output, target: 1000 * loss_fn(output, target)
         for optimizer in optimizers:
-            if isinstance(optimizer, torch.optim.SGD):  # for plain descent the loss's scale is a learning rate
+            if isinstance(optimizer, torch.optim.SGD):  # for plain SGD, scaling the loss scales the learning rate
                 _scale_lr(optimizer, 1e-3, job.scheduler)
         job.clip = None if job.clip is None else 1000 * job.clip
     elif variant == "bf16":
@@ -91,7 +91,7 @@ def _scale_lr(optimizer: Any, factor: float, scheduler: Any) -> None:
 
 
 def record(spec: Any, seed: int, fixed: bool, traces: Path, core: Any, variant: str = "") -> Path:
-    """The run of one program; trained only if it is not there yet."""
+    """The run of one program; trains it only if the run does not exist yet."""
     folder = traces / f"{spec.id}-{seed}{'-twin' if fixed else ''}{'-' + variant if variant else ''}"
     done = folder / "done"
     if not done.exists():
@@ -130,7 +130,7 @@ def examine(path: Path, spec: Any, seed: int, fixed: bool) -> dict[str, Any]:
 
 
 def first_named(run: Any, labels: set[str]) -> int | None:
-    """The step after which a root cause is first named, when only the steps up to then are looked at."""
+    """The first step at which the rules name a root cause, given only the steps up to then."""
     from sonde.diagnose.check import check
 
     if not labels:
@@ -182,7 +182,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _per_label(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Of each label: programs that have it, those where it was named, and wrong mentions."""
+    """For each label: the number of programs that have it, how often it was named, and how often wrongly."""
     table: dict[str, dict[str, int]] = defaultdict(lambda: {"programs": 0, "named": 0, "wrong": 0})
     for row in rows:
         for label in row["labels"]:
@@ -199,7 +199,7 @@ def as_markdown(summary: dict[str, Any], made: dict[str, Any]) -> str:
         "# How often the findings are right",
         "",
         f"Made by `benchmarks/diagnosis.py` on {made['date']}, commit `{made['commit']}`, seeds {made['seeds']}.",
-        "The rules were written with these programs at hand.",
+        "The rules were tuned on these programs.",
         "",
         "| | |",
         "|---|---|",
@@ -208,7 +208,7 @@ def as_markdown(summary: dict[str, Any], made: dict[str, Any]) -> str:
             f"| {key.replace('_', ' ')} | {summary[key]:.3f} |"
             for key in ("detection", "diagnosis", "false_alarms", "twin_alarms", "label_precision", "f1", "root_first")
         ),
-        f"| steps until the root is named, median | {summary['median_steps_to_detection']} |",
+        f"| steps until the root cause is named, median | {summary['median_steps_to_detection']} |",
         "",
         "| fault | programs | named | named wrongly |",
         "|---|---|---|---|",
@@ -220,11 +220,11 @@ def as_markdown(summary: dict[str, Any], made: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("ids", nargs="*", help="only programs whose id begins so")
+    parser.add_argument("ids", nargs="*", help="only programs whose id starts with one of these")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--variant", choices=VARIANTS, default="", help="healthy programs only, changed in this way")
-    parser.add_argument("--traces", type=Path, default=None, help="where recorded runs are kept and reused")
-    parser.add_argument("--out", type=Path, default=None, help="write JSON here, and a table beside it")
+    parser.add_argument("--variant", choices=VARIANTS, default="", help="only healthy programs, changed in this way")
+    parser.add_argument("--traces", type=Path, default=None, help="folder where recorded runs are kept and reused")
+    parser.add_argument("--out", type=Path, default=None, help="write JSON to this file, and a table next to it")
     parser.add_argument("-v", "--verbose", action="store_true", help="one line per program")
     options = parser.parse_args()
 
@@ -268,7 +268,7 @@ def _made(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _states(spec: Any, variant: str) -> tuple[bool, ...]:
-    """With the fault and without it; of a variant only what is healthy."""
+    """With the fault and without it; for a variant, only the healthy one."""
     is_healthy = not spec.labels or set(spec.labels) == {"healthy"}
     if variant:
         return (False,) if is_healthy else (True,) if spec.has_twin else ()

@@ -1,4 +1,4 @@
-"""Keep the arms apart: hooks that an arm has registered for the whole process are in place only while it trains."""
+"""Keep the arms apart: an arm's process-wide hooks are in place only while it trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLES: list[dict[Any, Any]] = [
 
 
 class OwnHooks:
-    """Without this the base would pay for every recorder's look at a module that is not its own."""
+    """The process-wide hooks of one arm. Without this, the base would pay for the hooks of every recorder."""
 
     def __init__(self) -> None:
         self.held: list[dict[Any, Any]] = [{} for _ in TABLES]

@@ -1,17 +1,18 @@
-"""What watching costs: the step with sonde, without, and with others, taken in turns in one process.
+"""The overhead of recording: a step with sonde, without it, and with other tools, taking turns in one process.
 
     python benchmarks/overhead.py                     # both models, all arms, about ten minutes on two cores
-    python benchmarks/overhead.py --quick             # a first impression
+    python benchmarks/overhead.py --quick             # a rough result
     python benchmarks/overhead.py --models gpt --threads 2 --name gpt-2-threads
 
-Every arm trains its own copy of one model on the same batches. A round is a few blocks of steps of every arm, the arms
-in random order in each block, so that whatever else the machine does hits all alike. A ratio is a round's time of an
-arm over the same round's time of the base; reported are the median over rounds and its bootstrap interval.
+Every arm trains its own copy of one model on the same batches. A round is a few blocks of steps of every arm, with the
+arms in random order in each block, so that other load on the machine affects all of them alike. A ratio is an arm's
+time in a round divided by the base's time in the same round; the table shows the median over rounds and its bootstrap
+interval.
 
-CPU time is the process's, all threads, and includes what the arm still had to do when its block ended (a writer
-thread's queue): nobody pays for another's work. Tools whose threads never rest are measured after all others, among
-themselves and against a base of their own. Wall time stops at the end of the block's last step, because in a real
-run that remaining work overlaps with the next step. CPU time of other processes (wandb's service) is not counted.
+CPU time is that of the process, all threads, and includes the work an arm had left when its block ended (a writer
+thread's queue), so that no arm pays for another. Tools whose threads never rest are measured after all others, among
+themselves and against a separate base. Wall time stops at the end of the block's last step, because in a real run the
+remaining work overlaps with the next step. CPU time of other processes (wandb's service) is not counted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Batches = Iterator[tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model, its batches, and how its steps are cut into rounds. A round holds whole cycles of ten steps."""
+    """A model, its batches, and how its steps are split into rounds. A round holds whole cycles of ten steps."""
 
     name: str
     what: str
@@ -85,7 +86,7 @@ WORKLOADS = {
 
 @dataclass(slots=True)
 class Lane:
-    """One arm at work: its copy of the model, its batches, its recording, and the times of its rounds."""
+    """A running arm: its copy of the model, its batches, its recorder, and the times of its rounds."""
 
     arm: Arm
     model: nn.Module
@@ -153,7 +154,7 @@ def run_rounds(workload: Workload, lanes: list[Lane], rounds: int, shuffle: rand
 
 @dataclass(slots=True)
 class Result:
-    """What one arm cost. Ratios are to the base of the same round; `relative_to_wandb` compares what each adds."""
+    """The cost of one arm. Ratios are to the base of the same round; `relative_to_wandb` compares the added time."""
 
     what: str
     steps: int
@@ -221,7 +222,7 @@ def same_weights(a: Lane, b: Lane) -> bool:
 
 
 def say(text: str) -> None:
-    """A progress line that overwrites itself on a terminal and stays quiet elsewhere, but for the rounds."""
+    """A progress line that overwrites itself on a terminal; elsewhere, only rounds are printed."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif "round" in text:
@@ -234,12 +235,12 @@ def choose_arms(names: str) -> list[Arm]:
     unknown = set(wanted) - {arm.name for arm in arms}
     if unknown:
         known = ", ".join(arm.name for arm in arms)
-        raise SystemExit(f"no arm {', '.join(sorted(unknown))}; there are: {known}")
+        raise SystemExit(f"unknown arm {', '.join(sorted(unknown))}; choose from: {known}")
     return [arm for arm in arms if arm.name in wanted or arm.name == "base"]
 
 
 def set_apart(arms: list[Arm]) -> list[list[Arm]]:
-    """Those that rest between their blocks, and those that do not; the base leads both."""
+    """Arms that rest between their blocks, and arms that do not; both groups start with the base."""
     restless = [arm for arm in arms if arm.is_restless]
     return [[arm for arm in arms if not arm.is_restless], *([[arms[0], *restless]] if restless else [])]
 
@@ -248,12 +249,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three rounds and short warm-ups")
     parser.add_argument("--rounds", type=int, help="rounds per model (default 12; quick 3)")
-    parser.add_argument("--block-steps", type=int, help="steps per block, instead of the model's own")
+    parser.add_argument("--block-steps", type=int, help="steps per block, instead of the model's default")
     parser.add_argument("--models", default="gpt,mlp", help="gpt, mlp or both (default gpt,mlp)")
-    parser.add_argument("--arms", default="", help="some arms only, separated by commas")
+    parser.add_argument("--arms", default="", help="only these arms, separated by commas")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1: idle ones would spin)")
-    parser.add_argument("--name", default="overhead", help="results go to NAME.json and NAME.md")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
+    parser.add_argument("--name", default="overhead", help="write the results to NAME.json and NAME.md")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for the results")
     return parser.parse_args()
 
 

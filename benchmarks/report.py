@@ -1,4 +1,4 @@
-"""Numbers of the benchmark: intervals, bytes on disk, the machine they were taken on, and the table that shows them."""
+"""The numbers of a benchmark: intervals, bytes on disk, the machine they were measured on, and the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-PACKAGES = ("sonde", "torch", "numpy", "pyarrow", "wandb", "tensorboard")
+from sonde.distribution import DISTRIBUTION
+
+PACKAGES = (DISTRIBUTION, "torch", "numpy", "pyarrow", "wandb", "tensorboard")
 
 
 def interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
@@ -31,7 +33,7 @@ def folder_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowBytes:
-    """Sealed statistics on disk: how many rows, and how many bytes with and without the histograms."""
+    """Sealed statistics on disk: number of rows, and of bytes with and without the histograms."""
 
     num_rows: int
     all_bytes: int
@@ -39,7 +41,7 @@ class RowBytes:
 
 
 def stats_row_bytes(folder: Path) -> RowBytes | None:
-    """Read off the footers of the Parquet segments; None where there are none."""
+    """Rows and bytes, from the footers of the Parquet segments; None if there are no segments."""
     import pyarrow.parquet as pq
 
     segments = [path for path in folder.rglob("seg-*.parquet") if "stats" in path.parts]
@@ -57,7 +59,7 @@ def stats_row_bytes(folder: Path) -> RowBytes | None:
 
 
 def describe_machine(*, threads: int) -> dict[str, Any]:
-    """Everything needed to take the numbers again, and nothing that names the machine."""
+    """Everything needed to reproduce the numbers, and nothing that identifies the machine."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
@@ -96,12 +98,12 @@ def _version(package: str) -> str:
 
 
 def as_markdown(report: dict[str, Any]) -> str:
-    """One table per model, and below it what the columns mean."""
+    """One table per model, and an explanation of the columns below them."""
     machine, versions = report["machine"], report["versions"]
     changed = " with uncommitted changes" if report["uncommitted_changes"] else ""
     kernel = "with" if report["native_kernel"] else "without"
     lines = [
-        "# What watching costs",
+        "# Overhead of recording",
         "",
         f"Made by `{report['command'].strip()}` on {report['date']}, commit `{report['commit']}`{changed}:",
         f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch thread(s); "
@@ -112,7 +114,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         lines += ["", f"## {model['what']}", ""]
         lines += [f"{model['num_parameters']:,} parameters in {model['num_tensors']} tensors.", ""]
         lines += [
-            "| arm | CPU ratio | wall ratio | added CPU ms/step | of what wandb adds | bytes/step | bytes/row |",
+            "| arm | CPU ratio | wall ratio | added CPU ms/step | relative to wandb | bytes/step | bytes/row |",
             "|---|---|---|---|---|---|---|",
         ]
         lines += [_row(name, arm) for name, arm in model["arms"].items()]
@@ -146,12 +148,12 @@ def _explanation(report: dict[str, Any]) -> list[str]:
     return [
         *(f"- **{name}**: {what}." for name, what in arms.items()),
         "",
-        "CPU time counts all threads of the training process and whatever an arm still had to write when its block of",
-        "steps ended; wall time ends with the last step. Processes that a tool starts beside the training are not",
-        "counted. Bytes per row are those of sealed statistics without and with histograms. `base again` is the same",
-        "as `base`: what it differs by is what this machine makes of nothing.",
+        "CPU time counts all threads of the training process and everything an arm had left to write when its block of",
+        "steps ended; wall time ends with the last step. Separate processes that a tool starts are not counted. Bytes",
+        "per row are those of sealed statistics without and with histograms. `base again` is the same as `base`: their",
+        "difference is the noise of this machine.",
         "",
-        "Not in the ratios: what closing a recording took, which for sonde includes sealing what is not sealed yet.",
+        "Not in the ratios: the time to close a recording, which for sonde includes sealing the rest of the log.",
         "In CPU ms per recording: " + _finishes(report) + ".",
     ]
 

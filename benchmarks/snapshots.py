@@ -1,12 +1,12 @@
-"""What a snapshot costs the training thread, beside what a synchronous `torch.save` of the same tensors takes.
+"""The cost of a snapshot on the training thread, compared with a synchronous `torch.save` of the same tensors.
 
     python benchmarks/snapshots.py                    # about three minutes on two cores
     python benchmarks/snapshots.py --device cuda      # a larger model on a GPU
 
-One model is trained. In each round one step has a snapshot, one has none, and after a third the same tensors are saved
-with `torch.save` to the same disk. A snapshot's cost is what sonde's hooks take on the training thread in its step, the
-time that the optimizer waits for the copy included; the work of other threads is not in it, so that steps with and
-without a snapshot are compared as well. `torch.save` is not followed by an fsync; what sonde writes is.
+One model is trained. In each round, one step takes a snapshot, one does not, and a third saves the same tensors with
+`torch.save` to the same disk. The cost of a snapshot is the time of sonde's hooks on the training thread in its step,
+including the time that the optimizer waits for the copy. It does not include the work of other threads, so steps with
+and without a snapshot are compared as well. `torch.save` is not followed by an fsync; sonde's writes are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = (("param",), ("param", "grad"), ("param", "grad", "optim"))
 
 @dataclass(slots=True)
 class Times:
-    """Seconds, one of each per round."""
+    """Measured seconds, one value of each per round."""
 
     own_s: list[float] = field(default_factory=list)
     save_s: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Times:
 
 
 class Trained:
-    """A model at work, one step at a time."""
+    """A model that trains one step at a time."""
 
     def __init__(self, device: str) -> None:
         torch.manual_seed(0)
@@ -156,7 +156,7 @@ def _result(times: Times, kinds: tuple[str, ...], nbytes: int, stored: float, co
 def as_markdown(report: dict[str, Any]) -> str:
     machine = report["machine"]
     lines = [
-        "# What a snapshot costs the training thread",
+        "# Cost of a snapshot on the training thread",
         "",
         f"Made by `{report['command'].strip()}` on {report['date']}, commit `{report['commit']}`: {report['device']};",
         f"{machine['processor']}, {machine['cores']} cores, {machine['torch_threads']} torch thread(s);",
@@ -177,11 +177,11 @@ def as_markdown(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "*Training thread*: everything sonde's hooks do there for a snapshot, the wait for a copy that is not done",
-        "when the optimizer steps included. *Longer by*: the step with a snapshot less the step without, as a share of",
-        "`torch.save`; this also holds what the copying and writing threads take from the model's: on a machine whose",
-        "every core computes they take something. Where its interval holds 0, steps of other lengths on a busy machine",
-        f"hide it, and it says nothing. The aim is a ratio below {LIMIT:.0%}.",
+        "*Training thread*: everything sonde's hooks do there for a snapshot, including the wait for a copy that is",
+        "unfinished when the optimizer steps. *Longer by*: the step with a snapshot minus the step without, as a",
+        "fraction of `torch.save`. It includes the time that the copying and writing threads take from the model's,",
+        "which happens if every core is busy. If its interval contains 0, the effect is lost in the variation between",
+        f"steps, and the number is not significant. The goal is a ratio below {LIMIT:.0%}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,16 +1,16 @@
-"""How fast each store takes whole tensors, relative to a plain write() of the same bytes in the same run.
+"""The speed at which each store writes whole tensors, relative to a plain write() of the same bytes in the same run.
 
-    python benchmarks/stores.py                  # prints the tables, and keeps them in benchmarks/results/stores.*
+    python benchmarks/stores.py                  # prints the tables, and writes them to benchmarks/results/stores.*
     python benchmarks/stores.py --rounds 9 --width 512
 
-The tensors are those of a small transformer that is really trained: weights, gradients, both moments of Adam and
-activations, in float32 and, for the weights, in bfloat16 too, at steps some apart. Every arm writes the same snapshots
-in turn, round by round, so that a busy machine is busy for all. Compared are each arm's best round, and the processor
-time of its median round (of this process; the Icechunk arm works in another, which is not counted).
+The tensors come from training a small transformer: weights, gradients, both moments of Adam and activations, in float32
+and, for the weights, in bfloat16 too, a few steps apart. Every arm writes the same snapshots in turn, round by round,
+so that other load on the machine affects all of them. The table compares each arm's best round, and the CPU time of its
+median round (of this process; the Icechunk arm works in another one, which is not counted).
 
-What is synced: `write()` syncs its file and the folder; our stores sync every file and folder before a snapshot is
-acknowledged. The arm that works as ParamLake is described (one zarr-python array per tensor, made longer by one step at
-a time, blosc) syncs nothing, and is compared with a `write()` that syncs nothing.
+`write()` syncs its file and the folder; our stores sync every file and folder before they acknowledge a snapshot. The
+arm that works as ParamLake is described (one zarr-python array per tensor, extended by one step at a time, blosc)
+syncs nothing, and is compared with a `write()` that syncs nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sonde.write.tensors.store import open_store
 
 Tensors = dict[str, HostTensor]
 Arm = Callable[[int, Tensors], int]
-"""Writes a snapshot; returns what it takes."""
+"""Writes a snapshot; returns the number of bytes stored."""
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 def trained(width: int, depth: int, num: int, apart: int) -> list[Tensors]:
-    """Snapshots of a training, after it has warmed up."""
+    """Snapshots of a training run, after a warm-up."""
     torch.manual_seed(0)
     model = Transformer(width, depth)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -119,7 +119,7 @@ def our_store(kind: str, folder: Path, options: dict[str, Any]) -> Arm:
 
 
 def committed(folder: Path) -> Arm:
-    """Until the commit is in the repository, not only in the spool."""
+    """The Icechunk store, timed until the commit is in the repository, not only in the spool."""
     store: Any = open_store("icechunk", folder)
 
     def write(step: int, tensors: Tensors) -> int:
@@ -131,7 +131,7 @@ def committed(folder: Path) -> Arm:
 
 
 def like_paramlake(folder: Path) -> Arm:
-    """One array per tensor, with the steps as first axis; each step makes every array longer by one and fills it."""
+    """One array per tensor, with the steps as first axis; each step extends every array by one and fills it."""
     import zarr
 
     root: Any = zarr.open_group(folder, mode="a")
@@ -165,7 +165,7 @@ def size_of(folder: Path) -> int:
 
 
 def measure(arms: dict[str, Arm], snapshots: list[Tensors]) -> dict[str, dict[str, float]]:
-    """Round by round, every arm in turn; the first round warms up and is not counted."""
+    """Run every arm in turn, round by round; the first round warms up and is not counted."""
     took: dict[str, list[float]] = {name: [] for name in arms}
     cpu: dict[str, list[float]] = {name: [] for name in arms}
     stored: dict[str, int] = dict.fromkeys(arms, 0)
@@ -208,13 +208,13 @@ def stores(work: Path, snapshots: list[Tensors]) -> dict[str, Any]:
     for name, row in found.items():
         raw = found["write(), not synced" if name == "as ParamLake" else "write()"]
         row["of_raw"] = row["MB_per_s"] / raw["MB_per_s"]
-        row["loss"] = raw["MB_per_s"] / row["MB_per_s"] - 1  # time beyond that of write(), in units of it
+        row["loss"] = raw["MB_per_s"] / row["MB_per_s"] - 1  # time beyond that of write(), in multiples of it
         row["cpu_loss"] = row["cpu_s_per_GB"] - raw["cpu_s_per_GB"]
     return found
 
 
 def kinds(work: Path, snapshots: list[Tensors]) -> dict[str, Any]:
-    """Each kind by itself, as "auto" treats it."""
+    """Each kind separately, as "auto" treats it."""
     found = {}
     for kind in ("param", "custom/bf16", "grad", "optim", "act"):
         part = [{name: t for name, t in tensors.items() if name.startswith(kind)} for tensors in snapshots]
@@ -238,14 +238,14 @@ def tables(found: dict[str, Any]) -> str:
     what = (
         f"`python benchmarks/stores.py`: {found['mb']:.0f} MB in {found['num_tensors']} tensors per snapshot, "
         f"{found['rounds']} snapshots {found['apart']} steps apart, {os.cpu_count()} cores, best of the rounds. "
-        "`of write()` compares with a plain write() of the same bytes in the same run, with the same policy of syncing."
+        "`of write()` compares with a plain write() of the same bytes in the same run, with the same syncing."
     )
     lines = [
         "# Stores",
         "",
         what,
         "",
-        "| store | MB/s | of write() | time beyond write() | processor s/GB | ratio |",
+        "| store | MB/s | of write() | time beyond write() | CPU s/GB | ratio |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in found["stores"].items():
@@ -254,8 +254,8 @@ def tables(found: dict[str, Any]) -> str:
     lines += ["", "| kind, auto | MB/s | of write() | ratio |", "|---|---|---|---|"]
     for name, row in found["kinds"].items():
         lines.append(f"| {name} | {row['MB_per_s']:.0f} | {row['of_raw']:.2f} | {row['ratio']:.2f} |")
-    times = f"{found['times_less']:.1f} times less time, {found['cpu_times_less']:.1f} times less processor time"
-    lines += ["", f"Beyond write(), compressing takes {times} than ParamLake's way.", ""]
+    times = f"{found['times_less']:.1f} times less time and {found['cpu_times_less']:.1f} times less CPU time"
+    lines += ["", f"Beyond write(), compression takes {times} than ParamLake's approach.", ""]
     return "\n".join(lines)
 
 
@@ -265,8 +265,8 @@ def main() -> None:
     parser.add_argument("--apart", type=int, default=2, help="steps between two snapshots")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--depth", type=int, default=6)
-    parser.add_argument("--dir", type=Path, help="a folder on the disk to measure; default: the temporary one")
-    parser.add_argument("--no-results", action="store_true", help="only print")
+    parser.add_argument("--dir", type=Path, help="a folder on the disk to measure (default: the temporary folder)")
+    parser.add_argument("--no-results", action="store_true", help="print the tables without writing them")
     asked = parser.parse_args()
     snapshots = trained(asked.width, asked.depth, asked.rounds, asked.apart)
     work = Path(tempfile.mkdtemp(dir=asked.dir))

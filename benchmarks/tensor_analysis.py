@@ -1,9 +1,9 @@
-"""What it takes to ask whole tensors: one layer over time, and each kind of analysis, beside merely reading them.
+"""The cost of analysing whole tensors: one layer over time, and each analysis, relative to reading the tensors.
 
-    python benchmarks/tensor_analysis.py              # some minutes on two cores
+    python benchmarks/tensor_analysis.py              # a few minutes on two cores
 
-Tensors drift as weights do, and are kept by the default store. A question's cost is stated relative to reading the same
-tensors from the same store; that of comparing two files relative to reading both.
+The tensors drift as weights do and are in the default store. The cost of an analysis is relative to reading the same
+tensors from the same store; the cost of comparing two files is relative to reading both.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def one_layer(run: Run) -> dict[str, float]:
-    """Bytes read for one layer over all snapshots, as a share of the store's."""
+    """Bytes read for one layer over all snapshots, as a fraction of the store's."""
     num_read = 0
 
     def counting(path: Path, offset: int, size: int) -> bytes:
@@ -72,8 +72,8 @@ def one_layer(run: Run) -> dict[str, float]:
 
 
 def questions(run: Run) -> dict[str, float]:
-    """Seconds of each question over every tensor of every snapshot, relative to reading them."""
-    store = run.tensor_store()
+    """Seconds of each analysis over every tensor of every snapshot, relative to reading them."""
+    store = run.tensors.store()
     names = list(store.entries(0))
     read_s = seconds(lambda: [store.read(step, name) for name in names for step in store.steps])
     tensors = run.tensors
@@ -87,14 +87,14 @@ def questions(run: Run) -> dict[str, float]:
 
 
 def spectra() -> dict[str, float]:
-    """Seconds for the whole spectrum of the largest matrix that is worked out exactly, and for one beyond."""
+    """Seconds for the spectrum of the largest matrix that is computed exactly, and of a larger one."""
     rng = np.random.default_rng(0)
     small, large = (rng.normal(size=(size, size)) for size in (EXACT_UP_TO, 4 * EXACT_UP_TO))
     return {"exact_1024_s": seconds(lambda: spectrum(small)), "randomized_4096_s": seconds(lambda: spectrum(large))}
 
 
 def comparing(run: Run, folder: Path) -> dict[str, float]:
-    paths = [folder / f"{step}.safetensors" for step in (0, run.tensor_store().steps[-1])]
+    paths = [folder / f"{step}.safetensors" for step in (0, run.tensors.store().steps[-1])]
     for path in paths:
         write_export(plan_export(run, "weights", "safetensors", steps=slice(int(path.stem), int(path.stem) + 1)), path)
     read_s = seconds(lambda: [np.array(value) for path in paths for value in open_tensors(path).values()])
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--layers", type=int, default=100)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--save", action="store_true", help="keep the numbers in benchmarks/results/")
+    parser.add_argument("--save", action="store_true", help="write the numbers to benchmarks/results/")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder), given.layers, given.steps)

@@ -1,17 +1,17 @@
-"""What the dashboard's server costs, and how fast it lists many series:  python benchmarks/ui.py
+"""The cost of the dashboard's server, and how fast it lists many series:  python benchmarks/ui.py
 
-Three parts, each with real processes asked over HTTP.
+Three parts, each with real server processes queried over HTTP.
 
 series    12,345 logged series, the same numbers written for TensorBoard and for sonde. For each server: wall-clock and
-          CPU time from its start until the list of all series is complete, the same from its first answer until then,
-          and the time of the answer once it is up. TensorBoard's list is /data/plugin/scalars/tags, ours is
-          /api/runs/ID/sites. TensorBoard is taken with its fast loader and without.
-tiles     one run of many tensors and steps: CPU time of the server for the first picture of it all, for the exact one,
-          and for pictures while panning and zooming; bytes on the wire.
-overview  what opening a run transfers, compressed.
+          CPU time from its start until the list of all series is complete, the same from its first response until then,
+          and the response time once it is up. TensorBoard's list is /data/plugin/scalars/tags, ours is
+          /api/runs/ID/sites. TensorBoard runs with its fast loader and without.
+tiles     one run of many tensors and steps: CPU time of the server for the first picture of the whole run, for the
+          exact one, and for pictures while panning and zooming; bytes on the wire.
+overview  bytes transferred when you open a run, compressed.
 
 Times of processes are wall-clock, and both servers of a comparison run on the same machine within the same minute; CPU
-times are of the server's process alone.
+times are those of the server's process alone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIMIT = 1 / 20
 
 
 class Server:
-    """A process that answers on a port of this machine."""
+    """A server process on a port of this machine."""
 
     def __init__(self, process: subprocess.Popen[str], port: int, headers: dict[str, str], began: float) -> None:
         self.process, self.port, self.headers, self.began = process, port, headers, began
@@ -65,7 +65,7 @@ class Server:
         return gzip.decompress(body) if response.getheader("content-encoding") == "gzip" else body
 
     def cpu_s(self) -> float:
-        """Of the process and its children (TensorBoard has one that reads)."""
+        """CPU time of the process and its children (TensorBoard has one that reads)."""
         spent = 0.0
         for process in (self._watched, *self._watched.children(recursive=True)):
             times = process.cpu_times()
@@ -73,7 +73,7 @@ class Server:
         return spent
 
     def wait(self, is_there: Callable[[Server], bool], patience_s: float = 600.0) -> float:
-        """Seconds since the start until something is so."""
+        """Seconds from the start until a condition holds."""
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             try:
@@ -82,9 +82,9 @@ class Server:
             except (OSError, HTTPException):
                 pass
             if self.process.poll() is not None:
-                raise SystemExit(f"the server ended: {self.process.args}")
+                raise SystemExit(f"the server exited: {self.process.args}")
             time.sleep(0.02)
-        raise SystemExit(f"not within {patience_s:.0f} s: {self.process.args}")
+        raise SystemExit(f"timed out after {patience_s:.0f} s: {self.process.args}")
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def _measured(server: Server, path: str, times: int = 1) -> dict[str, float]:
 
 
 def _overview(server: Server, api: str) -> float:
-    """What the page of a run asks for when it is opened."""
+    """KiB that the page of a run requests when it opens."""
     total = 0
     for path in ("", "/sites", "/scalars?i=0,1,2,3", "/health", "/findings", "/system", "/events"):
         server.get(api + path)
@@ -273,7 +273,7 @@ def main() -> None:
 
 
 def _judge(found: dict[str, Any]) -> int:
-    """What our times are of TensorBoard's, with its fast loader. The limit is on the answer with the list."""
+    """Compare our times with TensorBoard's, with its fast loader. The limit applies to the response with the list."""
     ours, theirs = found["sonde"], found["tensorboard"]
     for name in ours:
         print(f"{name:26} {ours[name]:8.3f} of {theirs[name]:8.3f}   1/{theirs[name] / max(ours[name], 1e-9):.0f}")

@@ -1,10 +1,10 @@
-"""How soon the heatmap is there and how smoothly it moves:  python benchmarks/ui_paint.py
+"""How soon the heatmap appears and how smoothly it moves:  python benchmarks/ui_paint.py
 
-Makes runs of 200 and of 2,000 tensors (100,000 steps each unless told otherwise; `--runs FOLDER` keeps them), serves
-each with `sonde ui` and opens layers × steps in a headless Chromium without a GPU. Measured: from the start of the
-navigation and from the end of the server's answer to the frame that shows the map; then, while the picture is zoomed,
-panned and scrolled by rows, the time between frames and the CPU time of the page per frame. The server answers the
-picture of a run it has never seen ("cold") and one it knows ("warm").
+Creates runs of 200 and of 2,000 tensors (100,000 steps each by default; `--runs FOLDER` keeps them), serves each with
+`sonde ui` and opens layers × steps in a headless Chromium without a GPU. Measures the time from the start of the
+navigation, and from the end of the server's response, to the frame that shows the map; then, while zooming, panning and
+scrolling by rows, the time between frames and the CPU time of the page per frame. The server first serves a run it has
+never seen ("cold"), then one it knows ("warm").
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from big_run import Plan, Planted, big_run
 from report import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
-# The wrappers in /usr/bin force GPU rasterisation, which takes seconds a frame without a GPU.
+# The wrappers in /usr/bin force GPU rasterisation, which takes seconds per frame without a GPU.
 BROWSERS = ("/usr/lib/chromium/chromium", "/usr/lib/chromium-browser/chromium-browser", "/opt/google/chrome/chrome")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
 ]  # fmt: skip
 
-# One move for each frame, sent to the map as a wheel would: so far, and back again after half the period.
+# One wheel event per frame, sent to the map: forward, then back again after half the period.
 GESTURES: dict[str, dict[str, Any]] = {
     "zoom steps": {"axis": "deltaY", "size": -30, "period": 120},
     "pan": {"axis": "deltaX", "size": 12, "period": 80},
@@ -74,7 +74,7 @@ PAINT = """() => new Promise((done) => {
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, str]]:
-    """`sonde ui` in its own process: its address and the fragment that holds the token."""
+    """Run `sonde ui` in its own process; yields its URL and the fragment with the token."""
     command = [sys.executable, "-m", "sonde.cli.main", "ui", str(folder), "--no-open", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -87,7 +87,7 @@ def served(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def open_map(page: Page, base: str, fragment: str) -> dict[str, float]:
-    """Go to the layers of the only run; when it was shown, in ms from the start of the navigation."""
+    """Open the layers of the only run; returns when it appeared, in ms from the start of the navigation."""
     page.goto(f"{base}/{fragment}")
     page.locator("a[data-run]").first.wait_for()
     href = page.locator("a[data-run]").first.get_attribute("href")
@@ -97,7 +97,7 @@ def open_map(page: Page, base: str, fragment: str) -> dict[str, float]:
 
 
 def smoothness(page: Page, gesture: dict[str, Any], count: int) -> dict[str, float]:
-    """Time between frames, and CPU time of the page per frame, while it moves."""
+    """Time between frames, and CPU time of the page per frame, during a gesture."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
 
@@ -118,7 +118,7 @@ def smoothness(page: Page, gesture: dict[str, Any], count: int) -> dict[str, flo
 
 
 def measure(folder: Path, rounds: int, frames: int) -> dict[str, Any]:
-    """A cold opening, warm ones, then all gestures on the last page."""
+    """Measure one cold opening, several warm ones, then all gestures on the last page."""
     browser_path = os.environ.get("SONDE_TEST_CHROMIUM") or next(path for path in BROWSERS if os.access(path, os.X_OK))
     with served(folder) as (base, fragment), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
@@ -145,11 +145,11 @@ def measure(folder: Path, rounds: int, frames: int) -> dict[str, Any]:
 
 
 def make(folder: Path, num_tensors: int, num_steps: int) -> Path:
-    """The run, made once and kept where asked."""
+    """Create the run, unless it exists already."""
     home = folder / f"{num_tensors}x{num_steps}"
     if not list(home.glob("*/*/run.json")):
         planted = [Planted(tensor=num_tensors // 3, step=num_steps // 2, num_nan=1)]
-        print(f"making {num_tensors} tensors × {num_steps} steps", file=sys.stderr)
+        print(f"creating {num_tensors} tensors × {num_steps} steps", file=sys.stderr)
         big_run(home, Plan(num_tensors=num_tensors, num_steps=num_steps, planted=planted), on_progress=_progress())
     return home
 
@@ -165,11 +165,11 @@ def as_markdown(report: dict[str, Any]) -> str:
     machine, sizes = report["machine"]["machine"], report["sizes"]
     chromium = next(iter(sizes.values()))["chromium"]
     lines = [
-        "# How soon the heatmap is there, and how smoothly it moves\n",
+        "# How soon the heatmap appears, and how smoothly it moves\n",
         f"Made by `{report['command']}` on {report['machine']['date']}, commit `{report['machine']['commit']}`:",
         f"{machine['processor']}, {machine['cores']} cores, no GPU, headless Chromium {chromium}, 1280×900;",
-        f"{report['num_steps']:,} steps, {report['rounds']} warm openings, load of the machine {report['load']:.1f}.\n",
-        "| tensors | page to map, cold | page to map, warm | of it server | answer to map (worst) | answer |",
+        f"{report['num_steps']:,} steps, {report['rounds']} warm openings, machine load {report['load']:.1f}.\n",
+        "| tensors | page to map, cold | page to map, warm | of that, server | response to map (worst) | response |",
         "|---|---|---|---|---|---|",
     ]
     for size, found in sizes.items():
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5, help="warm openings of the page")
     parser.add_argument("--frames", type=int, default=240, help="frames of each move")
-    parser.add_argument("--runs", type=Path, help="folder for the runs, kept and used again")
+    parser.add_argument("--runs", type=Path, help="folder for the runs, kept and reused")
     parser.add_argument("--out", type=Path, default=RESULTS / "ui-paint.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

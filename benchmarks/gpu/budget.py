@@ -1,4 +1,4 @@
-"""Whether a run keeps to its budget: 300 steps with `budget=0.01`, against the steps before, between and after them."""
+"""Check that a run keeps to its budget: 300 steps with `budget=0.01` against the steps before, between and after."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
     model, optimizer, step = trained(name, compiled)
     folder = tempfile.mkdtemp(prefix="sonde-budget-")
     hooks = OwnHooks()
-    settings = {"free_steps": 0, "check_finite": True}
+    settings = {"budget_seconds": 0, "check_finite": True}
     with hooks.in_place():
         recorded = Recorded(model, optimizer, folder, budget=0.01, activations=sonde.every(1), settings=settings)
         for _ in range(20):  # plans, kernels, the first review
             step()
         torch.cuda.synchronize()
-        for _ in range(3):  # by then what came before is in the account
+        for _ in range(3):  # by then the earlier steps are accounted for
             step()
-    for _ in range(5):  # a compiler looks at the model anew when its hooks are gone
+    for _ in range(5):  # the compiler recompiles the model when its hooks are gone
         step()
     governor = recorded.session.steps.training.governing.governor
     off, on, account = [timed(step, block)], [], (governor.lost_s, governor.total_s)
@@ -60,13 +60,15 @@ def budget(name: str = "0.9 B", compiled: bool = False, steps: int = 300, block:
     for row in table:
         by_site.setdefault(row["site"] if "site" in row else row["name"], []).append(row["step"])
     gaps = [max(b - a for a, b in pairwise(s)) for s in map(sorted, by_site.values())]
-    events = [message for message in run.events().column("message").to_pylist() if "recording changes" in message]
+    events = [
+        message for message in run.events().column("message").to_pylist() if "recording schedule changed" in message
+    ]
     return {
         "step_ms": statistics.median(off) * 1e3,
         "ratio": statistics.median(ratios),
         "mean": sum(on) / len(on) / (sum(off) / len(off)),
         "ratios": ratios,
-        "account": account[0] / (account[1] - account[0]),  # of these steps; the facts are of the whole run
+        "account": account[0] / (account[1] - account[0]),  # for these steps; the facts cover the whole run
         "facts": facts,
         "gradient_sites": len(by_site),
         "longest_gap": max(gaps),

@@ -1,8 +1,8 @@
-"""On a GPU: the same bits with and without sonde, no synchronisation on the training thread, and true numbers.
+"""Check on a GPU: the same bits with and without sonde, no synchronisation on the training thread, correct numbers.
 
     PYTHONPATH=src:vendor python benchmarks/gpu/check.py
 
-Needs torch, numpy, pyarrow, and what sonde itself imports. One line per check; exit 1 if one fails.
+Needs torch, numpy, pyarrow, and what sonde itself imports. Prints one line per check; exits 1 if one fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def train(
     norms = []
     hand: dict[str, list[torch.Tensor]] = {"ratios": [], "cosines": [], "lags": []}
     for step in range(steps):
-        # The first steps make plans and pinned buffers; after them nothing may wait for the device.
+        # The first steps create plans and pinned buffers; after them nothing may wait for the device.
         torch.cuda.set_sync_debug_mode("error" if sync_error and step >= 3 else "default")
         opt.zero_grad()
         tokens = torch.randint(0, 64, (8, 32), device="cuda")
@@ -98,7 +98,7 @@ def train(
 
 
 def by_hand(weight: Any, before: torch.Tensor, opt: Any, taken: int, hand: dict[str, list[torch.Tensor]]) -> None:
-    """What the optimizer step did to one weight, in plain float64."""
+    """The effect of the optimizer step on one weight, in plain float64."""
     update, grad = weight.detach().double() - before, weight.grad.double()
     second = opt.state[weight]["exp_avg_sq"].double() / (1 - 0.999**taken)
     hand["ratios"].append(update.norm() / before.norm())
@@ -107,7 +107,7 @@ def by_hand(weight: Any, before: torch.Tensor, opt: Any, taken: int, hand: dict[
 
 
 def fresh(watched: bool, **options: Any) -> dict[str, Any]:
-    """Compiled from scratch: what an earlier training left in the compiler's caches must not matter."""
+    """Compile from scratch: the compiler's caches from an earlier training must not matter."""
     torch.compiler.reset()
     return train(watched, **options)
 

@@ -1,7 +1,7 @@
-"""What an analysis of the flow of gradients costs, in passes forward and backward of the same model on the same batch.
+"""The cost of a gradient flow analysis, in forward and backward passes of the same model on the same batch.
 
     PYTHONPATH=src:vendor python benchmarks/gpu/flow.py              # a GPT of 0.9 billion parameters
-    PYTHONPATH=src python benchmarks/gpu/flow.py --device cpu        # a small one, to see that it runs
+    PYTHONPATH=src python benchmarks/gpu/flow.py --device cpu        # a small one, to check that it runs
 
 The claim is at most 1.25 for `FlowAnalyzer`. Arms take turns; the median of their ratios is printed.
 """

@@ -1,4 +1,4 @@
-"""A GPT in plain PyTorch, large enough that a GPU is busy: 0.9 billion parameters as measured here."""
+"""A GPT in plain PyTorch, large enough to keep a GPU busy: 0.9 billion parameters in our measurements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens in, loss out."""
+    """Takes tokens, returns the loss."""
 
     def __init__(self, layers: int = 16, width: int = 2048, heads: int = 16, vocabulary: int = 50304) -> None:
         super().__init__()

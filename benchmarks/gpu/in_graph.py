@@ -1,4 +1,4 @@
-"""What `activations="in-graph"` does to a compiled model: time, memory, graphs, and the last bits of bfloat16."""
+"""The effect of `activations="in-graph"` on a compiled model: time, memory, graphs, and the last bits of bfloat16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import sonde
 
 
 def one(activations: Any, steps: int) -> dict[str, Any]:
-    """A compiled model from scratch, watched or not."""
+    """Compile a model from scratch, watched or not."""
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
@@ -32,7 +32,7 @@ def one(activations: Any, steps: int) -> dict[str, Any]:
     if activations is not None:
         recorded = Recorded(model, optimizer, tempfile.mkdtemp(), activations=activations, **options)
     step: Any = make_step(torch.compile(model, fullgraph=True), optimizer)
-    losses = [step().detach() for _ in range(24)]  # past the first histograms, whose kernels are compiled
+    losses = [step().detach() for _ in range(24)]  # past the first histograms, which compile their kernels
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()

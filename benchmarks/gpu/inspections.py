@@ -1,8 +1,8 @@
-"""On a GPU: inspections of data never wait for it, say the same as on the CPU, and what they cost the host.
+"""Check on a GPU: inspections of data never wait for it and agree with the CPU; measure their cost on the host.
 
     PYTHONPATH=src python benchmarks/gpu/inspections.py
 
-Needs torch and numpy. One line per check; exit 1 if one fails.
+Needs torch and numpy. Prints one line per check; exits 1 if one fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from sonde.reduce.inspect.baseline import Baseline
 from sonde.reduce.inspect.data import inspect_input, inspect_target, shift
@@ -73,7 +73,7 @@ def without_waiting(call: Callable[[], Any]) -> Any:
 
 def check(name: str, function: Callable[..., Any], tensors: list[torch.Tensor]) -> bool:
     on_gpu = [tensor.cuda() for tensor in tensors]
-    function(*on_gpu)  # tables of weights are made once
+    function(*on_gpu)  # tables of weights are created once
     torch.cuda.synchronize()
     found = numbers(without_waiting(lambda: function(*on_gpu)))
     expected = numbers(function(*tensors))

@@ -1,4 +1,4 @@
-"""The kernels by themselves: how near each comes to the time in which the same bytes can be read at all."""
+"""The kernels alone: how close each comes to the fastest possible read of the same bytes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def milliseconds(work: Callable[[], Any], repeats: int = 30) -> float:
 
 
 def read_limit(numel: int) -> float:
-    """The best time in which anything here reads that many float32."""
+    """The best time in which any kernel here reads `numel` float32."""
     values = torch.randn(numel, device=DEVICE)
     best = float("inf")
     for block, blocks, warps in ((1024, 16, 4), (1024, 32, 8), (2048, 16, 8), (2048, 32, 8), (4096, 8, 8)):
@@ -59,7 +59,7 @@ def read_limit(numel: int) -> float:
 
 
 class Table:
-    """Times and their share of the limit."""
+    """Times, and the fraction of the limit that each reaches."""
 
     def __init__(self, numel: int) -> None:
         self.limit_ms = read_limit(numel)
@@ -85,7 +85,7 @@ def sketches(table: Table, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     table.add(f"sketch, {name}", num_bytes, functools.partial(chunks.rows, tensors))
     table.add(f"sketch with sampled histogram, {name}", num_bytes, with_samples)
-    for share in (25, 1):  # as gradients of words that hardly ever occur
+    for share in (25, 1):  # like the gradients of words that hardly ever occur
         tensors[0].view(-1, CHUNK)[::share] *= 1e-20
         work = functools.partial(chunks.rows, tensors)
         table.add(f"sketch, 1 in {share} chunks of the first tensor too small to be squared, {name}", num_bytes, work)
@@ -113,7 +113,7 @@ def step_passes(table: Table, name: str, dtype: torch.dtype) -> None:
 
 
 def activations(table: Table, dtype: torch.dtype) -> None:
-    """As in a step: many of a size, one launch each, one that makes the rows of all."""
+    """As in a step: many of the same size, one launch each, and one launch for the rows of all."""
     tensors = [torch.randn(8192, 2048, device=DEVICE).to(dtype) for _ in range(32)]
     bank = Bank(DEVICE, 512)
 

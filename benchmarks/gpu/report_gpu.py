@@ -1,4 +1,4 @@
-"""The results of `speed.py` as tables to read."""
+"""The results of `speed.py` as Markdown tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 def as_markdown(result: dict[str, Any]) -> str:
     lines = [
-        "# What watching costs on a GPU",
+        "# Overhead of recording on a GPU",
         "",
         f"Made by `{result['command']}`, last on {result['date']}: {result['gpu']}, torch {result['torch']},",
-        f"triton {result['triton']}. Of commit {_commits(result['commits'])}.",
+        f"triton {result['triton']}. By commit: {_commits(result['commits'])}.",
         "",
     ]
     if "kernels" in result:
@@ -27,12 +27,12 @@ def as_markdown(result: dict[str, Any]) -> str:
     if "syncs" in result:
         lines += _syncs(result["syncs"])
     if result.get("notes"):
-        lines += ["## What to know about these numbers", "", *(f"- {note}" for note in result["notes"]), ""]
+        lines += ["## Notes", "", *(f"- {note}" for note in result["notes"]), ""]
     return "\n".join(lines) + "\n"
 
 
 def _commits(of_part: dict[str, str]) -> str:
-    """Each commit with what was measured of it."""
+    """Each commit with the parts measured at it."""
     parts: dict[str, list[str]] = {}
     for part, commit in of_part.items():
         parts.setdefault(commit, []).append(part.replace("_", "-"))
@@ -43,8 +43,8 @@ def _kernels(table: dict[str, Any]) -> list[str]:
     lines = [
         "## Kernels",
         "",
-        f"{table['tensors']} tensors, {table['elements'] / 1e6:.0f} M elements. What only reads and adds up, at best,",
-        f"in the same run: {table['read_limit_TB_s']:.2f} TB/s.",
+        f"{table['tensors']} tensors, {table['elements'] / 1e6:.0f} M elements. The fastest kernel that only reads",
+        f"and sums, in the same run: {table['read_limit_TB_s']:.2f} TB/s.",
         "",
         "| | GB | ms | of the read limit |",
         "|---|---|---|---|",
@@ -58,8 +58,8 @@ def _training(title: str, table: dict[str, Any]) -> list[str]:
     lines = [
         f"## {title}",
         "",
-        f"{table['step_ms']:.1f} ms per step without anything. Everything at every step: the median of",
-        f"{table['rounds']} rounds with its 95 % interval; `off again` is what the machine makes of nothing.",
+        f"{table['step_ms']:.1f} ms per step without sonde. Everything at every step: the median of",
+        f"{table['rounds']} rounds with its 95 % interval; `off again` shows the noise of the machine.",
         "",
         "| | ratio | peak memory |",
         "|---|---|---|",
@@ -77,9 +77,9 @@ def _budget(title: str, found: dict[str, Any]) -> list[str]:
         f"## `budget=0.01`, 300 steps of the 0.9 B model, {title}, no free steps",
         "",
         f"Measured from outside: {found['mean'] - 1:+.2%} (median of blocks of 50 steps {found['ratio'] - 1:+.2%},",
-        f"from {min(found['ratios']) - 1:+.2%} to {max(found['ratios']) - 1:+.2%}). By the run's own account:",
-        f"{found['account']:.2%} of these steps, {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%} with those",
-        f"before them, in which kernels are compiled. Gradients of {found['gradient_sites']} tensors, at least every",
+        f"from {min(found['ratios']) - 1:+.2%} to {max(found['ratios']) - 1:+.2%}). By the run's own measurement:",
+        f"{found['account']:.2%} for these steps, {facts['fraction']:.2%} ± {facts['uncertainty'] or 0:.2%} including",
+        f"those before them, which compile kernels. Gradients of {found['gradient_sites']} tensors, at least every",
         f"{found['longest_gap']} steps.",
         "",
         *(f"- {message}" for message in found["events"]),

@@ -1,10 +1,10 @@
-"""On a GPU, everything that is claimed about speed: kernels against the read limit, training with and without sonde.
+"""Measure every claim about speed on a GPU: kernels against the read limit, training with and without sonde.
 
     PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --out results/        # about twelve minutes
     PYTHONPATH=src:vendor python benchmarks/gpu/speed.py --parts kernels,eager
 
-Writes gpu-speed.json and gpu-speed.md; parts that are there already and not measured now stay, with the commit they
-are of. Ratios are of one run: arms take turns in short blocks of one process.
+Writes gpu-speed.json and gpu-speed.md; existing parts that are not measured now stay, with the commit they were
+measured at. Ratios come from one run: arms take turns in short blocks of one process.
 """
 
 from __future__ import annotations

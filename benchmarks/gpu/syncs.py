@@ -1,4 +1,4 @@
-"""How often the training thread waits for the GPU, counted in a profiler's trace, with sonde and without."""
+"""Count how often the training thread waits for the GPU in a profiler's trace, with sonde and without."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count(step: Any, num: int) -> dict[str, int]:
 
 
 def syncs(name: str = "124 M", steps: int = 4) -> dict[str, Any]:
-    """Everything at every step. Two waits are the profiler's own, at its start and at its end."""
+    """The waits when recording everything at every step. Two are the profiler's own, at its start and end."""
     model, optimizer, step = trained(name, False)
     bare = count(step, steps)
     hooks = OwnHooks()

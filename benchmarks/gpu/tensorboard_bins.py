@@ -1,4 +1,4 @@
-"""The bins of TensorBoard's `add_histogram`, as torch.utils.tensorboard makes them."""
+"""The bins of TensorBoard's `add_histogram`, as torch.utils.tensorboard computes them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,14 @@ FINITE_ARM = "check_finite=True, nothing else"
 
 
 class Nothing:
-    """The step alone."""
+    """No recorder: the step alone."""
 
     def after_step(self) -> None: ...
     def stop(self) -> None: ...
 
 
 class Recorded:
-    """Sonde, with some keywords."""
+    """Sonde, with the given keywords."""
 
     def __init__(self, model: nn.Module, optimizer: Any, folder: str, **options: Any) -> None:
         settings = options.pop("settings", {})
@@ -68,7 +69,7 @@ class Recorded:
 
 
 class NaiveLoop:
-    """Nine numbers of every weight and gradient, one `.item()` each."""
+    """Nine numbers per weight and gradient, one `.item()` each."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -91,7 +92,7 @@ class NaiveLoop:
 
 
 class WandbAlgorithm(NaiveLoop):
-    """What `wandb.watch(log="all", log_freq=1)` computes for each tensor: a histogram between its extremes."""
+    """The computation of `wandb.watch(log="all", log_freq=1)` for each tensor: a histogram between its extremes."""
 
     @staticmethod
     def nine(x: Tensor) -> None:
@@ -104,7 +105,7 @@ class WandbAlgorithm(NaiveLoop):
 
 
 class TensorBoardAlgorithm(NaiveLoop):
-    """What `add_histogram` computes for each tensor: on the host, with numpy."""
+    """The computation of `add_histogram` for each tensor: on the host, with numpy."""
 
     @staticmethod
     def nine(x: Tensor) -> None:
@@ -120,9 +121,9 @@ OTHERS: dict[str, Callable[[nn.Module], Any]] = {
     SLOW: TensorBoardAlgorithm,
 }
 _ROUNDS_OF_OTHERS = {"naive loop": 4, "wandb.watch's algorithm": 4, SLOW: 1}
-"""They cost many times more than what the rounds differ by."""
+"""Few rounds: these cost many times more than the variation between rounds."""
 _WARM_UP = 20
-"""Past the first histograms: a kernel that is compiled takes longer than a round."""
+"""Past the first histograms: compiling a kernel takes longer than a round."""
 
 
 @dataclass(slots=True)
@@ -154,14 +155,19 @@ def trained(name: str, compiled: bool | str) -> tuple[nn.Module, Any, Callable[[
 
 
 def end_to_end(name: str, compiled: bool, rounds: int, block: int, arms: list[str]) -> dict[str, Any]:
-    """Blocks of steps by the device's clock, the arms in another order in each round; nobody waits in between."""
+    """Time blocks of steps by the device's clock, with the arms in a different order each round and no waits."""
     model, optimizer, step = trained(name, compiled)
     folder = tempfile.mkdtemp(prefix="sonde-gpu-")
+    return compare(step, {arm: partial(_recorder, arm, model, optimizer, folder) for arm in arms}, rounds, block)
+
+
+def compare(step: Callable[[], Any], arms: dict[str, Callable[[], Any]], rounds: int, block: int) -> dict[str, Any]:
+    """The same for any step: each arm comes with the function that attaches its recorder."""
     lanes = []
-    for arm in ["off", "off again", *arms]:
+    for arm, attach in {"off": Nothing, "off again": Nothing, **arms}.items():
         hooks = OwnHooks()
         with hooks.in_place():
-            lanes.append(Lane(arm, _recorder(arm, model, optimizer, folder), hooks))
+            lanes.append(Lane(arm, attach(), hooks))
     for lane in lanes:
         _run(lane, step, _WARM_UP if lane.name not in OTHERS else 0)
     for number in range(rounds):
@@ -177,7 +183,7 @@ def end_to_end(name: str, compiled: bool, rounds: int, block: int, arms: list[st
 
 
 def _lap(lane: Lane, step: Callable[[], Tensor], block: int) -> None:
-    _run(lane, step, 1)  # what the lane before it left in the caches and in the queue
+    _run(lane, step, 1)  # clear what the previous lane left in the caches and in the queue
     torch.cuda.reset_peak_memory_stats()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -188,7 +194,7 @@ def _lap(lane: Lane, step: Callable[[], Tensor], block: int) -> None:
 
 
 def _conclude(lanes: list[Lane], block: int) -> dict[str, Any]:
-    """Each round against the two lanes of that round that do nothing; the second of them against the first."""
+    """Compare each round with the two lanes of that round that do nothing; the second of them with the first."""
     base, again = (lane.times_ms(block) for lane in lanes[:2])
     result: dict[str, Any] = {"step_ms": statistics.median(base), "rounds": len(base), "arms": {}}
     for place, lane in enumerate(lanes):
