@@ -2,13 +2,15 @@
 older than its sources.
 
 No bundle is in git and the user needs no Node: without one on the machine, pip fetches one for the build alone. The
-result lies in `src/sonde/show/web/static/` with a stamp of its sources; while the stamp is right nothing is done, so
-that an sdist (which carries the result) needs no Node, and the several calls of one `pip install` build once.
+result is stored in `src/sonde/show/web/static/` with a stamp of its sources; while the stamp is right nothing is done,
+so that an sdist (which carries the result) needs no Node, and the several calls of one `pip install` build once.
 `SONDE_SKIP_WEB=1` leaves the front-end as it is, or out.
 
 The kernel is built by the machine's C compiler (`CC`, else `cc`) and carries its stamp inside. It is never in an
 sdist, and a wheel that has it is for one platform. Without a compiler, or with `SONDE_SKIP_NATIVE=1`, the package does
 without.
+
+The package's long description is README.md with absolute links: the package index shows it without the repository.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -26,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 SOURCES = Path("web")
 STATIC = Path("src/sonde/show/web/static")
@@ -40,9 +45,30 @@ SKIP_KERNEL = "SONDE_SKIP_NATIVE"
 # Wheels travel, so nothing of this processor; and only the arithmetic that is written: the same bits anywhere.
 KERNEL_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"]
 
+RELATIVE_LINK = re.compile(r"(!?)(\[[^\]]*\])\((?![a-z]+:|#)([^)\s]+)\)")
+
+
+class CustomMetadataHook(MetadataHookInterface):
+    """Sets the long description."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = Path(self.root, "README.md").read_text("utf-8")
+        at_tag = f"{metadata['urls']['Source']}/{{}}/v{metadata['version']}"
+        metadata["readme"] = {"content-type": "text/markdown", "text": with_absolute_links(text, at_tag)}
+
+
+def with_absolute_links(text: str, at_tag: str) -> str:
+    """Lets relative links lead to the release's files; `at_tag` has a place for how a file is shown."""
+
+    def absolute(match: re.Match[str]) -> str:
+        is_image, words, target = match.groups()
+        return f"{is_image}{words}({at_tag.format('raw' if is_image else 'blob')}/{target})"
+
+    return RELATIVE_LINK.sub(absolute, text)
+
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """What hatchling calls for wheels, sdists and editable installs alike."""
+    """The build hook that hatchling calls for wheels, sdists and editable installs alike."""
 
     def dependencies(self) -> list[str]:
         """Node, when there is something to build and nothing to build it with."""
@@ -145,7 +171,7 @@ def system_node() -> tuple[Path, Path] | None:
     if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]) or tuple(map(int, parts[:2])) < OLDEST_NODE:
         return None
     script = Path(npm).resolve()
-    # A wrapper (as version managers install) is not a script for Node; npm's own lies beside it or below Node.
+    # A wrapper (as version managers install) is not a script for Node; npm's own is next to it or below Node.
     candidates = [script, Path(node).resolve().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"]
     return next(((Path(node), file) for file in candidates if file.suffix == ".js" and file.is_file()), None)
 
@@ -195,9 +221,16 @@ def build_kernel(root: Path, compiler: list[str], stamp: str, say: Callable[[str
 
 
 def platform_tag() -> str:
-    """The plain name of this platform: what is built here was not checked against an older system's libraries."""
-    from packaging.tags import sys_tags
+    """The plain name of this platform: what is built here was not checked against an older system's libraries.
 
+    On a Mac, the oldest system that the compiler was asked to support.
+    """
+    from packaging.tags import mac_platforms, sys_tags
+
+    target = os.environ.get("MACOSX_DEPLOYMENT_TARGET")
+    if sys.platform == "darwin" and target:
+        major, minor = (int(part) for part in f"{target}.0".split(".")[:2])
+        return next(mac_platforms((major, minor), platform.machine()))
     return next(tag.platform for tag in sys_tags() if not tag.platform.startswith(("manylinux", "musllinux")))
 
 

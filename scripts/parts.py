@@ -1,6 +1,6 @@
-"""Run parts of the Makefile one after the other, and say at the end how long each took:  parts.py make lint types
+"""Run parts of the Makefile one after the other, then print how long each took:  parts.py make lint types
 
-The first part that fails ends it, with its exit code.
+Stops at the first part that fails and exits with its exit code.
 """
 
 from __future__ import annotations

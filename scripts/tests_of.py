@@ -1,8 +1,8 @@
-"""The test files closest to one source file:  python scripts/tests_of.py src/sonde/write/queue.py
+"""Print the test files closest to one source file:  python scripts/tests_of.py src/sonde/write/queue.py
 
-Closest are those with its name or its folder's, and those that import it. Where they are few, those of its room follow
-that import what imports it, level by level. Where nothing imports it (a file that is found by its name), it is all
-tests of its room. This is for quick answers while you work: a test of another room may break. `make check` decides.
+The closest ones have its name or its folder's, or import it. If there are few, tests of its room that import its
+importers follow, level by level. If nothing imports it (a file that is found by its name), all tests of its room count.
+This gives quick feedback while you work; a test of another room may still break. `make check` decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENOUGH = 4
 
 @cache
 def all_tests() -> dict[Path, set[str]]:
-    """Every test file but those of the zoo, with the modules that it imports."""
+    """Every test file except the foreign zoo, with the modules it imports."""
     paths = sorted(path for path in TESTS.rglob("test_*.py") if "foreign" not in path.parts)
     return {path: set(imported(path)) for path in paths}
 
@@ -42,7 +42,7 @@ def module_of(path: Path) -> str:
 
 
 def imported(test: Path) -> Iterator[str]:
-    """The modules of sonde that a test imports, also inside of functions."""
+    """The sonde modules that a test imports, including inside functions."""
     for node in ast.walk(ast.parse(test.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name != "sonde")
@@ -53,7 +53,7 @@ def imported(test: Path) -> Iterator[str]:
 
 @cache
 def public(test: Path) -> set[str]:
-    """Where the public names that a test uses are defined: `sonde.watch` is of `sonde.session`."""
+    """The modules that define the public names a test uses: `sonde.watch` is defined in `sonde.session`."""
     names = re.findall(r"\bsonde\.(\w+)", test.read_text(encoding="utf-8"))
     return {home for name in names if (home := sonde._HOME_OF.get(name))}
 
@@ -63,7 +63,7 @@ def importers(graph: grimp.ImportGraph, modules: set[str]) -> set[str]:
 
 
 def closest(source: Path) -> list[Path]:
-    """Test files, those with its name first."""
+    """The test files closest to a source file, those with its name first."""
     module, (room, *inside) = module_of(source), source.relative_to(SOURCE / "sonde").parts
     tests, graph = all_tests(), import_graph()
     own = [test for test in tests if test.parent == TESTS or room in test.parts]
@@ -82,7 +82,7 @@ def closest(source: Path) -> list[Path]:
 def main() -> None:
     source = Path(sys.argv[1]).resolve()
     if not source.is_file() or source.suffix != ".py" or not source.is_relative_to(SOURCE / "sonde"):
-        sys.exit(f"{sys.argv[1]} is not a Python file of src/sonde. Example:  make quick FILE=src/sonde/write/queue.py")
+        sys.exit(f"{sys.argv[1]} is not a Python file in src/sonde. Example:  make quick FILE=src/sonde/write/queue.py")
     print(*(path.relative_to(ROOT) for path in closest(source)))
 
 

@@ -1,6 +1,6 @@
-"""Azurite, an Azure server for the tests of the tensor store, into the environment that runs this; once.
+"""Install Azurite, an Azure emulator for the tensor store tests, into the current environment, once.
 
-It becomes `azurite-blob` among the environment's commands. Never fails: without Node or a network those tests skip and
+The environment gets the command `azurite-blob`. Never fails: without Node or a network those tests skip themselves and
 say why.
 """
 
@@ -15,16 +15,16 @@ HERE = Path(__file__).resolve().parent
 HOME = Path(sys.prefix) / "azurite"
 COMMAND = Path(sys.prefix) / "bin" / "azurite-blob"
 LOCK = "package-lock.json"
-# A registry that does not answer must cost the tests a minute or two, not their time limit.
+# An unresponsive registry must cost the tests a minute or two, not their time limit.
 PATIENCE_S = 150
 OPTIONS = ("--omit=optional", "--fetch-retries=1", "--fetch-timeout=30000", "--loglevel=error")
 
 sys.path.insert(0, str(HERE.parents[1]))
-from hatch_build import find_node  # noqa: E402  it knows where Node may be
+from hatch_build import find_node  # noqa: E402  knows where to find Node
 
 
 def is_installed() -> bool:
-    """Whether the command is there and made from this very lock file."""
+    """Whether the command exists and was installed from this lock file."""
     installed = HOME / LOCK
     return COMMAND.is_file() and installed.is_file() and installed.read_bytes() == (HERE / LOCK).read_bytes()
 
@@ -41,7 +41,7 @@ def install() -> None:
 
 
 def put_command(node: Path) -> None:
-    """Last of all, and at once: what is half installed must not look whole."""
+    """Create the command last and atomically: a partial installation must not look complete."""
     fresh = COMMAND.with_name(".azurite-blob.new")
     main = HOME / "node_modules/azurite/dist/src/blob/main.js"
     fresh.write_text(f'#!/bin/sh\nexec "{node}" "{main}" "$@"\n')
@@ -53,4 +53,4 @@ if __name__ == "__main__" and not is_installed():
     try:
         install()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"Azurite could not be installed; its tests will be skipped: {error}\n")
+        sys.stderr.write(f"Could not install Azurite; the tests that need it will be skipped: {error}\n")
