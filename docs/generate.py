@@ -1,6 +1,6 @@
-"""Fill the tables in docs/ from the code:  python docs/generate.py. `tests/test_docs.py` fails when one is out of date.
+"""Fill the tables in docs/ from the code:  python docs/generate.py. `tests/test_docs.py` fails if one is out of date.
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function here.
+Each table is between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function in this file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def escape(cell: object) -> str:
-    """Text of a cell, safe in Markdown; what stands in backticks is left as it is."""
+    """The text of a cell, escaped for Markdown except inside backticks."""
     parts = str(cell).replace("|", "\\|").split("`")
     signs = str.maketrans({"<": "&lt;", ">": "&gt;", "*": "\\*"})
     return "`".join(part if i % 2 else part.translate(signs) for i, part in enumerate(parts))
@@ -48,17 +48,30 @@ def joined() -> str:
 
 
 def settings() -> str:
-    from sonde.config import PREFIX, Settings, WriterSettings
+    return _settings_table(is_advanced=False)
 
-    models = [("", Settings.model_fields), ("writer.", WriterSettings.model_fields)]
-    rows = []
-    for prefix, fields in models:
-        for name, field in fields.items():
-            if name != "writer":
-                variable = PREFIX + (prefix.replace(".", "__") + name).upper()
-                default = "none" if field.default is None else field.default
-                rows.append((f"`{prefix}{name}`", f"`{default}`", f"`{variable}`", field.description))
+
+def advanced_settings() -> str:
+    return _settings_table(is_advanced=True)
+
+
+def _settings_table(*, is_advanced: bool) -> str:
+    from sonde.config import Settings, variable_of
+
+    rows = [
+        (f"`{row.name}`", f"`{_default(row.name)}`", f"`{variable_of(row.name)}`", row.meaning)
+        for row in Settings.load().explain()
+        if row.is_advanced == is_advanced
+    ]
     return table(["setting", "default", "variable", "meaning"], rows)
+
+
+def _default(name: str) -> object:
+    from sonde.config import Settings, WriterSettings
+
+    group, _, inner = name.rpartition(".")
+    default = (WriterSettings if group else Settings).model_fields[inner].default
+    return "none" if default is None else default
 
 
 def old_settings() -> str:
@@ -113,7 +126,7 @@ def views() -> str:
 
 
 def rules() -> str:
-    """Every rule: what it says is wrong, how grave, which findings it explains, where it is explained."""
+    """Every rule: what it detects, its severity, the findings it explains, and its references."""
     from sonde.diagnose.check import all_rules
 
     rows = [
@@ -130,27 +143,27 @@ def rules() -> str:
 
 
 def flow_issues() -> str:
-    """Every kind of issue of the flow of gradients."""
+    """Every kind of gradient flow issue."""
     from sonde.show.flow.issue import MEANINGS
 
     return table(["issue", "what is wrong"], [(f"`{name}`", meaning) for name, meaning in MEANINGS.items()])
 
 
 def live_rules() -> str:
-    """What rules cost while training goes on, from the results that are kept beside it."""
+    """The cost of live rules during training, from the stored benchmark results."""
     path = DOCS.parent / "benchmarks" / "results" / "live-rules.json"
     report = json.loads(path.read_text(encoding="utf-8"))
     result = report["result"]
     return (
         f"Measured by [`benchmarks/live_rules.py`](../benchmarks/live_rules.py), {report['date']}, with "
-        f"{result['num_rules']} rules and {result['tensors_per_step']} tensors a step: {result['share']:.2%} of the "
-        f"CPU time of training, {result['looks']} looks in {result['process_cpu_s']:.0f} s, "
+        f"{result['num_rules']} rules and {result['tensors_per_step']} tensors per step: {result['share']:.2%} of the "
+        f"CPU time of training, {result['looks']} checks in {result['process_cpu_s']:.0f} s, "
         f"{result['column_mib']:.0f} MiB of columns."
     )
 
 
 def overhead() -> str:
-    """The benchmark's main numbers, from the results that are kept beside it."""
+    """The main numbers of the overhead benchmark, from its stored results."""
     report = json.loads((DOCS.parent / "benchmarks" / "results" / "overhead.json").read_text(encoding="utf-8"))
     arms = report["models"]["gpt"]["arms"]
 
@@ -161,28 +174,36 @@ def overhead() -> str:
     rows = [
         ("weights, gradients and updates at every step", added("sonde w+g+u")),
         ("the same and activations at every step", added("sonde w+g+u+a")),
-        ("nothing at all: the A/A control", added("base again")),
+        ("nothing: the A/A control", added("base again")),
         ('`wandb.watch(log="all", log_freq=1)`', added("wandb.watch")),
         ("TensorBoard histograms of weights and gradients", added("TensorBoard")),
     ]
-    return table(["recorded of a small GPT, on a CPU", "added to the CPU time of a step"], rows)
+    return table(["recorded for a small GPT, on a CPU", "added CPU time per step"], rows)
 
 
 def diagnosis() -> str:
-    """How often the findings are right, from the results that are kept beside the benchmark."""
+    """How often the findings are right, from the stored benchmark results."""
     results = DOCS.parent / "benchmarks" / "results"
     rows = []
     for name, title in (
-        ("diagnosis", "programs of others, seen while the rules were written"),
+        ("diagnosis", "programs by others, seen while the rules were written"),
         ("diagnosis-own", "our own"),
     ):
         path = results / f"{name}.json"
         if path.exists():
             summary = json.loads(path.read_text(encoding="utf-8"))["summary"]
-            counts = f"{summary['faulty']} faulty, {summary['twins']} mended, {summary['healthy']} healthy"
+            counts = f"{summary['faulty']} faulty, {summary['twins']} fixed, {summary['healthy']} healthy"
             keys = ("diagnosis", "root_first", "label_precision", "false_alarms", "twin_alarms")
             rows.append((title, counts, *(f"{summary[key]:.2f}" for key in keys)))
-    heads = ["programs", "runs", "root named", "root first", "precision of names", "healthy accused", "mended accused"]
+    heads = [
+        "programs",
+        "runs",
+        "root cause named",
+        "root cause first",
+        "precision",
+        "false alarms, healthy",
+        "false alarms, fixed",
+    ]
     return table(heads, rows)
 
 
@@ -190,7 +211,7 @@ GPU_KERNELS = ("sketch, float32", "sketch, bfloat16", "optimizer pass, AdamW, fl
 
 
 def gpu() -> str:
-    """What recording costs on a GPU, from the results that are kept beside it."""
+    """The overhead of recording on a GPU, from the stored benchmark results."""
     report = json.loads((DOCS.parent / "benchmarks" / "results" / "gpu-speed.json").read_text(encoding="utf-8"))
     eager, compiled = (report[way]["0.9 B"]["arms"] for way in ("eager", "compiled"))
     rows = [
@@ -201,15 +222,22 @@ def gpu() -> str:
     kernels = report["kernels"]
     shares = ", ".join(f"{kernels['rows'][name]['of_the_limit']:.0%} ({name})" for name in GPU_KERNELS)
     words = (
-        f"{report['gpu']}, torch {report['torch']}, {report['date']}. Of the speed at which the same GPU reads memory, "
-        f"with {kernels['tensors']} tensors: {shares}. [In full](../benchmarks/results/gpu-speed.md)."
+        f"{report['gpu']}, torch {report['torch']}, {report['date']}. Fraction of the GPU's memory read speed, "
+        f"with {kernels['tensors']} tensors: {shares}. [All results](../benchmarks/results/gpu-speed.md)."
     )
     heads = ["recorded at every step", "step time, eager", "step time, compiled"]
     return f"{table(heads, rows)}\n\n{words}"
 
 
+def extras() -> str:
+    from sonde.distribution import EXTRAS, extra_packages
+
+    rows = [(f"`{name}`", EXTRAS[name], ", ".join(packages)) for name, packages in extra_packages().items()]
+    return table(["extra", "adds", "packages"], rows)
+
+
 def layers() -> str:
-    """The rooms in the order in which they may import one another, as import-linter holds them."""
+    """The rooms in the order in which they may import one another, as import-linter enforces it."""
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = {contract["id"]: contract for contract in project["tool"]["importlinter"]["contracts"]}
     rows = [re.sub(r"[()]", "", layer) for layer in contracts["layers"]["layers"]]
@@ -230,7 +258,7 @@ def errors() -> str:
 
 
 def commands() -> str:
-    """The help of every verb, as `sonde VERB --help` prints it."""
+    """The help of the command and of every verb, as `--help` prints it."""
     from typer.testing import CliRunner
 
     from sonde.cli.main import VERBS, app
@@ -238,10 +266,11 @@ def commands() -> str:
     os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
     runner = CliRunner()
     parts = []
-    for verb in VERBS:
-        text = runner.invoke(app, [verb, "--help"], prog_name="sonde").output
+    for verb in ("", *VERBS):
+        text = runner.invoke(app, [*([verb] if verb else []), "--help"], prog_name="sonde").output
         lines = [line.rstrip() for line in text.strip().splitlines()]
-        parts.append(f"## sonde {verb}\n\n```text\n" + "\n".join(lines) + "\n```")
+        title = f"## sonde {verb}\n\n" if verb else ""
+        parts.append(f"{title}```text\n" + "\n".join(lines) + "\n```")
     return "\n\n".join(parts)
 
 
@@ -251,6 +280,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         stats,
         joined,
         settings,
+        advanced_settings,
         old_settings,
         old_stats,
         fields,
@@ -263,6 +293,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
         overhead,
         diagnosis,
         gpu,
+        extras,
         layers,
         catalog,
         errors,
@@ -272,7 +303,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
 
 
 def fill(text: str) -> str:
-    """A page with its tables as the code has them now."""
+    """A page with its tables regenerated from the code."""
     return _PLACE.sub(lambda match: f"{match[1]}{GENERATORS[match[2]]()}\n{match[3]}", text)
 
 

@@ -1,7 +1,7 @@
-"""Make the transcript in README.md by really running it:  python docs/transcript.py
+"""Create the transcript in README.md by running its commands:  python docs/transcript.py
 
-Runs the demo in an empty folder, then asks what is wrong, and puts what they print between `<!-- transcript -->` and
-`<!-- end -->`; of the demo, the line in which the fault is announced while it trains. Numbers differ from machine to
+Runs the demo in an empty folder, then diagnoses the run, and puts their output between `<!-- transcript -->` and
+`<!-- end -->`; of the demo, only the line that announces the fault during training. Numbers differ from machine to
 machine, so no test compares them; the commands are tested like all others.
 """
 
@@ -19,7 +19,7 @@ _PLACE = re.compile(r"(<!-- transcript -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """What Python prints, errors too; diagnosing something critical exits with 1."""
+    """Run Python and return its output, including stderr. Exit code 1 means that something critical was found."""
     plain = os.environ | {"COLUMNS": "122", "NO_COLOR": "1", "TERM": "dumb"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -35,7 +35,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def transcript() -> str:
-    """Commands and what they print."""
+    """The commands and their output."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         demo = run(folder, str(ROOT / "examples" / "demo.py"))

@@ -1,7 +1,7 @@
-"""Tutorial 1: a small network whose gradients stop on the way, found by one batch, and mended.
+"""Tutorial 1: a small network whose gradients vanish on the way back, diagnosed from one batch and fixed.
 
 Pressure is the size of the gradient that reaches a layer. It should be about as large at the first layer as at the
-last. Here every activation is a sigmoid that was given far too large values: it is flat there, and lets little pass.
+last. Here every activation is a sigmoid with far too large inputs: it is flat there, and lets little gradient through.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sonde.flow import FlowAnalyzer, FlowReport
 
 
 def make_mlp(activation: type[nn.Module], std: float | None) -> nn.Sequential:
-    """Four layers. `std` is the spread of the weights; None is He's choice for ReLU."""
+    """Four layers. `std` is the standard deviation of the weights; None uses He initialisation for ReLU."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for given, out in ((20, 64), (64, 64), (64, 64)):
@@ -45,10 +45,10 @@ def final_loss(model: nn.Module, steps: int = 200) -> float:
     return loss.item()
 
 
-def look(title: str, model: nn.Module) -> FlowReport:
+def show(title: str, model: nn.Module) -> FlowReport:
     print(f"\n=== {title}")
     x, y = make_batch()
-    report = FlowAnalyzer(model).analyze(x, y, nn.CrossEntropyLoss())  # the model is afterwards as it was
+    report = FlowAnalyzer(model).analyze(x, y, nn.CrossEntropyLoss())  # leaves the model unchanged
     report.print_summary()
     print()
     report.print_layers()
@@ -56,10 +56,10 @@ def look(title: str, model: nn.Module) -> FlowReport:
 
 
 def main() -> None:
-    broken, mended = make_mlp(nn.Sigmoid, std=4.0), make_mlp(nn.ReLU, std=None)
-    before = look("Before: sigmoids behind weights with a standard deviation of 4", broken)
+    broken, fixed = make_mlp(nn.Sigmoid, std=4.0), make_mlp(nn.ReLU, std=None)
+    before = show("Before: sigmoids after weights with a standard deviation of 4", broken)
     before.save_html("before.html")
-    after = look("After: ReLU, and weights as He et al. initialise them", mended)
+    after = show("After: ReLU and He initialisation", fixed)
     after.save_html("after.html")
     after.save_json("after.json")
 
@@ -67,8 +67,8 @@ def main() -> None:
     print(f"health                   {before.health:6.0f} {after.health:8.0f}")
     print(f"issues                   {len(before.issues):6} {len(after.issues):8}")
     print(f"first layer's pressure   {before.layer('0').metrics.relative_pressure:6.2g}", end=" ")
-    print(f"{after.layer('0').metrics.relative_pressure:8.2g}   of that near the output")
-    print(f"loss after 200 steps     {final_loss(broken):6.3f} {final_loss(mended):8.3f}")
+    print(f"{after.layer('0').metrics.relative_pressure:8.2g}   of the pressure near the output")
+    print(f"loss after 200 steps     {final_loss(broken):6.3f} {final_loss(fixed):8.3f}")
     print("\nThe reports are in before.html, after.html and after.json.")
 
 

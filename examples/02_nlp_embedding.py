@@ -1,7 +1,7 @@
 """Tutorial 2: a text classifier whose word vectors do not learn, and how embeddings differ from other layers.
 
-An embedding's gradient is sparse: only the words of the batch get any. That is healthy. No gradient at all is not, and
-here one `detach()`, left over from an experiment with fixed vectors, cuts it off.
+An embedding's gradient is sparse: only the words in the batch get one. That is healthy. No gradient at all is not: here
+one `detach()`, left over from an experiment with constant vectors, cuts it off.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_batch(seed: int, size: int = 128) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(model: nn.Module, steps: int = 150) -> float:
-    """On texts it has not seen, after a short training."""
+    """The accuracy on unseen texts after a short training."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(steps):
         x, y = make_batch(step)
@@ -52,13 +52,13 @@ def accuracy(model: nn.Module, steps: int = 150) -> float:
         return (model(x).argmax(-1) == y).float().mean().item()
 
 
-def look(title: str, model: nn.Module) -> FlowReport:
+def show(title: str, model: nn.Module) -> FlowReport:
     print(f"\n=== {title}")
     analyzer = StandardAnalyzer()
     report = analyzer.analyze(model, *make_batch(0), nn.CrossEntropyLoss())
     report.print_summary()
 
-    print("\nby type of layer          count   mean pressure   mean health")
+    print("\nby layer type             count   mean pressure   mean health")
     for name, stats in analyzer.get_layer_type_stats().items():
         print(f"  {name:<22} {stats['count']:6.0f} {stats['mean_pressure']:15.2e} {stats['mean_health']:13.0f}")
     print("\nalong the depth (with weights)   pressure   gradient/weight")
@@ -68,21 +68,21 @@ def look(title: str, model: nn.Module) -> FlowReport:
 
 
 def main() -> None:
-    broken, mended = TextClassifier(detached=True), TextClassifier(detached=False)
-    before = look("Before: the word vectors are detached", broken)
-    after = look("After: they are not", mended)
+    broken, fixed = TextClassifier(detached=True), TextClassifier(detached=False)
+    before = show("Before: the word vectors are detached", broken)
+    after = show("After: they are not", fixed)
 
     sparse = after.layer("embedding").metrics
     print(
         f"\nOnly some words occur in a batch: the embedding's gradient is uneven (turbulence {sparse.turbulence:.1f}),"
     )
-    print("and that alone is no issue.")
+    print("and that alone is not an issue.")
     print("\n=== Before and after")
     print(f"health of the embedding  {before.layer('embedding').health.score:6.0f}", end=" ")
     print(f"{after.layer('embedding').health.score:8.0f}")
     print(f"issues                   {', '.join(i.type for i in before.issues):>6}", end=" ")
     print(f"{', '.join(i.type for i in after.issues) or 'none':>8}")
-    print(f"accuracy                 {accuracy(broken):6.0%} {accuracy(mended):8.0%}")
+    print(f"accuracy                 {accuracy(broken):6.0%} {accuracy(fixed):8.0%}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Tutorial 3: how far back in time a recurrent network learns, and what a gate changes about it.
+"""Tutorial 3: how far back in time a recurrent network learns, and how a gate changes that.
 
-The task is to name the first symbol of a sequence after all the others have been seen. A plain RNN's gradient has
-vanished long before it gets there; the analysis says so before a single step of training.
+The task is to name the first symbol of a sequence after seeing all the others. A plain RNN's gradient vanishes long
+before it gets there; the analysis shows this before a single training step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Recaller(nn.Module):
         torch.manual_seed(0)
         self.rnn, self.head = kind(SYMBOLS, WIDTH, batch_first=True), nn.Linear(WIDTH, SYMBOLS)
         if keeps:
-            with torch.no_grad():  # what the analysis recommends: a forget gate that is open to begin with
+            with torch.no_grad():  # what the analysis recommends: a forget gate that starts open
                 self.rnn.bias_ih_l0[WIDTH : 2 * WIDTH] = 3.0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def accuracy(model: nn.Module, steps: int = 150) -> float:
 
 
 def bars(profile: list[float]) -> str:
-    """The gradient at each time step, first to last, a decade per height."""
+    """The gradient at each time step, first to last, one decade per bar height."""
     largest = max(profile)
     heights = [max(0, min(8, round(8 + torch.tensor(p / largest).clamp_min(1e-9).log10().item()))) for p in profile]
     return "".join(" ▁▂▃▄▅▆▇█"[height] for height in heights)
@@ -57,7 +57,7 @@ def main() -> None:
         "RNN": Recaller(nn.RNN),
         "GRU": Recaller(nn.GRU),
         "LSTM": Recaller(nn.LSTM),
-        "LSTM, mended": Recaller(nn.LSTM, keeps=True),
+        "LSTM, fixed": Recaller(nn.LSTM, keeps=True),
     }
     x, y = make_batch(0)
     rows = []

@@ -1,7 +1,7 @@
-"""Tutorial 4: an agent with a memory, whose compressing layer makes gradients explode, and `gradient_scale`.
+"""Tutorial 4: an agent with a memory whose compressing layer makes gradients explode, fixed with `gradient_scale`.
 
-The agent squeezes what it sees into a few numbers that it keeps. The compression was initialised too large, so the
-gradient that comes back through it drowns everything else that its encoder should learn from.
+The agent compresses its observations into a few numbers that it keeps. The compression was initialised too large, so
+the gradient that flows back through it drowns out everything else its encoder should learn from.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Agent(nn.Module):
         return self.policy(kept)
 
 
-class MendedAgent(Agent):
-    """A norm before the compression, two smaller steps instead of one, and a smaller share of the gradient."""
+class FixedAgent(Agent):
+    """The agent with a norm before the compression, two smaller layers instead of one, and a scaled-down gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,18 +44,18 @@ class MendedAgent(Agent):
         self.project = nn.Linear(64, KEPT)
 
     def squeeze(self, seen: Tensor) -> Tensor:
-        seen = gradient_scale(self.norm(seen), 0.5)  # forward: nothing; backward: half of it
+        seen = gradient_scale(self.norm(seen), 0.5)  # unchanged forward, half the gradient backward
         return self.project(nn.functional.gelu(self.compress(seen)))
 
 
 def make_batch(seed: int, size: int = 64) -> tuple[Tensor, Tensor]:
-    """The right action depends on what was seen first."""
+    """Observations, and the right actions, which depend on the first observation."""
     observations = torch.randn(size, 6, SEEN, generator=torch.Generator().manual_seed(seed))
     return observations, observations[:, 0, :ACTIONS].argmax(-1)
 
 
 def reward(agent: nn.Module, steps: int = 150) -> float:
-    """Share of right actions after a short training."""
+    """The fraction of right actions after a short training."""
     optimizer = torch.optim.Adam(agent.parameters(), lr=3e-3)
     for step in range(steps):
         x, y = make_batch(step)
@@ -69,23 +69,23 @@ def reward(agent: nn.Module, steps: int = 150) -> float:
 
 def main() -> None:
     x, y = make_batch(0)
-    broken, mended = Agent(), MendedAgent()
-    for title, agent in (("Before", broken), ("After: norm, two steps, gradient_scale", mended)):
+    broken, fixed = Agent(), FixedAgent()
+    for title, agent in (("Before", broken), ("After: norm, two layers, gradient_scale", fixed)):
         print(f"\n=== {title}")
         analyze(agent, x, y, nn.CrossEntropyLoss()).print_summary()
 
-    comparison = ComparativeAnalyzer().compare_models(broken, mended, x, y, nn.CrossEntropyLoss())
+    comparison = ComparativeAnalyzer().compare_models(broken, fixed, x, y, nn.CrossEntropyLoss())
     print("\n=== Layer by layer")
     comparison.print_summary()
 
     tracker = ComparativeAnalyzer()
     print("\n=== Before and after")
     print(f"gradient at the encoder   {comparison.before.layer('encoder').metrics.relative_pressure:8.2g}", end=" ")
-    print(f"{comparison.after.layer('encoder').metrics.relative_pressure:8.2g}   of that near the output")
-    tracker.track_training(mended, x, y, nn.CrossEntropyLoss(), step=0)
-    print(f"right actions             {reward(broken):8.0%} {reward(mended):8.0%}")
-    tracker.track_training(mended, x, y, nn.CrossEntropyLoss(), step=150)
-    print(f"health of the mended agent's encoder while it learns: {tracker.get_health_evolution('encoder')}")
+    print(f"{comparison.after.layer('encoder').metrics.relative_pressure:8.2g}   of the pressure near the output")
+    tracker.track_training(fixed, x, y, nn.CrossEntropyLoss(), step=0)
+    print(f"right actions             {reward(broken):8.0%} {reward(fixed):8.0%}")
+    tracker.track_training(fixed, x, y, nn.CrossEntropyLoss(), step=150)
+    print(f"health of the fixed agent's encoder while it learns: {tracker.get_health_evolution('encoder')}")
 
 
 if __name__ == "__main__":

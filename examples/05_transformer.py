@@ -1,8 +1,8 @@
-"""Tutorial 5: a transformer, its queries, keys and values, its heads and its residual stream: post-norm and pre-norm.
+"""Tutorial 5: queries, keys, values, heads and residual stream of a transformer, post-norm and pre-norm.
 
-A residual stream should hand on what it is given. With the norm inside the branch (pre-norm) a block does, wholly; with
-the norm behind the sum (post-norm) some seven tenths; and here somebody has cut the skip to 0.3 "for stability". One
-block is broken as well: its query and key weights are far too large, so that its softmax looks at one position only.
+A residual stream should pass on its input. With the norm inside the branch (pre-norm) a block passes on all of it; with
+the norm after the sum (post-norm) about 70 %; and here the skip connection was cut to 0.3 "for stability". One block is
+broken as well: its query and key weights are far too large, so its softmax attends to a single position.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
 
 def make_batch(seed: int, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Each word is the one two places before it, plus one."""
+    """Sequences in which each word is the one two places before it, plus one."""
     tokens = torch.randint(WORDS, (size, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     for place in range(2, LENGTH + 1):
         tokens[:, place] = (tokens[:, place - 2] + 1) % WORDS
@@ -80,7 +80,7 @@ def final_loss(model: nn.Module, steps: int = 60) -> float:
     return loss.item()
 
 
-def look(title: str, model: nn.Module) -> AttentionAnalyzer:
+def show(title: str, model: nn.Module) -> AttentionAnalyzer:
     print(f"\n=== {title}")
     analyzer = AttentionAnalyzer(num_heads=HEADS)
     report = analyzer.analyze(model, *make_batch(0), loss_fn)
@@ -101,13 +101,13 @@ def main() -> None:
     with torch.no_grad():
         for projection in (broken.blocks[3].q_proj, broken.blocks[3].k_proj):
             projection.weight *= 20
-    before = look("Before: a weak skip, and a block that looks at one position only", broken)
-    middle = look("Mended: a whole skip, all blocks initialised alike", post_norm)
-    after = look("And with the norm inside the branch", pre_norm)
+    before = show("Before: a weak skip connection, and a block that attends to a single position", broken)
+    middle = show("Fixed: a full skip connection, all blocks initialised alike", post_norm)
+    after = show("Also with the norm inside the branch", pre_norm)
 
     print("\n=== Before and after                    broken  post-norm  pre-norm")
     for title, value in (
-        ("handed on by a block", lambda a: median(a.get_transformer_metrics().carry.values())),
+        ("passed on by a block", lambda a: median(a.get_transformer_metrics().carry.values())),
         ("gradient, first/last block", lambda a: a.get_transformer_metrics().residual_ratio),
         ("lowest entropy of a head", lambda a: min(min(m.entropy_by_head) for m in a.metrics.attention)),
         ("issues", lambda a: len(a.report.issues)),

@@ -1,4 +1,4 @@
-"""A loop with everything that makes gradients hard to read: accumulation, autocast, a GradScaler and clipping.
+"""A loop with everything that makes gradients hard to interpret: accumulation, autocast, a GradScaler and clipping.
 
 One step is one optimizer step. Gradients are recorded as the optimizer used them: accumulated over the micro-batches,
 unscaled, with their norms before and after clipping.
@@ -43,7 +43,7 @@ def main() -> None:
             session.log({"loss": loss * options.micro_batches, "scale": scaler.get_scale()})
 
     run = sonde.open(session.path)
-    print("gradients of step 0, before and after clipping:")
+    print("Gradients of step 0, before and after clipping:")
     for row in run.stats(["grad/*/norm_preclip", "grad/*/norm", "grad/*/clip_factor"], steps=range(1)).to_pylist():
         print(f"  {row['site']:<10} {row['stat']:<12} {row['value']:.4f}")
 

@@ -1,4 +1,4 @@
-"""`@sonde.record`: a training function is watched while it runs, and everything is as it was when it returns."""
+"""`@sonde.record`: watch a training function while it runs, and leave nothing behind when it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sonde
 
 @sonde.record(project="examples", name="decorator")
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> float:
-    """Nothing in here knows of sonde; the model and the optimizer are found among the arguments."""
+    """An ordinary training loop; sonde finds the model and the optimizer among the arguments."""
     loss = torch.tensor(float("nan"))
     for _ in range(num_steps):
         x = torch.randn(64, 8)

@@ -1,7 +1,7 @@
-"""`make demo`: train a small GPT with one planted problem, watched by sonde, and let sonde say what is wrong.
+"""`make demo`: train a small GPT with one planted fault while sonde watches, and let sonde diagnose it.
 
-The problem: one activation divides by a temperature that a schedule sets, and from step 150 on that is zero. One step
-later every weight of the model is NaN, and nothing shows where it began. Nothing tells sonde about it.
+The fault: one activation divides by a temperature that a schedule sets, and from step 150 on the temperature is zero.
+One step later every weight of the model is NaN, and nothing shows where it started. sonde gets no hint.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,6 @@ from torch.nn import functional
 
 import sonde
 from small_gpt import SmallGPT, load_text, next_batch
-from sonde.cli.main import main as sonde_command
 
 BLOCK = 2
 CONTEXT, BATCH = 64, 16
@@ -35,7 +35,7 @@ class TemperedGELU(nn.Module):
 
 
 class Terminal:
-    """A progress line that overwrites itself on a terminal, and a line now and then elsewhere."""
+    """A progress line that overwrites itself on a terminal; elsewhere, a line for every tenth of the steps."""
 
     def __init__(self, num_steps: int) -> None:
         self.num_steps, self.began = num_steps, time.monotonic()
@@ -56,7 +56,7 @@ class Terminal:
 
 
 def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Path:
-    """A training loop as anybody writes it; sonde is the three lines that say so."""
+    """An ordinary training loop, plus the lines that mention `session`."""
     torch.manual_seed(0)
     text, generator = load_text(), torch.Generator().manual_seed(0)
     model = SmallGPT(num_layers=4, dim=128, num_heads=4, context=CONTEXT)
@@ -79,23 +79,22 @@ def train(num_steps: int, fault_step: int, dir: Path, terminal: Terminal) -> Pat
 
 
 def command(terminal: Terminal, *words: str) -> None:
-    """Run a command of sonde and show it as it would be typed."""
+    """Run a sonde command and show it as you would type it."""
     terminal.heading(f"$ sonde {' '.join(words)}")
-    try:
-        sonde_command(words)
-    except SystemExit as end:
-        if end.code not in (0, 1):  # 1: something critical was found, as it should be
-            raise
+    sys.stdout.flush()
+    ended = subprocess.run([sys.executable, "-m", "sonde.cli.main", *words], check=False)
+    if ended.returncode not in (0, 1):  # 1: something critical was found, as it should be
+        raise SystemExit(ended.returncode)
 
 
-def tell(run: sonde.Run, fault_step: int) -> None:
-    """What was planted, and how little can be seen of it without looking inside."""
+def explain(run: sonde.Run, fault_step: int) -> None:
+    """Print which fault was planted, and how far it had spread."""
     table = run.stats("grad/*/nonfinite_fraction", steps=fault_step)
     num_bad = sum(value > 0 for value in table["value"].to_pylist())
     print(f"From step {fault_step} on, blocks.{BLOCK}.mlp.1 divided by a temperature of zero.")
-    print(
-        f"In that very step {num_bad} of {table.num_rows} gradients were no longer finite, and in the next all weights."
-    )
+    if table.num_rows:  # sonde may not have recorded this step
+        bad = f"{num_bad} of {table.num_rows} gradients"
+        print(f"At that step {bad} were non-finite; one step later, so were all weights.")
 
 
 def main() -> None:
@@ -106,15 +105,15 @@ def main() -> None:
     options = parser.parse_args()
     if not 25 <= options.fault_step <= options.steps - 20:
         parser.error("--fault-step must be at least 25, and 20 less than --steps")
-    torch.set_num_threads(1)  # a model this small gains little from a second one, and the writer has a core of its own
+    torch.set_num_threads(1)  # a model this small gains little from a second one, and the writer gets its own core
 
     terminal = Terminal(options.steps)
-    print("Training a small GPT on the source of the standard library; one layer will be spoilt on the way.")
+    print("Training a small GPT on the source code of the standard library; one layer will break on the way.")
     folder = train(options.steps, options.fault_step, options.dir, terminal)
 
     command(terminal, "diagnose", str(folder))
     terminal.heading("What was planted")
-    tell(sonde.open(folder), options.fault_step)
+    explain(sonde.open(folder), options.fault_step)
 
     terminal.heading("What to type next")
     name = ".venv/bin/sonde" if Path(".venv/bin/sonde").exists() and not shutil.which("sonde") else "sonde"

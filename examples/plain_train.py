@@ -1,4 +1,4 @@
-"""A training script that has never heard of sonde. Watch it all the same:  sonde run examples/plain_train.py"""
+"""A training script without any sonde code. Watch it anyway:  sonde run examples/plain_train.py"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shortest way in: two lines around a training loop, one to read it back."""
+"""The shortest example: two lines around a training loop, one to read it back."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A small character GPT in plain PyTorch, and text that ships with every Python to train it on. No sonde here."""
+"""A small character GPT in plain PyTorch, trained on text that ships with every Python. Does not use sonde."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 VOCAB_SIZE = 256
-# Modules with long docstrings: prose and code, about a megabyte, the same on every installation of one Python version.
+# Modules with long docstrings: prose and code, about a megabyte, identical for every installation of a Python version.
 TEXTS = ("argparse", "ast", "asyncio/base_events", "datetime", "decimal", "difflib", "doctest", "inspect", "optparse",
          "pathlib", "pickle", "shutil", "statistics", "subprocess", "tarfile", "textwrap", "typing",
          "zipfile")  # fmt: skip
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and around a residual."""
+    """Attention and a two-layer perceptron, each after a norm and with a residual connection."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class SmallGPT(nn.Module):
-    """Characters in, the loss of predicting the next ones out."""
+    """Takes characters, returns the loss of predicting the next ones."""
 
     def __init__(self, *, num_layers: int = 4, dim: int = 256, num_heads: int = 8, context: int = 128) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def _init(module: nn.Module) -> None:
 
 
 def load_text() -> Tensor:
-    """The source of some of the standard library, as bytes."""
+    """The source code of some standard-library modules, as bytes."""
     library = Path(sysconfig.get_paths()["stdlib"])
     sources = [library / f"{name}.py" for name in TEXTS]
     data = b"".join(path.read_bytes() for path in sources if path.exists())

@@ -1,17 +1,15 @@
-"""Fine-tune a tiny Llama with LoRA, everything recorded; nothing is downloaded.
+"""Fine-tune a tiny Llama with LoRA and record everything, without downloading anything.
 
     python examples/tune_lora.py --samples 200
 
-Leaves checkpoints in ./checkpoints, a run in ./runs, and report.html.
+Writes checkpoints to ./checkpoints, a run to ./runs, and report.html.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from sonde.tune import CheckpointAnalyzer, TrainingWrapper
-from sonde.tune.config import ModelConfig
-from sonde.tune.train.data import generate
+from sonde.tune import CheckpointAnalyzer, ModelConfig, TrainingWrapper, generate
 
 
 def main() -> None:
@@ -19,7 +17,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=400)
     samples = parser.parse_args().samples
 
-    # A saved model is named instead:  TrainingWrapper(model_name="meta-llama/Llama-2-7b-hf", …)
+    # To use a saved model:  TrainingWrapper(model_name="meta-llama/Llama-2-7b-hf", …)
     model = ModelConfig(
         architecture="llama",
         options={

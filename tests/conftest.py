@@ -1,4 +1,4 @@
-"""Every test starts in an empty folder of its own and without SONDE_* variables, so none can see another's runs."""
+"""Every test starts in its own empty folder and without SONDE_* variables, so none can see another's runs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,14 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def seconds_to_spend(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How busy the machine is must not decide what a test records. Tests of the budget say what they need."""
+    monkeypatch.setenv("SONDE_BUDGET_SECONDS", "3600")
+
+
+@pytest.fixture(autouse=True)
 def nothing_compiled_yet() -> None:
-    """Where anything was compiled, function calls are not looked at; what another test compiled must not count."""
+    """Where anything was compiled, function calls are not inspected; what another test compiled must not count."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None:
         utils.counters.clear()

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "sonde"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-# `diagnose/rules/NAME.py` stands for a file to be written.
+# `diagnose/rules/NAME.py` is a placeholder for a file to be written.
 NAMED = re.compile(r"(?<![\w.])(?:[\w.-]+/)*[\w-]+\.(?:py|c|ts|svelte|md|toml|txt)\b|`((?:[\w.-]+/)+)`")
 
 
@@ -99,14 +99,14 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Li
 optimizer = torch.optim.AdamW(model.parameters())
 with sonde.watch(model, optimizer, snapshots=True):
     for step in range(8):
-        loss = model(torch.randn(4, 8)).square().mean() * (float("nan") if step == 5 else 1.0)
+        loss = model(torch.randn(4, 8)).square().mean() * (1e6 if step == 5 else 1.0)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         sonde.log({"loss": loss})
 run = sonde.open("latest")
 run.scalars("loss")
-run.tensor("param/0.weight")
+run.tensors.get("param/0.weight")
 
 from starlette.testclient import TestClient
 from sonde.show.web.access import Access

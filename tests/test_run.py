@@ -13,9 +13,12 @@ import pytest
 from rich.console import Console
 
 import sonde
+from sonde.run import MOVED_TO_TENSORS, Table
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.schema.snapshots.tensors import HostTensor, Snapshot
 from sonde.write.folder import create_run
+from sonde.write.tensors.store import open_store
 from sonde.write.writer import Writer, WriterOptions
 
 
@@ -113,7 +116,7 @@ def test_series_of_one_run_only_are_named():
     assert (found.only_a, found.only_b) == ((), ("<b>loss</b>", "grad/0.weight/norm"))
     out = io.StringIO()
     Console(file=out, width=100).print(found)
-    assert "no series differs" in out.getvalue()
+    assert "No series differs" in out.getvalue()
 
 
 def test_looking_at_a_run_imports_neither_torch_nor_a_query_engine():
@@ -172,7 +175,79 @@ def test_lines_are_series_as_arrays():
     assert run.scalar_lines(steps=slice(-2, None))["<b>loss</b>"][0].tolist() == [28, 29]
 
 
-def test_an_exact_name_is_no_pattern():
+def test_an_exact_name_is_not_a_pattern():
     run = sonde.open(write())
     assert run.scalars("<b>loss</b>", exact=True).num_rows == 30
     assert run.scalars(["*loss*", "never logged"], exact=True).num_rows == 0
+
+
+def test_every_table_of_a_run_shows_itself():
+    run = sonde.open(write())
+    tables = {
+        "stats": run.stats("*"),
+        "overview": run.overview("*"),
+        "scalars": run.scalars(),
+        "exact": run.scalars("loss", exact=True),
+        "snapshots": run.tensors.snapshots(),
+        "sql": run.sql("select 1 as one"),
+        **{
+            name: getattr(run, name)()
+            for name in ("attempts", "sites", "events", "system", "health", "live_findings", "checkpoints")
+        },
+    }
+    for name, table in tables.items():
+        assert isinstance(table, Table), name
+        assert repr(table).startswith("Table: "), name
+        assert "sonde-card" in table._repr_html_(), name
+
+
+OLD = {
+    "tensor": lambda run: run.tensor("param/0.weight").values.tolist(),
+    "snapshot": lambda run: run.snapshot(0)["param/0.weight"].tolist(),
+    "snapshots": lambda run: run.snapshots().to_pylist(),
+    "tensor_store": lambda run: run.tensor_store(local=True).steps,
+    "lake": lambda run: run.lake().steps,
+    "num_snapshots": lambda run: run.num_snapshots,
+    "version": lambda run: run.version().tensors.snapshots().to_pylist(),
+}
+NEW = {
+    "tensor": lambda run: run.tensors.get("param/0.weight").values.tolist(),
+    "snapshot": lambda run: run.tensors.snapshot(0)["param/0.weight"].tolist(),
+    "snapshots": lambda run: run.tensors.snapshots().to_pylist(),
+    "tensor_store": lambda run: run.tensors.store(local=True).steps,
+    "lake": lambda run: run.tensors.store().steps,
+    "num_snapshots": lambda run: run.tensors.num_snapshots,
+    "version": lambda run: run.tensors.version().snapshots().to_pylist(),
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    path = create_run(tmp_path_factory.mktemp("kept"), project="p", name="n", config={}, tags=(), notes="")
+    writer = Writer(path, WriterOptions())
+    store = open_store("zarr", path)
+    for step in range(2):
+        store.write(Snapshot(step, 1.0, "test", {"param/0.weight": HostTensor.of(np.full((2, 3), step, np.float32))}))
+    store.close()
+    writer.close("finished")
+    return sonde.open(path)
+
+
+def test_the_table_of_moved_methods_is_tested():
+    assert OLD.keys() == NEW.keys() == MOVED_TO_TENSORS.keys()
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_old_names_of_tensor_methods_work_and_name_the_new_one(kept, name):
+    with pytest.warns(
+        DeprecationWarning, match=rf"run\.{name} is now run\.tensors\.{MOVED_TO_TENSORS[name]}$"
+    ) as given:
+        found = OLD[name](kept)
+    assert found == NEW[name](kept)
+    assert given[0].filename == __file__
+    assert name not in dir(kept)
+
+
+def test_unknown_attributes_of_a_run_are_errors(kept):
+    with pytest.raises(AttributeError, match="'Run' object has no attribute 'snapshotz'"):
+        _ = kept.snapshotz

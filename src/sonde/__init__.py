@@ -10,17 +10,40 @@ run = sonde.open("latest")
 from __future__ import annotations
 
 from importlib import import_module
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sonde import adapters as adapters
+    from sonde import errors as errors
+    from sonde import flow as flow
+    from sonde import show as show
+    from sonde import testing as testing
+    from sonde import tune as tune
+    from sonde.adapters import jax as jax
     from sonde.config import Settings
     from sonde.probe.schedule import every, first
     from sonde.run import Run, compare, open, runs
-    from sonde.session import Session, Snapshots, batch, finish, init, log, record, rewind, snapshot, step, tap, watch
+    from sonde.session import (
+        Mirror,
+        Session,
+        Snapshots,
+        batch,
+        finish,
+        init,
+        log,
+        record,
+        rewind,
+        snapshot,
+        step,
+        tap,
+        watch,
+    )
 
     __version__: str
 
 __all__ = [
+    "Mirror",
     "Run",
     "Session",
     "Settings",
@@ -47,6 +70,7 @@ _HOMES = {
     "sonde.probe.schedule": ("every", "first"),
     "sonde.run": ("Run", "compare", "open", "runs"),
     "sonde.session": (
+        "Mirror",
         "Session",
         "Snapshots",
         "batch",
@@ -61,24 +85,35 @@ _HOMES = {
         "watch",
     ),
 }
+_MODULES = {
+    "adapters": "sonde.adapters",
+    "errors": "sonde.errors",
+    "flow": "sonde.flow",
+    "jax": "sonde.adapters.jax",
+    "show": "sonde.show",
+    "testing": "sonde.testing",
+    "tune": "sonde.tune",
+}
+"""Public modules, reached as attributes."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from sonde.distribution import version
 
-        return version("sonde")
-    if name == "jax":
-        return import_module("sonde.adapters.jax")
-    if name == "flow":  # a room of its own, reached by its name
-        return import_module("sonde.flow")
+        return version()
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'sonde' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'sonde' has no attribute {name!r}; it has {', '.join([*__all__, *_MODULES])}")
+    began_s = perf_counter()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
+    if _HOME_OF[name] == "sonde.session":  # what the import took is part of what recording takes
+        import_module("sonde.budget.ledger").imports_s.append(perf_counter() - began_s)
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return sorted([*__all__, *_MODULES, "__version__"])

@@ -1,65 +1,104 @@
-"""Settings: default < YAML file < SONDE_* variable < keyword. Every value knows its origin; a typo is an error."""
+"""Settings: default < YAML file < SONDE_* variable < keyword. Each value records its origin; a typo is an error."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as EnvSyntaxError
 
+from sonde.display import print_line
 from sonde.errors import SettingsError, UnknownNameError, nearest
-from sonde.schema.old_names import SETTING_VALUES, SETTINGS
+from sonde.schema.old_names import REMOVED_SETTINGS, SETTING_VALUES, SETTINGS
 
 PREFIX: Final = "SONDE_"
 DEFAULT_FILE: Final = "sonde.yaml"
 FILE_VARIABLE: Final = "SONDE_CONFIG"
-# Read elsewhere: which files to read, whether errors show tracebacks, whether the native kernel is used, what an
-# install builds, which browser prints.
+# Variables that are read elsewhere: settings files, tracebacks, the native kernel, parts to build during installation,
+# and the browser that prints PDFs.
 _OTHER_VARIABLES: Final = (
     FILE_VARIABLE, "SONDE_DEBUG", "SONDE_NATIVE", "SONDE_SKIP_WEB", "SONDE_SKIP_NATIVE", "SONDE_CHROMIUM",
 )  # fmt: skip
 _TEST_PREFIX: Final = "SONDE_TEST_"
 _noticed: Final[set[str]] = set()
-"""Old names that were reported in this process."""
+"""Old names that were already reported in this process."""
+
+
+BASIC: Final = (
+    "dir", "project", "mode", "budget", "budget_seconds", "verbose", "live_rules", "check_finite", "system_metrics",
+)  # fmt: skip
+"""The settings that users set first, in this order. All others are advanced."""
 
 
 class WriterSettings(BaseModel):
-    """How the writer thread collects, keeps and seals what it is given."""
+    """Settings of the writer thread: when it flushes and seals, and how much it buffers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     flush_interval_s: float = Field(default=0.5, gt=0, allow_inf_nan=False)
-    """Seconds between two flushes to disk; at most this much is lost with the machine."""
+    """Seconds between flushes to disk: the most that is lost if the machine fails."""
     flush_mib: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """A flush also happens when this much waits."""
+    """Amount of waiting data, in MiB, that also triggers a flush."""
     seal_steps: int = Field(default=1024, ge=1)
-    """Steps after which the log is sealed into a Parquet segment."""
+    """Number of steps after which the log is sealed into a Parquet segment."""
     seal_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
-    """The log is also sealed when it is this large."""
+    """Size of the log, in MiB, at which it is also sealed."""
     queue_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
-    """What may wait for the writer; beyond it rows are dropped and counted, training is never blocked."""
+    """MiB that may wait for the writer. Beyond that, rows are dropped and counted; training is never blocked."""
     heartbeat_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Seconds between two signs of life in run.json."""
+    """Seconds between heartbeats in run.json."""
     system_interval_s: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Seconds between two readings of processor, memory, disk and GPU."""
+    """Seconds between readings of CPU, memory, disk and GPU."""
+
+
+class RecordingSettings(TypedDict, total=False):
+    """The settings as keywords, without those that `sonde.init` takes by position. A test compares them to `Settings`,
+    which documents them."""
+
+    mode: Literal["enabled", "disabled"]
+    budget: float | None
+    budget_seconds: float
+    memory_high: float
+    memory_critical: float
+    hist_every: int
+    hist_samples: int
+    activation_rows: int | None
+    live_rules: bool
+    verbose: bool
+    check_finite: bool
+    max_errors: int
+    exit_deadline_s: float
+    finish_deadline_s: float
+    system_metrics: bool
+    snapshot_mib: float | None
+    snapshot_wait_s: float
+    writer: WriterSettings | Mapping[str, Any]
+
+
+class SettingKeywords(RecordingSettings, total=False):
+    """Every setting as a keyword."""
+
+    dir: str | os.PathLike[str]
+    project: str
 
 
 class Setting(NamedTuple):
-    """One setting, as `sonde info --settings` shows it."""
+    """A setting as shown by `sonde doctor --settings`."""
 
     name: str
     value: Any
     origin: str
     meaning: str
+    is_advanced: bool
+    """Whether few users need to set it."""
 
 
 class Settings(BaseSettings):
-    """Everything that can be set, frozen.
+    """All settings, frozen.
 
     >>> Settings.load(budget=0.02).origin("budget")
     'keyword'
@@ -76,53 +115,53 @@ class Settings(BaseSettings):
     )
 
     dir: Path = Path("runs")
-    """Where runs are kept."""
+    """Folder in which runs are stored."""
     project: str = Field(default="default", min_length=1)
-    """The folder of runs that belong together."""
+    """Project of the run: the subfolder that groups related runs."""
     mode: Literal["enabled", "disabled"] = "enabled"
-    """"disabled" turns every call into one that does nothing."""
+    """"disabled" makes every call do nothing."""
     budget: float | None = Field(default=0.01, gt=0, le=1, allow_inf_nan=False)
-    """The share of a step's time sonde may take once the free steps are over; none: no limit."""
-    free_steps: int = Field(default=1000, ge=0)
-    """The first steps are always recorded as scheduled, whatever the budget."""
+    """Fraction of the time that recording may add to a run, in addition to `budget_seconds`; none means no limit."""
+    budget_seconds: float = Field(default=5.0, ge=0, allow_inf_nan=False)
+    """Seconds that recording may add to any run. While most of them are left, everything is recorded as scheduled."""
     memory_high: float = Field(default=0.95, gt=0, le=1)
-    """The share of the host's or the GPU's memory in use from which recording is thinned out."""
+    """Fraction of host or GPU memory in use above which sonde records less."""
     memory_critical: float = Field(default=0.98, gt=0, le=1)
-    """The share of memory in use from which nothing but gradients is recorded."""
+    """Fraction of memory in use above which sonde records only gradients."""
     hist_every: int = Field(default=10, ge=1)
-    """A histogram is taken at every n-th step."""
+    """Record a histogram every n steps."""
     hist_samples: int = Field(default=512, ge=1)
-    """How many elements of a tensor a histogram looks at."""
+    """Number of elements of a tensor that a histogram samples."""
     activation_rows: int | None = Field(default=None, ge=1)
-    """How many rows (the last dimension) of an activation are read, others at every step; none: all of them."""
+    """Number of rows (along the last dimension) of an activation to read, different ones each step; none means all."""
     live_rules: bool = True
-    """Check the run with the rules while it trains, on the writer thread and for at most 0.3 % of the time."""
+    """Run the rules during training, in a separate process and for at most 0.3 % of the time."""
     verbose: bool = True
-    """One line on stderr at the start, one at the end, and one for each kind of fault that the rules find."""
+    """Print a line at the start, at the end, and for each kind of problem found: on stderr, in a notebook on stdout."""
     check_finite: bool = True
-    """Check every output of every module in every step for NaN and infinity."""
+    """Check the forward pass for NaN and infinity at every step, and name the module where one first appeared."""
     max_errors: int = Field(default=10, ge=1)
-    """After this many failures of its own sonde switches itself off and says so."""
+    """Number of internal errors after which sonde turns itself off and says so."""
     exit_deadline_s: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """The longest a dying process waits for the writer."""
+    """Longest time, in seconds, that an exiting process waits for the writer."""
     finish_deadline_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """The longest `finish` waits for the writer; for snapshots, the longest without anything being written."""
+    """Longest time, in seconds, that `finish` waits for the writer; for snapshots, the longest without progress."""
     system_metrics: bool = True
-    """Record readings of processor, memory, disk and GPU."""
+    """Record readings of CPU, memory, disk and GPU."""
     snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Host memory for snapshots that are on their way to disk; none: a quarter of what is free when they begin."""
+    """Host memory, in MiB, for snapshots waiting to be written; none means a quarter of what is free at the start."""
     snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
-    """The longest that training waits for this memory while earlier snapshots are written; then one is skipped."""
+    """Longest time, in seconds, that training waits for this memory before it skips a snapshot."""
     writer: WriterSettings = WriterSettings()
-    """How the writer thread collects, keeps and seals what it is given."""
+    """Settings of the writer thread."""
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def __init__(self, known: Settings | None = None, /, **keywords: Any) -> None:
+    def __init__(self, known: Settings | None = None, /, **keywords: Unpack[SettingKeywords]) -> None:
         values: dict[str, Any] = {} if known is None else known.model_dump()
         origins: dict[str, str] = {} if known is None else dict(known._origins)
         sources = (*_file_layers(), _environment_layer(type(self))) if known is None else ()
-        for given in (*sources, _keyword_layer(keywords)):
+        for given in (*sources, _keyword_layer({**keywords})):
             layer = _with_current_names(given)
             _refuse_unknown(type(self), layer)
             _merge_into(values, layer.values)
@@ -134,14 +173,14 @@ class Settings(BaseSettings):
         self._origins = origins
 
     @classmethod
-    def load(cls, **keywords: Any) -> Settings:
-        """Read files and variables, then let the keywords win."""
+    def load(cls, **keywords: Unpack[SettingKeywords]) -> Settings:
+        """Load settings from files and environment variables; keywords override both."""
         return cls(**keywords)
 
-    def changed(self, **keywords: Any) -> Settings:
-        """The same with other values. Nothing is read again: the program may be in another folder by now.
+    def changed(self, **keywords: Unpack[SettingKeywords]) -> Settings:
+        """A copy with other values. Files and variables are not read again: the working folder may have changed.
 
-        >>> Settings.load(free_steps=5).changed(budget=0.5).free_steps
+        >>> Settings.load(hist_every=5).changed(budget=0.5).hist_every
         5
         """
         return type(self)(self, **keywords)
@@ -155,12 +194,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `__init__` has merged all sources already, and knows which gave what
+        return (init_settings,)  # `__init__` has already merged all sources and recorded the origin of each value
 
     @field_validator("dir", mode="after")
     @classmethod
     def _expand_home(cls, value: Path) -> Path:
-        return _expanded(value, _variable("dir"))
+        return _expanded(value, variable_of("dir"))
 
     @field_validator("mode", mode="before")
     @classmethod
@@ -173,7 +212,7 @@ class Settings(BaseSettings):
         return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "off") else value
 
     def origin(self, field: str) -> str:
-        """Where a value came from: "default", "file <path>", "env SONDE_X" or "keyword".
+        """The origin of a value: "default", "file <path>", "env SONDE_X" or "keyword".
 
         Nested settings are named with a dot: `settings.origin("writer.flush_mib")`.
         """
@@ -184,24 +223,24 @@ class Settings(BaseSettings):
         return ", ".join(sorted({self._origins.get(name, "default") for name in inside}))
 
     def explain(self) -> list[Setting]:
-        """Every setting with its value, origin and meaning."""
+        """Every setting with its value, origin and meaning; those that users set first come first."""
         return [
-            Setting(name, _get(self, name), self.origin(name), _meaning(type(self), name))
-            for name in _names(type(self))
+            Setting(name, _get(self, name), self.origin(name), _meaning(type(self), name), name not in BASIC)
+            for name in ordered_names()
         ]
 
 
 class _Layer(NamedTuple):
-    """What one source says, and the words for where it says so."""
+    """The values from one source, and a description of that source."""
 
     values: dict[str, Any]
     origin: str
     is_environment: bool = False
     old_names: Mapping[str, str] = {}
-    """By the new name: the old one under which this source gives a setting."""
+    """Old names that this source uses, by new name."""
 
     def origin_of(self, name: str) -> str:
-        return f"env {_variable(self.old_names.get(name, name))}" if self.is_environment else self.origin
+        return f"env {variable_of(self.old_names.get(name, name))}" if self.is_environment else self.origin
 
 
 def _file_layers() -> Iterator[_Layer]:
@@ -218,7 +257,7 @@ def _expanded(path: Path, variable: str) -> Path:
         return path.expanduser()
     except RuntimeError:  # no HOME, and the system does not know this user, as in many containers
         raise SettingsError(
-            f"cannot tell what ~ stands for in {path}: HOME is not set. Write the whole path, or set {variable} to one."
+            f"cannot expand ~ in {path}: HOME is not set. Write the full path, or set {variable} to one."
         ) from None
 
 
@@ -229,7 +268,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(
-            f"{FILE_VARIABLE} names {path}, which does not exist. Create it, or unset {FILE_VARIABLE}."
+            f"{FILE_VARIABLE} is set to {path}, which does not exist. Create the file, or unset {FILE_VARIABLE}."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the settings file {path}: {error}.") from error
@@ -238,13 +277,13 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f'{path} holds a {type(content).__name__}; settings are written as "name: value" lines.')
+        raise SettingsError(f'{path} contains a {type(content).__name__}. Write settings as "name: value" lines.')
     return {str(key): value for key, value in content.items()}
 
 
 def _environment_layer(cls: type[Settings]) -> _Layer:
-    old = {_variable(name): name for name in SETTINGS}
-    known = {_variable(name): name for name in _names(cls)} | {_variable("writer"): "writer"}
+    old = {variable_of(name): name for name in (*SETTINGS, *REMOVED_SETTINGS)}
+    known = {variable_of(name): name for name in _names(cls)} | {variable_of("writer"): "writer"}
     for variable in sorted(os.environ):
         name = variable.upper()
         is_ours = name.startswith(PREFIX) and not name.startswith(_TEST_PREFIX)
@@ -255,8 +294,8 @@ def _environment_layer(cls: type[Settings]) -> _Layer:
         return _Layer(EnvSettingsSource(cls)() | renamed, "", is_environment=True)
     except EnvSyntaxError:
         raise SettingsError(
-            f"{_variable('writer')} is not a JSON object. Write {_variable('writer.flush_mib')}=2, "
-            f"""or {_variable("writer")}='{{"flush_mib": 2}}'."""
+            f"{variable_of('writer')} is not a JSON object. Write {variable_of('writer.flush_mib')}=2, "
+            f"""or {variable_of("writer")}='{{"flush_mib": 2}}'."""
         ) from None
 
 
@@ -266,7 +305,7 @@ def _keyword_layer(keywords: dict[str, Any]) -> _Layer:
 
 
 def _with_current_names(layer: _Layer) -> _Layer:
-    """The same, under the names and with the values of today. Where a source gives both names, the new one counts."""
+    """The layer with current names and values. If a source gives both names, the new one wins."""
     values, old_names = dict(layer.values), {}
     for old, new in SETTINGS.items():
         if old not in values:
@@ -274,27 +313,37 @@ def _with_current_names(layer: _Layer) -> _Layer:
         value = values.pop(old)
         if new not in values:
             values[new], old_names[new] = value, old
-        _notice(*((_variable(old), _variable(new)) if layer.is_environment else (old, new)), layer)
+        _notice_renamed(*((variable_of(old), variable_of(new)) if layer.is_environment else (old, new)), layer)
+    for old, instead in REMOVED_SETTINGS.items():
+        if old in values:
+            del values[old]
+            names = (variable_of(old), variable_of(instead)) if layer.is_environment else (old, instead)
+            _notice_removed(*names, layer)
     for name, current in SETTING_VALUES.items():
         given = values.get(name)
         if isinstance(given, str) and given in current:
             values[name] = current[given]
-            label = _variable(name) if layer.is_environment else name
-            _notice(f"{label}={given}", f"{label}={current[given]}", layer)
+            label = variable_of(name) if layer.is_environment else name
+            _notice_renamed(f"{label}={given}", f"{label}={current[given]}", layer)
     return layer._replace(values=values, old_names=old_names)
 
 
-def _notice(old: str, new: str, layer: _Layer) -> None:
-    """One line on stderr, once in a process. Not the warnings module: a filter may turn warnings into exceptions."""
+def _notice_renamed(old: str, new: str, layer: _Layer) -> None:
+    _notice(old, f"is now called {new}. The old name still works.", layer)
+
+
+def _notice_removed(old: str, instead: str, layer: _Layer) -> None:
+    _notice(old, f"no longer has an effect. Use {instead} instead.", layer)
+
+
+def _notice(old: str, what: str, layer: _Layer) -> None:
+    """Print one line, once per process. A filter could turn `warnings` into exceptions, so print instead."""
     is_other_rank = os.environ.get("RANK", "0") not in ("", "0")
-    if old in _noticed or is_other_rank or sys.stderr is None:
+    if old in _noticed or is_other_rank:
         return
     _noticed.add(old)
     where = f" (in {layer.origin.removeprefix('file ')})" if layer.origin.startswith("file ") else ""
-    try:
-        print(f"sonde: the setting {old}{where} is now called {new}. The old name still works.", file=sys.stderr)
-    except (OSError, ValueError):  # stderr is closed: no one to tell
-        return
+    print_line(f"sonde: the setting {old}{where} {what}")
 
 
 def _refuse_unknown(cls: type[Settings], layer: _Layer) -> None:
@@ -303,15 +352,15 @@ def _refuse_unknown(cls: type[Settings], layer: _Layer) -> None:
     for name in _leaves(layer.values):
         if name not in known and name not in groups:
             place = "the environment" if layer.is_environment else layer.origin.removeprefix("file ")
-            shown = _variable(name) if layer.is_environment else name
-            raise SettingsError(_unknown(shown, place, map(_variable, known) if layer.is_environment else known))
+            shown = variable_of(name) if layer.is_environment else name
+            raise SettingsError(_unknown(shown, place, map(variable_of, known) if layer.is_environment else known))
 
 
 def _unknown(name: str, place: str, known: Iterable[str]) -> str:
     where = "given as a keyword" if place == "keyword" else f"in {place}"
     names = sorted(known)
     hint = nearest(name, names) or f" Known: {', '.join(names)}."
-    return f'no setting "{name}" ({where}).{hint} `sonde info --settings` shows them all.'
+    return f'no setting "{name}" ({where}).{hint} `sonde doctor --settings` lists them all.'
 
 
 def _merge_into(target: dict[str, Any], source: Mapping[str, Any]) -> None:
@@ -330,6 +379,11 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
+def ordered_names() -> list[str]:
+    """The names of all settings: the basic ones, then the advanced ones."""
+    return [*BASIC, *(name for name in _names(Settings) if name not in BASIC)]
+
+
 def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -338,7 +392,12 @@ def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _variable(name: str) -> str:
+def variable_of(name: str) -> str:
+    """The environment variable of a setting.
+
+    >>> variable_of("writer.flush_mib")
+    'SONDE_WRITER__FLUSH_MIB'
+    """
     return PREFIX + name.replace(".", "__").upper()
 
 
@@ -358,7 +417,7 @@ def _meaning(model: type[BaseModel], name: str) -> str:
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One sentence per bad value: which, from where, what was given, what is wanted."""
+    """One sentence per invalid value: where it was given, the value, and what is allowed."""
     sentences = []
     for problem in error.errors(include_url=False):
         name = ".".join(str(part) for part in problem["loc"])
@@ -366,7 +425,11 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
         wanted = problem["msg"].replace("Input should", "it should")
         choices = [part.strip("' ") for part in str(problem.get("ctx", {}).get("expected", "")).split(" or ") if part]
         hint = nearest(given, choices) if isinstance(given, str) else ""
-        origin = origins.get(name, "")
-        source = f" ({origin})" if origin else ""
-        sentences.append(f'setting "{name}"{source} is {given!r}: {wanted}.{hint}')
+        sentences.append(f"{_place_of(name, origins)} is {given!r}: {wanted}.{hint}")
     return " ".join(sentences)
+
+
+def _place_of(name: str, origins: Mapping[str, str]) -> str:
+    """The setting as its source names it; `budget=` for a keyword, which the command line turns into its option."""
+    kind, _, rest = origins.get(name, "default").partition(" ")
+    return {"keyword": f"{name}=", "env": rest, "file": f"{name} in {rest}"}.get(kind, name)

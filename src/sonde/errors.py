@@ -1,19 +1,19 @@
-"""Every exception sonde raises, drawn as a tree. None of them is raised into a training loop that has started.
+"""All exceptions that sonde raises, as a tree. None of them is raised into a training loop that has started.
 
 SondeError
-├── UsageError (ValueError)           what was asked cannot be done as asked
-│   ├── UnknownNameError              a stat, kind, setting or site that does not exist, with the nearest one that does
-│   ├── SettingsError                 a setting with a bad value or of an unknown name
+├── UsageError (ValueError)           a request that cannot be carried out as given
+│   ├── UnknownNameError              a stat, kind, setting or site that does not exist, with the closest match
+│   ├── SettingsError                 a setting with an invalid value or an unknown name
 │   ├── NotAModelError (TypeError)    `watch` was given something that is not a model or an optimizer
-│   └── SessionError                  a session used after `finish`, or none started
+│   └── SessionError                  a session was used after `finish`, or before one was started
 ├── RunError                          a run folder cannot be used
-│   ├── RunNotFoundError              no run of that name
-│   ├── NotARunError                  the folder exists and is not a run
-│   ├── RunLockedError                another process writes to it
-│   ├── FormatError                   written by a newer sonde
-│   └── CorruptError                  a checksum does not match: the data is refused, not shown
-├── QueryError                        a SQL query that is wrong, or not allowed
-└── MissingPackageError (ImportError) an optional package is needed, with the line that installs it
+│   ├── RunNotFoundError              no run with that name
+│   ├── NotARunError                  the folder exists but is not a run
+│   ├── RunLockedError                another process is writing to the run
+│   ├── FormatError                   the run was written by a newer sonde
+│   └── CorruptError                  a checksum does not match, so the data is not shown
+├── QueryError                        a SQL query that is invalid or not allowed
+└── MissingPackageError (ImportError) an optional package is missing, with the command that installs it
 """
 
 from __future__ import annotations
@@ -22,30 +22,49 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
+from sonde.distribution import install_command
+
+__all__ = [
+    "CorruptError",
+    "FormatError",
+    "MissingPackageError",
+    "NotAModelError",
+    "NotARunError",
+    "QueryError",
+    "RunError",
+    "RunLockedError",
+    "RunNotFoundError",
+    "SessionError",
+    "SettingsError",
+    "SondeError",
+    "UnknownNameError",
+    "UsageError",
+]
+
 _MOST_NAMES: Final = 60
-"""How many names an error lists: a large model has thousands of tensors."""
+"""Maximum number of names in an error message: a large model has thousands of tensors."""
 
 
 class SondeError(Exception):
-    """The root of everything sonde raises."""
+    """Base class of all exceptions that sonde raises."""
 
 
 class UsageError(SondeError, ValueError):
-    """What was asked cannot be done as asked."""
+    """A request cannot be carried out as given."""
 
 
 class UnknownNameError(UsageError):
-    """A name that does not exist, with the nearest one that does."""
+    """A name does not exist; the message suggests the closest match."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        said = f"Known: {', '.join(names[:_MOST_NAMES])}{more}." if names else "There is none."
+        said = f"Known: {', '.join(names[:_MOST_NAMES])}{more}." if names else "There are none."
         super().__init__(f'no {what} "{name}".{nearest(name, names)} {said}')
 
 
 class SettingsError(UsageError):
-    """A setting with a bad value or of an unknown name."""
+    """A setting has an invalid value or an unknown name."""
 
 
 class NotAModelError(UsageError, TypeError):
@@ -53,7 +72,7 @@ class NotAModelError(UsageError, TypeError):
 
 
 class SessionError(UsageError):
-    """A session used after `finish`, or none started."""
+    """A session was used after `finish`, or before one was started."""
 
 
 class RunError(SondeError):
@@ -61,15 +80,15 @@ class RunError(SondeError):
 
 
 class RunNotFoundError(RunError):
-    """No run of that name."""
+    """No run has that name."""
 
 
 class NotARunError(RunError):
-    """The folder exists and is not a run."""
+    """The folder exists but is not a run."""
 
 
 class RunLockedError(RunError):
-    """Another process writes to the run."""
+    """Another process is writing to the run."""
 
 
 class FormatError(RunError):
@@ -77,22 +96,25 @@ class FormatError(RunError):
 
 
 class CorruptError(RunError):
-    """A checksum does not match: the data is refused, not shown."""
+    """A checksum does not match, so the data is not shown."""
 
 
 class QueryError(SondeError):
-    """A SQL query that is wrong, or not allowed."""
+    """A SQL query is invalid or not allowed."""
 
 
 class MissingPackageError(SondeError, ImportError):
-    """An optional package is needed, with the line that installs it."""
+    """An optional package is missing; the message contains the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed. Run:  pip install 'sonde[{extra}]'")
+        is_several = " and " in package or ", " in package
+        verb = "are" if is_several else "is"
+        super().__init__(f"{purpose} needs {package}, which {verb} not installed. Run:  {install_command(extra)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean "rms"?`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known))
-    close.sort(key=lambda other: sorted(other) != sorted(name))  # letters swapped is the commonest slip: "rsm" is "rms"
+    names = list(known)
+    swapped = [other for other in names if sorted(other) == sorted(name)]  # the most common typo: "rsm" for "rms"
+    close = swapped or difflib.get_close_matches(name, names)
     return f' Did you mean "{close[0]}"?' if close else ""

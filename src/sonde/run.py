@@ -1,24 +1,22 @@
-"""The viewing side, composed: `open` a run, list `runs`, `compare` two. Composes `read`; computes nothing itself.
+"""The reading API: `open` a run, list `runs`, `compare` two. Composes `read`; computes nothing itself.
 
-Everything that shows a run is built on this file: what views need of `read` is a method of `Run`, or in `__all__` here.
+Every view is built on this file: what views need from `read` is a method of `Run` or listed in `__all__` here.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
 from sonde.diagnose.diagnosis import Diagnosis, all_required_series, diagnose
-from sonde.diagnose.finding import Finding
-from sonde.errors import CorruptError, RunError, SondeError, UsageError
+from sonde.diagnose.findings import Findings
+from sonde.display import Results, html_of, load_view, visible
+from sonde.errors import CorruptError, RunError, SondeError, UnknownNameError, UsageError
 from sonde.read.compare.divergence import Divergence
 from sonde.read.compare.runs import Comparison, compare_states
 from sonde.read.compare.weights import WeightComparison, compare_weights
@@ -32,13 +30,13 @@ from sonde.read.run.checkpoints import (
     run_checkpoints,
     verify_checkpoint,
 )
-from sonde.read.run.folder import default_dir, find_run, inside, open_inside, read_manifest, run_folders
+from sonde.read.run.folder import default_dir, find_run, open_inside, read_manifest, run_folders
 from sonde.read.run.link import linked_run
 from sonde.read.run.manifest import Manifest
 from sonde.read.run.segments import Span
 from sonde.read.run.state import RunState, open_state
 from sonde.read.run.status import Status, true_status
-from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps
+from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps, step_slice
 from sonde.read.run.structure import read_structure
 from sonde.read.run.tables import event_table, finding_table, health_table, site_table, system_table
 from sonde.read.series.close_up import Histogram, SiteRow, newest_row, read_histogram
@@ -54,24 +52,28 @@ from sonde.read.series.stats import read_stats
 from sonde.read.series.summary import Summary, as_rich, summarize
 from sonde.read.series.sums import Sums, read_sums
 from sonde.read.series.window import read_merged_window, read_window
+from sonde.read.table import Table
 from sonde.read.tensors.analysis.difference import difference
 from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.check import damaged_snapshots
+from sonde.read.tensors.exports import open_export
 from sonde.read.tensors.files.formats import is_tensor_file, open_tensors
 from sonde.read.tensors.lazy import LazyTensors, TensorSpec, of_kind
 from sonde.read.tensors.readers import TensorStore
-from sonde.read.tensors.stores import open_local_tensor_store, open_tensor_store, upload_warnings
-from sonde.read.tensors.tensors import num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps
+from sonde.read.tensors.stores import upload_warnings
+from sonde.read.tensors.tensors import snapshot_tensors
 from sonde.read.tensors.view import SnapshotView
+from sonde.read.text import aligned, cell, is_number, shown_rows, terminal_width
 from sonde.schema.layout import RunStatus
+from sonde.schema.losses import training_loss
 from sonde.schema.old_names import current_scalar, current_stat
 from sonde.schema.records import flatten
 from sonde.schema.window import Column, Window
 
 if TYPE_CHECKING:
-    import xarray
+    from matplotlib.figure import Figure
 
-# What a view needs to name: it imports from here, never from `read`.
+# Names for views, which import from here and never from `read`.
 __all__ = [
     "Checkpoint",
     "Comparison",
@@ -81,8 +83,11 @@ __all__ = [
     "LiveCells",
     "Manifest",
     "Run",
+    "Runs",
     "Segment",
     "SnapshotView",
+    "Steps",
+    "Table",
     "TensorSpec",
     "TensorStore",
     "WeightComparison",
@@ -93,23 +98,30 @@ __all__ = [
     "compare_weights",
     "difference",
     "find_run",
+    "is_number",
     "linked_run",
     "list_checkpoints",
     "open",
+    "open_export",
     "open_inside",
     "open_weights",
     "read_head",
     "read_manifest",
     "run_folders",
     "runs",
+    "shown_rows",
     "snapshot_tensors",
+    "step_slice",
     "verify_checkpoint",
     "weights_of",
 ]
 
+_MAX_RUNS: Final = 20
+"""Number of runs shown in a list of runs."""
+
 
 def open(path: str | os.PathLike[str] = "latest", *, dir: str | os.PathLike[str] | None = None) -> Run:
-    """Open a run by folder, id, "project/name", a unique prefix, or "latest"; "RUN@attempt=0" is one of its attempts.
+    """Open a run by folder, id, "project/name", a unique prefix, or "latest"; "RUN@attempt=0" opens one attempt.
 
     run = sonde.open("runs/latest")
     run.stats("grad/*/norm")
@@ -120,21 +132,36 @@ def open(path: str | os.PathLike[str] = "latest", *, dir: str | os.PathLike[str]
     return Run(find_run(path, None if dir is None else Path(dir)))
 
 
-def runs(dir: str | os.PathLike[str] | None = None, project: str | None = None) -> list[Run]:
-    """Every run in a folder of runs, newest first. Folders that cannot be opened are left out; see `broken_runs`."""
+def runs(
+    dir: str | os.PathLike[str] | None = None,
+    project: str | None = None,
+    *,
+    status: RunStatus | None = None,
+    tag: str | None = None,
+) -> Runs:
+    """All runs in a folder of runs, or those of a project, with a status or with a tag; newest first.
+
+    Folders that cannot be opened are left out; see `broken_runs`.
+    """
+    if status is not None and status not in get_args(RunStatus):
+        raise UnknownNameError("status", status, get_args(RunStatus))
     found = [run for run in map(_try_open, run_folders(_dir(dir))) if isinstance(run, Run)]
-    wanted = [run for run in found if project is None or run.project == project]
-    return sorted(wanted, key=lambda run: (run.created, run.path.name), reverse=True)
+    wanted = [
+        run
+        for run in found
+        if project in (None, run.project) and (tag is None or tag in run.tags) and status in (None, run.status)
+    ]
+    return Runs(sorted(wanted, key=lambda run: (run.created, run.path.name), reverse=True))
 
 
 def broken_runs(dir: str | os.PathLike[str] | None = None) -> dict[Path, SondeError]:
-    """Run folders that cannot be opened, and why."""
+    """Run folders that cannot be opened, each with its error."""
     tried = {folder: _try_open(folder) for folder in run_folders(_dir(dir))}
     return {folder: result for folder, result in tried.items() if isinstance(result, SondeError)}
 
 
 def read_head(folder: Path) -> tuple[Manifest, Status]:
-    """A run's run.json and its true status, without opening the rest."""
+    """Read a run's run.json and its true status, without opening the rest."""
     manifest = read_manifest(folder)
     return manifest, true_status(folder, manifest, manifest.heartbeat.step)
 
@@ -149,6 +176,7 @@ def compare(
     stats: str | Sequence[str] = ...,
     tolerance: float | None = ...,
     kind: str = ...,
+    dir: str | os.PathLike[str] | None = ...,
 ) -> Comparison | WeightComparison: ...
 def compare(
     a: str | os.PathLike[str] | Run,
@@ -157,31 +185,34 @@ def compare(
     stats: str | Sequence[str] = "*/*/norm",
     tolerance: float | None = None,
     kind: str = "param",
+    dir: str | os.PathLike[str] | None = None,
 ) -> Comparison | WeightComparison:
-    """What differs between two runs, or between the tensors of two files or snapshots ("RUN@500").
+    """Compare two runs, or the tensors of two files or snapshots ("RUN@500").
 
-        sonde.compare("gpt/eager", "gpt/compiled").first_divergence  # step, site, both values, what rounding explains
+        sonde.compare("gpt/eager", "gpt/compiled").first_divergence  # step, site, both values, the tolerance
         sonde.compare("a.safetensors", "gpt/warmup@500").tensors
 
-    Without a tolerance, what rounding explains is told by the types of the recorded tensors, and tensors are compared
-    element by element. Beside a file a run is its last snapshot; `kind` says which tensors of snapshots are meant.
-    Other frameworks' layers are found by their shapes.
+    Without a tolerance, runs are compared up to rounding, as derived from the dtypes of the recorded tensors, and files
+    element by element. When compared with a file, a run means its last snapshot; `kind` selects the tensors of a
+    snapshot. Layers of other frameworks are matched by their shapes.
     """
-    weights = [open_weights(source, kind=kind) for source in (a, b)]
+    weights = [open_weights(source, dir=dir, kind=kind) for source in (a, b)]
     if any(found is not None for found in weights):
         ours, theirs = (
-            found if found is not None else weights_of(source if isinstance(source, Run) else open(source), kind)
+            found
+            if found is not None
+            else weights_of(source if isinstance(source, Run) else open(source, dir=dir), kind)
             for source, found in zip((a, b), weights, strict=True)
         )
         return compare_weights(ours, theirs, tolerance=tolerance)
-    first, second = (run if isinstance(run, Run) else open(run) for run in (a, b))
+    first, second = (run if isinstance(run, Run) else open(run, dir=dir) for run in (a, b))
     return compare_states((first._now, second._now), (first._label, second._label), stats, tolerance)
 
 
 def open_weights(
-    source: str | os.PathLike[str] | Run, *, dir: Path | None = None, kind: str = "param"
+    source: str | os.PathLike[str] | Run, *, dir: str | os.PathLike[str] | None = None, kind: str = "param"
 ) -> LazyTensors | None:
-    """The tensors of a file of weights or of a snapshot, "RUN@500" or "RUN@latest"; None when it names a run."""
+    """Open the tensors of a weights file or of a snapshot, "RUN@500" or "RUN@latest"; None if it names a run."""
     if isinstance(source, Run):
         return None
     text = os.fspath(source)
@@ -191,16 +222,18 @@ def open_weights(
     if is_tensor_file(text):
         return open_tensors(text)
     if name and _names_a_run(name, dir) and not _names_a_run(text, dir):
-        raise UsageError(f'"{step}" is no step of {name}: a snapshot is RUN@STEP, as {name}@500, or {name}@latest.')
+        raise UsageError(
+            f'invalid step "{step}" of {name}: name a snapshot as RUN@STEP, e.g. {name}@500 or {name}@latest.'
+        )
     return None
 
 
 def weights_of(run: Run, kind: str = "param", step: int | str = "latest") -> LazyTensors:
-    """The tensors of one kind of a snapshot, under the names that a file of weights has for them."""
-    return of_kind(run.snapshot(step), kind, f"{run.project}/{run.name}")
+    """The tensors of one kind in a snapshot, under the names used in weights files."""
+    return of_kind(run.tensors.snapshot(step), kind, f"{run.project}/{run.name}")
 
 
-def _names_a_run(name: str, dir: Path | None) -> bool:
+def _names_a_run(name: str, dir: str | os.PathLike[str] | None) -> bool:
     try:
         open(name, dir=dir)
     except SondeError:
@@ -219,23 +252,50 @@ def _try_open(folder: Path) -> Run | SondeError:
         return error
 
 
-def _open_tensor_store(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
-    return open_tensor_store(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+class Runs(Results["Run"]):
+    """Runs, newest first; a list that shows itself."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "No runs"
+        columns = ["status", "run", "id", "steps", "loss", "started (UTC)"]
+        rows = [_run_cells(run) for run in self[:_MAX_RUNS]]
+        lines, _ = aligned(columns, rows, [name in ("steps", "loss") for name in columns], terminal_width())
+        more = [f"and {len(self) - _MAX_RUNS:,} more"] if len(self) > _MAX_RUNS else []
+        return "\n".join([f"{len(self):,} run{'' if len(self) == 1 else 's'}", *lines, *more])
 
 
-def _view(name: str) -> Any:
-    """A picture of a run. Views stand above this room and are plugged in: the entry points `sonde.views`."""
-    for entry in entry_points(group="sonde.views", name=name):
-        return entry.load()
-    raise UsageError(
-        f'no view "{name}" is installed. Install sonde anew:  pip install --force-reinstall --no-deps sonde'
-    )
+def _run_cells(run: Run) -> list[str]:
+    name = f"{visible(run.project)}/{visible(run.name)}"
+    return [run.status, name, run.id, f"{run.last_step + 1:,}", cell(_last_loss(run)), f"{run.created:%Y-%m-%d %H:%M}"]
+
+
+def _last_loss(run: Run) -> float | None:
+    """The last training loss; None if there is none or it cannot be read."""
+    try:
+        name = training_loss(run.scalar_names)
+        found = {} if name is None else run.scalar_lines(name, exact=True)
+    except CorruptError:
+        return None
+    return next((float(values[-1]) for _, values in found.values()), None)
+
+
+MOVED_TO_TENSORS: Final = {
+    "lake": "store",
+    "num_snapshots": "num_snapshots",
+    "snapshot": "snapshot",
+    "snapshots": "snapshots",
+    "tensor": "get",
+    "tensor_store": "store",
+    "version": "version",
+}
+"""Old names of methods of `Run`, and their names in `run.tensors`."""
 
 
 class Run:
-    """A recorded run. Every answer is as new as the files; nothing is ever written.
+    """A recorded run, read-only. Every result reflects the current files.
 
-    `damage` collects what readers find damaged, by file; a viewer that opens a run several times may share it.
+    `damage` collects descriptions of damaged files, by file; a viewer that opens a run several times may share it.
     """
 
     def __init__(
@@ -264,7 +324,7 @@ class Run:
 
     @contextmanager
     def hold(self) -> Iterator[Run]:
-        """Inside the block every answer is of one moment: the files are checked for news once, at its beginning.
+        """Freeze the view of the run inside the block: files are checked for new data once, at its start.
 
         with run.hold():
             run.last_step, run.scalars("loss")
@@ -280,7 +340,7 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """All of run.json."""
+        """The contents of run.json."""
         return self._now.manifest
 
     @property
@@ -297,12 +357,12 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """`running`, `finished`, `crashed` or `interrupted`: the truth, even after kill -9."""
+        """`running`, `finished`, `crashed` or `interrupted`; correct even after kill -9."""
         return self._now.status().status
 
     @property
     def reason(self) -> str:
-        """Why the run ended, in words; empty when it finished by itself or still runs."""
+        """Why the run ended, in words; empty if it finished normally or is still running."""
         return self._now.status().reason
 
     @property
@@ -327,10 +387,10 @@ class Run:
 
     @property
     def created(self) -> datetime:
-        """When the run began, in UTC."""
+        """Start time of the run, in UTC."""
         try:
             return datetime.fromtimestamp(self._state.manifest.created_time, UTC)
-        except (OverflowError, OSError, ValueError):  # a year that no calendar has
+        except (OverflowError, OSError, ValueError):  # not a valid date
             return datetime.fromtimestamp(0, UTC)
 
     @property
@@ -340,12 +400,12 @@ class Run:
 
     @property
     def catalog(self) -> Catalog:
-        """Sites and scalars by their ids, sealed files and attempts. `require()` raises where it is damaged."""
+        """The catalog: sites and scalars by id, sealed files, attempts. Its `require()` raises if it is damaged."""
         return self._now.catalog
 
     @property
     def num_rows(self) -> int:
-        """Number of sketches in sealed files: how much there is to read."""
+        """Number of sketches in sealed files."""
         return sum(segment.num_rows for segment in self._now.segments_of("stats"))
 
     @property
@@ -354,23 +414,15 @@ class Run:
         return len(self._now.segments_of("stats"))
 
     @property
-    def num_snapshots(self) -> int:
-        """Number of snapshots that are shown; 0 where the catalog is damaged, which `warnings` says."""
-        try:
-            return num_snapshots(self._now)
-        except CorruptError:
-            return 0
-
-    @property
     def revision(self) -> tuple[object, ...]:
-        """Changes whenever the run has more to tell, so that answers can be kept by it."""
+        """A value that changes whenever the run has new data; use it as a cache key."""
         state, catalog = self._now, self._now.catalog
         counts = len(catalog.segments), len(catalog.sites), len(catalog.attempts)
         return state.last_step(), state.status().status, *counts
 
     @property
     def _label(self) -> str:
-        """The name of the run, and of the attempt where it is not the last by default."""
+        """The name of the run, with the attempt if one was selected."""
         suffix = "" if self._attempt is None else f"@attempt={self._attempt}"
         return f"{self.project}/{self.name}{suffix}"
 
@@ -379,9 +431,9 @@ class Run:
         """Number of attempts: 1 unless training was resumed or returned to an earlier step."""
         return max(len(self._now.catalog.attempts), 1)
 
-    def attempts(self) -> pa.Table:
-        """Table (attempt, first_step, last_step, started, reason). The last attempt that covers a step is shown."""
-        return attempt_table(self._now)
+    def attempts(self) -> Table:
+        """Table (attempt, first_step, last_step, started, reason). The last attempt that covers a step counts."""
+        return Table(attempt_table(self._now))
 
     def attempt(self, number: int) -> Run:
         """The run as it was at the end of this attempt, including the steps that a later one abandoned.
@@ -392,31 +444,31 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """Damage, unfinished tails, dropped rows, uploads that wait: what to know before trusting this run."""
+        """Problems with the recording: damaged files, incomplete logs, dropped rows, pending uploads."""
         return [*self._now.warnings(), *upload_warnings(self.path, is_live=self._now.is_held)]
 
-    def stats(self, pattern: str | Sequence[str], *, steps: Steps = None) -> pa.Table:
-        """Long table (step, kind, site, stat, value) of the series that patterns name.
+    def stats(self, pattern: str | Sequence[str], *, steps: Steps = None) -> Table:
+        """Long table (step, kind, site, stat, value) of the series that match the patterns.
 
             run.stats("grad/*/norm", steps=slice(-100, None)).to_pandas()
 
-        Damaged files are left out and named in `warnings`; when nothing else holds what was asked, CorruptError.
+        Damaged files are left out and listed in `warnings`. Raises CorruptError if no other file has the data.
         """
         state = self._now
-        return read_stats(state, pattern, parse_steps(steps, state.last_step()))
+        return Table(read_stats(state, pattern, parse_steps(steps, state.last_step())))
 
-    def overview(self, pattern: str | Sequence[str], *, steps: Steps = None, points: int = 1000) -> pa.Table:
-        """Like `stats`, thinned for drawing: lowest and highest of about `points` stretches of each series.
+    def overview(self, pattern: str | Sequence[str], *, steps: Steps = None, points: int = 1000) -> Table:
+        """Like `stats`, downsampled for plotting: minimum and maximum of about `points` intervals of each series.
 
-        Where that would be millions of rows, steps are merged by fours; the metadata says how many make a row.
+        If that would be millions of rows, steps are merged by fours; the metadata says how many make a row.
         """
         state = self._now
-        return read_overview(state, pattern, parse_steps(steps, state.last_step()), points)
+        return Table(read_overview(state, pattern, parse_steps(steps, state.last_step()), points))
 
     def lines(
         self, pattern: str | Sequence[str], *, steps: Steps = None, points: int | None = None
     ) -> dict[str, Column]:
-        """Series by name, each as arrays of steps and values; with `points`, thinned as by `overview`.
+        """Series by name, each as arrays of steps and values; with `points`, downsampled like `overview`.
 
         steps, values = run.lines("grad/*/norm")["grad/0.weight/norm"]
         """
@@ -428,84 +480,85 @@ class Run:
     def site_lines(
         self, stat: str, sites: Sequence[int], steps: range, *, max_rows: int
     ) -> tuple[dict[int, Column], bool]:
-        """One stat of some sites by their ids, and whether steps are merged because there were more than `max_rows`."""
+        """One stat of the given sites, by id, and whether steps were merged because there were more than `max_rows`."""
         return read_lines(self._now, current_stat(stat), sites, Span(steps.start, steps.stop - 1), max_rows)
 
     def heat(self, stat: str, sites: Sequence[int]) -> Heat:
-        """The cells of a heat map of one stat, a row for each of these sites, read file by file."""
+        """The cells of a heatmap of one stat, one row per given site, read file by file."""
         return Heat(self._now, HeatQuestion.of(self._now, current_stat(stat), sites))
 
     def sums(self, group_of: Mapping[int, int], num_groups: int, steps: range, *, columns: int) -> Sums:
-        """Sketches of sites, by id, merged into groups and into at most `columns` columns of steps."""
+        """Sketches of sites, by id, merged into groups and at most `columns` columns of steps."""
         state = self._now
         return read_sums(state, group_of, num_groups, make_columns(state, steps.start, steps.stop - 1, columns))
 
     def histogram(self, site: int, steps: range, *, columns: int) -> Histogram:
-        """The exponents of one site, by id, in at most `columns` columns of steps."""
+        """The histogram of exponents of one site, by id, in at most `columns` columns of steps."""
         state = self._now
         return read_histogram(state, site, make_columns(state, steps.start, steps.stop - 1, columns))
 
     def newest_row(self, site: int, step: int, stats: Sequence[str]) -> SiteRow | None:
-        """The last sketch of one site, by id, up to a step; None where there is none."""
+        """The last sketch of one site, by id, up to a step; None if there is none."""
         return newest_row(self._now, site, step, [current_stat(stat) for stat in stats])
 
-    def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False) -> pa.Table:
-        """Table (step, name, value, time) of logged numbers, in order of (name, step).
+    def scalars(self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False) -> Table:
+        """Table (step, name, value, time) of logged numbers, ordered by (name, step).
 
-        `exact`: the names are plain names, not patterns; those that were never logged are left out.
+        With `exact`, the names are plain names rather than patterns; names that were never logged are left out.
         """
         state = self._now
         filter = parse_steps(steps, state.last_step())
         if not exact:
-            return read_scalars(state, pattern, filter)
+            return Table(read_scalars(state, pattern, filter))
         wanted = set(map(current_scalar, [pattern] if isinstance(pattern, str) else pattern))
-        return read_named(state, {i: n for i, n in state.catalog.require().scalar_names.items() if n in wanted}, filter)
+        names = {i: n for i, n in state.catalog.require().scalar_names.items() if n in wanted}
+        return Table(read_named(state, names, filter))
 
     def scalar_lines(
         self, pattern: str | Sequence[str] = "*", *, steps: Steps = None, exact: bool = False, points: int | None = None
     ) -> dict[str, Column]:
-        """Logged numbers by name, each as arrays of steps and values; with `points`, thinned for drawing."""
+        """Logged numbers by name, each as arrays of steps and values; with `points`, downsampled for plotting."""
         table = self.scalars(pattern, steps=steps, exact=exact)
         return by_series(table if points is None else thin(table, points), ("name",))
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
-        """The names of all logged numbers, in the order in which they were first logged."""
+        """Names of all logged numbers, in the order in which they were first logged."""
         return tuple(self._now.catalog.require().scalar_names.values())
 
-    def sites(self, pattern: str = "*") -> pa.Table:
-        """Table (kind, site, shape, dtype, owner, module_type, aliases) of the places that were measured."""
-        return site_table(self._now, pattern)
+    def sites(self, pattern: str = "*") -> Table:
+        """Table (kind, site, shape, dtype, owner, module_type, aliases) of all recorded sites."""
+        return Table(site_table(self._now, pattern))
 
-    def events(self) -> pa.Table:
-        """Table (time, step, type, severity, message, details) of what happened once."""
-        return event_table(self._now)
+    def events(self) -> Table:
+        """Table (time, step, type, severity, message, details) of events."""
+        return Table(event_table(self._now))
 
-    def system(self) -> pa.Table:
-        """Table (time, step, name, value) of readings of the machine."""
-        return system_table(self._now)
+    def system(self) -> Table:
+        """Table (time, step, name, value) of system readings: CPU, memory, disk, GPU."""
+        return Table(system_table(self._now))
 
-    def sql(self, query: str, limit: int = DEFAULT_LIMIT) -> pa.Table:
-        """The answer to one SELECT over the tables `stats, scalars, events, sites, system, runs`, and LayerClaw's.
+    def sql(self, query: str, limit: int = DEFAULT_LIMIT) -> Table:
+        """Run one SELECT over the tables `stats, scalars, events, sites, system, runs`, and LayerClaw's.
 
         run.sql("select site, max(norm) from stats where kind = 'grad' group by site")
         """
-        return run_query(self._now, query, limit)
+        return Table(run_query(self._now, query, limit))
 
     def follow(
         self, stats: str | Sequence[str] = (), scalars: str | Sequence[str] = "*", *, poll_s: float = 0.25
     ) -> Iterator[Update]:
-        """New rows as they are written, from the first on; ends when the run does."""
+        """Yield rows as they are written, starting with the first; ends when the run does."""
         return follow(self._state, stats, scalars, poll_s=poll_s)
 
     def structure(self) -> Mapping[str, Any]:
-        """What the model is made of: modules, parameters, optimizers, loss, as in model.json; {} when unknown."""
+        """The structure of the model as in model.json: modules, parameters, optimizers, loss; {} if unknown."""
         return read_structure(self._now)
 
     def window(self, patterns: Sequence[str] | None = None, *, max_rows: int | None = None) -> Window:
-        """The run as rules see it: the series of these patterns (else of all rules), every scalar, what is known.
+        """The run as the rules see it: the series of these patterns (default: of all rules), all scalars, and facts.
 
-        `max_rows`: of a longer run, steps are merged until about this many rows are left, and scalars are left out.
+        With `max_rows`, steps of a longer run are merged to about that many rows, and scalars are left out.
         """
         from sonde.diagnose.check import required_series
 
@@ -514,112 +567,91 @@ class Run:
             return read_merged_window(self._now, wanted, self.structure(), max_rows)
         return read_window(self._now, wanted, self.structure())
 
-    def findings(self) -> list[Finding]:
-        """What is wrong, where, since when and what to do; the most likely root first.
+    def findings(self) -> Findings:
+        """Findings: what went wrong, where, since which step, and how to fix it; most likely root cause first.
 
-        Worked out anew from what was recorded, so an old run is judged by today's rules. A rule that fails is named in
-        `warnings` and skipped.
+        Computed from the recorded data, so an old run is checked with the current rules. A rule that fails is skipped
+        and listed in `warnings`.
         """
-        return list(self.diagnosis().findings)
+        return Findings.of(self.diagnosis())
 
-    def health(self) -> pa.Table:
-        """Table (step, site, score): 0 to 100 for each layer, and for the run as a whole under the site "".
+    def health(self) -> Table:
+        """Table (step, site, score): 0 to 100 for each layer, and for the whole run under the site "".
 
-        docs/diagnose.md has the formula. Neither the scale of the loss nor the size of the model moves a score.
+        docs/diagnose.md has the formula. Scores do not depend on the scale of the loss or the size of the model.
         """
         found = self.diagnosis().health
-        return health_table(found.steps, found.sites, found.scores)
+        return Table(health_table(found.steps, found.sites, found.scores))
 
     def diagnosis(self) -> Diagnosis:
-        """Findings and health of one reading, and what could not be checked because it was not recorded."""
+        """Findings, health, and what could not be checked because it was not recorded."""
 
         def skipped(name: str, error: Exception) -> None:
             self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
 
         return diagnose(self.window(all_required_series()), on_error=skipped)
 
-    def live_findings(self) -> pa.Table:
-        """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of what was found during training."""
-        return finding_table(self._now)
+    def live_findings(self) -> Table:
+        """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of findings made during training."""
+        return Table(finding_table(self._now))
 
-    def checkpoints(self) -> pa.Table:
+    def checkpoints(self) -> Table:
         """Table (step, time, path, metrics, num_bytes, problem) of the checkpoints that the run saved."""
-        return checkpoint_list_table(run_checkpoints(self._now))
-
-    def tensor(self, name: str, *, steps: Steps = None) -> xarray.DataArray:
-        """One whole tensor over the snapshots that have it, read when its values are asked for: dims step, d0, d1, …
-
-        run.tensor("param/layers.3.mlp.weight").sel(step=500)
-        """
-        self._require_attempts()
-        return tensor_over_steps(partial(_open_tensor_store, self.path, self._version, self._attempt), name, steps)
-
-    def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
-        """The tensors of one snapshot by name, each read when asked for; a negative step counts from the last.
-
-        Of a step that was made again, the snapshot of the last attempt that covers it; `run.attempt(0)` has the others.
-        """
-        return snapshot_tensors(self.tensor_store(), step, pattern)
-
-    def snapshots(self) -> pa.Table:
-        """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
-        return snapshot_table(self._now, self.tensor_store())
-
-    def tensor_store(self, *, local: bool = False) -> SnapshotView:
-        """The snapshots themselves, as they are kept: steps, documents, tensors and parts of tensors. `local`: only
-        those that are on this disk."""
-        self._require_attempts()
-        if local:
-            inside(self.path, "tensors")
-            return open_local_tensor_store(self.path, attempt=self._attempt)
-        return _open_tensor_store(self.path, self._version, self._attempt)
-
-    lake = tensor_store  # its earlier name
-
-    def _require_attempts(self) -> None:
-        """Without the catalog of a run with several attempts no one can tell which snapshots are abandoned."""
-        state = self._now
-        if state.manifest.heartbeat.attempt > 0:
-            state.catalog.require()
-
-    def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> Run:
-        """The same run with its whole tensors as they were there: run.version(tag="best").snapshot("latest").
-
-        Branches, tags and commits belong to snapshots that are kept in an Icechunk repository.
-        """
-        asked = {"branch": branch, "tag": tag, "commit": commit}
-        version = {key: value for key, value in asked.items() if value is not None}
-        return Run(self.path, version=version, attempt=self._attempt)
+        return Table(checkpoint_list_table(run_checkpoints(self._now)))
 
     @property
     def tensors(self) -> RunTensors:
-        """What whole tensors tell: evolution, distribution, spectra, similarity, CKA, low-rank updates.
+        """Snapshots and whole tensors, and their analyses: evolution, distribution, spectra, similarity, CKA.
 
+        run.tensors.snapshot("latest")["param/0.weight"]
         run.tensors.evolution("param/*").to_pandas()
         """
-        self._require_attempts()
-        return RunTensors(self.path, self._version, self._attempt)
+        return RunTensors(self.path, self._version, self._attempt, state=lambda: self._now)
+
+    if not TYPE_CHECKING:  # type checkers would take every name for one that moved
+
+        def __getattr__(self, name: str) -> Any:
+            """The methods that moved to `run.tensors`, under their old names."""
+            if name not in MOVED_TO_TENSORS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            new = MOVED_TO_TENSORS[name]
+            warnings.warn(f"run.{name} is now run.tensors.{new}", DeprecationWarning, stacklevel=2)
+            return self._at_version if name == "version" else getattr(self.tensors, new)
+
+    def _at_version(self, **asked: str | None) -> Run:
+        version = {key: value for key, value in asked.items() if value is not None}
+        return Run(self.path, version=version, attempt=self._attempt)
 
     def verify(self) -> list[str]:
-        """Hash every sealed file, read every log and every snapshot on this disk: what is damaged, in words.
+        """Check every sealed file, log and snapshot on this disk; returns a description of each problem.
 
-        Empty when all is as it was written.
+        The list is empty if everything is intact.
         """
         return [*self._now.verify(), *damaged_snapshots(self.path, is_live=self._now.is_held)]
 
     def coverage(self) -> Mapping[str, Any]:
-        """What the recorder said about the sites it could and could not see; empty when it said nothing."""
+        """The recorder's account of the sites it could and could not record; empty if it gave none."""
         coverage = self._now.manifest.facts.get("coverage")
         return coverage if isinstance(coverage, Mapping) else {}
 
-    def plot(self, pattern: str | Sequence[str], **options: Any) -> Any:
-        """A matplotlib figure of series (`grad/*/rms`) or scalars (`loss`): lines while there are few, else a heatmap.
+    def plot(
+        self,
+        pattern: str | Sequence[str],
+        *,
+        steps: Steps = None,
+        style: Literal["auto", "lines", "heatmap"] = "auto",
+        log: bool | None = None,
+        title: str | None = None,
+        size: tuple[float, float] | str | None = None,
+    ) -> Figure:
+        """Plot series (`grad/*/rms`) or scalars (`loss`) with matplotlib: lines for a few series, otherwise a heatmap.
 
             run.plot("grad/*/rms").savefig("gradients.svg")
 
-        Options: `steps`, `style` ("lines", "heatmap"), `log`, `title`, `size` in inches. docs/report.md has pictures.
+        `size` is in inches, also as "6.4x3.2". Examples: docs/report.md.
         """
-        return _view("plot")(self, pattern, **options)
+        figure: Figure = load_view("plot")(self, pattern, steps=steps, style=style, log=log, title=title, size=size)
+        return figure
 
     def _summary(self) -> Summary:
         state = self._now
@@ -637,7 +669,7 @@ class Run:
         ]
         try:
             scalars = self.scalars()
-        except CorruptError:  # named in the warnings, which are shown
+        except CorruptError:  # listed in the warnings, which are shown
             scalars = read_scalars(state, (), ALL_STEPS)
         return summarize(f"{self.project}/{self.name}", facts, scalars, self.warnings)
 
@@ -645,8 +677,8 @@ class Run:
         return as_rich(self._summary())
 
     def _repr_html_(self) -> str:
-        return str(_view("card")(self))
+        return html_of(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """A card in a notebook."""
-        return dict(_view("bundle")(self))
+        """Show the run as a card in a notebook."""
+        return {"text/html": html_of(self), "text/plain": repr(self)}

@@ -71,7 +71,7 @@ def mixed() -> Any:
 
 
 class Counting(keras.Model):
-    """A training step of its own, with a state that Keras does not know of."""
+    """A custom training step, with a state that Keras does not know of."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -398,7 +398,7 @@ def faults(folder: Path) -> dict[str, Any]:
 
 
 def governed(folder: Path) -> dict[str, Any]:
-    """A budget nobody could keep to: recording gets rare, and says so. Where steps are compared, by a clock of ours."""
+    """A budget that cannot be kept: recording gets rare, and says so. Where steps are compared, by a clock of ours."""
     begin, clock = CompiledMeter.begin, itertools.count()
 
     def ticking(meter: CompiledMeter, now: float) -> None:
@@ -408,7 +408,7 @@ def governed(folder: Path) -> dict[str, Any]:
 
     CompiledMeter.begin = ticking  # type: ignore[method-assign]
     plain = fit(compiled(small), epochs=30)
-    given = {"when": 2, "free_steps": 20, "hist_every": 1}
+    given = {"when": 2, "budget_seconds": 0, "hist_every": 1}
     found: dict[str, Any] = {}
     for name, budget in {"small": 1e-6, "none": None}.items():
         callback = watcher(folder, budget=budget, **given)

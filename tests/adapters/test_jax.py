@@ -152,7 +152,7 @@ def test_a_matrix_is_sampled_in_all_its_columns():
     assert hist[0, 48 - 20] == pytest.approx(x.size / 2, rel=0.1)
 
 
-def test_nothing_to_record_is_told_once(tmp_path, capsys):
+def test_nothing_to_record_warns_once(tmp_path, capsys):
     with sonde.init(project="jax", dir=tmp_path, verbose=False):
         sonde_jax.step({"a": jnp.ones(3)})
         sonde_jax.step({"a": jnp.ones(3)})

@@ -1,5 +1,5 @@
-"""Keras 3, the real one, on each of its back-ends. The back-end is chosen when Keras is imported: each has a process of
-its own, which trains everything once and tells what it found."""
+"""Keras 3, the real one, on each of its back-ends. The back-end is chosen when Keras is imported: each runs in a
+separate process, which trains everything once and prints what it found."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ pytest.importorskip("keras")
 SCRIPT = Path(__file__).with_name("keras_script.py")
 
 
-def told(backend: str, folder: Path, *what: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+def run_script(backend: str, folder: Path, *what: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
+        "SONDE_BUDGET_SECONDS": "3600",
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
@@ -33,7 +34,7 @@ def told(backend: str, folder: Path, *what: str, script: Path = SCRIPT) -> subpr
 @pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip(request.param)
-    done = told(request.param, tmp_path_factory.mktemp("keras"))
+    done = run_script(request.param, tmp_path_factory.mktemp("keras"))
     assert done.returncode == 0, done.stderr[-4000:]
     assert "a measurement failed" not in done.stderr, done.stderr[-4000:]
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -43,7 +44,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
 def bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip(request.param)
-    done = told(request.param, tmp_path_factory.mktemp("bits"), script=SCRIPT.with_name("keras_bits.py"))
+    done = run_script(request.param, tmp_path_factory.mktemp("bits"), script=SCRIPT.with_name("keras_bits.py"))
     assert done.returncode == 0, done.stderr[-4000:]
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return facts
@@ -117,7 +118,7 @@ class TestEachBackEnd:
         assert left == [[]] * 4
         assert [found["ends"][how]["left"] for how in found["ends"]] == [[]] * len(found["ends"])
 
-    def test_the_end_is_told_truthfully(self, found):
+    def test_the_end_is_reported_truthfully(self, found):
         assert found["functional"]["status"] == "finished"
         statuses = {how: end["status"] for how, end in found["ends"].items()}
         assert statuses == {
@@ -128,7 +129,7 @@ class TestEachBackEnd:
         }
         assert "broken on purpose" in found["ends"]["raises in a callback"]["reason"]
 
-    def test_another_fit_goes_on_in_the_same_run(self, found):
+    def test_another_fit_continues_the_same_run(self, found):
         assert found["again"]["runs"] == 1
         assert found["again"]["steps"] == [0, 1, 2, 3, 4, 5]
         assert found["again"]["status"] == "finished"
@@ -182,10 +183,10 @@ class TestEachBackEnd:
 
     def test_the_budget_thins_out_what_the_schedule_asks_for(self, found):
         small, none = found["governed"]["small"], found["governed"]["none"]
-        assert small["steps"][:11] == list(range(0, 22, 2))  # free steps, and the first after them
-        assert len(small["steps"]) < 30
+        assert small["steps"][0] == 0
+        assert 3 <= len(small["steps"]) < 10  # enough to know what a recorded step costs
         assert none["steps"] == list(range(0, 90, 2))
-        assert small["events"][0].endswith("of the steps that `when` names")
+        assert small["events"][0].endswith("of the steps that `when` selects")
         assert none["events"] == []
         assert small["same"]
         assert none["same"]
@@ -239,11 +240,11 @@ class TestEachBackEnd:
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("interrupt", "interrupted"), ("raise", "crashed")])
 def test_a_program_that_ends_inside_fit(tmp_path, how, status):
-    """Nobody catches it: the run knows all the same."""
+    """No one catches it: the run knows all the same."""
     import sonde
 
     pytest.importorskip("jax")
-    done = told("jax", tmp_path, how)
+    done = run_script("jax", tmp_path, how)
     assert done.returncode != 0
     run = sonde.open("latest", dir=tmp_path)
     assert run.status == status
@@ -257,4 +258,4 @@ def test_without_keras_the_line_that_installs_it():
         "try:\n    import sonde.adapters.keras\nexcept MissingPackageError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'sonde[keras]'" in done.stdout
+    assert "pip install 'sonde-ml[keras]'" in done.stdout

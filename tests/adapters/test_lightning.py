@@ -349,7 +349,7 @@ def test_what_is_measured_afterwards_is_in_the_run(tmp_path, callback, capfd, na
     assert "sonde" not in capfd.readouterr().err
 
 
-def test_a_termination_is_no_good_end(tmp_path, callback):
+def test_a_terminated_run_is_not_finished(tmp_path, callback):
     with pytest.raises(SystemExit):
         fit(Module(Net(SIGTERMException())), tmp_path, callbacks=[callback()])
     assert last_run(tmp_path).status == "interrupted"

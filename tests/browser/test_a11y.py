@@ -1,4 +1,4 @@
-"""What axe-core finds, in both themes and on a phone; a walk through the page with the keyboard alone."""
+"""Accessibility: axe-core in both themes and on a phone, and keyboard navigation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VIEWS = ["", "/findings", "/layers", "/tensor/0", "/flow"]
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_of_a_run(open_run: Callable[..., Any], axe: Callable[..., list[str]], view: str, scheme: str) -> None:
     page = open_run("small-gpt", view, color_scheme=scheme, reduced_motion="reduce")
-    expect(page.locator("main")).not_to_contain_text("Opening the run")
+    expect(page.locator("main")).not_to_contain_text("Loading run…")
     page.wait_for_timeout(1000)
     assert not axe(page)
 
@@ -46,21 +46,21 @@ def test_phone(open_run: Callable[..., Any], axe: Callable[..., list[str]]) -> N
     assert not axe(page)
 
 
-def test_axe_does_complain(open_page: Callable[..., Any], demo_server: Any, axe: Callable[..., list[str]]) -> None:
+def test_axe_reports_violations(open_page: Callable[..., Any], demo_server: Any, axe: Callable[..., list[str]]) -> None:
     page = open_page(demo_server.at("/"))
     expect(page.locator("a[data-run]")).to_have_count(4)
     page.evaluate("() => document.querySelector('main').append(document.createElement('button'))")
     assert any("button-name" in complaint for complaint in axe(page))
 
 
-def test_tab_reaches_everything_and_the_focus_can_be_seen(open_run: Callable[..., Any]) -> None:
+def test_tab_reaches_everything_with_visible_focus(open_run: Callable[..., Any]) -> None:
     page = open_run("small-gpt")
     expect(page.locator(".uplot").first).to_be_visible()
     page.wait_for_timeout(500)
     seen: list[str] = []
     for _ in range(60):
         page.keyboard.press("Tab")
-        told = page.evaluate(
+        name, is_visible, has_size = page.evaluate(
             """() => {
                 const at = document.activeElement, style = getComputedStyle(at), box = at.getBoundingClientRect();
                 const name = at.getAttribute('aria-label') || at.textContent.trim() || at.tagName;
@@ -68,11 +68,11 @@ def test_tab_reaches_everything_and_the_focus_can_be_seen(open_run: Callable[...
                 return [at === document.body ? '' : name.slice(0, 60), visible, box.width > 0];
             }"""
         )
-        if not told[0]:
+        if not name:
             break
-        assert told[1], f"the focus on {told[0]!r} cannot be seen"
-        assert told[2], f"{told[0]!r} has the focus and no size"
-        seen.append(told[0])
+        assert is_visible, f"the focus on {name!r} is not visible"
+        assert has_size, f"{name!r} has the focus but no size"
+        seen.append(name)
     words = "\n".join(seen)
-    for wanted in ("Skip to content", "Findings", "loss, line chart", "Map of"):
+    for wanted in ("Skip to content", "Findings", "loss, line chart", "Heatmap of"):
         assert wanted in words, words

@@ -1,4 +1,4 @@
-"""Compare: where runs part first, what was set differently, curves and layers of both."""
+"""Compare: first divergence, differing settings, curves and layer ratios."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def compare(demo_server: Any, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    """The comparison of runs by name."""
+    """Open the comparison of runs by name."""
 
     def go(*names: str, query: str = "", **options: Any) -> Any:
         page = open_page(demo_server.at("/"), **options)
@@ -29,7 +29,7 @@ def compare(demo_server: Any, open_page: Callable[..., Any]) -> Callable[..., An
     return go
 
 
-def test_first_divergence_is_on_top_with_both_values(
+def test_first_divergence_is_shown_with_both_values(
     compare: Any, demo_runs: Path, picture: Callable[..., None]
 ) -> None:
     page = compare("fine", "spoilt")
@@ -37,25 +37,25 @@ def test_first_divergence_is_on_top_with_both_values(
     first = sonde.compare(*runs).first_divergence
     assert first is not None
     card = page.locator(".divergence")
-    expect(card).to_contain_text(f"spoilt differs first at step {first.step}")
+    expect(card).to_contain_text(f"spoilt first differs at step {first.step}")
     expect(card.locator("dd").last).to_contain_text("e+25")
     expect(page.locator('.heat[data-ready="true"]')).to_be_visible()
     picture(page, "compare")
 
 
-def test_only_settings_that_differ_unless_asked(compare: Any) -> None:
+def test_equal_settings_are_hidden_by_default(compare: Any) -> None:
     page = compare("fine", "hot")
     table = page.get_by_role("region", name="Settings")
     expect(table.get_by_role("rowheader")).to_have_text(["lr"])
     expect(table.get_by_role("row").last).to_contain_text("0.3")
-    page.get_by_label("also equal ones").check()
+    page.get_by_label("Show equal settings").check()
     expect(table.get_by_role("rowheader", name="dim")).to_be_visible()
 
 
-def test_metrics_stand_side_by_side_and_choose_the_curve(compare: Any) -> None:
+def test_metrics_are_compared_and_select_the_curve(compare: Any) -> None:
     page = compare("fine", "hot")
     table = page.get_by_role("region", name="Metrics")
-    expect(table.get_by_role("columnheader")).to_have_text(["metric", "fine", "hot"])
+    expect(table.get_by_role("columnheader")).to_have_text(["Metric", "fine", "hot"])
     table.get_by_role("button", name="val/accuracy").click()
     expect(page).to_have_url(re.compile("scalar=val"))
     chart = page.locator("figure").filter(has_text="val/accuracy")
@@ -64,7 +64,7 @@ def test_metrics_stand_side_by_side_and_choose_the_curve(compare: Any) -> None:
 
 def test_ratio_is_orange_where_the_second_run_is_larger(compare: Any) -> None:
     page = compare("fine", "hot", query="&kind=update&stat=rms")
-    heat = page.get_by_role("application", name=re.compile("^update rms of hot over that of fine"))
+    heat = page.get_by_role("application", name=re.compile("^update rms, ratio of hot to fine"))
     expect(page.locator('.heat[data-ready="true"]')).to_be_visible()
     heat.focus()
     page.keyboard.press("ArrowRight")
@@ -80,23 +80,23 @@ def test_ratio_is_orange_where_the_second_run_is_larger(compare: Any) -> None:
     assert red > blue
 
 
-def test_three_runs_can_be_compared_and_one_left_out(compare: Any) -> None:
+def test_three_runs_can_be_compared_and_one_removed(compare: Any) -> None:
     page = compare("fine", "hot", "spoilt")
     expect(page.locator(".divergence")).to_have_count(2)
-    page.get_by_role("button", name="Leave out hot").click()
+    page.get_by_role("button", name="Remove hot").click()
     expect(page.locator(".divergence")).to_have_count(1)
     page.go_back()
     expect(page.locator(".divergence")).to_have_count(2)
 
 
-def test_one_run_asks_for_another(compare: Any) -> None:
+def test_a_single_run_needs_a_second_one(compare: Any) -> None:
     page = compare("fine")
-    expect(page.get_by_text("Choose a second run to compare with.")).to_be_visible()
+    expect(page.get_by_text("Choose a second run to compare")).to_be_visible()
     page.get_by_label("Add a run").select_option(index=1)
     expect(page.get_by_role("heading", name=re.compile("First divergence from fine"))).to_be_visible()
 
 
-def test_different_models_are_compared_as_far_as_they_go(compare: Any) -> None:
+def test_different_models_are_compared_where_possible(compare: Any) -> None:
     page = compare("fine", "small-gpt", query="&kind=act")
     expect(page.get_by_role("heading", name="Settings")).to_be_visible()
     expect(page.get_by_role("region", name="Metrics").get_by_role("rowheader", name="loss", exact=True)).to_be_visible()

@@ -1,4 +1,4 @@
-"""Flow: pressure along depth at a step, the pipe, attention and recurrence over time."""
+"""Flow: gradients along depth at a step, the pipe diagram, attention and recurrence over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture
 def fine(open_run: Callable[..., Any]) -> Any:
     page = open_run("fine", "/flow")
-    expect(page.get_by_role("table", name=re.compile("pressure by layer"))).to_be_visible()
+    expect(page.get_by_role("table", name=re.compile("Pressure by layer"))).to_be_visible()
     return page
 
 
@@ -27,7 +27,7 @@ def pipe_row(page: Any, layer: str) -> Any:
     return table.get_by_role("row").filter(has=page.get_by_role("rowheader", name=layer, exact=True))
 
 
-def test_layers_are_in_the_order_of_the_model(fine: Any, picture: Callable[..., None]) -> None:
+def test_layers_are_in_model_order(fine: Any, picture: Callable[..., None]) -> None:
     layers = fine.get_by_role("table", name=re.compile("by layer")).get_by_role("rowheader").all_inner_texts()
     assert layers[0] == "embed"
     assert layers[-1] == "head"
@@ -47,8 +47,8 @@ def test_pressure_is_the_mean_magnitude_of_the_gradient(fine: Any, demo_runs: Pa
     expect(pipe_row(fine, "head").get_by_role("cell").nth(1)).to_have_text(f"{total:.3g}")
 
 
-def test_slider_and_keys_choose_the_step_and_kept_lines_stay(fine: Any) -> None:
-    fine.get_by_role("button", name="Keep line").click()
+def test_slider_and_keys_select_the_step_and_pinned_lines_stay(fine: Any) -> None:
+    fine.get_by_role("button", name="Pin step").click()
     fine.keyboard.press("k")
     expect(fine).to_have_url(re.compile("step=118"))
     slider = fine.get_by_role("slider", name="Step")
@@ -59,7 +59,7 @@ def test_slider_and_keys_choose_the_step_and_kept_lines_stay(fine: Any) -> None:
     expect(fine.locator(".legend").get_by_text("step 119")).to_be_visible()
 
 
-def test_playing_goes_through_the_steps_and_can_be_stopped(fine: Any) -> None:
+def test_playback_advances_the_step_and_can_be_paused(fine: Any) -> None:
     fine.keyboard.press("p")
     expect(fine.get_by_role("button", name="Pause")).to_be_visible()
     expect(fine).to_have_url(re.compile(r"step=[1-9]"))
@@ -70,13 +70,13 @@ def test_playing_goes_through_the_steps_and_can_be_stopped(fine: Any) -> None:
     assert fine.url == stopped
 
 
-def test_gradients_that_are_not_finite_are_named_not_left_out(open_run: Callable[..., Any]) -> None:
+def test_non_finite_gradients_are_shown(open_run: Callable[..., Any]) -> None:
     page = open_run("spoilt", "/flow?step=90")
     expect(pipe_row(page, "head").get_by_role("cell").nth(1)).to_have_text("NaN or ∞")
     expect(page.get_by_role("slider", name="Step")).to_have_attribute("aria-valuetext", "step 90")
 
 
-def test_attention_is_read_cell_by_cell(fine: Any) -> None:
+def test_attention_heatmap_is_read_by_keyboard(fine: Any) -> None:
     heat = fine.get_by_role("application", name=re.compile("^Entropy, mean"))
     heat.scroll_into_view_if_needed()
     heat.focus()
@@ -84,7 +84,7 @@ def test_attention_is_read_cell_by_cell(fine: Any) -> None:
     expect(
         fine.get_by_text(re.compile(r"blocks\.0\.self_attn · step 0: ≈ 0\.\d|blocks\.0\.self_attn · step 0: ≈ 1"))
     ).to_be_visible()
-    expect(fine.get_by_text("No recurrent layer was seen in this run.")).to_be_visible()
+    expect(fine.get_by_text("No recurrent layers were recorded in this run.")).to_be_visible()
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +100,13 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model(torch.randn(4, 16, 4))[0].square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        # As a ModuleMonitor names the heads of an attention.
+        # The names that a ModuleMonitor uses for attention heads.
         session.log({f"attention_entropy/attn.head_{head}": 0.5 + head / 10 for head in range(3)})
     session.finish()
     return folder
 
 
-def test_recurrence_shows_its_reach_and_attention_says_what_to_do(
+def test_recurrence_shows_its_reach_and_attention_has_an_empty_state(
     recurrent: Path, serve: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
     with serve(recurrent) as server:
@@ -115,8 +115,8 @@ def test_recurrence_shows_its_reach_and_attention_says_what_to_do(
         expect(page).to_have_url(re.compile("/run/"))
         page.goto(f"{page.url}/flow")
         expect(page.locator("figure").filter(has_text="Reach through time").locator(".uplot")).to_be_visible()
-        expect(page.get_by_text("No attention was seen in this run.")).to_be_visible()
-        heads = page.get_by_role("application", name=re.compile("^Entropy of each head"))
+        expect(page.get_by_text("No attention was recorded in this run.")).to_be_visible()
+        heads = page.get_by_role("application", name=re.compile("^Entropy per head"))
         heads.focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowDown")

@@ -1,4 +1,4 @@
-"""The flow report of one batch: a file that is whole on a phone and in the dark, with a table to sort and filter."""
+"""The flow report of one batch: layout on a phone and in dark mode, and a table to sort and filter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model whose gradients vanish."""
+    """The report of a model with vanishing gradients."""
     import torch
     from torch import nn
 
@@ -27,7 +27,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
-def test_the_whole_depth_is_seen_and_nothing_sticks_out(
+def test_the_whole_depth_is_visible_without_overflow(
     report: Path, open_page: Callable[..., Any], axe: Any, width: int, scheme: str
 ) -> None:
     page = open_page(report.as_uri(), width=width, color_scheme=scheme, offline=True)
@@ -38,7 +38,7 @@ def test_the_whole_depth_is_seen_and_nothing_sticks_out(
     assert axe(page) == []
 
 
-def test_layers_are_filtered_by_what_they_suffer_from_and_sorted(report: Path, open_page: Callable[..., Any]) -> None:
+def test_layers_can_be_filtered_by_issue_and_sorted(report: Path, open_page: Callable[..., Any]) -> None:
     page = open_page(report.as_uri())
     rows = page.locator("tbody tr:visible")
     expect(rows).to_have_count(18)

@@ -1,4 +1,4 @@
-"""Layers × steps: every tensor at every step, to look around in by hand, by key and by ear."""
+"""The layers heatmap: mouse, keyboard and screen reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wait_for_map(page: Any) -> Any:
 
 
 def pixel(page: Any, x: float, y: float) -> tuple[int, int, int]:
-    """Colour of the heatmap at a share of its width and height."""
+    """Colour of the heatmap at a fraction of its width and height."""
     found = page.evaluate(
         """([x, y]) => {
             const canvas = document.querySelector('.heat .box > canvas'), pad = document.querySelector('.heat .over');
@@ -51,7 +51,7 @@ def spoilt(open_run: Callable[..., Any]) -> Any:
     return page
 
 
-def test_hover_reads_the_recorded_value_exactly(spoilt: Any, demo_runs: Path, picture: Callable[..., None]) -> None:
+def test_hover_shows_the_exact_recorded_value(spoilt: Any, demo_runs: Path, picture: Callable[..., None]) -> None:
     spoilt.mouse.move(*point(spoilt, 0.301, 0.01))
     readout = spoilt.locator(".readout")
     expect(readout).to_contain_text("embed.weight · step 36")
@@ -62,12 +62,12 @@ def test_hover_reads_the_recorded_value_exactly(spoilt: Any, demo_runs: Path, pi
     picture(spoilt, "layers")
 
 
-def test_spoilt_steps_are_in_the_colour_of_nan_and_healthy_ones_are_not(spoilt: Any) -> None:
+def test_only_spoilt_steps_have_the_nan_colour(spoilt: Any) -> None:
     assert pixel(spoilt, 0.8, 0.5) == NAN
     assert pixel(spoilt, 0.3, 0.5) != NAN
 
 
-def test_keys_move_read_and_open_the_tensor_at_the_step(spoilt: Any) -> None:
+def test_keys_move_the_cursor_and_open_the_tensor(spoilt: Any) -> None:
     spoilt.get_by_role("application").focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown"):
         spoilt.keyboard.press(key)
@@ -77,7 +77,7 @@ def test_keys_move_read_and_open_the_tensor_at_the_step(spoilt: Any) -> None:
     expect(spoilt.get_by_role("heading", level=1)).to_have_text("grad/embed.bias")
 
 
-def test_zoom_to_single_steps_pan_and_reset_live_in_the_address(spoilt: Any) -> None:
+def test_zoom_pan_and_reset_are_kept_in_the_url(spoilt: Any) -> None:
     for _ in range(8):
         spoilt.keyboard.press("+")
     expect(spoilt).to_have_url(re.compile(r"from=58&to=61"))
@@ -92,7 +92,7 @@ def test_zoom_to_single_steps_pan_and_reset_live_in_the_address(spoilt: Any) -> 
     expect(spoilt).not_to_have_url(re.compile("from="))
 
 
-def test_wheel_zooms_about_the_pointer_and_drag_moves(spoilt: Any) -> None:
+def test_wheel_zooms_around_the_pointer_and_drag_pans(spoilt: Any) -> None:
     spoilt.mouse.move(*point(spoilt, 0.5, 0.5))
     spoilt.mouse.wheel(0, -500)
     expect(spoilt).to_have_url(re.compile(r"from=\d+&to=\d+"))
@@ -107,7 +107,7 @@ def test_wheel_zooms_about_the_pointer_and_drag_moves(spoilt: Any) -> None:
     assert int(after[1]) < int(before[1])
 
 
-def test_writing_the_address_does_not_move_the_picture(spoilt: Any) -> None:
+def test_updating_the_url_does_not_move_the_heatmap(spoilt: Any) -> None:
     spoilt.mouse.move(*point(spoilt, 0.37, 0.41))
     for _ in range(5):
         spoilt.mouse.wheel(0, -137)
@@ -121,8 +121,8 @@ def test_writing_the_address_does_not_move_the_picture(spoilt: Any) -> None:
     assert spoilt.evaluate(look) == before
 
 
-def test_folding_leaves_one_row_for_a_block_and_keeps_its_nan(spoilt: Any) -> None:
-    spoilt.get_by_label("fold").select_option(label="at depth 2")
+def test_folded_block_is_one_row_and_keeps_its_nan(spoilt: Any) -> None:
+    spoilt.get_by_label("fold").select_option(label="Depth 2")
     folded = spoilt.get_by_role("treeitem", name=re.compile(r"blocks\.0, 12 tensors folded"))
     expect(folded).to_be_visible()
     assert pixel(spoilt, 0.8, 0.5) == NAN
@@ -134,16 +134,16 @@ def test_folding_leaves_one_row_for_a_block_and_keeps_its_nan(spoilt: Any) -> No
     expect(spoilt.get_by_role("treeitem", name=re.compile("blocks.1, 12 tensors folded"))).to_be_visible()
 
 
-def test_filter_keeps_matching_rows_and_says_when_none_match(spoilt: Any) -> None:
+def test_filter_keeps_matching_rows_and_has_an_empty_state(spoilt: Any) -> None:
     spoilt.keyboard.press("/")
     spoilt.keyboard.type("norm* bias")
     expect(spoilt.get_by_text("6 of 40 rows")).to_be_visible()
     expect(spoilt.get_by_role("treeitem")).to_have_count(6)
     spoilt.get_by_label("Filter rows").fill("<b>nothing")
-    expect(spoilt.get_by_text("No row matches “<b>nothing”.")).to_be_visible()
+    expect(spoilt.get_by_text("No rows match “<b>nothing”")).to_be_visible()
 
 
-def test_shift_drag_selects_and_the_selection_leads_on(spoilt: Any) -> None:
+def test_shift_drag_selects_and_the_selection_has_actions(spoilt: Any) -> None:
     spoilt.keyboard.down("Shift")
     spoilt.mouse.move(*point(spoilt, 0.25, 0.2))
     spoilt.mouse.down()
@@ -152,12 +152,12 @@ def test_shift_drag_selects_and_the_selection_leads_on(spoilt: Any) -> None:
     spoilt.keyboard.up("Shift")
     panel = spoilt.get_by_role("group", name="Selection")
     expect(panel).to_contain_text("steps 30–60")
-    expect(panel.get_by_role("link", name="Compare runs here")).to_have_attribute("href", re.compile(r"from=30&to=60"))
-    panel.get_by_role("button", name="Zoom here").click()
+    expect(panel.get_by_role("link", name="Compare runs")).to_have_attribute("href", re.compile(r"from=30&to=60"))
+    panel.get_by_role("button", name="Zoom to selection").click()
     expect(spoilt).to_have_url(re.compile(r"from=30&to=60&rows=8-"))
 
 
-def test_window_as_a_table_says_nan_in_words(spoilt: Any) -> None:
+def test_visible_values_as_a_table_include_nan(spoilt: Any) -> None:
     spoilt.get_by_role("button", name="Table").click()
     table = spoilt.get_by_role("table")
     row = table.get_by_role("row").filter(has_text="head.weight")
@@ -165,13 +165,13 @@ def test_window_as_a_table_says_nan_in_words(spoilt: Any) -> None:
     expect(row.get_by_role("cell").first).to_have_text(re.compile(r"^0?\.?\d"))
 
 
-def test_finding_is_marked_and_its_mark_leads_to_it(spoilt: Any) -> None:
+def test_finding_is_marked_and_its_mark_links_to_it(spoilt: Any) -> None:
     page = spoilt
     expect(page.get_by_role("link", name=re.compile("Findings"))).to_contain_text(re.compile(r"\d"))
     run_id = page.url.split("/run/")[1].split("/")[0]
     found = page.evaluate("(id) => fetch(`/api/runs/${id}/findings`).then((answer) => answer.json())", run_id)
     step = min(one["step"] for one in found["findings"])
-    # The mark's tip is at its step; look for it row by row, as a hand would.
+    # The tip of the mark is at its step; hover over each row to find it.
     box = page.get_by_role("application").bounding_box()
     x = box["x"] + box["width"] * step / 120 - 4
     for row in range(40):
@@ -184,7 +184,7 @@ def test_finding_is_marked_and_its_mark_leads_to_it(spoilt: Any) -> None:
     expect(page).to_have_url(re.compile("/findings"))
 
 
-def test_every_kind_can_be_shown_and_health_leads_to_its_gradients(open_run: Callable[..., Any]) -> None:
+def test_every_kind_can_be_shown_and_health_links_to_gradients(open_run: Callable[..., Any]) -> None:
     page = open_run("spoilt", "/layers")
     wait_for_map(page)
     for kind in page.get_by_label("kind").locator("option").all_inner_texts():
@@ -196,7 +196,7 @@ def test_every_kind_can_be_shown_and_health_leads_to_its_gradients(open_run: Cal
     expect(page).to_have_url(re.compile("kind=grad.*q=head|q=head.*kind=grad"))
 
 
-def test_live_run_grows_without_moving_what_one_looks_at(
+def test_live_run_grows_without_moving_the_view(
     live_training: Any, serve: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
     folder, _ = live_training
@@ -218,7 +218,7 @@ def test_live_run_grows_without_moving_what_one_looks_at(
         assert foot.inner_text() != text, "the run did not grow"
         page.wait_for_timeout(1500)
         assert page.url == before
-        page.close()  # before its server goes: a page without one complains
+        page.close()  # before the server stops, which would log errors
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

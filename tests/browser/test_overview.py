@@ -1,4 +1,4 @@
-"""The overview of a run: the answer first, and charts that hold still."""
+"""The overview of a run: the top findings first, and charts that do not move under the cursor."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.browser
 
 
-def test_opens_on_what_is_wrong_where_since_when_and_the_remedy(
+def test_top_findings_show_problem_location_step_and_remedy(
     open_run: Callable[..., Any], picture: Callable[..., None]
 ) -> None:
     page = open_run("small-gpt")
-    answer = page.get_by_role("region", name="What is wrong")
-    expect(answer).to_contain_text("nan inf")
-    expect(answer).to_contain_text("since step 35")
-    expect(answer).to_contain_text("blocks.2.mlp.1")
-    expect(answer).to_contain_text("look at blocks.2.mlp.1")
+    problems = page.get_by_role("region", name="Problems found", exact=True)
+    expect(problems).to_contain_text("nan inf")
+    expect(problems).to_contain_text("since step 35")
+    expect(problems.locator(".where").first).to_contain_text("blocks.2.mlp.1")
+    expect(problems.locator(".remedy").first).to_contain_text("blocks.2.mlp.1")
     expect(page.locator(".uplot").first).to_be_visible()
-    expect(page.get_by_text("it ends as NaN or Inf, first at step 35")).to_be_visible()
+    expect(page.locator(".trend")).to_contain_text("step 35")
     page.wait_for_timeout(500)
     picture(page, "overview")
 
 
-def test_healthy_run_says_that_nothing_is_wrong(open_run: Callable[..., Any]) -> None:
+def test_healthy_run_has_no_problems(open_run: Callable[..., Any]) -> None:
     page = open_run("fine")
-    expect(page.get_by_role("heading", name=re.compile("Nothing"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("No (serious )?problems"))).to_be_visible()
     expect(page.get_by_text("lr", exact=True).first).to_be_visible()
 
 
-def test_zoom_is_in_the_address_and_survives_a_reload(open_run: Callable[..., Any]) -> None:
+def test_details_show_the_overhead_once_and_link_only_to_snapshots_that_exist(open_run: Callable[..., Any]) -> None:
+    page = open_run("fine")
+    details = page.get_by_role("region", name="Recording overhead")
+    expect(details).to_contain_text(re.compile(r"\d %|Not measured"))
+    expect(page.get_by_text("Recording overhead")).to_have_count(1)
+    expect(details).to_contain_text("no snapshots")
+    expect(details.get_by_role("link")).to_have_count(0)
+
+
+def test_zoom_is_in_the_url_and_survives_a_reload(open_run: Callable[..., Any]) -> None:
     page = open_run("fine")
     chart = page.get_by_role("application", name=re.compile("^loss"))
     expect(chart.locator("canvas")).to_be_visible()
@@ -43,13 +52,13 @@ def test_zoom_is_in_the_address_and_survives_a_reload(open_run: Callable[..., An
     expect(page).to_have_url(re.compile(r"from=\d+&to=\d+"))
     zoomed = page.url
     page.reload()
-    expect(page.get_by_role("button", name="all").first).to_be_visible()
+    expect(page.get_by_role("button", name="Reset zoom").first).to_be_visible()
     assert page.url == zoomed
     page.keyboard.press("0")
     expect(page).not_to_have_url(re.compile("from="))
 
 
-def test_arrow_keys_read_exact_values_aloud(open_run: Callable[..., Any]) -> None:
+def test_arrow_keys_announce_exact_values(open_run: Callable[..., Any]) -> None:
     page = open_run("fine")
     chart = page.get_by_role("application", name=re.compile("^loss"))
     expect(chart.locator("canvas")).to_be_visible()
@@ -60,7 +69,7 @@ def test_arrow_keys_read_exact_values_aloud(open_run: Callable[..., Any]) -> Non
     expect(read_out).to_contain_text(re.compile(r"step 1: loss \d\.\d+"))
 
 
-def test_table_behind_a_chart(open_run: Callable[..., Any]) -> None:
+def test_chart_values_as_a_table(open_run: Callable[..., Any]) -> None:
     page = open_run("fine")
     page.get_by_role("button", name="Table of loss").click()
     table = page.get_by_role("region", name="Values of loss").get_by_role("table")
@@ -76,10 +85,10 @@ def test_chart_does_not_move_under_the_cursor_and_follows_when_left(
         page = open_page(server.at("/"))
         page.get_by_role("link", name="alive", exact=True).click()
         chart = page.get_by_role("application", name=re.compile("^loss"))
-        expect(page.get_by_text("rules looked at")).to_be_visible()
+        expect(page.get_by_text("checks ran on")).to_be_visible()
         expect(chart.locator("canvas")).to_be_visible()
         chart.hover()
-        pill = page.locator("figure", has=chart).get_by_role("button", name="new data")
+        pill = page.locator("figure", has=chart).get_by_role("button", name="New data")
         expect(pill).to_be_visible(timeout=30_000)
         page.mouse.move(2, 2)
         expect(pill).to_be_hidden()
@@ -88,7 +97,7 @@ def test_chart_does_not_move_under_the_cursor_and_follows_when_left(
 
 def test_phone_width_has_no_sideways_scroll(open_run: Callable[..., Any], picture: Callable[..., None]) -> None:
     page = open_run("small-gpt", width=360, height=780)
-    expect(page.get_by_role("region", name="What is wrong")).to_be_visible()
+    expect(page.get_by_role("region", name="Problems found", exact=True)).to_be_visible()
     expect(page.locator(".uplot").first).to_be_visible()
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
     picture(page, "overview-phone")

@@ -25,7 +25,7 @@ def page(demo_server: Any, open_page: Callable[..., Any]) -> Any:
     return opened
 
 
-def test_row_tells_status_loss_and_findings(page: Any, picture: Callable[..., None]) -> None:
+def test_row_shows_status_loss_and_findings(page: Any, picture: Callable[..., None]) -> None:
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="small-gpt", exact=True))
     expect(row).to_contain_text("finished")
     expect(row).to_contain_text("NaN")
@@ -35,12 +35,12 @@ def test_row_tells_status_loss_and_findings(page: Any, picture: Callable[..., No
     picture(page, "runs")
 
 
-def test_filter_sort_and_group_live_in_the_address(page: Any) -> None:
+def test_filter_sort_and_group_are_kept_in_the_url(page: Any) -> None:
     page.keyboard.press("/")
     page.keyboard.type("thirds")
     expect(page.locator("a[data-run]")).to_have_count(3)
     page.get_by_role("button", name="Run", exact=False).first.click()
-    page.get_by_label("group by").select_option("config:lr")
+    page.get_by_label("Group by").select_option("config:lr")
     expect(page.get_by_text("lr = 0.3")).to_be_visible()
     seen = names(page)
     page.reload()
@@ -58,16 +58,16 @@ def test_sorting_by_name_and_back(page: Any) -> None:
     assert names(page) == sorted(names(page), key=str.lower, reverse=True)
 
 
-def test_keys_walk_select_and_compare(page: Any) -> None:
+def test_keys_move_select_and_compare(page: Any) -> None:
     for key in "jxjxc":
         page.keyboard.press(key)
     expect(page).to_have_url(re.compile(r"/compare\?ids=[0-9a-f]+(,|%2C)[0-9a-f]+"))
 
 
-def test_filter_that_finds_nothing_says_so(page: Any) -> None:
+def test_filter_without_matches_has_an_empty_state(page: Any) -> None:
     page.get_by_label("Filter runs").fill("no such run")
-    expect(page.get_by_text("No run matches this filter.")).to_be_visible()
-    page.get_by_role("button", name="Show all 4 runs").click()
+    expect(page.get_by_text("No runs match this filter")).to_be_visible()
+    page.get_by_role("button", name="Clear filter").click()
     expect(page.locator("a[data-run]")).to_have_count(4)
 
 
@@ -88,17 +88,17 @@ def test_delete_can_be_undone(
         page.close()
 
 
-def test_empty_folder_says_how_to_make_a_run(
+def test_empty_folder_explains_how_to_record_a_run(
     tmp_path: Path, serve: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
     with serve(tmp_path) as server:
         page = open_page(server.at("/"))
-        expect(page.get_by_text("No runs here yet")).to_be_visible()
+        expect(page.get_by_text("No runs yet")).to_be_visible()
         expect(page.get_by_text("session.watch")).to_be_visible()
         page.close()
 
 
-def test_run_that_dies_is_marked_within_ten_seconds(
+def test_killed_run_is_marked_within_ten_seconds(
     live_training: tuple[Path, Any], serve: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
     folder, process = live_training

@@ -1,4 +1,4 @@
-"""Ten times the tensors, and the picture is there as soon. Times themselves are in benchmarks/ui_paint.py."""
+"""The heatmap of a run with ten times the tensors appears about as fast. benchmarks/ui_paint.py measures the times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 STEPS = 4096
 SIZES = (200, 2000)
-# The map is drawn in the frame after its mark; two frames later it is on the screen.
+# The heatmap is drawn in the frame after its mark, and is on the screen two frames later.
 PAINT = """() => new Promise((done) => {
     const look = () => {
         if (!performance.getEntriesByName('sonde-heat').length) return requestAnimationFrame(look);
@@ -29,7 +29,7 @@ PAINT = """() => new Promise((done) => {
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 200 tensors and one of 2,000, each with one NaN in the middle."""
+    """A run with 200 tensors and one with 2,000, each with one NaN in the middle."""
     folder = tmp_path_factory.mktemp("big")
     for size in SIZES:
         planted = [Planted(tensor=size // 2, step=STEPS // 2, num_nan=1)]
@@ -44,7 +44,7 @@ def server(big: Path, serve: Callable[..., Any]) -> Iterator[Any]:
 
 
 def layers_of(page: Any, server: Any, size: int) -> float:
-    """Open layers × steps of that run; ms from the start of the page to the map."""
+    """Open the layers of a run and return the time from navigation to the heatmap in ms."""
     page.goto(server.at("/"))
     href = page.get_by_role("link", name=f"of-{size}", exact=True).get_attribute("href")
     page.goto(f"{server.base}{href}/layers")
@@ -55,7 +55,7 @@ def layers_of(page: Any, server: Any, size: int) -> float:
 def test_ten_times_the_tensors_take_less_than_three_times_as_long(server: Any, open_page: Callable[..., Any]) -> None:
     page = open_page()
     times: dict[int, list[float]] = {size: [] for size in SIZES}
-    for _ in range(5):  # in turn, so that what else the machine does hits both
+    for _ in range(5):  # alternating, so that other load affects both
         for size in SIZES:
             times[size].append(layers_of(page, server, size))
     small, large = (statistics.median(times[size]) for size in SIZES)
@@ -63,11 +63,11 @@ def test_ten_times_the_tensors_take_less_than_three_times_as_long(server: Any, o
     page.close()
 
 
-def test_one_nan_in_eight_million_values_is_seen(server: Any, open_page: Callable[..., Any]) -> None:
+def test_one_nan_in_eight_million_values_is_visible(server: Any, open_page: Callable[..., Any]) -> None:
     page = open_page()
     layers_of(page, server, 2000)
     expect(page.get_by_text("2,000 of 2,000 rows · steps 0–4,095")).to_be_visible()
-    expect(page.locator(".foot")).not_to_contain_text("on their way", timeout=60_000)
+    expect(page.locator(".foot")).not_to_contain_text("Preview", timeout=60_000)
     count = page.evaluate(
         """() => {
             const canvas = document.querySelector('.heat .box > canvas');
@@ -80,11 +80,11 @@ def test_one_nan_in_eight_million_values_is_seen(server: Any, open_page: Callabl
             return count;
         }"""
     )
-    assert 4 <= count <= 100  # large enough to be noticed, and nothing else is red
+    assert 4 <= count <= 100  # large enough to notice, and nothing else is red
     page.close()
 
 
-def test_single_steps_of_single_tensors_can_be_reached(server: Any, open_page: Callable[..., Any]) -> None:
+def test_zoom_reaches_single_steps_of_single_tensors(server: Any, open_page: Callable[..., Any]) -> None:
     page = open_page()
     layers_of(page, server, 2000)
     for _ in range(12):

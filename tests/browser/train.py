@@ -1,4 +1,4 @@
-"""A small real training, run as a process by the browser tests: healthy, spoilt on the way, or without end."""
+"""A small training script for the browser tests: healthy, corrupted at a given step, or endless."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sonde
 
 
 class Net(nn.Module):
-    """A few blocks with names worth a tree, and attention so that the flow view has something to show."""
+    """A few nested blocks for the module tree, with attention for the flow view."""
 
     def __init__(self, dim: int, num_blocks: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences whose class is which third of the features is largest: learnable in a hundred steps."""
+    """Random sequences, labelled by the group of features with the largest mean; learnable in a hundred steps."""
     x = torch.randn(32, 6, 8, generator=generator)
     y = torch.stack([x[..., :3].mean((1, 2)), x[..., 3:5].mean((1, 2)), x[..., 5:].mean((1, 2))], 1).argmax(1)
     return x, y

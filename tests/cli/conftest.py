@@ -122,7 +122,7 @@ def sonde(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def run_process(*arguments: object, env: Mapping[str, str] | None = None, stdin: str = "") -> Answer:
-    """The same in a process of its own."""
+    """The same in a separate process."""
     command = [sys.executable, "-m", "sonde.cli.main", *map(str, arguments)]
     environment = {**os.environ, **(env or {})}
     result = subprocess.run(

@@ -37,7 +37,7 @@ def run(*arguments):
 
 
 def test_show_mentions_them(rewound):
-    assert "2; the last began at step 6 (rewind)" in run("show", "p/n", "--dir", rewound)
+    assert "2; the last started at step 6 (rewind)" in run("show", "p/n", "--dir", rewound)
     facts = json.loads(run("show", "p/n", "--dir", rewound, "--json"))
     assert [row["first_step"] for row in facts["attempts"]] == [0, 6]
 

@@ -35,7 +35,7 @@ def test_of_a_run_and_of_a_folder(sonde: Any, make_run: Any, folder: Path) -> No
     assert [(row["step"], row["metrics"], row["problems"]) for row in rows][1] == (2, {"eval_loss": 0.5}, [])
     text = sonde("checkpoints", folder).stdout
     assert "eval_loss 0.5" in text
-    assert text.count("whole") == 3
+    assert text.count("complete") == 3
 
 
 def test_verify_finds_the_damaged_one(sonde: Any, folder: Path) -> None:
@@ -47,7 +47,7 @@ def test_verify_finds_the_damaged_one(sonde: Any, folder: Path) -> None:
 
 
 def test_delete_asks_and_names_what_is_there(sonde: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "There are: 1, 2, 3" in sonde("checkpoints", folder, "--delete", "7", "--yes", code=1).stderr
+    assert "Available steps: 1, 2, 3" in sonde("checkpoints", folder, "--delete", "7", "--yes", code=1).stderr
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert "Add --yes" in sonde("checkpoints", folder, "--delete", "1", code=2).stderr
     sonde("checkpoints", folder, "--delete", "1", "--delete", "3", "--yes")
@@ -70,4 +70,4 @@ def test_a_manifest_of_somebody_else_is_named(sonde: Any, folder: Path) -> None:
 
 def test_nothing_there(sonde: Any, make_run: Any) -> None:
     make_run()
-    assert "no checkpoints in" in sonde("checkpoints", "latest").stderr
+    assert "No checkpoints in" in sonde("checkpoints", "latest").stderr

@@ -24,7 +24,7 @@ def test_same_runs_are_the_same(sonde: Any, make_run: Any) -> None:
     found = sonde("compare", "a", "b", "--json", "--exit-code").json
     assert found["first_divergence"] is None
     assert found["config"] == []
-    assert "common series are the same" in sonde("compare", "a", "b").stdout
+    assert "common series agree" in sonde("compare", "a", "b").stdout
 
 
 def test_first_divergence_is_found_per_series(sonde: Any, make_run: Any) -> None:
@@ -46,8 +46,28 @@ def test_first_divergence_is_found_per_series(sonde: Any, make_run: Any) -> None
 def test_exit_code_is_one_for_a_difference_only_when_asked(sonde: Any, make_run: Any) -> None:
     make_run(name="a", losses=losses())
     make_run(name="b", losses=losses(3))
-    sonde("compare", "a", "b", code=0)
-    sonde("compare", "a", "b", "--exit-code", code=1)
+    assert "Exit code" not in sonde("compare", "a", "b", code=0).stderr
+    answer = sonde("compare", "a", "b", "--exit-code", code=1)
+    assert answer.stderr == "Exit code 1: 1 series differs, the first at step 3.\n"
+
+
+def test_exit_code_says_what_decided_it(sonde: Any, make_run: Any) -> None:
+    make_run(name="a", losses=losses(), config={"lr": 0.1})
+    make_run(name="b", losses=losses(), config={"lr": 0.2, "depth": 3}, scalars={"acc": 1.0, "f1": 1.0})
+    said = sonde("compare", "a", "b", "--exit-code", "--json", code=1).stderr
+    assert said == "Exit code 1: 2 config values differ; 2 series only in b.\n"
+    said = sonde("compare", "a", "b", "--exit-code", "--divergence", code=0).stderr
+    assert said.startswith("Exit code 0: no difference within a relative ")
+
+
+def test_exit_code_of_weights_says_what_decided_it(sonde: Any) -> None:
+    ones = np.ones(3, np.float32)
+    save_file({"x": ones, "y": ones}, "a.safetensors")
+    save_file({"x": ones * 2, "z": ones}, "b.safetensors")
+    said = sonde("compare", "a.safetensors", "b.safetensors", "--exit-code", code=1).stderr
+    assert "Exit code 1: 1 changed, 1 only in a, 1 only in b." in said
+    said = sonde("compare", "a.safetensors", "a.safetensors", "--exit-code").stderr
+    assert "Exit code 0: no difference in any tensor." in said
 
 
 def test_runs_with_nothing_in_common(sonde: Any, make_run: Any) -> None:
@@ -65,15 +85,15 @@ def test_divergence_names_step_place_and_both_numbers(sonde: Any, make_run: Any)
     make_run(name="a", losses=losses())
     make_run(name="b", losses=losses(7))
     text = sonde("compare", "a", "b", "--divergence").stdout
-    assert 'a and b differ first at step 7, in the scalar "loss".' in text
-    assert "0.375 in a, 1.375 in b, 7.3e-01 apart; rounding in float32 explains 1e-05." in text
+    assert 'a and b first differ at step 7, in the scalar "loss".' in text
+    assert "0.375 in a, 1.375 in b, 7.3e-01 apart; rounding in float32 explains up to 1e-05." in text
     assert "everything agreed in the 7 steps before" in text
     found = sonde("compare", "a", "b", "--divergence", "--json").json
     assert set(found) == {"a", "b", "first_divergence", "num_steps", "tolerance"}
     assert (found["first_divergence"]["step"], found["first_divergence"]["series"]) == (7, "loss")
 
 
-def test_divergence_of_the_same_runs_is_none(sonde: Any, make_run: Any) -> None:
+def test_equal_runs_do_not_diverge(sonde: Any, make_run: Any) -> None:
     make_run(name="a", losses=losses())
     make_run(name="b", losses=losses())
     assert "No difference beyond rounding in 20 common steps." in sonde("compare", "a", "b", "--divergence").stdout
@@ -105,7 +125,7 @@ def save(path: str, **arrays: np.ndarray) -> str:
 def test_weights_that_are_the_same(sonde: Any) -> None:
     a = save("a.safetensors", **{"fc.weight": np.ones((2, 2), np.float32)})
     b = save("b.safetensors", **{"fc.weight": np.ones((2, 2), np.float32)})
-    assert "All 1 tensors are the same" in sonde("compare", a, b, "--exit-code").stdout
+    assert "The tensor is identical" in sonde("compare", a, b, "--exit-code").stdout
     assert sonde("compare", a, b, "--json").json["same"] is True
 
 
@@ -115,7 +135,7 @@ def test_weights_that_differ(sonde: Any) -> None:
     b = save("b.safetensors", **{"fc.weight": w * 2, "fc.bias": w, "new": w, "head.weight": w * 1.01})
     answer = sonde("compare", a, b, "--exit-code", code=1)
     assert answer.stdout.index("fc.weight") < answer.stdout.index("head.weight")
-    assert "Of 5 tensors 2 changed, 1 only in a, 1 only in b, 1 the same." in answer.stdout
+    assert "Of 5 tensors: 2 changed, 1 only in a, 1 only in b, 1 identical." in answer.stdout
     found = sonde("compare", a, b, "--json").json
     assert found["total"]["num_changed"] == 2
     by_name = {row["name"]: row for row in found["tensors"]}
@@ -130,19 +150,19 @@ def test_a_tolerance_is_kept_to_and_what_was_not_compared_is_not_called_differen
     b = save("b.safetensors", w=w * np.float32(1.01), v=w.astype(np.float16))
     sonde("compare", a, b, "--exit-code", "--tolerance", "0.001", code=1)
     answer = sonde("compare", a, b, "--exit-code", "--tolerance", "0.02")
-    assert "Of 2 tensors 0 are the same and 2 within a relative 0.02" in answer.stdout
-    assert "--divergence is of two runs" in sonde("compare", a, b, "--divergence", code=2).stderr
+    assert "Of 2 tensors, 0 are identical and 2 agree within a relative tolerance of 0.02" in answer.stdout
+    assert "--divergence compares two runs" in sonde("compare", a, b, "--divergence", code=2).stderr
     sonde("compare", a, "missing.safetensors", "--exit-code", code=2)
 
 
-def test_what_is_not_finite_is_said_first_and_is_within_no_tolerance(sonde: Any) -> None:
+def test_nonfinite_values_come_first_and_are_within_no_tolerance(sonde: Any) -> None:
     a = save("a.safetensors", w=np.ones(3, np.float32), v=np.ones(3, np.float32))
     b = save("b.safetensors", w=np.array([1, 1, np.nan], np.float32), v=np.full(3, 9, np.float32))
     answer = sonde("compare", a, b, "--exit-code", "--tolerance", "100", code=1)
-    assert "changed, not finite" in answer.stdout
+    assert "changed, non-finite" in answer.stdout
     shown = sonde("compare", a, b).stdout
     assert shown.rindex("\nw ") < shown.rindex("\nv ")
-    assert "left out of these numbers: 0 elements of a, 1 of b." in shown
+    assert "Excluded as non-finite: 0 elements of a, 1 of b." in shown
 
 
 def test_only_the_most_changed_are_shown(sonde: Any) -> None:
@@ -151,12 +171,12 @@ def test_only_the_most_changed_are_shown(sonde: Any) -> None:
     answer = sonde("compare", a, b, "--top", "3")
     assert "l8.weight" in answer.stdout
     assert "l1.weight" not in answer.stdout
-    assert "5 more; show them with --top 8" in answer.stdout
+    assert "5 more tensors; show all with --top 8" in answer.stdout
 
 
 def test_file_that_is_not_there_is_one_line(sonde: Any) -> None:
     answer = sonde("compare", "a.safetensors", "b.safetensors", code=1)
-    assert answer.stderr == "sonde: error: No such file: a.safetensors\n"
+    assert answer.stderr == "Error: No such file: a.safetensors\n"
 
 
 def test_pickle_that_is_not_weights_is_one_line(sonde: Any) -> None:
@@ -174,6 +194,6 @@ def test_snapshot_of_a_run_and_a_file(sonde: Any, make_run: Any) -> None:
     for name in (f"{run}@5", "a@latest", "a"):
         assert sonde("compare", name, b, "--json", "--exit-code").json["same"]
     assert not sonde("compare", "a@5", b, "--kind", "grad", "--json").json["same"]
-    assert "no snapshot of step 7. The nearest is 5." in sonde("compare", "a@7", b, code=2).stderr
-    assert '"lats" is no step of a: a snapshot is RUN@STEP' in sonde("compare", "a@lats", b, code=2).stderr
+    assert "no snapshot of step 7. The closest is 5." in sonde("compare", "a@7", b, code=2).stderr
+    assert 'invalid step "lats" of a: name a snapshot as RUN@STEP' in sonde("compare", "a@lats", b, code=2).stderr
     assert "a = the snapshot of step 5 of gpt/a\n" in sonde("compare", "a@5", b).stdout

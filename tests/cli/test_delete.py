@@ -76,7 +76,7 @@ def test_two_runs_of_one_folder_name_both_fit_in_the_trash(sonde: Any, make_run:
     assert len([path for path in Path("runs/.trash").iterdir() if path.is_dir()]) == 2
 
 
-def test_run_outside_the_folder_of_runs_goes_to_a_trash_beside_it(sonde: Any, make_run: Any) -> None:
+def test_run_outside_the_folder_of_runs_goes_to_a_trash_next_to_it(sonde: Any, make_run: Any) -> None:
     run = make_run("elsewhere")
     (moved,) = sonde("delete", run, "--yes", "--json").json
     assert Path(moved["trash"]).parent == run.resolve().parent / ".trash"

@@ -1,4 +1,4 @@
-"""`sonde diagnose` and `sonde anomalies`: roots before symptoms, exit codes, silence that says what it missed."""
+"""`sonde diagnose`: roots before symptoms, exit codes, silence that says what it missed."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ def test_root_comes_first_with_its_symptoms_folded_under_it(sonde: Any, ill: Any
     lines = sonde("diagnose", code=1).stdout.splitlines()
     starts = [line.split()[1] for line in lines if line.startswith(("✗", "!", "·"))]
     assert starts == ["root"]
-    (folded,) = [line for line in lines if line.strip().startswith("so also")]
+    (folded,) = [line for line in lines if line.strip().startswith("also caused")]
     assert "symptom" in folded
-    assert any("1 remark; show with --all" in line for line in lines)
+    assert any("1 remark not shown; add --all" in line for line in lines)
 
 
 def test_a_note_has_numbers_healthy_range_picture_remedy_certainty_and_source(sonde: Any, ill: Any) -> None:
     text = sonde("diagnose", code=1).stdout
     for needed in (
-        "critical, 90 % sure, steps 5 to 19",
-        "0.25      norm of the gradient at step 5   healthy: 1 to 10",
+        "critical, confidence 90 %, steps 5 to 19",
+        "0.25         norm of the gradient at step 5   healthy: 1 to 10",
         "█",
         "grad/0.weight/norm, steps 0 to 19",
-        "do        optimizer = SGD(model.parameters(), lr=0.01)",
-        "          scheduler = LinearLR(optimizer)",
-        "why       Planted 2026",
+        "fix          optimizer = SGD(model.parameters(), lr=0.01)",
+        "             scheduler = LinearLR(optimizer)",
+        "reference    Planted 2026",
         "health",
     ):
         assert needed in text
@@ -96,7 +96,7 @@ def test_a_note_has_numbers_healthy_range_picture_remedy_certainty_and_source(so
 
 def test_all_unfolds_symptoms_and_remarks(sonde: Any, ill: Any) -> None:
     text = sonde("diagnose", "--all", code=1).stdout
-    assert text.count("do        optimizer") == 3
+    assert text.count("fix          optimizer") == 3
     assert "· remark" in text
 
 
@@ -144,17 +144,17 @@ def test_a_healthy_run_is_one_line_that_says_what_was_checked_and_what_was_not(
     monkeypatch.setenv("COLUMNS", "400")
     text = sonde("diagnose").stdout
     assert text.count("\n") == 1
-    assert "nothing is wrong (health 100 of 100); 1 rules looked at 20 recorded steps" in text
-    assert "not recorded: a validation loss (overfitting)" in text
+    assert "no problems found (health 100 of 100). 1 rule checked 20 recorded steps." in text
+    assert "Not checked: overfitting (no validation loss recorded)" in text
 
 
 def test_a_run_without_numbers_is_not_called_healthy(sonde: Any, make_run: Any) -> None:
     make_run(steps=0, sites=())
     text = sonde("diagnose").stdout
-    assert "nothing can be said" in text
+    assert "nothing was recorded that the rules could check" in text
 
 
-def test_a_rule_that_fails_is_named_and_the_others_go_on(sonde: Any, ill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_fails_is_named_and_the_others_run(sonde: Any, ill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "broken", fails=True)
     answer = sonde("diagnose", "--json", code=1).json
     assert answer["failed_rules"] == ["broken"]
@@ -164,8 +164,8 @@ def test_a_rule_that_fails_is_named_and_the_others_go_on(sonde: Any, ill: Any, m
 
 
 def test_names_cannot_steer_the_terminal(sonde: Any, ill: Any) -> None:
-    for arguments in (("diagnose",), ("diagnose", "--all"), ("anomalies",)):
-        text = sonde(*arguments, code=int(arguments[0] == "diagnose")).stdout
+    for arguments in (("diagnose",), ("diagnose", "--all"), ("diagnose", "--table")):
+        text = sonde(*arguments, code=1).stdout
         assert "\x1b" not in text
         assert "\u202e" not in text
         assert "\\x1b[31m" in text
@@ -179,26 +179,42 @@ def test_narrow_terminals_are_kept_to(sonde: Any, ill: Any, monkeypatch: pytest.
         assert max(map(len, lines)) <= int(width)
 
 
-def test_anomalies_are_flat_in_order_of_time_and_name_their_cause(sonde: Any, ill: Any) -> None:
-    rows = sonde("anomalies", "--json").json
+def test_a_table_is_flat_in_order_of_time_and_names_causes(sonde: Any, ill: Any) -> None:
+    rows = sonde("diagnose", "--table", "--json", code=1).json
     assert [(row["step"], row["type"], row["caused_by"]) for row in rows] == [
         (0, "remark", None),
         (5, "root", None),
         (9, "symptom", "root"),
     ]
-    assert "5-19" in sonde("anomalies").stdout
+    assert "5-19" in sonde("diagnose", "--table", code=1).stdout
 
 
-def test_anomalies_are_filtered_by_type_and_by_how_grave_they_are(sonde: Any, ill: Any) -> None:
-    assert [row["type"] for row in sonde("anomalies", "--json", "--severity", "warning").json] == ["root"]
-    assert [row["type"] for row in sonde("anomalies", "--json", "--type", "r*").json] == ["remark", "root"]
-    assert sonde("anomalies", "--json", "--type", "z*").json == []
-    assert "no anomalies like that" in sonde("anomalies", "--type", "z*").stderr
+def test_findings_are_filtered_by_type_and_severity(sonde: Any, ill: Any) -> None:
+    def types(*filters: str, code: int) -> list[str]:
+        return [row["type"] for row in sonde("diagnose", "--table", "--json", *filters, code=code).json]
+
+    assert types("--severity", "warning", code=1) == ["root"]
+    assert types("--type", "r*", code=1) == ["remark", "root"]
+    assert types("--type", "z*", code=0) == []
+    assert "No findings match these filters" in sonde("diagnose", "--table", "--type", "z*").stderr
+    assert "No findings match these filters" in sonde("diagnose", "--type", "z*").stderr
+
+
+def test_a_symptom_or_a_remark_asked_for_by_its_type_is_shown(sonde: Any, ill: Any) -> None:
+    for name in ("symptom", "remark"):
+        text = sonde("diagnose", "--type", name).stdout
+        assert f"{name} of" in text
+        assert "root of" not in text
+
+
+def test_the_exit_code_can_be_zero(sonde: Any, ill: Any) -> None:
+    sonde("diagnose", "--exit-zero", code=0)
+    sonde("diagnose", "--json", "--table", "--exit-zero", code=0)
 
 
 @pytest.mark.parametrize("option", [("--type", "rooot"), ("--severity", "criticl")])
-def test_a_misspelt_filter_is_told_the_nearest(sonde: Any, ill: Any, option: tuple[str, str]) -> None:
-    answer = sonde("anomalies", *option, code=2)
+def test_a_misspelt_filter_names_the_nearest(sonde: Any, ill: Any, option: tuple[str, str]) -> None:
+    answer = sonde("diagnose", *option, code=2)
     assert "Did you mean" in answer.stderr
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from sonde.cli import doctor
+from sonde.distribution import EXTRAS
 
 
 class Usage(NamedTuple):
@@ -19,19 +23,22 @@ class Usage(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def no_torch_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing torch in a process of its own takes seconds; one test does it."""
+    """Importing torch in a separate process takes seconds; one test does it."""
     monkeypatch.setattr(doctor, "check_torch", lambda: doctor.Check("torch", "ok", "not asked"))
 
 
 def levels(answer: Any) -> dict[str, str]:
-    return {check["name"]: check["level"] for check in answer.json}
+    return {check["name"]: check["level"] for check in answer.json["checks"]}
 
 
 def test_healthy_machine(sonde: Any, tmp_path: Path) -> None:
     found = levels(sonde("doctor", "--json"))
+    assert found["sonde-ml"] == "ok"
     assert found["python"] == found["settings"] == found["write access"] == found["locks"] == "ok"
     assert list(tmp_path.iterdir()) == []
-    assert "Recording will work here" in sonde("doctor").stdout
+    shown = sonde("doctor").stdout
+    assert "Recording will work here" in shown
+    assert str(tmp_path / "runs") in shown
 
 
 def test_folder_that_cannot_be_written_is_a_problem(sonde: Any, tmp_path: Path) -> None:
@@ -68,15 +75,45 @@ def test_bad_setting_is_a_problem(sonde: Any, monkeypatch: pytest.MonkeyPatch) -
     assert levels(sonde("doctor", "--json", code=1))["settings"] == "problem"
 
 
-def test_clock_before_the_installation_is_told(sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_before_the_installation_is_reported(sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.time, "time", lambda: 0.0)
     assert levels(sonde("doctor", "--json"))["clock"] == "warning"
 
 
-def test_missing_package_is_told_with_its_install_line(sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package_version", lambda name: None)
-    (check,) = [check for check in sonde("doctor", "--json").json if check["name"] == "h5py"]
-    assert (check["level"], check["remedy"]) == ("note", "For export to HDF5:  pip install 'sonde[h5]'")
+def test_every_extra_is_listed_once_with_what_it_adds(sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor.package_version
+    monkeypatch.setattr(doctor, "package_version", lambda name: None if name == "h5py" else installed(name) or "1.0")
+    checks = {check["name"]: check for check in sonde("doctor", "--json").json["checks"]}
+    for extra, adds in EXTRAS.items():
+        assert checks[f"extra {extra}"]["found"].startswith(f"{adds}: ")
+        assert sonde("doctor").stdout.count(f"extra {extra} ") == 1
+    assert (checks["extra plot"]["level"], checks["extra plot"]["remedy"]) == ("ok", "")
+    assert checks["extra h5"]["level"] == "note"
+    assert checks["extra h5"]["found"] == "export to HDF5: needs h5py"
+    assert checks["extra h5"]["remedy"] == "pip install 'sonde-ml[h5]'"
+
+
+def test_other_package_of_the_same_module_is_a_warning(
+    sonde: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_other(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    (check,) = [check for check in sonde("doctor", "--json").json["checks"] if check["name"] == "sonde-ml"]
+    assert check["level"] == "warning"
+    assert "sonde 9.9 is installed too" in check["found"]
+    assert check["remedy"].startswith("pip uninstall sonde ")
+    assert "--force-reinstall --no-deps sonde-ml" in check["remedy"]
+
+
+def install_other(target: Path) -> None:
+    """Install a package called sonde, with pip, into a folder."""
+    wheel = target.with_name("sonde-9.9-py3-none-any.whl")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("sonde-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: sonde\nVersion: 9.9\n")
+        archive.writestr("sonde-9.9.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("sonde-9.9.dist-info/RECORD", "")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*pip, str(wheel)], check=True)
 
 
 def test_old_python_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, version: str | None, returncode: int
     return doctor.check_torch()
 
 
-def test_real_torch_is_imported_in_a_process_of_its_own() -> None:
+def test_real_torch_is_imported_in_a_separate_process() -> None:
     check = doctor.check_torch()
     assert check.level == "ok"
     assert "CUDA device" in check.found
@@ -40,5 +40,5 @@ def test_torch_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("version", "level"), [("2.4.1", "warning"), ("1.13", "warning"), ("2.13.0+cpu", "ok"), ("3.0a0", "ok")]
 )
-def test_old_torch_is_told(version: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_torch_is_reported(version: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(monkeypatch, version).level == level

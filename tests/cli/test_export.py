@@ -12,15 +12,17 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from sonde.cli.export_place import explaining_a_full_disk
 from sonde.errors import RunError, UsageError
 from sonde.read.tensors.export_tables import open_export_tables
 from sonde.run import Run
 from sonde.run import open as open_run
 from sonde.show.export.atomic import replacing
+from sonde.show.export.place import explaining_a_full_disk
+from sonde.show.export.source import widened
 
 LOSSES = [1.0, float("nan"), float("inf"), -2.5, 1e-300]
 
@@ -108,7 +110,7 @@ def test_steps_are_cut(steps: str, expected: list[int], run: Path, sonde: Any) -
 
 @pytest.mark.parametrize("steps", ["a:b", "", "1:2:3:4", "1:2:0", "1-2"])
 def test_bad_steps_are_a_usage_error(steps: str, run: Path, sonde: Any) -> None:
-    assert '--steps is "first:stop"' in sonde("export", run, f"--steps={steps}", code=2).stderr
+    assert "invalid --steps" in sonde("export", run, f"--steps={steps}", code=2).stderr
 
 
 def test_series_are_chosen_by_glob(run: Path, sonde: Any) -> None:
@@ -132,7 +134,10 @@ def test_unknown_series_writes_nothing(run: Path, sonde: Any) -> None:
 def test_file_that_is_there_is_not_replaced_unless_forced(run: Path, sonde: Any) -> None:
     Path("out.csv").write_text("mine")
     arguments = ("export", run, "--what", "scalars", "--format", "csv", "-o", "out.csv")
-    assert "out.csv is there already" in sonde(*arguments, code=2).stderr
+    assert (
+        "out.csv already exists. Choose another file with --output, or overwrite it with --force."
+        in sonde(*arguments, code=2).stderr
+    )
     assert Path("out.csv").read_text() == "mine"
     sonde(*arguments, "--force")
     assert Path("out.csv").read_text().startswith('"step"')
@@ -175,8 +180,11 @@ def test_the_ending_of_the_file_says_the_format(name: str, begins: bytes, run: P
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--what", "scalars", "--format", "csv", "-o", "a.parquet"), "a.parquet is parquet, and --format says csv"),
-        (("-o", "a.csv"), "5 tables are one file each in csv. Name a folder"),
+        (
+            ("--what", "scalars", "--format", "csv", "-o", "a.parquet"),
+            "the format csv does not match the extension of a.parquet (parquet). Change --format or --output.",
+        ),
+        (("-o", "a.csv"), "csv writes 5 tables as one file each. Name a folder"),
         (("--what", "scalars", "-o", "a.npz"), 'no format for scalars "npz"'),
     ],
 )
@@ -186,14 +194,14 @@ def test_a_name_that_would_mislead_is_refused(arguments: tuple[str, ...], says: 
 
 
 def test_a_full_disk_is_said_with_what_to_do() -> None:
-    said = r"the disk is full: w.h5 could not be written. Make room"
+    said = r"the disk is full: cannot write w.h5. Free some space"
     with pytest.raises(RunError, match=said), explaining_a_full_disk(Path("w.h5")):
         Path("/dev/full").write_bytes(b"x")
 
 
 def test_hdf5_without_its_package_says_what_to_install(run: Path, sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    assert "pip install 'sonde[h5]'" in sonde("export", run, "--format", "hdf5", code=1).stderr
+    assert "pip install 'sonde-ml[h5]'" in sonde("export", run, "--format", "hdf5", code=1).stderr
 
 
 @pytest.mark.parametrize(("option", "value"), [("--format", "cvs"), ("--what", "scalar")])
@@ -238,9 +246,7 @@ def test_hostile_names_survive(format: str, make_run: Any, sonde: Any) -> None:
     assert {entry.name for entry in Path().iterdir()} == {"o", "runs"}
 
 
-def test_interrupted_export_of_a_large_table_goes_on_where_it_was(
-    run: Path, sonde: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_export_of_a_large_table_resumes(run: Path, sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sonde.show.export.source.ROWS_AT_ONCE", 1)  # a piece per site
     arguments = ("export", run, "--what", "stats", "-o", "out.parquet")
     read: list[str] = []
@@ -256,7 +262,7 @@ def test_interrupted_export_of_a_large_table_goes_on_where_it_was(
     monkeypatch.setattr(Run, "stats", watched)
     sonde(*arguments, code=2)
     assert not Path("out.parquet").exists()
-    assert "2 parts are there" in sonde(*arguments).stderr
+    assert "2 parts of this export are already done" in sonde(*arguments).stderr
     assert len(read) == 4  # of three sites, two were not read again
     assert pq.read_table("out.parquet").num_rows == open_run(run).stats("*").num_rows
     assert not Path(".out.parquet.parts").exists()
@@ -284,3 +290,68 @@ def test_tables_open_again_as_they_were(format: str, output: str, make_run: Any,
     columns = ["step", "name", "value", "time"]
     assert rows_of(found["scalars"], columns) == rows_of(opened.scalars(), columns)
     assert found["events"]["message"].to_pylist() == opened.events()["message"].to_pylist()
+
+
+@pytest.fixture
+def mixed(make_run: Any) -> Path:
+    """A run with scalars of the user's, and with some that sonde records."""
+    own = {"val/acc": 0.5, "data/loss/train": 3.0, "data/input/std": 1.0, "unit/0/dead": 0.0, "optim/lr": 0.1}
+    path: Path = make_run(steps=3, scalars=own)
+    return path
+
+
+def names(path: str) -> set[str]:
+    return {row["name"] for row in read_csv(path)}
+
+
+def test_scalars_are_those_that_the_user_logged(mixed: Path, sonde: Any) -> None:
+    sonde("export", mixed, "--what", "scalars", "-o", "out.csv")
+    assert names("out.csv") == {"loss", "val/acc"}
+
+
+def test_internal_scalars_are_exported_on_request(mixed: Path, sonde: Any) -> None:
+    every = {"loss", "val/acc", "data/loss/train", "data/input/std", "unit/0/dead", "optim/lr"}
+    sonde("export", mixed, "--what", "scalars", "--internal", "-o", "out.csv")
+    assert names("out.csv") == every
+    sonde("export", mixed, "--what", "all", "--format", "csv", "-o", "folder")
+    assert names("folder/scalars.csv") == every
+    sonde("export", mixed, "--what", "scalars", "--series", "data/*", "-o", "data.csv")
+    assert names("data.csv") == {"data/loss/train", "data/input/std"}
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet", "arrow", "json"])
+def test_wide_has_a_column_per_scalar(format: str, make_run: Any, sonde: Any) -> None:
+    run = make_run(losses=LOSSES, steps=5, scalars={"step": 7.0})
+    sonde("export", run, "--what", "scalars", "--shape", "wide", "--format", format, "-o", f"out.{format}")
+    if format == "json":
+        rows = json.loads(Path("out.json").read_text())["scalars"]
+    elif format == "csv":
+        rows = read_csv("out.csv")
+    else:
+        rows = (pq if format == "parquet" else pa.feather).read_table(f"out.{format}").to_pylist()
+    assert [int(row["step"]) for row in rows] == [0, 1, 2, 3, 4]
+    assert same([float(row["loss"]) for row in rows], LOSSES)
+    assert {float(row["scalar/step"]) for row in rows} == {7.0}
+
+
+def test_wide_has_nothing_where_nothing_was_logged() -> None:
+    nan = float("nan")
+    wide = widened({name: (np.array(steps), np.array(values)) for name, steps, values in (
+        ("a", [0, 2], [1.0, nan]), ("b", [2, 5], [3.0, 4.0]),
+    )})  # fmt: skip
+    assert wide["step"].to_pylist() == [0, 2, 5]
+    assert repr(wide["a"].to_pylist()) == "[1.0, nan, None]"
+    assert wide["b"].to_pylist() == [None, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--what", "stats", "--shape", "wide"], "--shape works only if --what is scalars"),
+        (["--internal"], "--internal works only if --what is scalars"),
+        (["--what", "scalars", "--shape", "wider"], 'Did you mean "wide"'),
+        (["--what", "scalars", "--shape", "wide", "--format", "h5"], "Choose another --format"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(arguments: list[str], message: str, mixed: Path, sonde: Any) -> None:
+    assert message in sonde("export", mixed, *arguments, code=2).stderr

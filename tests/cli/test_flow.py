@@ -83,7 +83,7 @@ def _forget_script() -> Any:
         sys.modules.pop(name, None)
 
 
-def test_a_healthy_model_is_told_in_a_few_lines(sonde: Any) -> None:
+def test_a_healthy_model_takes_a_few_lines(sonde: Any) -> None:
     out = sonde("flow", "train.py:good").stdout
     assert "health 100/100 HEALTHY" in out
     assert "No issue" in out
@@ -105,7 +105,7 @@ def test_json_is_one_document_whatever_the_script_prints(sonde: Any) -> None:
 
 def test_html_is_written(sonde: Any) -> None:
     answer = sonde("flow", "train.py:good", "--html", "flow.html")
-    assert "wrote flow.html" in answer.stderr
+    assert "Wrote flow.html" in answer.stderr
     assert Path("flow.html").read_text().startswith("<!doctype html>")
 
 
@@ -117,15 +117,15 @@ def test_other_ways_to_give_a_model(name: str, sonde: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("train.py", "names no function"),
+        ("train.py", "does not name a function"),
         ("nowhere.py:build", 'no script "nowhere.py"'),
         ("train.py:goood", 'no function "goood" in train.py. Did you mean "good"?'),
-        ("train.py:CONSTANT", 'no function "CONSTANT" in train.py. There are: mlp, batch, good, bad, as_dict'),
+        ("train.py:CONSTANT", 'no function "CONSTANT" in train.py. Available: mlp, batch, good, bad, as_dict'),
         ("train.py:needs", "needs() in train.py is called without arguments: missing a required argument: 'width'"),
         ("train.py:fails", "fails() in train.py failed: ZeroDivisionError: division by zero"),
         ("train.py:shapes", "the analysis failed: RuntimeError: mat1 and mat2"),
-        ("train.py:nothing", "nothing() returned NoneType. It returns (model, x, y, loss_fn)"),
-        ("train.py:wrong_key", "has input"),
+        ("train.py:nothing", "nothing() returned NoneType. It must return (model, x, y, loss_fn)"),
+        ("train.py:wrong_key", "has unknown keys: input"),
         ("train.py:no_model", "takes a torch.nn.Module; got str"),
     ],
 )
@@ -161,7 +161,7 @@ def test_documented_thresholds_are_an_option(sonde: Any) -> None:
     assert answer.json["issues"][0]["type"] == "VANISHING"  # of a healthy model whose loss is small
 
 
-def test_a_report_that_cannot_be_written_is_no_critical_finding(sonde: Any) -> None:
+def test_a_report_that_cannot_be_written_is_not_a_critical_finding(sonde: Any) -> None:
     assert 'no folder "nowhere"' in sonde("flow", "train.py:good", "--html", "nowhere/flow.html", code=2).stderr
     Path("taken.html").mkdir()
-    assert "taken.html could not be written" in sonde("flow", "train.py:good", "--html", "taken.html", code=2).stderr
+    assert "cannot write taken.html" in sonde("flow", "train.py:good", "--html", "taken.html", code=2).stderr

@@ -68,10 +68,10 @@ def test_sorts(sort: str, expected: list[str], sonde: Any, make_run: Any) -> Non
     assert [run["name"] for run in sonde("list", "--json", "--sort", sort).json] == expected
 
 
-def test_folder_without_runs_is_no_error(sonde: Any, tmp_path: Any) -> None:
+def test_folder_without_runs_is_not_an_error(sonde: Any, tmp_path: Any) -> None:
     answer = sonde("list")
     assert answer.stdout == ""
-    assert "no runs in runs. Record one:  sonde run train.py" in answer.stderr
+    assert "No runs in ./runs. Record one:  sonde run train.py" in answer.stderr
     assert sonde("list", "--json").json == []
     assert not (tmp_path / "runs").exists()
 
@@ -88,7 +88,7 @@ def test_damaged_run_is_named_and_the_others_are_listed(sonde: Any, make_run: An
     (make_run(name="bad") / "run.json").write_text('{"format":')
     answer = sonde("list", "--json")
     assert [run["name"] for run in answer.json] == ["good"]
-    assert "left out" in answer.stderr
+    assert "Skipped" in answer.stderr
     assert "run.json is damaged" in answer.stderr
 
 
@@ -102,7 +102,7 @@ def test_running_run_is_shown_as_running(sonde: Any, make_run: Any) -> None:
 
 def test_unknown_status_is_answered_with_the_nearest(sonde: Any) -> None:
     assert 'no status "crash". Did you mean "crashed"?' in sonde("list", "--status", "crash", code=2).stderr
-    assert 'no order "losses". Did you mean "loss"?' in sonde("list", "--sort", "losses", code=2).stderr
+    assert 'no sort order "losses". Did you mean "loss"?' in sonde("list", "--sort", "losses", code=2).stderr
 
 
 def test_dir_option_beats_the_variable(sonde: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from sonde.cli.main import VERBS, with_verb
+from sonde.cli.aliases import ALIASES
+from sonde.cli.help import first_sentence
+from sonde.cli.main import GROUPS, VERBS, app, with_verb
+from sonde.errors import nearest
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -23,9 +29,50 @@ def test_every_reading_verb_has_json(verb: str, sonde: Any) -> None:
     assert "--json" in sonde(verb, "-h").stdout
 
 
-def test_help_names_every_verb(sonde: Any) -> None:
+def test_help_names_every_verb_by_group_and_no_alias(sonde: Any) -> None:
     text = sonde("--help").stdout
-    assert all(f"  {verb} " in text for verb in VERBS)
+    assert all(f"\n{title}:\n" in text for title in GROUPS)
+    assert all(f"\n  {verb} " in text for verb in VERBS)
+    assert not any(f"\n  {alias} " in text for alias in ALIASES)
+    assert sonde().stdout == text
+    assert len(text.splitlines()) <= 48
+
+
+def test_options_that_few_need_come_last(sonde: Any) -> None:
+    basic, advanced = sonde("ui", "--help").stdout.split("\nAdvanced:\n")
+    assert "--port" in basic
+    assert "--allow-host" not in basic
+    assert "--allow-host" in advanced
+
+
+WIDTHS = (60, 80, 100, 200)
+
+
+def unwrapped(text: str) -> str:
+    """The text without line breaks and indentation; a word may be broken after a hyphen."""
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_no_summary_in_the_help_is_cut(columns: int, sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 40)))
+    text = sonde("--help").stdout
+    for verb, function in VERBS.items():
+        assert unwrapped(verb + first_sentence(function.__doc__ or "")) in unwrapped(text)
+    assert max(map(len, text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("verb", sorted(VERBS | ALIASES))
+def test_no_help_text_is_cut(verb: str, columns: int, sonde: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((columns, 40)))
+    text = unwrapped(sonde(verb, "--help").stdout)
+    command: Any = typer.main.get_command(app)
+    for param in command.commands[verb].params:
+        assert unwrapped(param.help) in text
+    for paragraph in inspect.cleandoc((VERBS | ALIASES)[verb].__doc__ or "").replace("\b", "").split("\n\n"):
+        assert unwrapped(paragraph) in text
 
 
 @pytest.mark.parametrize(
@@ -47,7 +94,24 @@ def test_a_bare_path_is_show_and_a_verb_is_a_verb() -> None:
 
 
 def test_a_misspelt_verb_is_named_as_one(sonde: Any) -> None:
-    assert 'no verb "diganose". Did you mean "diagnose"?' in sonde("diganose", "latest", code=2).stderr
+    expected = 'Error: no command "diganose". Did you mean "diagnose"? See  sonde --help\n'
+    assert sonde("diganose", "latest", code=2).stderr == expected
+    assert sonde("diganose", code=2).stderr == expected
+
+
+def typos(verb: str) -> set[str]:
+    """The verb with one letter lost, two swapped, or one doubled."""
+    lost = {verb[:i] + verb[i + 1 :] for i in range(len(verb)) if len(verb) > 2}
+    swapped = {verb[:i] + verb[i + 1] + verb[i] + verb[i + 2 :] for i in range(len(verb) - 1)}
+    doubled = {verb[:i] + verb[i] + verb[i:] for i in range(len(verb))}
+    return (lost | swapped | doubled) - set(VERBS)
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_one_wrong_letter_still_finds_the_verb(verb: str) -> None:
+    for typo in typos(verb):
+        meant = [other for other in VERBS if typo in typos(other)]  # "eport" may be either
+        assert nearest(typo, VERBS) in [f' Did you mean "{other}"?' for other in meant], typo
 
 
 def test_traceback_only_on_request(process: Any) -> None:
@@ -82,7 +146,7 @@ def test_names_are_not_cut_in_a_pipe(process: Any, make_run: Any) -> None:
     assert name in process("list").stdout
 
 
-def test_reader_that_goes_away_is_no_error(make_run: Any) -> None:
+def test_reader_that_goes_away_is_not_an_error(make_run: Any) -> None:
     import subprocess
 
     make_run()

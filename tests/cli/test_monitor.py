@@ -33,7 +33,7 @@ def test_run_by_name(make_run: Any, sonde: Any) -> None:
     make_run(name="a")
     make_run(name="b")
     assert "gpt/a" in sonde("monitor", "gpt/a", "--once").stdout
-    assert "Nearest" in sonde("monitor", "gpt/zzz", "--once", code=1).stderr
+    assert "Closest" in sonde("monitor", "gpt/zzz", "--once", code=1).stderr
 
 
 def test_without_a_terminal_it_points_to_once(make_run: Any, sonde: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'sonde[plot]'")
+pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'sonde-ml[plot]'")
 
 
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -64,7 +64,7 @@ def test_two_columns_of_one_name_are_both_there(sonde: Any) -> None:
 def test_wrong_or_forbidden_sql_is_one_line(sql: str, sonde: Any) -> None:
     answer = sonde("query", "latest", sql, code=2)
     assert answer.stdout == ""
-    assert answer.stderr.startswith("sonde: error: ")
+    assert answer.stderr.startswith("Error: ")
     assert answer.stderr.count("\n") == 1
     assert not Path("stolen.csv").exists()
 

@@ -23,8 +23,8 @@ def test_shows_everything_there_is_to_know_first(sonde: Any, make_run: Any) -> N
     shown = sonde("show", run).stdout
     for text in (
         "gpt/baseline", "crashed", "ValueError: boom", "20 in", "night", "with warmup", "lr", "model.width", "loss",
-        "█", "2.weight", "0.4743", "skipped a step", "1.23 % of the time, at one step in 4",
-        "1 module never fired: head", "sonde query",
+        "█", "2.weight", "0.4743", "skipped a step", "overhead: 1.23 %; recorded every 4 steps",
+        "1 module never ran: head", "sonde query",
     ):  # fmt: skip
         assert text in shown
 
@@ -77,17 +77,17 @@ def test_run_is_found_by(by: str, sonde: Any, make_run: Any) -> None:
 def test_missing_run_is_one_line_with_the_next_step(sonde: Any, make_run: Any) -> None:
     make_run()
     error = sonde("show", "baselin_", code=1).stderr
-    assert error.startswith('sonde: error: no run "baselin_"')
+    assert error.startswith('Error: no run "baselin_"')
     assert "baseline" in error
     assert error.count("\n") == 1
 
 
 def test_mistyped_verb_is_answered_with_the_verb(sonde: Any, make_run: Any) -> None:
     make_run()
-    assert 'Did you mean "list", the verb?' in sonde("lst", code=1).stderr
+    assert sonde("lst", code=2).stderr == 'Error: no command "lst". Did you mean "list"? See  sonde --help\n'
 
 
-def test_folder_that_is_no_run_is_an_error(sonde: Any, tmp_path: Any) -> None:
+def test_folder_that_is_not_a_run_is_an_error(sonde: Any, tmp_path: Any) -> None:
     (tmp_path / "something").mkdir()
     assert "not a run folder" in sonde("show", "something", code=1).stderr
 
@@ -131,7 +131,7 @@ def damage(path: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", ["stats", "scalars"])
-def test_damage_is_told_and_the_rest_is_shown(stream: str, sonde: Any, make_run: Any) -> None:
+def test_damage_is_reported_and_the_rest_is_shown(stream: str, sonde: Any, make_run: Any) -> None:
     run = make_run()
     (segment,) = run.glob(f"{stream}/rank-0000/*.parquet")
     damage(segment)

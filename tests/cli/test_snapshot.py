@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.cli import snapshot as verb
 from sonde.cli.main import main
 from sonde.run import open as open_run
 from sonde.session.entry import current
+from sonde.show import snapshot_request as verb
 
 
 @pytest.fixture
 def training(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A run that trains on a thread of its own until the test ends."""
+    """A run that trains on a separate thread until the test ends."""
     monkeypatch.setattr(verb, "POLL_S", 0.01)
     model = nn.Linear(30, 20)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -53,7 +53,7 @@ def ask(*arguments: str) -> int:
 def test_a_live_run_says_step_and_size(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask("latest") == 0
     captured = capsys.readouterr()
-    assert "snapshot of step" in captured.out
+    assert "Snapshot of step" in captured.out
     assert "2 tensors" in captured.out
     assert "waiting" in captured.err
     assert list((training.path / "tensors").glob("step-*"))
@@ -66,7 +66,7 @@ def test_json_and_kinds(training: Any, capsys: pytest.CaptureFixture[str]) -> No
     assert list((training.path / "requests").iterdir()) == []
 
 
-def test_a_kind_that_is_none_is_refused_with_the_nearest(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_kind_is_refused_with_the_nearest(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask("latest", "--kinds", "parm") == 2
     error = capsys.readouterr().err
     assert 'Did you mean "param"?' in error
@@ -78,7 +78,7 @@ def test_a_kind_that_is_none_is_refused_with_the_nearest(training: Any, capsys: 
 
 def test_what_there_is_nothing_of_is_said(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask("latest", "--kinds", "probe") == 1
-    assert "nothing that could be copied of probe: no probe batch was given" in capsys.readouterr().err
+    assert "nothing to copy for probe: no probe batch was given" in capsys.readouterr().err
 
 
 def test_without_waiting_it_only_asks(training: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_a_run_that_watches_nothing_says_so(own_folder: Path, capsys: pytest.Cap
 def test_a_run_that_has_ended_is_refused(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sonde.init(project="gpt", verbose=False).finish()
     assert ask("latest") == 1
-    assert "has ended: it is finished" in capsys.readouterr().err
+    assert "has already finished" in capsys.readouterr().err
     current.use(None)
 
 

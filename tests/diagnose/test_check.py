@@ -112,7 +112,7 @@ def test_needs_name_each_pattern_once() -> None:
     assert len(set(required_series())) == len(required_series())
 
 
-def test_a_rule_that_raises_is_reported_and_the_others_go_on() -> None:
+def test_a_rule_that_raises_is_reported_and_the_others_run() -> None:
     def broken(window: Window) -> Iterator[Finding]:
         raise ZeroDivisionError("on purpose")
 
@@ -122,10 +122,10 @@ def test_a_rule_that_raises_is_reported_and_the_others_go_on() -> None:
     rules = [
         Rule(name, Severity.WARNING, (), (), (), function) for name, function in (("broken", broken), ("works", works))
     ]
-    told: list[str] = []
-    found = check(Window(), rules, on_error=lambda name, error: told.append(f"{name}: {error}"))
+    errors: list[str] = []
+    found = check(Window(), rules, on_error=lambda name, error: errors.append(f"{name}: {error}"))
     assert [f.rule for f in found] == ["works"]
-    assert told == ["broken: on purpose"]
+    assert errors == ["broken: on purpose"]
 
 
 @pytest.fixture

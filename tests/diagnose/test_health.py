@@ -102,7 +102,7 @@ def test_each_way_of_being_ill_costs_its_own_layer_and_the_run(site: str, change
         },
     ],
 )
-def test_what_is_no_illness_costs_nothing(change: dict[str, float]) -> None:
+def test_what_is_not_an_illness_costs_nothing(change: dict[str, float]) -> None:
     assert (health(window(change)).scores == 100.0).all()
 
 
@@ -119,11 +119,11 @@ def test_a_remark_is_free_and_a_warning_is_not() -> None:
     assert health(window(), [finding("warning")]).last == pytest.approx(60)
 
 
-def test_a_loss_that_is_not_finite_leaves_nothing() -> None:
+def test_a_nonfinite_loss_leaves_no_health() -> None:
     assert health(window(loss=np.nan)).last == 0
 
 
-def test_nothing_measured_is_no_score() -> None:
+def test_nothing_measured_means_no_score() -> None:
     found = health(Window())
     assert np.isnan(found.last)
     assert found.scores.shape == (1, 0)

@@ -18,7 +18,7 @@ def test_equal_to_numpy_where_something_is_known(ours) -> None:  # type: ignore[
 
 
 @pytest.mark.parametrize("ours", ALL, ids=[f.__name__ for f in ALL.values()])
-def test_where_nothing_is_known_the_answer_is_nan_and_nobody_warns(ours) -> None:  # type: ignore[no-untyped-def]
+def test_where_nothing_is_known_the_answer_is_nan_without_a_warning(ours) -> None:  # type: ignore[no-untyped-def]
     assert np.isnan(ours([]))
     assert np.isnan(ours([np.nan, np.nan]))
     np.testing.assert_array_equal(ours(np.array([[1.0, np.nan], [1.0, np.nan]]), axis=0)[1], np.nan)

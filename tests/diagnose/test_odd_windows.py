@@ -65,7 +65,7 @@ EVENTS: Final = (
 
 
 def inspections() -> list[str]:
-    """Series that rules ask for beside what they declare, as they are written in their source."""
+    """Series that rules read in addition to those they declare, as written in their source."""
     folder = Path(sonde.diagnose.__file__).parent
     text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.py")))
     named = re.findall(r'"((?:unit|attn|rnn|data|model)/[^"/]+/[a-z_]+)"', text)
@@ -81,7 +81,7 @@ def column(steps: str, values: str, num_steps: int) -> Column:
 
 
 def odd_window(seed: int) -> Window:
-    """A model of one kind or none; what rules ask for, each pattern with steps and values of its own, some left out."""
+    """A window with or without a model, where each pattern has its own steps and values and some are missing."""
     random = np.random.default_rng(seed)
     num_steps = int(random.choice([1, 3, 40, 400]))
     document = stack(*LAYERS[random.integers(len(LAYERS))])

@@ -30,5 +30,6 @@ def test_full_rate_is_above_half_of_the_highest() -> None:
 
 
 def test_another_rate_is_written_as_code_for_this_optimizer() -> None:
-    assert write_rate(at(0.5), 0.0047) == "SGD(..., lr=0.002)  # now 0.5"
+    assert write_rate(at(0.5), 0.0047) == "Lower the learning rate from 0.5 to 0.002: `SGD(..., lr=0.002)`"
+    assert write_rate(at(0.001), 10) == "Raise the learning rate from 0.001 to 0.01: `SGD(..., lr=0.01)`"
     assert "0.1 times" in write_rate(Window(), 0.1)

@@ -1,6 +1,6 @@
-"""Rules that mostly remark, each on a real little training run and on one close by.
+"""Rules that mostly report info, each on a small real training run and on a similar healthy one.
 
-`data_starvation` and `throughput_regression` look at minutes of clock time: they are tested on windows made by hand.
+`data_starvation` and `throughput_regression` need minutes of clock time: they are tested on hand-made windows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mlp(*between: nn.Module, width: int = 32) -> nn.Sequential:
 
 
 class Deaf(nn.Module):
-    """Listens to its input as much as it is told to."""
+    """Depends on its input by a given fraction."""
 
     def __init__(self, share: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The window that is kept while training goes on is the one that is read from disk afterwards."""
+"""The window that is kept during training is the one that is read from disk afterwards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch import nn
 
 import sonde
 from sonde.diagnose.rolling import Rolling
+from sonde.schema.joined import JOINED
+from sonde.schema.names import matches, matches_stat, split_pattern
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord, SystemSample
 from sonde.schema.sketch import SUMSQ, N, empty_rows
+from sonde.schema.stats import STATS
 from sonde.write.items import NewScalar, NewSite
 from sonde.write.writer import Writer, WriterOptions
 
@@ -70,7 +73,7 @@ def train(session: Any) -> None:
 
 def test_live_columns_equal_the_window_of_the_finished_run(monkeypatch: Any) -> None:
     observer = Copying()
-    monkeypatch.setattr("sonde.session.session.LiveRules", lambda *_, **__: observer)
+    monkeypatch.setattr("sonde.session.session.RulesProcess", lambda *_, **__: observer)
     with sonde.init(project="rolling", dir="runs", verbose=False, system_metrics=False) as session:
         train(session)
     live, read = observer.rolling.window({}), sonde.open(Path(session.path)).window(PATTERNS)
@@ -109,3 +112,19 @@ def test_a_writer_without_an_observer_is_as_before(tmp_path: Path) -> None:
     run = create_run(tmp_path / "runs", project="p", name="n")
     Writer(run, WriterOptions(system_interval_s=0.0)).close("finished")
     assert sonde.open(run).live_findings().num_rows == 0
+
+
+def test_the_stats_of_a_site_are_those_of_every_pattern_that_matches() -> None:
+    """Against the obvious way, which tries every pattern with every stat at every site."""
+    patterns = ["grad/*/norm", "*/layers.*/rms", "update/head/*", "param/*/norm_raw", "*/*/[mr]*", "grad/head/ratio"]
+    rolling = Rolling(patterns)
+    for kind in ("grad", "param", "update", "act"):
+        for name in ("layers.0.weight", "head", "*", "layers.[0]"):
+            expected = [
+                stat
+                for pattern in map(split_pattern, patterns)
+                if matches(pattern.kind, kind) and matches(pattern.site, name)
+                for stat in (*STATS, *(j.name for j in JOINED.values() if j.kind == kind))
+                if matches_stat(pattern.stat, stat)
+            ]
+            assert rolling._stats_of(kind, name) == tuple(dict.fromkeys(expected))

@@ -1,4 +1,4 @@
-"""Findings from look to look: announced once, kept up, ended."""
+"""Findings from one check to the next: announced once, updated, ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names(tracked: list) -> list[str]:
     return [one.finding.rule for one in tracked]
 
 
-def test_a_finding_is_announced_at_the_second_look_and_only_then() -> None:
+def test_a_finding_is_announced_at_the_second_check_and_only_then() -> None:
     tracker = Tracker()
     begun = [names(tracker.look([finding()]).begun) for _ in range(4)]
     assert begun == [[], ["a"], [], []]
@@ -26,7 +26,7 @@ def test_a_sure_and_critical_finding_is_announced_at_once() -> None:
     assert names(Tracker().look([finding(severity="critical")]).begun) == ["a"]
 
 
-def test_the_last_look_announces_everything_and_ends_what_is_gone() -> None:
+def test_the_last_check_announces_everything_and_ends_what_is_gone() -> None:
     tracker = Tracker()
     tracker.look([finding("a", severity="critical")])
     changes = tracker.look([finding("b")], is_last=True)
@@ -34,7 +34,7 @@ def test_the_last_look_announces_everything_and_ends_what_is_gone() -> None:
     assert [f.rule for f in tracker.open] == ["b"]
 
 
-def test_it_is_over_when_it_was_missed_twice_and_begins_anew_after_that() -> None:
+def test_it_is_over_when_it_was_missed_twice_and_starts_over_after_that() -> None:
     tracker = Tracker()
     critical = finding(severity="critical")
     tracker.look([critical])

@@ -116,7 +116,7 @@ class TestTemporal:
         assert metrics.decay_rate == pytest.approx(math.log(0.9), rel=1e-3)
 
     def test_it_must_have_run(self) -> None:
-        with pytest.raises(UsageError, match="nothing has been analysed"):
+        with pytest.raises(UsageError, match="nothing to report yet"):
             TemporalAnalyzer().get_timestep_profile()
 
     def test_packed_sequences_do_not_hurt(self) -> None:
@@ -163,7 +163,7 @@ class TestAttention:
         assert report.details["transformer"]["residual_ratio"] == metrics.residual_ratio
         assert set(analyzer.get_attention_profile()) == {"query", "key", "value", "entropy"}
         assert analyzer.get_layer_metrics(0) == analyzer.get_layer_metrics(metrics.attention[0].layer)
-        with pytest.raises(UsageError, match="no attention 'nowhere'"):
+        with pytest.raises(UsageError, match="no attention layer 'nowhere'"):
             analyzer.get_layer_metrics("nowhere")
 
     def test_ratios_are_those_of_the_rows(self) -> None:
@@ -185,7 +185,7 @@ class TestAttention:
             assert getattr(metrics, key) == pytest.approx((grad[rows].norm() / weight[rows].norm()).item(), rel=1e-4)
 
     def test_it_must_have_run(self) -> None:
-        with pytest.raises(UsageError, match="nothing has been analysed"):
+        with pytest.raises(UsageError, match="nothing to report yet"):
             AttentionAnalyzer().get_transformer_metrics()
 
 
@@ -209,7 +209,7 @@ class TestComparative:
         comparison = ComparativeAnalyzer().compare_models(deep(depth=2), deep(depth=3), *self.batch())
         assert (comparison.only_before, comparison.only_after) == ((), ("5", "6"))
         told = str(comparison).splitlines()
-        assert told[1].startswith("  no layer is better or worse; pressure changed most in ")
+        assert told[1].startswith("  no layer improved or got worse; pressure changed most in ")
         assert told[2:] == ["  only after: 5, 6"]
 
     @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model_state_dict": state, "epoch": 3}])
@@ -256,7 +256,7 @@ class TestComparative:
         analyzer = ComparativeAnalyzer()
         analyzer.analyze_model(deep(depth=2), *self.batch(), name="small")
         assert analyzer.compare("small", "small").health_change == 0
-        with pytest.raises(UsageError, match="no report named 'large'; there are: small"):
+        with pytest.raises(UsageError, match=r"no report named 'large'. Available: small"):
             analyzer.compare("small", "large")
 
 

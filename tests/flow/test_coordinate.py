@@ -220,11 +220,11 @@ def test_a_layer_that_gets_less_with_the_width_vanishes() -> None:
 def test_wrong_questions() -> None:
     with pytest.raises(UsageError, match="at least two widths"):
         coordinate_check(standard, [32], batches=(None, None), loss_fn=None)
-    with pytest.raises(NotAModelError, match=r"make_model\(8\) is to return a torch.nn.Module; got int"):
+    with pytest.raises(NotAModelError, match=r"make_model\(8\) must return a torch.nn.Module; got int"):
         coordinate_check(lambda width: width, [8, 16], batches=(None, None), loss_fn=None)  # type: ignore[arg-type, return-value]
     one = (torch.randn(4, 8), torch.randn(4, 8))
     with pytest.raises(UsageError, match=r"batches\(0\) ended after 1 of 4 steps"):
         coordinate_check(lambda _: nn.Linear(8, 8), [8, 16], batches=lambda _: iter([one]), loss_fn=nn.MSELoss())
     report = sweep(standard, one_rate)
-    with pytest.raises(KeyError, match="no layer 'nowhere'; there are enter, head, hidden"):
+    with pytest.raises(KeyError, match=r"no layer 'nowhere'\. Known: enter, head, hidden"):
         report.get("nowhere")

@@ -174,7 +174,7 @@ def test_parameters_and_gradients_are_joined_as_asked_too(model: Network) -> Non
         norms.append(float(model.head.bias.grad.norm()))
         monitor.monitor_gradients()
         monitor.monitor_parameters()
-    with pytest.warns(UserWarning, match="one number; this one gave 4"):
+    with pytest.warns(UserWarning, match="one number; this one returned 4"):
         monitor.end_step()
     metrics = monitor.get_step_metrics()
     assert metrics["gradient/head.bias/largest"] == max(norms)
@@ -264,7 +264,7 @@ def test_a_compiled_model_is_seen_at_its_boundary() -> None:
         assert monitor.get_step_metrics() == {"activation/[root module]/mean": pytest.approx(out.mean().item())}
 
 
-def test_a_failing_metric_is_told_once_and_the_others_stay(model: Network) -> None:
+def test_a_failing_metric_is_reported_once_and_the_others_stay(model: Network) -> None:
     monitor = watched(model)
 
     def failing(x: Tensor) -> Tensor:
@@ -281,7 +281,7 @@ def test_a_failing_metric_is_told_once_and_the_others_stay(model: Network) -> No
     assert not any(key.endswith(("bad", "worse", "late")) for key in found[2])
 
 
-def test_where_warnings_are_errors_training_goes_on(model: Network, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_warnings_are_errors_training_continues(model: Network, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = ModuleMonitor()
     monitor.set_module(model)
     monitor.add_activation_metric("bad", lambda x: 1 / 0)
@@ -320,7 +320,7 @@ class TestReference:
         assert [found[0][kind] for kind in kinds] == [0.0, 0.0, 0.0]
         assert all(found[1][kind] > 0 for kind in kinds)
 
-    def test_a_reference_that_has_not_run_is_told_once(self, model: Network) -> None:
+    def test_a_reference_that_has_not_run_is_reported_once(self, model: Network) -> None:
         monitor = ModuleMonitor()
         monitor.set_module(model)
         monitor.set_reference_module(copy.deepcopy(model))
@@ -343,21 +343,21 @@ class TestReference:
             monitor.set_reference_module(nn.Linear(2, 2))
         other = copy.deepcopy(model)
         other.head = nn.Linear(8, 3)
-        with pytest.raises(UsageError, match=r"head.weight is \(2, 8\) here, \(3, 8\) there"):
+        with pytest.raises(UsageError, match=r"head.weight is \(2, 8\) in the model, \(3, 8\) in the reference"):
             monitor.set_reference_module(other)
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_reported() -> None:
     monitor = ModuleMonitor()
     with pytest.raises(NotAModelError):
         monitor.set_module("model")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is no function"):
+    with pytest.raises(UsageError, match="must be a function"):
         monitor.add_activation_metric("x", 3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="regex"):
         monitor.add_activation_metric("x", rms, "(")
 
 
-def test_gradients_before_clipping_have_names_of_their_own(model: Network) -> None:
+def test_gradients_before_clipping_have_separate_names(model: Network) -> None:
     monitor = watched(model)
     x, y = batch()
     monitor.begin_step(0)
@@ -393,7 +393,7 @@ def test_metrics_become_part_of_a_run(model: Network, tmp_path: Path) -> None:
 
 
 class TestAttention:
-    def test_heads_have_numbers_of_their_own(self, model: Network) -> None:
+    def test_heads_have_separate_numbers(self, model: Network) -> None:
         monitor = ModuleMonitor()
         monitor.set_module(model)
         monitor.add_activation_metric("rms", rms, r".*head_\d+\..*")
@@ -438,7 +438,7 @@ class TestAttention:
         assert len([key for key in found if key.startswith("attention_entropy/")]) == 4
         assert all(found[f"attention_entropy/here.head_{head}"] <= torch.tensor(3.0).log() for head in range(4))
 
-    def test_a_wrong_shape_is_told_and_training_goes_on(self) -> None:
+    def test_a_wrong_shape_is_reported_and_training_continues(self) -> None:
         monitor = ModuleMonitor()
         monitor.set_module(nn.Linear(1, 1))
         monitor.begin_step(0)

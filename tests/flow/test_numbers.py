@@ -23,7 +23,7 @@ def test_numbers_come_back_in_the_order_they_were_asked_for() -> None:
     assert fetch([]) == []
 
 
-def test_a_sketch_counts_what_is_not_finite_and_leaves_it_out() -> None:
+def test_a_sketch_counts_nonfinite_values_and_leaves_them_out() -> None:
     values = np.array([3.0, -4.0, 0.0, np.nan, np.inf])
     (found,) = sketches_of(sketch(values).rows[None])
     assert found == Sketch(5, 7 / 3, 4.0, 5.0, math.sqrt(25 / 3), 0.2, 2)
@@ -45,8 +45,8 @@ class OneHead(nn.Module):
 
 
 @pytest.mark.parametrize("part", ["fused_logits", "entropy_by_head"])
-def test_an_attention_that_cannot_be_read_is_told_of_and_the_rest_analysed(
-    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_unreadable_attention_is_reported_and_the_rest_analysed(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*args: object, **kwargs: object) -> None:
         raise RuntimeError("of a kind unknown")
@@ -54,6 +54,6 @@ def test_an_attention_that_cannot_be_read_is_told_of_and_the_rest_analysed(
     monkeypatch.setattr(f"sonde.flow.analyzers.attention_calls.{part}", fails)
     analyzer = AttentionAnalyzer()
     report = analyzer.analyze(OneHead(), torch.randn(2, 3, 4), None, lambda out: out.square().mean())
-    assert "could not be read (RuntimeError: of a kind unknown)" in caplog.text
+    assert "cannot inspect an attention layer (RuntimeError: of a kind unknown)" in capsys.readouterr().err
     assert report.layer("q_proj").metrics.grad_norm > 0
     assert math.isnan(analyzer.get_layer_metrics(0).entropy)

@@ -32,7 +32,7 @@ def test_layers_are_in_the_order_of_the_forward_pass(well: FlowReport) -> None:
     assert [layer.name for layer in well.layers] == [*"0123456", "model"]
     assert well.layer("0").type == "Linear"
     assert well.layer("0").output_shape == (32, 32)
-    with pytest.raises(KeyError, match="no layer 'nowhere'; there are 0, 1"):
+    with pytest.raises(KeyError, match=r"no layer 'nowhere'\. Known: 0, 1"):
         well.layer("nowhere")
 
 

@@ -75,12 +75,12 @@ def test_it_works_where_gradients_are_switched_off() -> None:
     ("arguments", "message"),
     [
         ((torch.randn(4, 3), None, lambda out: out), "it has shape"),
-        ((torch.randn(4, 3), None, lambda out: out.sum().item()), "must be a tensor; loss_fn gave float"),
+        ((torch.randn(4, 3), None, lambda out: out.sum().item()), "must be a tensor; loss_fn returned float"),
         ((torch.randn(4, 3), None, lambda out: out.detach().sum()), "no gradient"),
-        ((torch.randn(4, 3), None, None), "no loss_fn was given"),
-        ((torch.randn(4, 3), torch.randn(4, 2), None), "Linear takes no labels to compute its own loss from"),
+        ((torch.randn(4, 3), None, None), "no loss_fn was passed"),
+        ((torch.randn(4, 3), torch.randn(4, 2), None), "Linear does not compute its own loss from labels"),
         ((torch.randn(4, 3), None, lambda out: out.sum(), 0), "at least 1"),
-        ((torch.randn(4, 3), None, lambda out: out.sum(), 5), "cannot be cut"),
+        ((torch.randn(4, 3), None, lambda out: out.sum(), 5), "cannot split"),
     ],
 )
 def test_wrong_questions_are_answered_in_a_sentence(arguments: Any, message: str) -> None:
@@ -97,9 +97,9 @@ def test_a_lazy_model_is_asked_to_see_a_batch_first() -> None:
 
 def test_analyzers_say_when_the_model_is_not_for_them() -> None:
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    with pytest.raises(UsageError, match="no attention was found"):
+    with pytest.raises(UsageError, match="no attention found"):
         AttentionAnalyzer().analyze(model, x, None, lambda out: out.sum())
-    with pytest.raises(UsageError, match="no recurrent layer was found"):
+    with pytest.raises(UsageError, match="no recurrent layer found"):
         TemporalAnalyzer().analyze(model, x, None, lambda out: out.sum())
 
 

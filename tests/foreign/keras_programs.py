@@ -181,7 +181,7 @@ class OwnStep(keras.Model):
                 loss = self.compute_loss(y=y, y_pred=predicted)
             grads = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply(grads, self.trainable_variables)
-            return self._told(y, predicted, loss)
+            return self._answer(y, predicted, loss)
 
     elif BACKEND == "torch":
 
@@ -194,7 +194,7 @@ class OwnStep(keras.Model):
             trained = list(self.trainable_weights)
             with torch.no_grad():
                 self.optimizer.apply([v.value.grad for v in trained], trained)
-            return self._told(y, predicted, loss)
+            return self._answer(y, predicted, loss)
 
     else:
 
@@ -219,7 +219,7 @@ class OwnStep(keras.Model):
                 made += mine
             return logs, (trainable, others, of_optimizer, made)
 
-    def _told(self, y: Any, predicted: Any, loss: Any) -> Any:
+    def _answer(self, y: Any, predicted: Any, loss: Any) -> Any:
         for metric in self.metrics:
             metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, predicted)
         return {metric.name: metric.result() for metric in self.metrics}
@@ -373,6 +373,6 @@ if __name__ == "__main__":
     for number, name in enumerate(chosen):
         with contextlib.redirect_stdout(sys.stderr):
             answers = examine(name, PROGRAMS[name], target / str(number))
-        found[name] = answers.as_json() | {"told": str(answers.values)}
+        found[name] = answers.as_json() | {"summary": str(answers.values)}
     (target / "answers.json").write_text(json.dumps(found))
     os._exit(0)  # TensorFlow's own threads take their time

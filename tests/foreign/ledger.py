@@ -1,6 +1,6 @@
 """What a training with another compiler than torch's has done, as arrays: the part of an oracle that `compare` reads.
 
-A compiler adds up in float32 and in an order of its own, and computes a gradient with other roundings than the same
+A compiler adds up in float32 and in its own order, and computes a gradient with other roundings than the same
 formula has without it.
 """
 

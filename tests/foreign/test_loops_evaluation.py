@@ -156,7 +156,7 @@ def own_count(trial: Trial) -> None:
 
 @loop("back to a checkpoint", is_quick=True)
 def rewound(trial: Trial) -> None:
-    """A bad stretch is thrown away: model and optimizer are loaded again, and the steps are made anew."""
+    """A bad stretch is thrown away: model and optimizer are loaded again, and the steps are repeated."""
     model, optimizer = start(trial)
     kept, batches = None, clusters()
     for step in range(15):

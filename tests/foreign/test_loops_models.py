@@ -509,7 +509,7 @@ def lazy(trial: Trial) -> None:
     train(trial, model, optimizer, range(STEPS), batches)
 
 
-@loop("parameters without a module of their own")
+@loop("parameters outside any module")
 def bare_parameters(trial: Trial) -> None:
     class Mixture(nn.Module):
         def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Loops that differ in how a step is made: closures, accumulation, scalers, schedules, steps inside of backward."""
 
-# ruff: noqa: B023 - a closure is called before its loop goes on
+# ruff: noqa: B023 - a closure is called before its loop continues
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def plateau(trial: Trial) -> None:
         trial.log({"loss": loss.item()}, at=step)
 
 
-@loop("groups with settings of their own", is_quick=True)
+@loop("groups with different settings", is_quick=True)
 def groups(trial: Trial) -> None:
     model = classifier()
     decayed = [p for p in model.parameters() if p.ndim > 1]

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow, JAX and torch, each in a process of its own: Keras chooses its back-end when it is imported."""
+"""Keras on TensorFlow, JAX and torch, each in a separate process: Keras chooses its back-end when it is imported."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_keras(backend: str, programs: tuple[str, ...], tmp_path: Path) -> None:
 
 def answers_of(found: dict) -> Answers:
     """As they were in the other process, with numbers in place of what was compared."""
-    made = {key: value for key, value in found.items() if key not in ("values", "problems", "told")}
+    made = {key: value for key, value in found.items() if key not in ("values", "problems", "summary")}
     numbers = found["values"]
     counted = {name: numbers[name] for name in ("num_series", "num_values", "not_compared")}
     values = Comparison(**counted)
-    values.different = [line for line in found["told"].splitlines()[1:] if numbers["problems"]]
+    values.different = [line for line in found["summary"].splitlines()[1:] if numbers["problems"]]
     return Answers(**made, values=values)

@@ -1,5 +1,5 @@
-"""One training program, run from the same seed with the oracle and with sonde. A program says of every number it logs
-at which step it belongs; sonde is not told.
+"""One training program, run from the same seed with the oracle and with sonde. A program tells the oracle the step of
+every number it logs, but not sonde.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Trial:
         self.follow(*_listed(optimizer), *_listed(follows))
 
     def follow(self, *optimizers: Optimizer) -> None:
-        """These step the model from now on; sonde is not told."""
+        """These step the model from now on. sonde does not know that."""
         self.optimizers += optimizers
 
     def leave(self, optimizer: Optimizer) -> None:
@@ -67,7 +67,7 @@ class Trial:
         """`sonde.step()`: gradients are there, and the program itself will use them."""
 
     def skipped(self, optimizer: Optimizer) -> None:
-        """A scaler kept this optimizer from its step; sonde is not told."""
+        """A scaler skipped the step of this optimizer. sonde does not know that."""
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -60,7 +60,7 @@ class Witnesses(Oracle):
 
     @property
     def last_step(self) -> int:
-        """The last that an optimizer has made: a forward pass alone is none."""
+        """The last that an optimizer has made: a forward pass alone does not count."""
         return self.step if self._has_stepped or self.is_over else self.step - 1
 
     def _outputs(self, site: str, output: Any) -> None:

@@ -161,7 +161,7 @@ def test_clip_by_value_then_by_norm(tap):
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_clip_by_value_of_what_is_not_finite_is_unknown(tap, bad):
+def test_clip_by_value_of_nonfinite_gradients_is_unknown(tap, bad):
     ps = params([3.0, bad], [3.0, 4.0])
     nn.utils.clip_grad_value_(ps, 3.0)
     assert factors(tap, ps) == [UNKNOWN, pytest.approx(math.sqrt(18) / 5)]
@@ -247,7 +247,7 @@ def test_replacement_by_somebody_else_in_between_is_respected(monkeypatch):
     tap.detach()
     assert nn.utils.clip_grad_value_ is theirs
     (p,) = params([3.0, 4.0])
-    nn.utils.clip_grad_value_([p], 1.0)  # still clips, and tells nobody
+    nn.utils.clip_grad_value_([p], 1.0)  # still clips, and reports nothing
     assert p.grad.tolist() == [1.0, 1.0]
     assert factors(tap, [p]) == [None]
     nn.utils.clip_grad_value_ = clip_grad.clip_grad_value_

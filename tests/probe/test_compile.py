@@ -54,7 +54,7 @@ def test_one_graph_no_breaks_no_recompiles_and_the_same_losses(watch, follow, wa
     assert counters["stats"]["unique_graphs"] == 1
     assert dict(counters["graph_break"]) == {}
     assert len(steps.before) == 20
-    # Inside the graph nothing is seen; the compiled wrapper stands at the boundary of the model.
+    # Inside the graph nothing is seen; the compiled wrapper is the boundary of the model.
     assert sink.names == ["model"] * 20
 
 

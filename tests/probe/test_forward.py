@@ -307,7 +307,7 @@ def test_input_that_passes_through_keeps_no_hook(watch):
     assert not x._backward_hooks
 
 
-def test_in_place_operation_behind_a_module_leaves_it_what_it_returned(watch):
+def test_in_place_operation_after_a_module_does_not_change_what_it_returned(watch):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     sink = watch(model)
     x = torch.randn(50, 4)
@@ -325,7 +325,7 @@ def test_module_called_several_times_is_seen_each_time(watch):
     assert sink.names == ["0", "0", "0", "model"]
 
 
-def test_backward_after_detach_tells_nobody(watch):
+def test_backward_after_detach_reports_nothing(watch):
     model = mlp()
     sink = watch(model)
     loss = model(torch.randn(3, 4)).sum()
@@ -363,7 +363,7 @@ def test_watched_model_is_freed(watch):
     assert len(sink.names) == 4
 
 
-def test_failing_sink_is_reported_and_training_goes_on_with_gradients(watch):
+def test_failing_sink_is_reported_and_training_continues_with_gradients(watch):
     model = mlp()
     sink = watch(model)
 

@@ -69,7 +69,7 @@ def test_several_optimizers_have_their_own_numbers_and_parameters(follow):
     assert steps.tap.num_watched == 2
 
 
-def test_each_optimizer_is_told_what_clipping_did_to_its_own(follow):
+def test_each_optimizer_has_the_clipping_of_its_gradients(follow):
     model = net()
     steps = follow(model)
     first, second = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 1))
@@ -326,7 +326,7 @@ def test_one_that_takes_the_place_of_the_named_one_is_followed(follow):
     assert [number for number, _ in steps.before] == [0, 0, 0]
 
 
-def test_one_beside_the_named_one_is_told_of_once(follow):
+def test_an_optimizer_other_than_the_named_one_warns_once(follow):
     model, other = net(), net()
     named, unnamed = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
     foreign = torch.optim.SGD(other.parameters(), lr=0.1)

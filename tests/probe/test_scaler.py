@@ -1,4 +1,4 @@
-"""What a scaler keeps an optimizer from is told once, and the scaler is left as it was."""
+"""A step that a scaler skips is reported once, and the scaler is left as it was."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sgd(**options: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("kind", [GradScaler, type("Own", (GradScaler,), {})])
-def test_only_steps_that_were_not_made_are_told(skipped: list[Any], kind: Any) -> None:
+def test_only_steps_that_were_not_made_are_reported(skipped: list[Any], kind: Any) -> None:
     optimizer, scaler = sgd(), kind("cpu", init_scale=2.0)
     for factor in (1.0, float("inf"), 1.0):
         step(optimizer, scaler, factor)
@@ -60,7 +60,7 @@ def test_a_scaler_that_is_off_scales_nothing(skipped: list[Any]) -> None:
     assert loss_scale() is None
 
 
-def test_what_is_no_optimizer_of_torch_is_not_judged(skipped: list[Any]) -> None:
+def test_an_optimizer_from_elsewhere_is_not_judged(skipped: list[Any]) -> None:
     class Alike:
         """Has what a scaler asks for, and no hooks."""
 
@@ -83,7 +83,7 @@ def test_an_error_of_the_users_is_theirs(skipped: list[Any]) -> None:
     assert (skipped, loss_scale()) == ([], None)
 
 
-def test_the_scaler_is_as_it_was_when_nobody_listens() -> None:
+def test_the_scaler_is_as_it_was_without_a_listener() -> None:
     from torch.optim import optimizer as torch_optimizer
 
     before = GradScaler.step, dict(torch_optimizer._global_optimizer_pre_hooks)
@@ -95,7 +95,7 @@ def test_the_scaler_is_as_it_was_when_nobody_listens() -> None:
     assert (GradScaler.step, dict(torch_optimizer._global_optimizer_pre_hooks)) == before
 
 
-def test_a_later_replacement_stays_and_nothing_is_told_twice() -> None:
+def test_a_later_replacement_stays_and_nothing_is_reported_twice() -> None:
     original = GradScaler.step
     first, found = ScalerTap(lambda _: None, lambda *_: None), []
     ours = GradScaler.step

@@ -69,7 +69,7 @@ def test_site_is_chosen_and_refused_by_its_alias_too():
 
 @pytest.mark.parametrize("wrong", [3, None, 2.5])
 def test_what_cannot_select_is_refused(wrong):
-    with pytest.raises(UsageError, match="sites= takes a glob"):
+    with pytest.raises(UsageError, match="sites= must be a glob"):
         chooser(wrong)
 
 

@@ -36,7 +36,7 @@ def test_a_frozen_teacher_and_a_second_name_are_not() -> None:
     assert unregistered(model) == []
 
 
-def test_the_result_of_a_forward_pass_is_no_parameter() -> None:
+def test_the_result_of_a_forward_pass_is_not_a_parameter() -> None:
     model = Holder()
     model.extra = model.known(torch.ones(1, 2))
     assert unregistered(model) == []

@@ -33,7 +33,7 @@ def check_steps(run: Any, *names: str, steps: int = STEPS, each: int = 1) -> Non
 
 
 def check_count(run: Any, steps: int = STEPS, site: str = "2.bias") -> None:
-    """So many steps were made, each with a gradient, and nothing failed."""
+    """The expected number of steps were made, each with a gradient, and nothing failed."""
     assert run.last_step == steps - 1
     assert run.stats(f"grad/{site}/n")["step"].to_pylist() == list(range(steps))
     assert run.warnings == []

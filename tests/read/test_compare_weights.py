@@ -129,7 +129,7 @@ def test_keras_weights_lie_as_torchs_do() -> None:
     assert row(found, "fc.bias")["matched_by"] == "order"
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     told: list[tuple[int, int]] = []
     compare_weights(lazy(a=np.ones(1), b=np.ones(1)), lazy(a=np.ones(1)), lambda *news: told.append(news))
     assert told == [(1, 2), (2, 2)]

@@ -1,4 +1,4 @@
-"""Damaged files: what is read is right, or the damage is told. Never wrong numbers, never an unknown exception."""
+"""Damaged files: what is read is right, or the damage is reported. Never wrong numbers, never an unknown exception."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def truth(recording) -> tuple[dict[tuple[str, int], float], dict[int, float]]:
 
 
 def look(path: Path, grads: dict[tuple[str, int], float], losses: dict[int, float]) -> str:
-    """Read everything; "right", "told", or an AssertionError when something is silently wrong."""
+    """Read everything; "right", "reported", or an AssertionError when something is silently wrong."""
     try:
         run = Run(path)
     except (CorruptError, NotARunError, FormatError) as error:
-        return f"told: {error}"
-    told = []
+        return f"reported: {error}"
+    reported = []
     for read, expected in ((read_grads, grads), (read_losses, losses)):
         try:
             found = read(run)
         except CorruptError as error:
-            told.append(str(error))
+            reported.append(str(error))
             continue
         wrong = [
             key
@@ -52,14 +52,14 @@ def look(path: Path, grads: dict[tuple[str, int], float], losses: dict[int, floa
         assert not wrong, f"silently wrong values: {wrong[:3]}"
         if len(found) < len(expected):
             assert run.warnings, f"{len(expected) - len(found)} rows are silently missing"
-            told += run.warnings
+            reported += run.warnings
     for read in (run.events, run.system, run.sites):
         try:
             read()
         except CorruptError as error:
-            told.append(str(error))
+            reported.append(str(error))
     assert run.status in ("finished", "crashed", "running")
-    return f"told: {told[0]}" if told else "right"
+    return f"reported: {reported[0]}" if reported else "right"
 
 
 def read_grads(run: Run) -> dict[tuple[str, int], float]:
@@ -118,7 +118,7 @@ def mutate(path: Path, rng: random.Random) -> str:
 def campaign(recording, ending: str, number: int, tmp_path: Path, seed: int = 0) -> dict[str, int]:
     rng = random.Random(seed)
     grads, losses = truth(recording)
-    outcomes = {"right": 0, "told": 0}
+    outcomes = {"right": 0, "reported": 0}
     for trial in range(number):
         copy = tmp_path / f"trial-{trial}"
         shutil.copytree(recording.path, copy)
@@ -139,32 +139,32 @@ def test_undamaged_runs_read_right(finished, killed_once):
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".log", ".sqlite-wal"])
-def test_a_few_random_damages_of_a_killed_run_are_told(killed_once, tmp_path, ending):
-    assert campaign(killed_once, ending, 15, tmp_path)["told"] > 0
+def test_a_few_random_damages_of_a_killed_run_are_reported(killed_once, tmp_path, ending):
+    assert campaign(killed_once, ending, 15, tmp_path)["reported"] > 0
 
 
-def test_a_few_random_damages_of_a_finished_catalog_are_told(finished, tmp_path):
-    assert campaign(finished, ".sqlite", 15, tmp_path)["told"] > 0
+def test_a_few_random_damages_of_a_finished_catalog_are_reported(finished, tmp_path):
+    assert campaign(finished, ".sqlite", 15, tmp_path)["reported"] > 0
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("ending", [".parquet", ".log", ".sqlite", ".sqlite-wal"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_many_random_damages_of_a_killed_run_are_told(killed_once, tmp_path, ending, seed):
+def test_many_random_damages_of_a_killed_run_are_reported(killed_once, tmp_path, ending, seed):
     outcomes = campaign(killed_once, ending, 300, tmp_path, seed)
-    assert outcomes["told"] > 0 or ending == ".sqlite"  # nearly all of the catalog is still in its log
+    assert outcomes["reported"] > 0 or ending == ".sqlite"  # nearly all of the catalog is still in its log
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("ending", [".parquet", ".sqlite"])
-def test_many_random_damages_of_a_finished_run_are_told(finished, tmp_path, ending):
-    assert campaign(finished, ending, 300, tmp_path)["told"] > 0
+def test_many_random_damages_of_a_finished_run_are_reported(finished, tmp_path, ending):
+    assert campaign(finished, ending, 300, tmp_path)["reported"] > 0
 
 
 @pytest.mark.fault
 def test_large_segments_that_are_not_hashed_are_checked_by_their_pages(finished, tmp_path, monkeypatch):
     monkeypatch.setattr("sonde.read.run.segments.ALWAYS_HASHED_BYTES", 0)
-    assert campaign(finished, ".parquet", 300, tmp_path)["told"] > 0
+    assert campaign(finished, ".parquet", 300, tmp_path)["reported"] > 0
 
 
 def test_a_flipped_bit_in_a_page_is_found_without_the_hash(finished, monkeypatch):
@@ -177,7 +177,7 @@ def test_a_flipped_bit_in_a_page_is_found_without_the_hash(finished, monkeypatch
     assert len(Run(finished.path).verify()) == 1
 
 
-def test_every_flipped_bit_of_a_signed_run_json_is_told(finished):
+def test_every_flipped_bit_of_a_signed_run_json_is_reported(finished):
     path = finished.path / "run.json"
     document = json.loads(path.read_text())
     document.pop("crc32", None)
@@ -192,18 +192,18 @@ def test_every_flipped_bit_of_a_signed_run_json_is_told(finished):
             Run(finished.path)
 
 
-def test_a_log_cut_at_the_end_of_a_frame_is_told_from_a_clean_end(killed_once, tmp_path):
+def test_a_log_cut_at_the_end_of_a_frame_differs_from_a_clean_end(killed_once, tmp_path):
     copy = shutil.copytree(killed_once.path, tmp_path / "copy")
     log = copy / "stats" / "rank-0000" / "live.log"
     state = Run(copy)._state
     frames = next(file for file in state.logs["stats"][0].files.values()).frames
     os.truncate(log, frames[-3].end + 16 if frames[0].end < frames[-3].end else 0)
-    (warning,) = [text for text in Run(copy).warnings if "acknowledged" in text]
-    assert "2 acknowledged records" in warning
+    (warning,) = [text for text in Run(copy).warnings if "cannot be read" in text]
+    assert "2 records" in warning
 
 
 def test_a_killed_run_is_read_where_sqlite_may_not_write(killed_once, tmp_path, monkeypatch):
-    """On a read-only disk SQLite cannot open a catalog whose log is beside it: a copy is looked at."""
+    """On a read-only disk SQLite cannot open a catalog whose log is next to it: a copy is read."""
     copy = shutil.copytree(killed_once.path, tmp_path / "copy")
     original = catalog._open
 
@@ -216,15 +216,15 @@ def test_a_killed_run_is_read_where_sqlite_may_not_write(killed_once, tmp_path, 
     assert look(copy, *truth(killed_once)) == "right"
 
 
-def test_a_torn_tail_that_was_never_acknowledged_is_no_loss(killed_once, tmp_path):
+def test_a_torn_tail_that_was_never_acknowledged_is_not_a_loss(killed_once, tmp_path):
     copy = shutil.copytree(killed_once.path, tmp_path / "copy")
     log = copy / "stats" / "rank-0000" / "live.log"
     frame = log.read_bytes()[16:400]
     with log.open("ab") as file:
         file.write(frame[:100])
     run = Run(copy)
-    assert [w for w in run.warnings if "unfinished record" in w]
-    assert not [w for w in run.warnings if "acknowledged" in w]
+    assert [w for w in run.warnings if "incomplete record" in w]
+    assert not [w for w in run.warnings if "cannot be read" in w]
     assert len(read_grads(run)) == len(truth(killed_once)[0])
 
 
@@ -258,7 +258,7 @@ def test_a_segment_of_another_run_is_not_taken_for_its_own(finished, record):
         foreign = other.path / own.relative_to(finished.path)
         if foreign.exists():
             shutil.copyfile(foreign, own)
-    assert look(finished.path, *truth(finished)).startswith("told")
+    assert look(finished.path, *truth(finished)).startswith("reported")
 
 
 def test_a_wrong_row_of_the_catalog_is_not_used(finished):
@@ -270,7 +270,7 @@ def test_a_wrong_row_of_the_catalog_is_not_used(finished):
 
 
 @pytest.mark.parametrize("table", ["sites", "scalar_names"])
-def test_a_name_that_is_missing_from_the_catalog_is_told(finished, table):
+def test_a_name_that_is_missing_from_the_catalog_is_reported(finished, table):
     with sqlite3.connect(finished.path / "catalog.sqlite") as connection:
         connection.execute(f"delete from {table} where id = (select max(id) from {table})")
     assert any("are missing" in warning for warning in Run(finished.path).warnings)
@@ -335,7 +335,7 @@ def test_counts_that_the_file_does_not_hold_are_refused(finished):
     with sqlite3.connect(finished.path / "catalog.sqlite") as connection:
         (id,) = connection.execute("select id from segments where stream = 'scalars' and level = 0").fetchone()
     forge(finished.path, "segments", id, num_rows=10**12)
-    with pytest.raises(CorruptError, match="rows where the catalog says"):
+    with pytest.raises(CorruptError, match="rows, but the catalog says"):
         Run(finished.path).scalars()
 
 
@@ -343,13 +343,13 @@ def test_counts_that_the_file_does_not_hold_are_refused(finished):
     "values",
     [{"tiles": "[[1]]"}, {"tiles": "{"}, {"tiles": "7"}, {"first_step": "x"}, {"stream": "x"}, {"level": None}],
 )
-def test_rows_of_the_catalog_that_make_no_sense_are_told(finished, values):
+def test_rows_of_the_catalog_that_make_no_sense_are_reported(finished, values):
     with sqlite3.connect(finished.path / "catalog.sqlite") as connection:
         (id,) = connection.execute("select id from segments where stream = 'scalars' and level = 0").fetchone()
         connection.execute("pragma writable_schema = on")
         connection.execute("update sqlite_master set sql = replace(sql, 'not null', '') where name = 'segments'")
     forge(finished.path, "segments", id, **values)
-    assert look(finished.path, *truth(finished)).startswith("told")
+    assert look(finished.path, *truth(finished)).startswith("reported")
 
 
 def test_a_view_in_place_of_a_table_is_not_asked(finished):

@@ -113,7 +113,7 @@ def test_a_gradient_is_named_where_it_went_wrong_and_not_in_the_layers_it_flowed
     assert found.num_before > 20
 
 
-def test_rounding_is_told_by_the_type_of_numbers() -> None:
+def test_tolerance_for_rounding_depends_on_the_dtype() -> None:
     """The bias before the batch norm has no gradient but rounding, of which Adam makes whole steps: no difference."""
     found = sonde.compare(train("a"), train("double", dtype=torch.float64), tolerance=1e-12).first_divergence
     assert (found.step, found.tolerance) == (0, 1e-12)

@@ -154,7 +154,7 @@ def test_sharded_folder(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Non
 def test_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     index = {"weight_map": {"x": "../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CorruptError, match="not a file beside it"):
+    with pytest.raises(CorruptError, match="not a file next to it"):
         open_tensors(tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_cut_safetensors_is_refused(cut: int, tmp_path: Path) -> None:
 def test_size_that_is_not_the_shapes_is_refused(tmp_path: Path) -> None:
     header = json.dumps({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 8]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(CorruptError, match="has 8 bytes, its shape 16"):
+    with pytest.raises(CorruptError, match="has 8 bytes, but its shape needs 16"):
         open_tensors(tmp_path / "a.safetensors")
 
 
@@ -190,7 +190,7 @@ def test_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_bfloat16_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"x": torch.ones(1, dtype=torch.bfloat16)}, tmp_path / "a.safetensors")
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'sonde-ml\[tensors\]'"):
         _ = open_tensors(tmp_path / "a.safetensors")["x"]
 
 

@@ -1,4 +1,4 @@
-"""Cells of heat maps: the same whichever way they are spread, exact at the ends of what numbers can be."""
+"""Cells of heatmaps: the same whichever way they are spread, exact at the ends of what numbers can be."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_sealed_and_live_together_are_all(record: object) -> None:
 
 @pytest.mark.parametrize("stat", ["rms", "norm", "max_abs"])
 def test_cells_of_merged_steps_are_of_one_step(record: object, stat: str) -> None:
-    """A mean is that of the merged steps; a norm is not four times as much because four steps lie in it."""
+    """A mean is that of the merged steps; a norm is not four times as much because it covers four steps."""
     recording = record("merged").steps(64).finish()  # type: ignore[operator]
     state = open_state(recording.path)
     number = next(n for n, s in state.catalog.sites.items() if (s.kind, s.name) == ("grad", "0.weight"))

@@ -43,7 +43,7 @@ def test_records_that_found_the_queue_full_say_so(run: Path) -> None:
     assert not writer.put(scalar(3), 1 << 40, step=3)
     writer.close("finished", deadline_s=20)
     assert warnings(run) == [
-        "1 records of scalars were dropped: the disk was slower than training, and the queue was full"
+        "1 record of scalars was dropped: the disk was slower than training, and the queue was full"
     ]
 
 
@@ -55,7 +55,7 @@ def test_records_that_could_not_be_made_say_why_and_do_not_blame_the_disk(run: P
     writer.put(StatsRecord(0, 0.0, np.zeros(2, np.int32), np.zeros((1, 1)), np.zeros(0), np.zeros((0, 1))), 1, step=4)
     writer.close("finished", deadline_s=20)
     told = warnings(run)
-    assert told[0] == "4 records of stats could not be written"
+    assert told[0] == "4 records of stats were not written because of errors"
     assert [line.partition(": ")[0] for line in told[1:]] == ["a record could not be written"] * 3
     assert "ZeroDivisionError" in told[1]
     assert "KeyError" in told[2]
@@ -84,11 +84,11 @@ def test_events_about_losses_are_warnings_once_each_and_not_without_end(run: Pat
     assert told[0] == "the snapshot of step 0 was skipped: no memory"
     assert told.count("the same every time") == 1
     assert "nothing could be written for 2.0 s" in told
-    assert told[-1] == "10 more events of the type snapshot_skipped; events() has them all"
+    assert told[-1] == "10 more events of type snapshot_skipped; run.events() lists them all"
     assert len(told) == 20 + 1 + 1 + 1
 
 
-def test_events_that_are_not_kept_are_told(run: Path) -> None:
+def test_events_that_are_not_kept_are_reported(run: Path) -> None:
     writer = Writer(run, OPTIONS)
     for step in range(MAX_EVENTS + 5):
         writer.event(event("cadence", f"{step}"))
@@ -96,7 +96,7 @@ def test_events_that_are_not_kept_are_told(run: Path) -> None:
     assert warnings(run) == ["more than 10,000 events; further ones are not recorded"]
 
 
-def test_what_other_ranks_lost_is_told_too(run: Path) -> None:
+def test_what_other_ranks_lost_is_reported_too(run: Path) -> None:
     Writer(run, OPTIONS).close("finished", deadline_s=20)
     log = RankLog(run, 3)
     log.write(event("warning", "a check for NaN failed: no device"), Start(0.0, None))
@@ -104,7 +104,7 @@ def test_what_other_ranks_lost_is_told_too(run: Path) -> None:
     assert warnings(run) == ["rank 3: a check for NaN failed: no device"]
 
 
-def test_records_that_were_damaged_before_a_run_was_resumed_stay_told(run: Path) -> None:
+def test_records_that_were_damaged_before_a_run_was_resumed_stay_reported(run: Path) -> None:
     writer = Writer(run, OPTIONS)
     writer.event(event("damaged", "7 bytes in the log of stats are damaged; the records in them are lost"))
     writer.close("finished", deadline_s=20)

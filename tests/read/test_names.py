@@ -51,9 +51,19 @@ def test_of_several_runs_with_one_name_the_newest_is_opened(record, tmp_path):
 
 def test_a_prefix_of_several_runs_is_refused_with_their_names(two_runs, tmp_path):
     record_names = [two_runs[0].path.name, two_runs[1].path.name]
-    with pytest.raises(RunNotFoundError, match="may mean any of 2 runs") as error:
+    with pytest.raises(RunNotFoundError, match="is ambiguous: 2 runs match") as error:
         sonde.open("gpt/2", dir=tmp_path / "runs")
     assert all(name in str(error.value) for name in record_names)
+
+
+@pytest.mark.parametrize(("number", "more"), [(6, None), (10, None), (12, "and 2 more")])
+def test_all_runs_that_an_ambiguous_name_may_mean_are_listed_up_to_ten(record, tmp_path, number, more):
+    names = sorted(record(f"run{n}").finish().path.name for n in range(number))
+    with pytest.raises(RunNotFoundError, match=f"is ambiguous: {number} runs match") as error:
+        sonde.open("run", dir=tmp_path / "runs")
+    assert sum(name in str(error.value) for name in names) == min(number, 10)
+    assert (" more)" in str(error.value)) == (more is not None)
+    assert more is None or f"{more})" in str(error.value)
 
 
 def test_a_name_that_is_not_there_is_answered_with_near_ones(two_runs, tmp_path):
@@ -96,7 +106,7 @@ def change(run: Path, **facts: object) -> None:
 
 def test_a_newer_format_is_refused_with_the_remedy(finished):
     change(finished.path, format=99)
-    with pytest.raises(FormatError, match="pip install -U sonde"):
+    with pytest.raises(FormatError, match="pip install -U sonde-ml"):
         sonde.open(finished.path)
 
 
@@ -128,7 +138,7 @@ def test_wrong_types_in_run_json_are_named(finished, facts):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'"x"', b"[" * 100_000, b"\xff\xfe{}", b"null", b"{}"])
-def test_a_run_json_that_is_none_is_refused(finished, text):
+def test_an_invalid_run_json_is_refused(finished, text):
     (finished.path / "run.json").write_bytes(text)
     with pytest.raises((CorruptError, NotARunError)):
         sonde.open(finished.path)

@@ -23,7 +23,7 @@ def test_min_max_keeps_every_extreme_and_both_ends():
     assert (np.diff(kept) > 0).all()
 
 
-def test_min_max_keeps_the_first_value_of_a_stretch_that_is_not_finite():
+def test_min_max_keeps_the_first_value_of_a_nonfinite_stretch():
     values = np.ones(1000)
     values[500:520] = np.nan
     values[900] = np.inf

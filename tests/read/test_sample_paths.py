@@ -43,7 +43,7 @@ def test_a_run_without_tensors_names_none(tmp_path: Path) -> None:
 def test_snapshots_are_named_where_they_are(tmp_path: Path) -> None:
     run = train(tmp_path, snapshots=sonde.every(4))
     found = {step: path for step, path in sample_paths(run).items() if path}
-    assert sorted(found) == run.snapshots()["step"].to_pylist()
+    assert sorted(found) == run.tensors.snapshots()["step"].to_pylist()
     assert len(found) >= 3
     for step, path in found.items():
         assert zipfile.is_zipfile(path)
@@ -76,7 +76,7 @@ def test_a_checkpoint_in_another_folder_is_named_while_it_is_there(tmp_path: Pat
 def test_a_snapshot_in_a_repository_is_named_by_its_address(tmp_path: Path) -> None:
     run = train(tmp_path, snapshots=sonde.Snapshots(when=sonde.every(6), store="icechunk"))
     found = {step: path for step, path in sample_paths(run).items() if path}
-    assert sorted(found) == run.snapshots()["step"].to_pylist()
+    assert sorted(found) == run.tensors.snapshots()["step"].to_pylist()
     assert set(found.values()) == {str(run.path / "icechunk")}
     assert (run.path / "icechunk").is_dir()
 

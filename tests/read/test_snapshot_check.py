@@ -1,4 +1,4 @@
-"""`run.verify()` of whole tensors: a flipped bit anywhere in a snapshot is told with its step."""
+"""`run.verify()` of whole tensors: a flipped bit anywhere in a snapshot is reported with its step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_is_whole_is_not_complained_of(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["param", "grad"])
-def test_a_flipped_bit_in_a_tensor_is_told_with_its_step(kind: str, run: Run) -> None:
+def test_a_flipped_bit_in_a_tensor_is_reported_with_its_step(kind: str, run: Run) -> None:
     flip(run.path / "tensors" / "step-000000010.zarr.zip", f"{kind}/w/c/0/0")
     (problem,) = run.verify()
     assert problem.startswith("the snapshot of step 10: tensor")
@@ -43,13 +43,13 @@ def test_a_flipped_bit_in_a_tensor_is_told_with_its_step(kind: str, run: Run) ->
 
 
 @pytest.mark.parametrize("key", ["param/w/zarr.json", "param/zarr.json"])
-def test_a_flipped_bit_that_only_other_readers_would_meet_is_told(key: str, run: Run) -> None:
+def test_a_flipped_bit_that_only_other_readers_would_meet_is_reported(key: str, run: Run) -> None:
     flip(run.path / "tensors" / "step-000000010.zarr.zip", key)
     (problem,) = run.verify()
     assert problem.startswith(f"the snapshot of step 10: {key} in step-000000010.zarr.zip is damaged")
 
 
-def test_a_file_cut_short_is_told(run: Run) -> None:
+def test_a_truncated_file_is_reported(run: Run) -> None:
     path = run.path / "tensors" / "step-000000000.zarr.zip"
     path.write_bytes(path.read_bytes()[:-30])
     (problem,) = run.verify()
@@ -57,7 +57,7 @@ def test_a_file_cut_short_is_told(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_document_that_still_reads_but_is_another_is_told(tmp_path: Path) -> None:
+def test_a_document_that_still_reads_but_is_another_is_reported(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4)
     with sonde.init(dir=tmp_path) as session:
         session.watch(model)
@@ -71,4 +71,4 @@ def test_a_document_that_still_reads_but_is_another_is_told(tmp_path: Path) -> N
     with zipfile.ZipFile(archive, "w") as after:
         for key, data in entries.items():
             after.writestr(key, data + b"\n" if key == "zarr.json" else data)
-    assert Run(path).verify() == ["the document of the snapshot of step 0 is not the one that was acknowledged"]
+    assert Run(path).verify() == ["the document of the snapshot of step 0 differs from the one that was acknowledged"]

@@ -48,7 +48,7 @@ writer.close(end)
 
 @pytest.fixture
 def child(tmp_path):
-    """`child(num_steps, end)` writes in a process of its own; gives (process, run folder)."""
+    """`child(num_steps, end)` writes in a separate process; gives (process, run folder)."""
     processes = []
 
     def start(num_steps: int, end: str = "finished"):
@@ -90,7 +90,7 @@ def test_after_kill_9_the_run_is_crashed_and_everything_acknowledged_is_readable
     assert run.status == "crashed"
     last_known = max(run.last_step, read_manifest(run.path).heartbeat.step)  # a heartbeat may be ahead of the rows
     assert run.reason == f"the process disappeared (killed, out of memory or power loss) after step {last_known}"
-    assert not [warning for warning in run.warnings if "acknowledged" in warning or "damaged" in warning]
+    assert not [warning for warning in run.warnings if "cannot be read" in warning or "damaged" in warning]
     table = run.stats("grad/0.weight/sumsq")
     assert table["step"].to_pylist() == list(range(run.last_step + 1))
     assert run.last_step >= acknowledged
@@ -204,8 +204,8 @@ def test_the_lock_file_is_neither_made_nor_changed_by_looking(finished):
     assert not lock.exists()
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_not_called_crashed(record):
-    """The goodbye comes before the lock is let go: a reader that saw neither must look again."""
+def test_a_run_that_ends_while_it_is_read_is_not_called_crashed(record):
+    """The final status is written before the lock is released: a reader that saw neither must look again."""
     recording = record().steps(3).flush()
     state = open_state(recording.path)
     recording.finish()

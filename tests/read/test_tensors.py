@@ -1,4 +1,4 @@
-"""`run.tensor`, `run.snapshot`, `run.snapshots`: what was kept comes back, and no more is read than was asked for."""
+"""`run.tensors.get`, `.snapshot`, `.snapshots`: what was kept comes back, and no more is read than was asked for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(keep_snapshots: Keep) -> Run:
 
 
 def test_tensor_over_steps_has_dims_coords_and_metadata(run: Run) -> None:
-    found = run.tensor("param/layers.0.weight")
+    found = run.tensors.get("param/layers.0.weight")
     assert found.dims == ("step", "d0", "d1")
     assert found.step.values.tolist() == list(STEPS)
     assert found.attrs == {"kind": "param", "site": "layers.0.weight", "dtype": "bfloat16", "units": "1"}
@@ -54,10 +54,10 @@ def test_tensor_over_steps_has_dims_coords_and_metadata(run: Run) -> None:
 
 
 def test_values_are_bit_exact(run: Run) -> None:
-    found = run.tensor("param/layers.0.weight")
+    found = run.tensors.get("param/layers.0.weight")
     for step in STEPS:
         assert found.sel(step=step).values.tobytes() == weights(step).tobytes()
-    assert run.tensor("param/eight").values[0].astype(float).tolist() == [0, 1, 2, 3, 4]
+    assert run.tensors.get("param/eight").values[0].astype(float).tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -74,68 +74,68 @@ def test_values_are_bit_exact(run: Run) -> None:
 )
 def test_indexing_is_numpys(index: tuple[Any, ...], run: Run) -> None:
     expected = np.stack([weights(step) for step in STEPS])[index]
-    assert run.tensor("param/layers.0.weight")[index].values.tolist() == expected.tolist()
+    assert run.tensors.get("param/layers.0.weight")[index].values.tolist() == expected.tolist()
 
 
 def test_scalar_tensor_over_time(run: Run) -> None:
-    assert run.tensor("optim/step").values.tolist() == [float(step) for step in STEPS]
+    assert run.tensors.get("optim/step").values.tolist() == [float(step) for step in STEPS]
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(slice(10, 21), [10, 20]), (30, [30]), (slice(-1, None), [30])])
 def test_steps_are_chosen_before_anything_is_read(steps: Any, expected: list[int], run: Run) -> None:
-    assert run.tensor("param/layers.0.weight", steps=steps).step.values.tolist() == expected
+    assert run.tensors.get("param/layers.0.weight", steps=steps).step.values.tolist() == expected
 
 
 def test_unknown_tensor_is_answered_with_the_nearest(run: Run) -> None:
-    with pytest.raises(UsageError, match=r'a name begins with its kind, as "param/layers\.0\.weight"'):
-        run.tensor("layers.0.weight")
+    with pytest.raises(UsageError, match=r'a name starts with its kind, e\.g\. "param/layers\.0\.weight"'):
+        run.tensors.get("layers.0.weight")
     with pytest.raises(UnknownNameError, match=r'Did you mean "param/layers\.0\.weight"'):
-        run.tensor("param/layers.0.wieght")
-    with pytest.raises(UsageError, match="not kept at the steps"):
-        run.tensor("param/eight", steps=range(1, 5))
+        run.tensors.get("param/layers.0.wieght")
+    with pytest.raises(UsageError, match="at the requested steps"):
+        run.tensors.get("param/eight", steps=range(1, 5))
 
 
 def test_changing_shape_is_refused_with_what_to_do(run: Run) -> None:
-    with pytest.raises(UsageError, match=r"4 shapes .* run\.snapshot"):
-        run.tensor("act/fc")
-    assert run.tensor("act/fc", steps=20).shape == (1, 3, 3)
+    with pytest.raises(UsageError, match=r"4 different shapes .* run\.tensors\.snapshot"):
+        run.tensors.get("act/fc")
+    assert run.tensors.get("act/fc", steps=20).shape == (1, 3, 3)
 
 
 def test_snapshot_is_a_mapping(run: Run) -> None:
-    found = run.snapshot(20)
+    found = run.tensors.snapshot(20)
     assert set(found) == {"param/layers.0.weight", "param/eight", "optim/step", "act/fc"}
     assert found["param/layers.0.weight"].tobytes() == weights(20).tobytes()
     assert found.specs["act/fc"].shape == (3, 3)
-    assert set(run.snapshot(20, "param/*")) == {"param/layers.0.weight", "param/eight"}
+    assert set(run.tensors.snapshot(20, "param/*")) == {"param/layers.0.weight", "param/eight"}
 
 
 @pytest.mark.parametrize(("asked", "step"), [("latest", 30), (-1, 30), (-4, 0), (10, 10)])
 def test_snapshot_is_named_in_three_ways(asked: int | str, step: int, run: Run) -> None:
-    assert float(run.snapshot(asked)["optim/step"]) == step
+    assert float(run.tensors.snapshot(asked)["optim/step"]) == step
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (12, r"no snapshot of step 12\. The nearest is 10\. There are 4: 0, 10, 20, 30"),
+        (12, r"no snapshot of step 12\. The closest is 10\. Snapshots exist at steps 0, 10, 20, 30"),
         (-5, "-4 is the first"),
         ("last", "latest"),
     ],
 )
 def test_snapshot_that_is_not_there(asked: int | str, message: str, run: Run) -> None:
     with pytest.raises(UsageError, match=message):
-        run.snapshot(asked)
+        run.tensors.snapshot(asked)
 
 
 def test_run_without_snapshots_says_how_to_take_them(keep_snapshots: Keep) -> None:
     run = keep_snapshots({})
-    assert run.snapshots().num_rows == 0
+    assert run.tensors.snapshots().num_rows == 0
     with pytest.raises(UsageError, match=r"snapshots=sonde\.every\(500\)"):
-        run.snapshot()
+        run.tensors.snapshot()
 
 
 def test_table_of_snapshots(run: Run) -> None:
-    table = run.snapshots()
+    table = run.tensors.snapshots()
     assert table["step"].to_pylist() == list(STEPS)
     assert table["num_tensors"].to_pylist() == [4] * 4
     assert table["bytes"][1].as_py() == 4 * 6 * 2 + 5 + 8 + 2 * 3 * 4
@@ -158,11 +158,11 @@ def test_table_knows_what_a_real_run_stored(tmp_path: Path) -> None:
             optimizer.zero_grad()
         path = session.path
     run = open_run(path)
-    table = run.snapshots()
+    table = run.tensors.snapshots()
     assert table.num_rows >= 2
     assert all(stored and stored > 0 for stored in table["stored_bytes"].to_pylist())
-    assert run.snapshot("latest")["param/weight"].shape == (64, 64)
-    assert run.tensor("param/weight").shape == (table.num_rows, 64, 64)
+    assert run.tensors.snapshot("latest")["param/weight"].shape == (64, 64)
+    assert run.tensors.get("param/weight").shape == (table.num_rows, 64, 64)
 
 
 @pytest.fixture
@@ -206,9 +206,9 @@ def test_one_layer_over_time_reads_little_of_the_rest(keep_snapshots: Keep, num_
 
 def test_missing_package_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "xarray", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):
-        run.tensor("param/eight")
-    assert run.snapshot("latest")["param/eight"].shape == (5,)  # needs numpy only
+    with pytest.raises(MissingPackageError, match=r"pip install 'sonde-ml\[tensors\]'"):
+        run.tensors.get("param/eight")
+    assert run.tensors.snapshot("latest")["param/eight"].shape == (5,)  # needs numpy only
 
 
 @pytest.mark.slow
@@ -221,17 +221,17 @@ def test_versions_of_a_run_in_a_repository(tmp_path: Path) -> None:
     store.close()
     Writer(path, WriterOptions()).close("finished")
     run = open_run(path)
-    assert run.tensor("param/w").step.values.tolist() == list(STEPS)
-    best = run.version(tag="best")
-    assert best.tensor("param/w").step.values.tolist() == [0, 10]
+    assert run.tensors.get("param/w").step.values.tolist() == list(STEPS)
+    best = run.tensors.version(tag="best")
+    assert best.get("param/w").step.values.tolist() == [0, 10]
     assert best.snapshot("latest")["param/w"].tobytes() == weights(10).tobytes()
-    assert best.tensors.evolution("param/w").num_rows == 2
+    assert best.evolution("param/w").num_rows == 2
     assert best.snapshots()["step"].to_pylist() == [0, 10]
 
 
 def test_version_of_a_run_without_a_repository_is_refused(run: Run) -> None:
     with pytest.raises(UsageError, match="no Icechunk repository"):
-        run.version(tag="best").snapshot("latest")
+        run.tensors.version(tag="best").snapshot("latest")
 
 
 WITHOUT_TORCH = """
@@ -242,9 +242,9 @@ from sonde.read.tensors.files.formats import open_tensors
 run = sonde.open(sys.argv[1])
 assert open_tensors(sys.argv[2])["w"].shape == (2, 3)
 assert sonde.compare(sys.argv[2], sys.argv[2]).is_same
-run.tensor("param/layers.0.weight").values
+run.tensors.get("param/layers.0.weight").values
 run.tensors.evolution("param/*"); run.tensors.spectra("param/*"); run.tensors.distribution("param/*")
-run.snapshot("latest")["param/eight"]
+run.tensors.snapshot("latest")["param/eight"]
 from sonde.show.export.tensors import plan_export, write_export
 from pathlib import Path
 write_export(plan_export(run, "weights", "hdf5"), Path(sys.argv[2] + ".h5"))

@@ -100,7 +100,7 @@ def test_capture_while_records_are_on_their_way(tmp_path):
     assert norms(sonde.open(session.path), "grad/0.weight/norm")[-1] == pytest.approx(last, rel=1e-5)
 
 
-def test_a_captured_optimizer_step_is_told_in_coverage(tmp_path):
+def test_a_captured_optimizer_step_is_reported_in_coverage(tmp_path):
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
     session = watch(model, optimizer, tmp_path)

@@ -122,7 +122,7 @@ def test_a_head_that_looks_at_one_key_has_entropy_zero():
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
-def test_a_logit_that_is_not_finite_is_not_told_as_a_small_one(odd):
+def test_a_nonfinite_logit_is_not_recorded_as_a_small_one(odd):
     q, k = tensors()
     logits = logits_of(q, k, torch.ones(T, T, dtype=torch.bool).tril())
     logits[0, 1, 4, 2] = odd

@@ -47,7 +47,7 @@ def test_calls_of_a_shared_layer_are_told_apart():
     assert layer.share() == pytest.approx(2 / 5)
 
 
-def test_a_layer_that_changes_its_width_begins_anew():
+def test_a_layer_that_changes_its_width_starts_over():
     layer = units.SilentUnits()
     layer.add(0, torch.tensor([False, False]))
     layer.add(0, torch.tensor([True, True, True]))

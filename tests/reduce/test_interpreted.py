@@ -213,3 +213,110 @@ def test_a_wrong_formula_is_found_out():
     optimizer.step()
     checked = steps.verify(params, samples, 0)
     assert (checked[:, 0] > checked[:, 1]).all()
+
+
+KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.float8_e5m2]
+
+
+def slow_code(x: torch.Tensor) -> int:
+    """0: finite, 1: infinity, 2: NaN."""
+    values = torch.view_as_real(x).double().numpy() if x.is_complex() else x.double().numpy()
+    return 2 if np.isnan(values).any() else 1 if np.isinf(values).any() else 0
+
+
+def spoiled(dtype: torch.dtype) -> list[torch.Tensor]:
+    """Tensors of several blocks, and of less than one, with a bad element at the ends, in the middle, or nowhere."""
+    xs = [torch.randn(size).mul(3).to(dtype) for size in (1, 5, 4096, 4097, 30_000, 30_000, 30_000, 30_000)]
+    xs[1][4], xs[3][4096], xs[4][0], xs[5][17_000] = torch.nan, -torch.inf, torch.inf, torch.nan
+    xs[6][29_999] = torch.nan
+    xs[6][3] = torch.inf
+    return xs
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_nonfinite_tensors_are_found_whatever_their_type(dtype):
+    from sonde.reduce.gpu.triton_finite import find, find_one, new_codes, row_of
+
+    xs = [*spoiled(dtype), *spoiled(torch.float32), torch.randn(40, 50).to(dtype).t()]
+    wanted = [slow_code(x) for x in xs]
+    codes = new_codes(len(xs), CPU)
+    find([row_of(x) for x in xs], codes)
+    assert codes.tolist() == [2, *wanted]
+    one_by_one = new_codes(len(xs), CPU)
+    for place, x in enumerate(xs, 1):
+        assert find_one(x.t().contiguous() if x.dim() == 2 else x, one_by_one, place, needed=codes)
+    assert one_by_one.tolist() == [0, *wanted]
+
+
+def test_extreme_but_finite_values_are_finite():
+    from sonde.reduce.gpu.triton_finite import find, new_codes, row_of
+
+    limits = [(torch.finfo(dtype), dtype) for dtype in KINDS[:4]]
+    xs = [torch.tensor([info.max, info.min, info.tiny, -0.0], dtype=dtype) for info, dtype in limits]
+    codes = new_codes(len(xs), CPU)
+    find([row_of(x) for x in xs], codes)
+    assert not codes.any()
+
+
+def test_one_byte_types_with_a_nan_but_no_infinity():
+    from sonde.reduce.gpu.triton_finite import find, find_one, new_codes, row_of
+
+    x = torch.randn(100).clamp(-400, 400).to(torch.float8_e4m3fn)
+    y = x.clone()
+    y[7] = torch.nan
+    x[3] = 448.0
+    codes = new_codes(2, CPU)
+    find([row_of(x), row_of(y)], codes)
+    assert codes.tolist() == [2, 0, 2]
+    assert find_one(y, codes, 1, needed=codes)
+    assert codes.tolist() == [2, 2, 2]
+    assert row_of(torch.ones(3, dtype=torch.int32)) is None
+
+
+def test_nothing_is_read_unless_it_is_needed():
+    from sonde.reduce.gpu.triton_finite import find, find_one, new_codes, row_of
+
+    xs = spoiled(torch.bfloat16)
+    codes, needed = new_codes(len(xs), CPU), torch.zeros(1, dtype=torch.int32)
+    find([row_of(x) for x in xs], codes, needed=needed)
+    find_one(xs[1], codes, 1, needed=needed)
+    assert not codes.any()
+    needed[0] = 1
+    find([row_of(x) for x in xs], codes, needed=needed)
+    assert codes.tolist() == [2, *map(slow_code, xs)]
+
+
+def test_a_sample_reads_one_block_in_several():
+    from sonde.reduce.gpu.triton_finite import BLOCK, find, new_codes, row_of
+
+    x = torch.zeros(12 * BLOCK)
+    for place, is_seen in ((0, True), (BLOCK, False), (3 * BLOCK, True), (9 * BLOCK + 5, True), (11 * BLOCK, False)):
+        x.zero_()[place] = torch.nan
+        codes = new_codes(1, CPU)
+        find([row_of(x, 3)], codes)
+        assert bool(codes[1]) == is_seen, place
+
+
+@pytest.mark.parametrize("at", [None, 0, 3, 5])
+def test_a_scan_reads_everything_if_its_end_is_bad(at, monkeypatch):
+    from sonde.reduce.inspect import finite
+
+    monkeypatch.setattr(finite, "AT_ONCE_BYTES", 0)
+    xs = [torch.randn(5000).bfloat16() for _ in range(6)]
+    if at is not None:
+        xs[at][17] = torch.nan
+        xs[5][3] = torch.inf
+    else:
+        xs[2][0] = torch.nan  # it does not reach the end, so nothing reads it
+    found = finite.Scan(7)
+    found.read_on_gpu([*enumerate(xs)], xs[4:], is_bad=False)
+    added = found._add_on_gpu(xs[2], 7), found._add_on_gpu(xs[at or 0], 8)
+    found.num = 9
+    states = finite.send([found])()[0]
+    assert added == (True, True)
+    assert states[6] is None
+    wanted = [0.0] * 6
+    if at is not None:
+        wanted[5], wanted[at] = torch.inf, torch.nan
+    assert str(states[:6]) == str(wanted)
+    assert str(states[7:]) == str([0.0, 0.0 if at is None else torch.nan])

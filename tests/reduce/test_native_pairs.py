@@ -63,7 +63,7 @@ def test_paired_sums_are_those_by_hand(kernel, act, has_moments, floor):
 
 @pytest.mark.parametrize("place", [0, 5, 999])
 @pytest.mark.parametrize("spoilt", range(3))
-def test_what_is_not_finite_is_not_hidden(kernel, place, spoilt):
+def test_nonfinite_values_are_not_hidden(kernel, place, spoilt):
     after, before, grads, first, second = (some([1000, 1000], seed) for seed in range(5))
     (grads, first, second)[spoilt][0][place] = torch.nan
     row, other = Addresses(kernel, after).rows(after, before, Act.SUBTRACT, Pairs(grads, (first, second), FLOOR))

@@ -241,7 +241,7 @@ def test_sparse_gradient_costs_only_its_own_sums(large_limit, ways):
         assert_paired(rows[100 + key][GRAD_UPDATE], stepper.grads[key] * stepper.updates[key])
 
 
-def test_the_sums_beside_a_sparse_gradient_are_those_without_it():
+def test_the_sums_next_to_a_sparse_gradient_are_those_without_it():
     """It does not send the others to a way that sums up in float32."""
 
     def sums(optimized: int) -> list[float]:

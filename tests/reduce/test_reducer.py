@@ -40,7 +40,7 @@ def test_repeated_key_is_the_sketch_of_everything_under_it(ways):
     assert rows[6][N] == 2
 
 
-def test_take_starts_anew():
+def test_take_starts_over():
     reducer = Reducer()
     reducer.add(1, torch.ones(3))
     assert rows_of(reducer)[1][N] == 3

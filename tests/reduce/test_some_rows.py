@@ -26,7 +26,7 @@ def test_every_row_has_its_turn_and_no_more_than_asked_for_are_read(shape, count
     assert seen == set(rows[:, 0].tolist())
 
 
-def test_a_permutation_is_read_as_it_lies_in_memory():
+def test_a_permutation_is_read_in_memory_order():
     x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
     read = some_rows(x, 16, turn=1)
     assert read.shape == (16, 4)

@@ -129,7 +129,7 @@ def test_inference_tensors_can_be_sketched_again_and_again():
     reducer.add(1, x)
     reducer.add(2, x)
     with torch.inference_mode():
-        x.mul_(2)  # counts no version, so nobody can notice by that
+        x.mul_(2)  # counts no version, so the change cannot be noticed by it
     reducer.add(3, x)
     keys, rows, _, _ = resolve_all(reducer.take())
     assert dict(zip(keys.tolist(), rows[:, 4].tolist(), strict=True)) == {1: 700.0, 2: 700.0, 3: 1400.0}

@@ -51,7 +51,7 @@ def test_scalars_of_every_kind():
     assert pending.resolve() == [1.5, 2.0, 3.0]
 
 
-def test_rows_that_were_wrong_are_left_out_and_told():
+def test_rows_that_were_wrong_are_left_out_and_reported():
     told = []
     rows = empty_rows(3)
     rows[:, 0] = [10, 11, 12]

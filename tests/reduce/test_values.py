@@ -67,7 +67,7 @@ def test_float64_extremes_that_still_have_a_sum(check, value):
     check([torch.full((10,), value, dtype=torch.float64), torch.full((700,), -value / 100, dtype=torch.float64)])
 
 
-def test_sums_that_float64_cannot_hold_are_infinite_and_nobody_is_warned(ways):
+def test_sums_that_float64_cannot_hold_are_infinite_without_a_warning(ways):
     huge = torch.full((3000,), 1e308, dtype=torch.float64)
     for way in ways.names:
         found = ways.rows(way, [huge, -huge, torch.full((3000,), 1e200, dtype=torch.float64)])
@@ -105,7 +105,7 @@ def test_special_value_in_the_first_and_last_place_of_every_block(check, special
 
 
 def test_packed_tails_do_not_leak_into_their_neighbours(check):
-    # All positive or all negative: a zero from behind a tail would show as an extreme or be counted.
+    # All positive or all negative: a zero from after a tail would show as an extreme or be counted.
     xs = [torch.full((size,), sign * (size + 1.0)) for size in (1, 3, 511, 512, 513, 1023, 1) for sign in (1, -1)]
     check(xs)
     check([x.to(torch.bfloat16) for x in xs])

@@ -21,7 +21,7 @@ REFUSED = """  x error getting object metadata from object store dispatch failur
 """
 
 
-def test_the_innermost_cause_is_told_and_the_source_is_not() -> None:
+def test_the_innermost_cause_is_named_and_the_source_is_not() -> None:
     found = in_words(ValueError(REFUSED))
     assert found == (
         "ValueError: error getting object metadata from object store dispatch failure: io error: "
@@ -36,6 +36,6 @@ def test_a_long_one_keeps_both_its_ends() -> None:
     assert len(found) < 310
 
 
-@pytest.mark.parametrize("text", ["no snapshot of step 7. There are: [1].", "context: yes"])
+@pytest.mark.parametrize("text", ["no snapshot of step 7. Available: [1].", "context: yes"])
 def test_our_own_are_said_as_they_are(text: str) -> None:
     assert in_words(RunError(text)) == text

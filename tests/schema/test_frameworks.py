@@ -36,7 +36,7 @@ def shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         (["emb.embedding", "emb.linear.kernel"], "flax"),
     ],
 )
-def test_framework_is_told_by_the_names(names: list[str], framework: str) -> None:
+def test_framework_is_recognised_by_the_names(names: list[str], framework: str) -> None:
     assert detect(names) == framework
 
 

@@ -55,7 +55,7 @@ def test_series_is_parsed_as_it_was_formatted(kind: str, site: str, stat: str) -
 
 
 @pytest.mark.parametrize("text", ["", "grad", "grad/x", "grad//rms", "/x/rms", "grad/x/", "grad/a/b/rms"])
-def test_text_that_is_no_series_is_refused_with_an_example(text: str) -> None:
+def test_text_that_is_not_a_series_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="kind/site/stat"):
         parse_series(text)
 

@@ -87,7 +87,7 @@ def test_what_was_encoded_is_decoded_bit_by_bit(records: list[StatsRecord | Scal
     assert not frames or frames[-1].end == len(log)
 
 
-def test_decoding_starts_behind_the_header_and_says_where_each_frame_ends() -> None:
+def test_decoding_starts_after_the_header_and_says_where_each_frame_ends() -> None:
     log = log_header() + a_log(2)
     first, second = decode_frames(log, LOG_HEADER_SIZE)
     assert [frame.sequence for frame in decode_frames(log, first.end)] == [1]
@@ -161,7 +161,7 @@ def test_header_is_recognised_and_its_damage_too() -> None:
 
 def test_a_log_of_a_newer_format_is_refused_with_the_remedy() -> None:
     newer = struct.pack("<8sII", LOG_MAGIC, 99, zlib.crc32(LOG_MAGIC + (99).to_bytes(4, "little")))
-    with pytest.raises(FormatError, match="pip install -U sonde"):
+    with pytest.raises(FormatError, match="pip install -U sonde-ml"):
         check_log_header(newer)
 
 
@@ -200,3 +200,15 @@ def test_records_of_one_kind_have_sensible_defaults() -> None:
     assert Site(kind="grad", name="0.weight").shape == ()
     assert Event(type="skipped", message="inf", step=3, time=0.0).severity == "info"
     assert SystemSample(time=0.0, step=0, values={"cpu": 1.0}).values == {"cpu": 1.0}
+
+
+def test_a_frame_has_the_documented_bytes() -> None:
+    """Built by hand from docs/run-folder.md, with columns that are neither contiguous nor of the stored type."""
+    rows = np.asfortranarray(np.arange(2.0 * NUM_FIELDS).reshape(2, NUM_FIELDS))
+    hist = np.arange(2.0 * NUM_BINS).reshape(2, NUM_BINS)[::2]
+    record = StatsRecord(7, 1.5, np.array([3, 4]), rows, np.array([1]), hist)  # type: ignore[arg-type]
+    payload = struct.pack("<qdII", 7, 1.5, 2, 1) + struct.pack("<2i", 3, 4)
+    payload += struct.pack(f"<{2 * NUM_FIELDS}d", *range(2 * NUM_FIELDS)) + struct.pack("<i", 1)
+    payload += struct.pack(f"<{NUM_BINS}f", *range(NUM_BINS))
+    body = struct.pack("<QB", 9, 1) + payload
+    assert encode_frame(9, record) == b"SNDF" + struct.pack("<II", len(body), zlib.crc32(body)) + body

@@ -64,7 +64,7 @@ def any_sketch(draw: st.DrawFn) -> Sketch:
 
 
 def assert_same(a: Sketch, b: Sketch) -> None:
-    """Counts, extremes and absences exactly; sums to rounding of their own magnitude."""
+    """Counts, extremes and absences exactly; sums to rounding of their magnitude."""
     np.testing.assert_array_equal(a.hist, b.hist)
     np.testing.assert_array_equal(a.rows[EXACT], b.rows[EXACT])
     np.testing.assert_array_equal(np.isnan(a.rows[-4:]), np.isnan(b.rows[-4:]))
@@ -185,7 +185,7 @@ def test_a_part_that_was_not_clipped_adds_its_own_squares_to_the_raw_sum() -> No
 
 
 @pytest.mark.parametrize("name", PAIRED)
-def test_a_paired_sum_over_a_part_is_no_sum_over_the_whole(name: str) -> None:
+def test_a_paired_sum_over_a_part_is_not_one_over_the_whole(name: str) -> None:
     has, lacks, nothing = with_fields(np.ones(2), **{name: 5.0}), sketch(np.ones(2)), sketch(np.empty(0))
     assert getattr(has | has, name) == 10.0
     assert np.isnan(getattr(has | lacks, name))

@@ -16,7 +16,7 @@ from sonde.schema.joined import JOINED
 from sonde.schema.sketch import INDEX, Array, empty_hist, empty_rows
 from sonde.schema.stats import STATS, Sketch, find_stats, needs_hist, quantile
 
-# Magnitudes inside the histogram, where every stat has its full meaning; the ends have tests of their own.
+# Magnitudes inside the histogram, where every stat has its full meaning; the ends have separate tests.
 INSIDE = st.one_of(st.sampled_from([0.0, np.nan, np.inf]), st.floats(2**-40, 2**14), st.floats(-(2**14), -(2**-40)))
 ARRAYS = hnp.arrays(np.float64, st.integers(1, 60), elements=INSIDE)
 
@@ -158,7 +158,7 @@ def test_a_stat_of_a_table_is_the_stat_of_each_row(name: str) -> None:
     np.testing.assert_array_equal(STATS[name].of(rows[None], hist[None])[0], table)
 
 
-def test_overflowed_squares_are_told_as_infinite_and_the_rest_stays_right() -> None:
+def test_overflowed_squares_are_infinite_and_the_rest_stays_right() -> None:
     s = sketch(np.array([1e300, -1e300, 1e300]))
     assert (s.norm, s.rms) == (np.inf, np.inf)
     assert (s.abs_mean, s.max_abs) == (pytest.approx(1e300), 1e300)
@@ -170,7 +170,7 @@ def test_denormals_and_negative_zero_are_seen() -> None:
     assert s.fp16_underflow_fraction == 1.0
 
 
-def test_clipping_is_told_by_both_norms_and_their_quotient() -> None:
+def test_clipping_shows_in_both_norms_and_their_quotient() -> None:
     s = sketch(np.array([3.0, 4.0]))
     s.rows[INDEX["sumsq_raw"]] = 100.0
     assert (s.norm, s.norm_preclip, s.clip_factor) == (5.0, 10.0, 0.5)

@@ -125,7 +125,7 @@ def test_a_clip_before_the_step_is_of_that_step(clip: Any, begin: Any, reopen: A
 @pytest.mark.parametrize("has_closure", [True, False])
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_gradients_that_are_zeroed_or_accumulated_are_clipped_anew(
+def test_gradients_that_are_zeroed_or_accumulated_are_clipped_again(
     has_closure: bool, set_to_none: bool, accumulate: int, begin: Any, reopen: Any
 ) -> None:
     loop = Loop(lambda ps: torch.optim.SGD(ps, lr=0.1), by_norm)
@@ -241,7 +241,7 @@ def test_a_clip_to_nothing_does_not_claim_that_nothing_was_clipped(begin: Any, r
     assert math.isnan(run.stats("grad/0.weight/norm_preclip")["value"].to_pylist()[0])
 
 
-def test_a_clip_that_raises_is_none(begin: Any, reopen: Any) -> None:
+def test_a_clip_that_raises_does_not_count(begin: Any, reopen: Any) -> None:
     loop = Loop(lambda ps: torch.optim.SGD(ps, lr=0.1), lambda model: None)
     begin().watch(loop.model, loop.optimizer)
     loop.model(torch.full((1, 6), math.nan)).sum().backward()

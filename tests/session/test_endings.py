@@ -14,7 +14,7 @@ import pytest
 
 import sonde
 
-pytestmark = pytest.mark.slow  # each is a program of its own
+pytestmark = pytest.mark.slow  # each is a separate program
 
 TRAIN = """
     import os, sys, time, torch, sonde
@@ -102,7 +102,7 @@ def test_a_program_stopped_from_outside_keeps_what_was_acknowledged(how: signal.
     assert run.stats("grad/weight/norm").num_rows >= 50
 
 
-def test_os_exit_skips_every_farewell_and_still_loses_nothing_acknowledged() -> None:
+def test_os_exit_skips_every_shutdown_and_still_loses_nothing_acknowledged() -> None:
     done = run_python("train(20)\nassert session.flush(60)\nos._exit(7)")
     run = sonde.open("runs/latest")
     assert (done.returncode, run.status, losses(run)) == (7, "crashed", list(range(20)))
@@ -151,7 +151,7 @@ def test_a_fork_does_not_end_the_parents_run() -> None:
     assert (run.status, losses(run)) == ("finished", [0, 1, 2, 0, 1])
 
 
-def test_a_full_disk_warns_once_and_training_goes_on() -> None:
+def test_a_full_disk_warns_once_and_training_continues() -> None:
     done = run_python(
         """
         import resource, signal
@@ -168,12 +168,12 @@ def test_a_full_disk_warns_once_and_training_goes_on() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
-    assert done.stderr.count("Training goes on") == 1, done.stderr
+    assert done.stderr.count("Training continues") == 1, done.stderr
     assert done.stderr.count("sonde: warning") - done.stderr.count("records are lost") == 1, done.stderr
     assert losses(sonde.open("runs/latest"))[:3] == [0, 1, 2]
 
 
-def test_closed_stderr_is_no_reason_to_stop() -> None:
+def test_closed_stderr_does_not_stop_training() -> None:
     script = Path("script.py")
     script.write_text(textwrap.dedent(TRAIN).replace("verbose=False", "verbose=True") + "\ntrain(3)\n")
     done = subprocess.run(f"{sys.executable} script.py 2>&-", shell=True, timeout=120, check=False)

@@ -14,7 +14,7 @@ import pytest
 
 import sonde
 
-pytestmark = pytest.mark.slow  # each is a program of its own
+pytestmark = pytest.mark.slow  # each is a separate program
 
 TRAIN = """
 import os, signal, sys, threading, time
@@ -150,7 +150,7 @@ def test_without_help_of_the_c_library_sys_exit_is_seen(ending: str) -> None:
     assert (run.status, run.reason) == (status, reason)
 
 
-def test_output_that_nobody_reads_is_no_crash() -> None:
+def test_output_without_a_reader_is_not_a_crash() -> None:
     read, write = os.pipe()
     os.close(read)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -182,11 +182,22 @@ def test_a_session_left_open_in_pytest_ends_as_pytest_does(outcome: str, status:
     assert sonde.open("runs/latest").status == status
 
 
+TRAINS = """
+import sys
+import torch
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "expected", "status"), [("sys.exit(3)", 3, "crashed"), ("sys.exit(0)", 0, "finished")]
 )
 def test_a_script_that_sonde_runs_ends_as_it_says(code: str, expected: int, status: str) -> None:
-    Path("script.py").write_text(f"import sys\n{code}\n")
+    Path("script.py").write_text(f"{TRAINS}{code}\n")
     done = subprocess.run(
         [sys.executable, "-m", "sonde.cli.main", "run", "script.py"], capture_output=True, check=False, timeout=120
     )

@@ -1,4 +1,4 @@
-"""Our failures, anywhere, leave training bit-identical; they are told once, and too many switch sonde off."""
+"""Our failures, anywhere, leave training bit-identical; they are reported once, and too many switch sonde off."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Injector:
     @staticmethod
     def _name(code: CodeType) -> str:
         file, function = Path(code.co_filename).name, code.co_name
-        # A generator that is thrown away half-read is called once more; what is raised there nobody sees.
+        # A generator that is thrown away half-read is called once more; what is raised there is never seen.
         is_ours = code.co_filename.startswith(ROOMS) and (file, function) not in WRAPPERS and function != "<genexpr>"
         return f"{file}:{function}" if is_ours else ""
 
@@ -125,7 +125,7 @@ NUM_STEPS = 6
 
 
 def count_injected(at: int, begin: Any) -> tuple[Any, Injector]:
-    """A loop that logs before and after the backward pass, and after a look at the model; each value is its step."""
+    """A loop that logs before and after the backward pass, and after an extra forward pass; each value is its step."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

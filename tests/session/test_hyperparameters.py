@@ -276,7 +276,7 @@ def test_the_structure_has_every_number_of_every_group(begin: Any, reopen: Any) 
     assert [group["num_params"] for group in groups] == [2, 2]
 
 
-def test_the_second_moment_is_corrected_by_the_betas_and_steps_of_its_own_group(begin: Any, reopen: Any) -> None:
+def test_the_second_moment_is_corrected_by_the_betas_and_steps_of_its_group(begin: Any, reopen: Any) -> None:
     net = Net()
     optimizer = torch.optim.Adam([{"params": net.body.parameters()}, {"params": [net.scale], "betas": (0.9, 0.7)}])
     lags: dict[str, list[float]] = {"body.weight": [], "scale": [], "head.weight": []}

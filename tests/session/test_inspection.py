@@ -127,7 +127,7 @@ def test_a_unit_that_comes_back_is_not_dead(inspect):
     assert [value for _, value in found["unit/1/dead"]] == [0.25, 0.25, 0.0, 0.0]
 
 
-def test_gelu_written_by_hand_is_no_tanh(inspect):
+def test_gelu_written_by_hand_is_not_a_tanh(inspect):
     class Gelu(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * (1 + torch.tanh(x))
@@ -234,7 +234,7 @@ def test_attention_is_the_same_however_it_is_computed(begin, reopen, is_causal):
         assert found == pytest.approx(expected, abs=1e-5), how
 
 
-def test_an_output_that_is_a_distribution_is_no_attention(inspect):
+def test_an_output_that_is_a_distribution_is_not_attention(inspect):
     class Pointer(nn.Module):
         """Returns a softmax of a product of queries and keys: its answer."""
 

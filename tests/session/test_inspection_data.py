@@ -93,7 +93,7 @@ def test_batch_tells_identity_ids_and_purity_at_every_step(begin, reopen):
     assert "data/input/std" not in set(run.scalars("data/*")["name"].to_pylist())
 
 
-def test_what_batch_was_told_stands_in_for_what_is_not_seen(begin, reopen):
+def test_what_batch_was_given_stands_in_for_what_is_not_seen(begin, reopen):
     model = net()
     begin().watch(model)
 
@@ -107,14 +107,14 @@ def test_what_batch_was_told_stands_in_for_what_is_not_seen(begin, reopen):
     assert "data/loss/value" not in set(run.scalars("data/*")["name"].to_pylist())
 
 
-def test_the_model_is_believed_more_than_what_was_told(begin, reopen):
+def test_the_model_is_believed_more_than_what_was_given(begin, reopen):
     model = net()
     begin().watch(model)
     train(model, batches(3), tell=lambda x, y: sonde.batch(x * 1000, y))
     assert max(values(reopen(), "data/input/std").values()) < 2
 
 
-def test_outputs_are_judged_with_told_targets_where_the_loss_is_the_users_own(begin, reopen):
+def test_outputs_are_judged_with_given_targets_where_the_loss_is_the_users_own(begin, reopen):
     model = net()
     begin().watch(model)
 
@@ -171,7 +171,7 @@ def test_of_several_losses_the_one_of_the_models_output_speaks(begin, reopen):
     assert values(reopen(), "data/output/width") == {0: 3, 1: 3}
 
 
-def test_micro_batches_are_one_step_and_validation_is_none(begin, reopen):
+def test_micro_batches_are_one_step_and_validation_does_not_count(begin, reopen):
     model = net()
     begin().watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -232,7 +232,7 @@ AWKWARD = {
 
 
 @pytest.mark.parametrize("kind", AWKWARD)
-def test_whatever_batch_is_given_training_goes_on(begin, capfd, kind):
+def test_whatever_batch_is_given_training_continues(begin, capfd, kind):
     model = net()
     session = begin().watch(model)
     train(model, batches(2), tell=lambda x, y: sonde.batch(*AWKWARD[kind]))
@@ -288,7 +288,7 @@ def train_text(model: nn.Module, ids: Tensor) -> None:
     optimizer.step()
 
 
-def test_watching_again_goes_on_inspecting(begin, reopen):
+def test_watching_again_continues_inspecting(begin, reopen):
     model = net()
     session = begin().watch(model)
     train(model, batches(2))

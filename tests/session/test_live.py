@@ -1,4 +1,5 @@
-"""Rules while training goes on: announced in seconds, once, on the writer thread, at a bounded cost, harmlessly."""
+"""Rules while training runs, where no other process can be started: announced in seconds, once, on the writer thread,
+at a bounded cost, harmlessly."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from sonde.diagnose.rule import RULES, Found, Rule, Severity
 from sonde.schema.records import Event, ScalarsRecord
 from sonde.schema.window import Window
 from sonde.session.observers import rules as live
+from sonde.session.observers import rules_process
 
 Judge = Callable[[Window], bool]
 
@@ -50,7 +52,12 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, judge: Judge, severity: st
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only planted rules, and a look at every flush."""
+    """Only planted rules, which another process would not know, and a check at every flush."""
+
+    def no_process() -> None:
+        raise OSError("planted: no process can be started")
+
+    monkeypatch.setattr(rules_process, "Link", no_process)
     for name in list(all_rules()):
         monkeypatch.delitem(RULES, name)
     for name in ("FIRST_LOOK_S", "SHORTEST_PAUSE_S"):
@@ -85,7 +92,7 @@ def train_until(step: Callable[[], None], is_over: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_a_fault_is_announced_while_training_goes_on(
+def test_a_fault_is_announced_while_training_continues(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     threads = plant(monkeypatch, "planted", lambda window: window.last_step >= 5)
@@ -117,7 +124,7 @@ def test_a_fault_that_goes_away_is_ended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run.manifest.facts["diagnosis"]["critical"] == 0
 
 
-def test_a_rule_that_raises_is_reported_once_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_raises_is_reported_once_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(window: Window) -> bool:
         raise ValueError("planted failure")
 
@@ -145,7 +152,7 @@ def test_a_short_run_is_judged_at_its_end(monkeypatch: pytest.MonkeyPatch) -> No
     assert run.live_findings()["last_step"].to_pylist() == [9]
 
 
-def test_turned_off_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_checked_when_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = plant(monkeypatch, "planted", lambda window: True)
     session, step = begin(verbose=False, live_rules=False)
     for _ in range(10):

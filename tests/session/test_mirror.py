@@ -241,7 +241,7 @@ def test_anything_with_log_metrics(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "called"), [("a1b2", "a1b2"), ("baseline", "baseline-a1b2"), (None, "a1b2")])
-def test_a_run_has_a_name_of_its_own_elsewhere(name, called):
+def test_a_run_has_a_unique_name_elsewhere(name, called):
     assert name_of({"name": name, "id": "a1b2"}) == called
 
 
@@ -251,7 +251,7 @@ def test_several_at_once(tmp_path):
     assert [len(sink.series("loss")) for sink in sinks] == [3, 3]
 
 
-def test_a_mirror_of_two_models_is_told_once(tmp_path):
+def test_a_mirror_of_two_models_gets_each_value_once(tmp_path):
     """A generator and its critic, each watched with the same words."""
     sink = Kept()
     models = {"g.": torch.nn.Linear(2, 2), "c.": torch.nn.Linear(2, 1)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from numbered import STEPS, batch, check_count, check_steps, net, rows_seen, sgd
 
 
-def test_a_closure_is_a_part_of_its_step_and_a_look_before_it_is_not(begin: Any, reopen: Any) -> None:
+def test_a_closure_is_part_of_its_step_and_a_forward_pass_before_it_is_not(begin: Any, reopen: Any) -> None:
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
     session = begin().watch(model, optimizer, activations=True)
@@ -129,7 +129,7 @@ def test_models_that_are_trained_in_turn_make_one_step_together(is_named: bool, 
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_a_critic_that_steps_more_often_makes_steps_of_its_own(is_named: bool, begin: Any, reopen: Any) -> None:
+def test_a_critic_that_steps_more_often_makes_separate_steps(is_named: bool, begin: Any, reopen: Any) -> None:
     """The generator's step is that of the last of the critic's."""
     critic, generator = net(), nn.Linear(3, 3)
     optimizers = [sgd(critic), sgd(generator)]
@@ -154,7 +154,7 @@ def test_a_critic_that_steps_more_often_makes_steps_of_its_own(is_named: bool, b
         session.log({"g_after": step})
     run = reopen()
     check_steps(run, "c_loss", "c_after", steps=9)
-    # One that is not named and met so late could as well have been added just now: its first step is a step of its own.
+    # One that is not named and met so late could as well have been added just now: its first step is a separate step.
     wanted = [2 if is_named else 3, 5, 8]
     for name in ("g_loss", "g_after"):
         assert run.scalars(name)["step"].to_pylist() == wanted
@@ -231,7 +231,7 @@ def test_a_layer_without_gradient_does_not_move_the_steps_of_optimizers_inside_t
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_an_optimizer_that_is_added_later_steps_with_the_others(is_first: bool, begin: Any, reopen: Any) -> None:
-    """Layers that are frozen at first, and then have an optimizer of their own."""
+    """Layers that are frozen at first, and then have a separate optimizer."""
     model = net()
     optimizers = [sgd(model[2])]
     session = begin().watch(model, activations=True)
@@ -388,7 +388,7 @@ def test_a_model_watched_again_in_the_middle_continues_the_count(where: str, beg
     check_count(run)
 
 
-def test_an_average_of_the_weights_is_no_step(begin: Any, reopen: Any) -> None:
+def test_an_average_of_the_weights_is_not_a_step(begin: Any, reopen: Any) -> None:
     model = net()
     optimizer = sgd(model)
     average = torch.optim.swa_utils.AveragedModel(model)

@@ -73,7 +73,7 @@ def test_the_working_directory_changes_between_steps(tmp_path: Path, elsewhere: 
     session.finish()
     run = sonde.open(tmp_path / "runs" / "latest")
     check(run, steps=7)
-    assert run.snapshots().column("step").to_pylist() == [0, 2, 4, 6]
+    assert run.tensors.snapshots().column("step").to_pylist() == [0, 2, 4, 6]
     assert not list(elsewhere.iterdir())
 
 

@@ -54,7 +54,7 @@ def record(begin: Any, name: str | None = None, steps: int = 3, **options: Any) 
 def test_a_run_that_is_being_written_is_refused(how: Any, held: Any, begin: Any) -> None:
     path = sonde.open("runs/latest").path
     says = rf"{path.name} is being written by another process, {held.pid} on {socket.gethostname()}.*kill {held.pid}"
-    with pytest.raises(RunLockedError, match=says + r".*leave out resume=.*resume=\"project/name\""):
+    with pytest.raises(RunLockedError, match=says + r".*omit resume=.*resume=\"project/name\""):
         begin(resume=str(path) if how == "folder" else how)
     assert len(sonde.runs("runs")) == 1, "no new run was begun in its place"
     assert sonde.open("runs/latest").status == "running"
@@ -120,7 +120,7 @@ def test_a_resumed_run_does_not_follow_latest_to_the_next(begin: Any, tmp_path: 
 def test_with_nothing_to_resume_a_new_run_begins_and_says_so(begin: Any, capfd: Any) -> None:
     session = begin(resume=True, verbose=True)
     assert session.step_number == 0
-    assert "no run of test to resume in runs: this is a new one" in capfd.readouterr().err
+    assert "no run of test to resume in runs: starting a new one" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["nothing", "test/nothing", "runs/test/nothing"])
@@ -130,7 +130,7 @@ def test_a_name_that_no_run_has_is_an_error(how: str, begin: Any) -> None:
         begin(resume=how)
 
 
-def test_a_folder_that_is_no_run_is_an_error(begin: Any, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_an_error(begin: Any, tmp_path: Path) -> None:
     with pytest.raises(NotARunError):
         begin(resume=tmp_path)
 
@@ -140,6 +140,6 @@ def test_a_session_of_this_process_is_named_as_such(begin: Any, tmp_path: Path) 
     from sonde.session.entry import current
 
     session = begin(name="open")
-    with pytest.raises(RunLockedError, match=r"a session of this process that is still open. Call its finish\(\)"):
+    with pytest.raises(RunLockedError, match=r"an open session in this process. Call its finish\(\)"):
         current.begin(Settings.load(dir=tmp_path / "runs", project="test", verbose=False), resume=True)
     session.finish()

@@ -18,6 +18,7 @@ from sonde.diagnose.rule import RULES, Found, Rule, Severity
 from sonde.errors import UsageError
 from sonde.session.null import NullSession
 from sonde.session.observers import rules as live
+from sonde.session.observers import rules_process
 
 QUICK = {"writer": {"seal_steps": 8, "flush_interval_s": 0.01, "heartbeat_s": 0.05}, "system_metrics": False}
 Step = tuple[float, float]
@@ -25,7 +26,7 @@ Step = tuple[float, float]
 
 
 class Loop:
-    """A training loop that keeps a list of its own: `histories[k]` is what attempt k shows, by step."""
+    """A training loop that keeps its own list: `histories[k]` is what attempt k shows, by step."""
 
     def __init__(self, session: Any) -> None:
         torch.manual_seed(0)
@@ -53,7 +54,7 @@ class Loop:
         return copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
 
     def rewind(self, step: int, saved: tuple[Any, ...] | None = None) -> Loop:
-        """The data goes on: the second history differs from the first."""
+        """The data continues: the second history differs from the first."""
         if saved is not None:
             self.model.load_state_dict(saved[0])
             self.optimizer.load_state_dict(saved[1])
@@ -310,7 +311,12 @@ def test_numbers_logged_by_a_count_of_the_users_own_stay(begin, reopen):
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], int | None]], None]:
-    """One planted rule, and a look at every flush."""
+    """One planted rule, which another process would not know, and a check at every flush."""
+
+    def no_process() -> None:
+        raise OSError("planted: no process can be started")
+
+    monkeypatch.setattr(rules_process, "Link", no_process)
 
     def plant(name: str, judge: Callable[[Any], int | None]) -> None:
         def function(window: Any) -> Any:
@@ -385,13 +391,42 @@ def test_a_finding_that_comes_back_is_announced_again(begin, reopen, only):
     assert row["step"] >= 10
 
 
+def test_the_process_of_the_rules_forgets_abandoned_steps_too(begin, reopen, monkeypatch):
+    monkeypatch.setattr(live, "FIRST_LOOK_S", 1e9)  # NaN is not kept waiting
+    session = begin(**QUICK)
+    loop = Loop(session).train(8)
+    saved, recorded = loop.save(), sonde.open(session.path)
+
+    def diverge(until: Callable[[], bool]) -> None:
+        with torch.no_grad():
+            loop.model[0].weight.fill_(math.nan)
+        end = time.monotonic() + 60
+        while not until():
+            assert time.monotonic() < end, "it never happened"
+            loop.train(1)
+            assert session.flush()
+
+    def found(run: sonde.Run) -> list[int]:
+        return [row["step"] for row in run.live_findings().to_pylist() if row["rule"] == "nan_inf"]
+
+    loop.train(4)
+    diverge(lambda: found(recorded) == [12])
+    loop.rewind(8, saved).train(20)
+    assert session.flush()
+    assert found(sonde.open(session.path)) == []
+    diverge(lambda: loop.step > 40)
+    run = reopen()
+    assert found(run) == [28]
+    assert found(run.attempt(0)) == [12]
+
+
 def test_a_snapshot_of_an_abandoned_step_is_marked_and_left_out(begin, reopen):
     loop = Loop(begin(**QUICK))
     loop.session.watch(loop.model, loop.optimizer, snapshots=sonde.every(3))
     loop.train(8)
     assert loop.session.flush()
     run = loop.rewind(5).train(1) and reopen()
-    assert run.snapshots()["step"].to_pylist() == [0, 3]
-    earlier = run.attempt(0).snapshots()
+    assert run.tensors.snapshots()["step"].to_pylist() == [0, 3]
+    earlier = run.attempt(0).tensors.snapshots()
     assert (earlier["step"].to_pylist(), earlier["attempt"].to_pylist()) == ([0, 3, 6], [0, 0, 0])
-    assert run.attempt(0).snapshot(6)
+    assert run.attempt(0).tensors.snapshot(6)

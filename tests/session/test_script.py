@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sonde
-from sonde.errors import RunError, SettingsError
+from sonde.errors import RunError, SettingsError, UsageError
 from sonde.session import run_script
 
 TRAIN = """
@@ -150,7 +150,7 @@ def test_finish_ends_the_run_and_what_follows_is_not_recorded() -> None:
     assert (found.last_step, found.status) == (2, "finished")
 
 
-def test_training_before_init_is_a_run_of_its_own() -> None:
+def test_training_before_init_is_a_separate_run() -> None:
     first, second = run("train(4)\n" + INIT + "train(2)")
     assert [(r.project, r.last_step) for r in (first, second)] == [("train", 3), ("p", 1)]
 
@@ -198,9 +198,46 @@ def test_a_decorated_function_is_in_the_project_that_a_variable_names(monkeypatc
     assert sonde.open("latest").project == "set"
 
 
-def test_a_script_without_a_model_ends_with_a_status() -> None:
-    (found,) = run("")
-    assert (found.status, found.last_step) == ("finished", -1)
+def test_a_script_without_a_model_leaves_nothing_behind(capfd: Any) -> None:
+    assert run("") == []
+    assert "Nothing was recorded: train.py trained no model." in capfd.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_model_that_is_only_called_leaves_nothing_behind(capfd: Any) -> None:
+    assert run("for _ in range(3): model(torch.ones(1, 2))") == []
+    assert "Nothing was recorded: train.py trained no model." in capfd.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_an_empty_run_gives_latest_back_to_the_one_before() -> None:
+    (first,) = run("train()", project="one")
+    (still,) = run("model(torch.ones(1, 2))", project="two")
+    assert still.path == first.path == sonde.open("latest").path
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["latest", "one"]
+
+
+def test_training_without_an_optimizer_is_kept() -> None:
+    (found,) = run("model(torch.ones(1, 2)).sum().backward()")
+    assert found.scalars("data/loss/train").num_rows == 1
+
+
+@pytest.mark.parametrize("body", ["import nosuchmodule", "def f(:"])
+def test_a_script_that_fails_before_it_trains_leaves_nothing_behind(body: str, capfd: Any) -> None:
+    Path("train.py").write_text(body)
+    assert run_script("train.py", []) == 1
+    told = capfd.readouterr().err
+    assert "Error" in told
+    assert "session/entry/script.py" not in told
+    assert "Nothing was recorded: train.py ended before it trained a model." in told
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("module", ["nosuch", "nosuch.train", "json.nosuch", "json"])
+def test_a_module_that_cannot_run_is_a_usage_error(module: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot run -m {module}: .*'?{module}"):
+        run_script(module, [], is_module=True)
+    assert not Path("runs").exists()
 
 
 def test_a_folder_that_cannot_be_used_is_refused_before_the_script_runs() -> None:

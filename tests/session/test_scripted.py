@@ -175,11 +175,11 @@ def test_everything_is_recorded_and_training_is_bit_identical(
         np.testing.assert_allclose([found[step, name] for name in names], norms, rtol=1e-6)
     acts = set(run.stats("act/*/norm").column("site").to_pylist())
     assert "model" in acts
-    assert run.snapshots().column("step").to_pylist() == ([] if is_found else [0, 2])
+    assert run.tensors.snapshots().column("step").to_pylist() == ([] if is_found else [0, 2])
     if kind in SCRIPTED and kind != "frozen inside":
         (warning,) = run.warnings
         assert "torch.jit runs" in warning
-        assert "Parameters, gradients and updates are" in warning
+        assert "Parameters, gradients, updates and the output of each scripted module are" in warning
     else:
         assert run.warnings == []
     assert capfd.readouterr().err.count("warning") == len(run.warnings)

@@ -1,4 +1,4 @@
-"""Losses that nobody logs: what sonde sees of them is what the program itself would have printed, step by step."""
+"""Losses that are not logged: what sonde sees of them is what the program itself would have printed, step by step."""
 
 from __future__ import annotations
 
@@ -345,7 +345,7 @@ def test_steps_that_are_ended_by_hand_have_it_too(begin: Any, reopen: Any) -> No
     assert seen(reopen()) == pytest.approx(dict(enumerate(printed)), rel=1e-6)
 
 
-def test_a_loss_that_is_not_finite_is_recorded_as_that(begin: Any, reopen: Any) -> None:
+def test_a_nonfinite_loss_is_recorded_as_it_is(begin: Any, reopen: Any) -> None:
     net = make()
     begin().watch(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -499,7 +499,7 @@ def test_without_a_loader_too_and_before_the_first_step(begin: Any, reopen: Any)
 
 
 @pytest.mark.parametrize("sets", ["test after it", "train before it", "made again", "one set, two samplers"])
-def test_the_set_that_is_validated_on_is_told_from_others(begin: Any, reopen: Any, sets: str) -> None:
+def test_the_validation_set_differs_from_others(begin: Any, reopen: Any, sets: str) -> None:
     net, printed = make(), []
     begin().watch(net)
     loss_of = LOSSES["function"][1]

@@ -48,8 +48,8 @@ def test_every_snapshot_of_a_large_model_is_taken(begin: Any, memory: dict[str, 
         optimizer.zero_grad()
     session.finish()
     run = sonde.open(session.path)
-    assert run.snapshots()["step"].to_pylist() == list(range(NUM_STEPS))
+    assert run.tensors.snapshots()["step"].to_pylist() == list(range(NUM_STEPS))
     for step, expected in enumerate(sums):
-        found = run.snapshot(step)
+        found = run.tensors.snapshot(step)
         assert {name: zlib.crc32(found[f"param/{name}"]) for name in expected} == expected
     assert not [warning for warning in run.warnings if "skipped" in warning or "lost" in warning]

@@ -1,4 +1,4 @@
-"""Whatever of ours fails while a snapshot is taken costs that snapshot: training goes on, bit for bit."""
+"""Whatever of ours fails while a snapshot is taken costs that snapshot: training continues, bit for bit."""
 
 from __future__ import annotations
 

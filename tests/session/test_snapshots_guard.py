@@ -101,7 +101,7 @@ def test_copied_at_once_nothing_needs_to_be_found_out(begin: Any, monkeypatch: p
 
 
 class Slow:
-    """Lets the copying thread begin only when told."""
+    """Lets the copying thread begin only on request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_go, put = threading.Event(), Copier.put
@@ -141,7 +141,7 @@ def test_a_thread_that_never_comes_to_copying_costs_no_snapshot(begin: Any, monk
 def test_a_thread_stopped_in_the_middle_of_a_part_costs_the_snapshot_and_not_the_step(
     begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may go on to write when the parameters have changed: nothing that it holds can be kept."""
+    """It may continue to write when the parameters have changed: nothing that it holds can be kept."""
     may_go, begun, copy = threading.Event(), threading.Event(), copying._copy_small
 
     def stopped(pairs: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_thread_stopped_in_the_middle_of_a_part_costs_the_snapshot_and_not_the
 def test_gradients_zeroed_before_they_are_copied_are_taken_again_and_then_at_once(
     set_to_none: bool, begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `set_to_none` nobody writes to them: they are only let go, and we hold them."""
+    """With `set_to_none` nothing writes to them: they are only let go, and we hold them."""
     slow = Slow(monkeypatch)
     model, optimizer, session = linear(begin)
     session.watch(

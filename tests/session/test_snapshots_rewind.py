@@ -19,6 +19,7 @@ import torch
 
 import sonde
 from sonde.errors import UsageError
+from sonde.read.tensors.analysis.run_tensors import RunTensors
 from sonde.read.tensors.stores import open_tensor_store
 from sonde.schema.layout import row_text
 from sonde.show.export.tensors import plan_export, write_export
@@ -70,10 +71,14 @@ class Loop:
 
 
 def check(run: sonde.Run, history: Taken) -> None:
-    assert run.snapshots()["step"].to_pylist() == sorted(history)
+    check_tensors(run.tensors, history)
+
+
+def check_tensors(tensors: RunTensors, history: Taken) -> None:
+    assert tensors.snapshots()["step"].to_pylist() == sorted(history)
     for step, weight in history.items():
-        assert run.snapshot(step)["param/0.weight"].tobytes() == weight, step
-    over_time = run.tensor("param/0.weight")
+        assert tensors.snapshot(step)["param/0.weight"].tobytes() == weight, step
+    over_time = tensors.get("param/0.weight")
     assert over_time["step"].values.tolist() == sorted(history)
     assert {step: over_time.sel(step=step).values.tobytes() for step in history} == history
 
@@ -96,8 +101,8 @@ def test_a_snapshot_taken_again_is_stored_next_to_the_abandoned_one(begin, reope
     assert loop.histories[1].keys() == {0, 3, 6, 9}
     assert loop.histories[0][9] != loop.histories[1][9]
     check_all(run, loop)
-    assert run.snapshots()["attempt"].to_pylist() == [0, 0, 1, 1]
-    assert run.attempt(0).snapshots()["attempt"].to_pylist() == [0] * 5
+    assert run.tensors.snapshots()["attempt"].to_pylist() == [0, 0, 1, 1]
+    assert run.attempt(0).tensors.snapshots()["attempt"].to_pylist() == [0] * 5
     assert run.manifest.facts["snapshots"]["taken"] == 7
 
 
@@ -118,18 +123,18 @@ def test_attempts_that_record_nothing_but_snapshots(begin, reopen):
 
 def test_what_is_abandoned_and_not_taken_again_is_named_by_its_attempt(begin, reopen):
     run = Loop(begin(**QUICK)).train(8).rewind(5).train(1) and reopen()
-    assert run.snapshots()["step"].to_pylist() == [0, 3]
-    with pytest.raises(UsageError, match=r"no snapshot of step 6.*run\.attempt\(0\)\.snapshot\(6\)"):
-        run.snapshot(6)
-    assert run.attempt(0).snapshot(6)
-    assert run.snapshot("latest").label == "the snapshot of step 3"
+    assert run.tensors.snapshots()["step"].to_pylist() == [0, 3]
+    with pytest.raises(UsageError, match=r"no snapshot of step 6.*run\.attempt\(0\)\.tensors\.snapshot\(6\)"):
+        run.tensors.snapshot(6)
+    assert run.attempt(0).tensors.snapshot(6)
+    assert run.tensors.snapshot("latest").label == "the snapshot of step 3"
 
 
 def test_a_live_reader_sees_the_rewind(begin, tmp_path):
     loop = Loop(begin(**QUICK)).train(7)
     assert loop.session.flush()
     run = sonde.open(tmp_path / "runs" / "latest")
-    reader = run.tensor_store()
+    reader = run.tensors.store()
     check_all(run, loop)
     assert reader.read(6, "param/0.weight").tobytes() == loop.histories[0][6]
     loop.rewind(2).train(5)
@@ -145,7 +150,7 @@ def test_the_snapshot_of_a_step_in_progress_is_given_up(begin, reopen):
     loop.rewind(6).train(1)
     run = reopen()
     check_all(run, loop)
-    assert run.snapshots()["attempt"].to_pylist() == [0, 0, 1]
+    assert run.tensors.snapshots()["attempt"].to_pylist() == [0, 0, 1]
 
 
 def test_a_snapshot_that_was_asked_for_is_taken_after_the_rewind(begin, reopen):
@@ -153,8 +158,8 @@ def test_a_snapshot_that_was_asked_for_is_taken_after_the_rewind(begin, reopen):
     loop.session.snapshot(("grad",))
     loop.rewind(2).train(1)
     run = reopen()
-    assert run.snapshots()["step"].to_pylist() == [0, 2]
-    assert {name.partition("/")[0] for name in run.snapshot(2)} == {"grad"}
+    assert run.tensors.snapshots()["step"].to_pylist() == [0, 2]
+    assert {name.partition("/")[0] for name in run.tensors.snapshot(2)} == {"grad"}
 
 
 def test_a_resumed_run_takes_its_snapshots_again(begin, reopen):
@@ -167,7 +172,7 @@ def test_a_resumed_run_takes_its_snapshots_again(begin, reopen):
     run = second.train(4) and reopen()
     check(run.attempt(0), first.histories[0])
     check(run, {0: first.histories[0][0], **second.histories[0]})
-    assert run.snapshots()["attempt"].to_pylist() == [0, 1, 1]
+    assert run.tensors.snapshots()["attempt"].to_pylist() == [0, 1, 1]
 
 
 def test_every_view_shows_the_last_attempt(begin, reopen, tmp_path):
@@ -197,7 +202,7 @@ def test_the_dashboard_shows_the_last_attempt(begin, reopen):
     for shown, history in ((run, loop.histories[-1]), (run.attempt(0), loop.histories[0])):
         listed = json.loads(snapshots.snapshots(shown, Query("")).body)["snapshots"]
         assert [row["step"] for row in listed] == sorted(history)
-        assert shown.num_snapshots == len(history)
+        assert shown.tensors.num_snapshots == len(history)
         images = {
             entry["name"]: entry["n"] for entry in json.loads(snapshots.snapshot(shown, 3, Query("")).body)["tensors"]
         }
@@ -271,7 +276,7 @@ def test_a_run_as_earlier_versions_wrote_it_is_read_by_its_catalog(begin, reopen
     connection.close()
     check(run, {step: loop.histories[1][step] for step in (0, 3, 9)})
     check(run.attempt(0), loop.histories[0])
-    assert run.snapshots()["attempt"].to_pylist() == [0, 0, 1]
+    assert run.tensors.snapshots()["attempt"].to_pylist() == [0, 0, 1]
     assert run.verify() == []
 
 
@@ -295,9 +300,9 @@ def test_a_version_of_a_repository_shows_the_attempts_that_were_there(begin, reo
     again.train(2)
     run = reopen()
     check(run, {0: loop.histories[0][0], 3: again.histories[0][3]})
-    check(run.version(tag="before"), loop.histories[0])
-    check(run.version(branch="main"), {0: loop.histories[0][0], 3: again.histories[0][3]})
-    check(run.version(branch="main").attempt(0), loop.histories[0])
+    check_tensors(run.tensors.version(tag="before"), loop.histories[0])
+    check_tensors(run.tensors.version(branch="main"), {0: loop.histories[0][0], 3: again.histories[0][3]})
+    check_tensors(run.attempt(0).tensors.version(branch="main"), loop.histories[0])
 
 
 @pytest.mark.slow
@@ -345,7 +350,7 @@ def check_killed(run: sonde.Run, acknowledged: set[tuple[int, int]]) -> None:
     assert run.verify() == []
     for number in attempts["attempt"]:
         reader = open_tensor_store(run.path, attempt=number)
-        table = {row["step"]: row["attempt"] for row in run.attempt(number).snapshots().to_pylist()}
+        table = {row["step"]: row["attempt"] for row in run.attempt(number).tensors.snapshots().to_pylist()}
         assert list(table) == reader.steps
         for step, attempt in table.items():
             weights = reader.read(step, "param/weight")

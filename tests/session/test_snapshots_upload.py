@@ -55,7 +55,7 @@ def until_it_failed(step: int, run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_still_waits_at_the_end_is_told_though_nothing_failed_yet(
+def test_what_still_waits_at_the_end_is_reported_though_nothing_failed_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # listens, and never answers
@@ -65,13 +65,15 @@ def test_what_still_waits_at_the_end_is_told_though_nothing_failed_yet(
         monkeypatch.setenv("AWS_REGION", "us-east-1")
         waits = {"close_s": 0.1, "linger_s": 0.0, "timeout_s": 60.0}
         run = train(tmp_path, snapshots=sonde.Snapshots(when=2, store="s3://bucket/runs", options=waits))
-        assert re.search(r"2 snapshots are not yet at s3://bucket/runs.*sonde push", capsys.readouterr().err)
-        with pytest.raises(RunLockedError, match="the run's own uploader is at work on 2 snapshots"):
+        assert re.search(
+            r"2 snapshots are not uploaded to s3://bucket/runs.*snapshot --upload", capsys.readouterr().err
+        )
+        with pytest.raises(RunLockedError, match="the run's own uploader is still uploading 2 snapshots"):
             push(run)  # it holds the lock until the server goes away
 
 
 @pytest.mark.slow
-def test_a_dead_network_is_told_and_costs_no_snapshot(
+def test_a_dead_network_is_reported_and_costs_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as nobody:
@@ -84,14 +86,14 @@ def test_a_dead_network_is_told_and_costs_no_snapshot(
             when=sonde.every(1), store="s3://bucket/runs", options={"close_s": 1.0, "linger_s": 0.0, "timeout_s": 5.0}
         )
         run = train(tmp_path, snapshots=plan, after=until_it_failed)
-    assert re.search(r"cannot be uploaded to s3://bucket/runs.*sonde push", capsys.readouterr().err)
+    assert re.search(r"cannot be uploaded to s3://bucket/runs.*snapshot --upload", capsys.readouterr().err)
     facts = json.loads((run / "run.json").read_text())["facts"]["snapshots"]
     assert facts["failed"] == 0
     assert facts["upload"]["waiting"] == facts["taken"] >= 4
     assert facts["upload"]["last_error"]
     assert len(open_tensor_store(run).steps) == facts["taken"]
     (warning,) = sonde.open(run).warnings
-    assert re.search(r"snapshots are on this disk and not yet at s3://bucket/runs.*`sonde push`", warning)
+    assert re.search(r"snapshots are on this disk and not yet at s3://bucket/runs.*`sonde snapshot --upload`", warning)
 
 
 def test_an_unknown_store_is_an_error_before_training(tmp_path: Path) -> None:
@@ -105,5 +107,5 @@ def test_a_store_that_is_not_installed_is_an_error_before_training(
     from sonde.write.tensors import spooled
 
     monkeypatch.setattr(spooled.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'sonde-ml\[tensors\]'"):
         train(tmp_path, snapshots=sonde.Snapshots(store="s3://bucket/runs"))

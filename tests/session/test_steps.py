@@ -20,12 +20,12 @@ from sonde.testing.by_hand import digest
 COLUMNS = ["name", "step", "value"]
 
 
-# ------------------------------------------------------------------------------------------ a look at the model between
+# ----------------------------------------------------------------------------------------- forward passes between steps
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("is_eval", [False, True])
-def test_a_look_at_the_model_after_the_step_belongs_to_that_step(
+def test_a_forward_pass_after_the_step_belongs_to_that_step(
     is_kept: bool, is_eval: bool, begin: Any, reopen: Any
 ) -> None:
     """Train accuracy, outside of no_grad; whether the graph of it is freed at once, or lives until the next batch."""
@@ -73,7 +73,7 @@ def test_a_loss_logged_before_its_backward_pass_belongs_to_the_step_being_made(b
     assert rows_seen(run) == [2] * STEPS
 
 
-def test_a_look_before_and_a_loss_after_are_told_apart(begin: Any, reopen: Any) -> None:
+def test_a_forward_pass_before_and_a_loss_after_are_told_apart(begin: Any, reopen: Any) -> None:
     model = net()
     optimizer = sgd(model)
     session = begin().watch(model, optimizer, activations=True)
@@ -96,7 +96,7 @@ def test_a_look_before_and_a_loss_after_are_told_apart(begin: Any, reopen: Any) 
 
 
 @pytest.mark.parametrize("num_looks", [1, 300])
-def test_an_evaluation_with_gradients_on_is_no_part_of_the_next_step(num_looks: int, begin: Any, reopen: Any) -> None:
+def test_an_evaluation_with_gradients_on_is_not_part_of_the_next_step(num_looks: int, begin: Any, reopen: Any) -> None:
     """Neither what it shows nor what it logs, and nothing of it is held."""
     model = net()
     optimizer = sgd(model)
@@ -136,7 +136,7 @@ def test_a_last_look_at_the_model_adds_no_step(begin: Any, reopen: Any) -> None:
     assert run.scalars("final")["step"].to_pylist() == [STEPS - 1]
 
 
-def test_a_look_before_the_first_step_is_no_part_of_it(begin: Any, reopen: Any) -> None:
+def test_a_forward_pass_before_the_first_step_does_not_belong_to_it(begin: Any, reopen: Any) -> None:
     """As to find out the shapes."""
     model = net()
     optimizer = sgd(model)
@@ -210,7 +210,7 @@ def test_a_batch_that_is_announced_begins_the_step(begin: Any, reopen: Any) -> N
 
 
 def test_what_is_inspected_of_a_step_is_its_own_pass(begin: Any, reopen: Any) -> None:
-    """The inputs, the loss and the identity of the batch; not those of a look at the model before it."""
+    """The inputs, the loss and the identity of the batch; not those of a forward pass before it."""
 
     def train(is_looking: bool) -> Any:
         model = net()
@@ -237,7 +237,7 @@ def test_what_is_inspected_of_a_step_is_its_own_pass(begin: Any, reopen: Any) ->
         assert sorted(map(repr, a.select(COLUMNS).to_pylist())) == sorted(map(repr, b.select(COLUMNS).to_pylist()))
 
 
-def test_a_snapshot_shows_the_step_and_not_a_look_before_it(begin: Any, reopen: Any) -> None:
+def test_a_snapshot_shows_the_step_and_not_a_forward_pass_before_it(begin: Any, reopen: Any) -> None:
     model = net()
     optimizer = sgd(model)
     session = begin().watch(
@@ -257,9 +257,9 @@ def test_a_snapshot_shows_the_step_and_not_a_look_before_it(begin: Any, reopen: 
         session.log({"accuracy": step})
     del look
     run = reopen()
-    assert run.snapshots()["step"].to_pylist()[:4] == [0, 1, 2, 3]
+    assert run.tensors.snapshots()["step"].to_pylist()[:4] == [0, 1, 2, 3]
     for step in range(4):
-        shown = run.snapshot(step)
+        shown = run.tensors.snapshot(step)
         assert torch.equal(torch.from_numpy(shown["batch/input.0"]), inputs[step])
         assert torch.equal(torch.from_numpy(shown["act/model"]), outputs[step])
 
@@ -317,7 +317,7 @@ def test_several_passes_before_one_backward_pass_are_one_step(is_looking: bool, 
 
 
 def test_a_target_that_is_detached_is_a_part_of_the_step(begin: Any, reopen: Any) -> None:
-    """After the pass that is trained; before it, it could be a look at the model."""
+    """After the pass that is trained; before it, it could be an extra forward pass."""
     model = net()
     optimizer = sgd(model)
     session = begin().watch(model, optimizer, activations=True)

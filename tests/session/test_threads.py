@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import sonde
-from sonde.session.snapshots.plan import Snapshots
+from sonde.session.snapshot_plan import Snapshots
 
 NUM_STEPS = 100
 FEW = 30
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class Trainer:
-    """Trains a model on data of its own, and notes in float64 what sonde should record at each step."""
+    """Trains a model on its own data, and notes in float64 what sonde should record at each step."""
 
     def __init__(self, name: str, seed: int, num_steps: int = NUM_STEPS, pause: Pause = lambda _: None) -> None:
         torch.manual_seed(seed)
@@ -464,8 +464,8 @@ def test_snapshots_are_of_the_thread_that_asked_for_them(begin: Any, reopen: Any
     trainers[1].watch(session, snapshots=Snapshots(when=lambda step: step % 10 == 0, kinds=("param",)))
     _run(*trainers)
     run = reopen()
-    assert run.snapshots()["step"].to_pylist() == [0, 10]
-    assert {name.split(".")[0] for name in run.snapshot(10)} == {"param/b"}
+    assert run.tensors.snapshots()["step"].to_pylist() == [0, 10]
+    assert {name.split(".")[0] for name in run.tensors.snapshot(10)} == {"param/b"}
 
 
 def test_rewind_is_refused_once_several_threads_have_trained(begin: Any, reopen: Any, capfd: Any) -> None:

@@ -255,7 +255,7 @@ def test_two_models_of_the_same_names_must_be_told_apart(begin: Any) -> None:
     """Their statistics would be merged, and be those of neither."""
     first, second = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 1))
     session = begin().watch(first)
-    with pytest.raises(UsageError, match=r'another watched model has "0\.bias" as well.*prefix='):
+    with pytest.raises(UsageError, match=r'another watched model also has "0\.bias".*prefix='):
         session.watch(second)
     session.watch(second, prefix="critic.")
 
@@ -269,7 +269,7 @@ def test_a_model_in_another_wrapper_is_recorded_once(begin: Any, reopen: Any) ->
     assert reopen().stats("grad/weight/n").column("value").to_pylist() == [3.0]
 
 
-def test_a_model_trained_after_another_goes_on_under_its_names(begin: Any, reopen: Any) -> None:
+def test_a_model_trained_after_another_continues_under_its_names(begin: Any, reopen: Any) -> None:
     session, models = begin(), [nn.Linear(3, 1), nn.Linear(3, 1)]
     for model in models:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -364,11 +364,11 @@ def test_an_optimizer_around_another_is_measured_once(is_named: bool, begin: Any
     run = reopen()
     assert values(run, "grad/bias/norm") == [1.0, 1.0, 1.0]
     assert values(run, "param/weight/n") == values(run, "update/weight/n") == [2.0, 2.0, 2.0]
-    assert "not named" not in capfd.readouterr().err
+    assert "not passed to watch()" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_a_second_optimizer_is_followed_or_told_of(is_kept: bool, begin: Any, reopen: Any, capfd: Any) -> None:
+def test_a_second_optimizer_is_followed_or_warned_about(is_kept: bool, begin: Any, reopen: Any, capfd: Any) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     kept = [optimizer] if is_kept else []
@@ -382,10 +382,10 @@ def test_a_second_optimizer_is_followed_or_told_of(is_kept: bool, begin: Any, re
         optimizer.step()
     told = capfd.readouterr().err
     assert reopen().stats("grad/bias/norm").column("step").to_pylist() == ([0, 1] if is_kept else [0, 1, 2, 3])
-    assert told.count("SGD steps parameters of this model and was not named in watch()") == len(kept)
+    assert told.count("SGD updates parameters of this model but was not passed to watch()") == len(kept)
 
 
-def test_a_tapped_tensor_that_cannot_be_read_is_told(begin: Any, capfd: Any) -> None:
+def test_a_tapped_tensor_that_cannot_be_read_is_reported(begin: Any, capfd: Any) -> None:
     session = begin()
     for _ in range(2):
         session.tap("ghost", torch.empty(3, device="meta"))
@@ -485,7 +485,7 @@ def test_a_loop_without_torch_optimizers_steps_by_hand(begin: Any, reopen: Any) 
     assert run.scalars("loss").column("step").to_pylist() == [0, 1, 2]
 
 
-def test_calling_step_beside_a_watched_optimizer_counts_once(begin: Any, reopen: Any) -> None:
+def test_calling_step_next_to_a_watched_optimizer_counts_once(begin: Any, reopen: Any) -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = begin().watch(model, optimizer)
@@ -525,7 +525,7 @@ def test_coverage_does_not_blame_what_was_not_asked_for(begin: Any, reopen: Any)
     assert coverage["parameters_without_gradient"] == []
 
 
-def test_tap_and_batch_are_sketches_of_their_own(begin: Any, reopen: Any) -> None:
+def test_tap_and_batch_are_separate_sketches(begin: Any, reopen: Any) -> None:
     session = begin()
     session.batch(torch.tensor([3.0, 4.0]), np.array([1, 2, 2]))
     session.tap("logits/last", torch.tensor([[0.0, float("nan")]]))
@@ -581,7 +581,7 @@ def test_what_a_model_gains_later_is_selected_likewise(sites: Any, is_wanted: bo
     assert (("act", "2") in seen, ("grad", "2.weight") in seen) == (is_wanted, is_wanted)
 
 
-def test_some_rows_of_activations_are_told_as_such(begin: Any, reopen: Any) -> None:
+def test_some_rows_of_activations_are_marked_as_such(begin: Any, reopen: Any) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

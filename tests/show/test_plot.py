@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import sonde
-from sonde.errors import UnknownNameError, UsageError
+from sonde.errors import MissingPackageError, UnknownNameError, UsageError
+from sonde.run import Table
 from sonde.show.plot.axes import short_names, spans_decades
 from sonde.show.pooled import pool
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'sonde[plot]'")
+pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'sonde-ml[plot]'")
 
 
 def falling(step: int) -> float:
@@ -55,9 +58,9 @@ def test_axis_is_logarithmic_where_values_span_decades(run: sonde.Run) -> None:
 
 
 def test_nan_in_a_tensor_is_marked_at_its_step(run: sonde.Run) -> None:
-    marks = lines_of(run.plot("grad/*/rms"))["not finite"]
+    marks = lines_of(run.plot("grad/*/rms"))["non-finite"]
     assert list(marks.get_xdata()) == [20]
-    assert "not finite" not in lines_of(run.plot("param/*/rms"))
+    assert "non-finite" not in lines_of(run.plot("param/*/rms"))
 
 
 def test_nan_colours_its_cell_of_the_heatmap_and_no_other(run: sonde.Run) -> None:
@@ -126,7 +129,7 @@ def test_wrong_questions_say_what_there_is(run: sonde.Run) -> None:
         run.plot("loss", style="heatmap")
     with pytest.raises(UnknownNameError, match="heatmap"):
         run.plot("loss", style="pie")
-    with pytest.raises(UsageError, match="nothing named"):
+    with pytest.raises(UsageError, match=r"nothing in .* matches"):
         run.plot("none*")
 
 
@@ -151,3 +154,56 @@ def test_one_step_has_no_fractions_of_a_step(begin: Any) -> None:
     figure = run.plot("loss")
     figure.canvas.draw()
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_table_of_stats_has_a_line_for_each_site(hostile_run: Path) -> None:
+    axes = sonde.open(hostile_run).stats("grad/*/norm").plot(title="gradients").axes[0]
+    sites = ["embed.weight", "layers.0.weight", "layers.1.weight", "layers.2.weight", "head.weight"]
+    assert axes.get_legend_handles_labels()[1] == sites
+    assert (axes.get_ylabel(), axes.get_yscale(), axes.get_title(loc="left")) == ("grad norm", "log", "gradients")
+
+
+def test_table_of_scalars_has_a_line_for_each_name(hostile_run: Path) -> None:
+    axes = sonde.open(hostile_run).scalars(["loss", "lr"]).plot(log=False).axes[0]
+    assert axes.get_legend_handles_labels()[1] == ["loss", "lr"]
+    assert axes.lines[0].get_ydata()[0] == 3.0
+    assert axes.get_yscale() == "linear"
+
+
+def test_table_of_sql_has_a_line_for_each_column_of_numbers(hostile_run: Path) -> None:
+    query = "select norm, step, rms from stats where kind = 'grad' and site = 'head.weight' order by step desc"
+    axes = sonde.open(hostile_run).sql(query).plot().axes[0]
+    assert axes.get_legend_handles_labels()[1] == ["norm", "rms"]
+    assert list(axes.lines[0].get_xdata()[:3]) == [0, 1, 2]
+
+
+def test_table_with_many_series_says_how_many_it_draws(hostile_run: Path) -> None:
+    axes = sonde.open(hostile_run).stats("*/*/n*").plot(title="all").axes[0]
+    assert len([line for line in axes.lines if line.get_label() != "non-finite"]) == 12
+    assert re.fullmatch(r"all, 12 of \d\d series", axes.get_title(loc="left"))
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (
+            {"site": ["a"], "score": [1.0]},
+            "needs a column `step` and a column of numbers, and the table has site, score",
+        ),
+        ({"step": [1], "site": ["a"]}, "a column of numbers"),
+        ({"step": [], "value": []}, "no rows"),
+    ],
+)
+def test_table_that_cannot_be_drawn_says_why(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Table(pa.table(table)).plot()
+
+
+def test_table_without_matplotlib_says_how_to_install_it(hostile_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = sonde.open(hostile_run).scalars("loss")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingPackageError, match=r"pip install .*\[plot\]"):
+        table.plot()

@@ -43,7 +43,7 @@ def test_extremes_are_those_of_each_bucket() -> None:
         assert high == own[values[own] == values[own].max()][-1]
 
 
-def test_thinning_keeps_spikes_the_ends_and_what_is_not_finite() -> None:
+def test_thinning_keeps_spikes_the_ends_and_nonfinite_values() -> None:
     values = np.ones(10_000)
     values[[1234, 5678]], values[4321] = [9.0, -9.0], np.nan
     kept = min_max(np.arange(10_000), values, 50)

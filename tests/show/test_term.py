@@ -26,7 +26,7 @@ def test_long_series_is_squeezed_into_the_width() -> None:
     assert len(sparkline(np.zeros(10_000), 16)) == 16
 
 
-def test_value_that_is_not_finite_cannot_hide_in_a_long_series() -> None:
+def test_nonfinite_value_cannot_hide_in_a_long_series() -> None:
     values = np.ones(10_000)
     values[5000] = np.nan
     assert sparkline(values, 10).count("×") == 1

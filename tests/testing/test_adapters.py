@@ -199,7 +199,7 @@ def test_a_missing_hint_is_found(planted, monkeypatch, content):
         LoopTests().test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch)
 
 
-def test_the_net_fails_when_it_is_told_to():
+def test_the_net_fails_on_request():
     net = Net(MissingPackageError("a", "b", "c"))
     with pytest.raises(MissingPackageError):
         loop(net, Recipe(), None)

@@ -1,4 +1,4 @@
-"""Trains in processes of their own, with workers that load data, and saves a checkpoint at the end of each.
+"""Trains in separate processes, with workers that load data, and saves a checkpoint at the end of each.
 
 Arguments, six for each process: folder, optimizer, scheduler, steps already made (restored if any),
 steps to reach, seed of what is not restored. Torch is imported once for all; a line of JSON tells what came of each.

@@ -19,7 +19,7 @@ from sonde.tune import CheckpointManager, ResumableLoader
 
 
 class Noisy(Dataset):
-    """Samples with noise added anew each time, from torch's and Python's generators."""
+    """Samples with new noise each time, from torch's and Python's generators."""
 
     def __init__(self, num_samples: int = 40) -> None:
         self.x = torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(1))
@@ -87,7 +87,7 @@ class Training:
         )
 
     def train(self, num_steps: int, after: Callable[[int, float], None] = lambda step, loss: None) -> None:
-        """Up to so many steps in all."""
+        """Train until a total number of steps."""
         while self.num_steps < num_steps:
             for x in self.loader:
                 loss = self.one_step(x)

@@ -199,7 +199,7 @@ def test_best_is_asked_for_by_name(folder):
     assert net.weight.item() == 2
     manager.delete(2)
     assert steps(manager) == [1, 3]
-    with pytest.raises(RunNotFoundError, match=r"no checkpoint 2 .* There are: 1, 3"):
+    with pytest.raises(RunNotFoundError, match=r"no checkpoint 2 .* Available: 1, 3"):
         manager.restore(2)
 
 
@@ -222,7 +222,7 @@ def test_steps_without_a_number_count_themselves(folder):
     assert steps(manager) == [3, 6]
 
 
-def test_inside_a_run_they_lie_in_its_folder(tmp_path):
+def test_inside_a_run_they_are_stored_in_its_folder(tmp_path):
     with sonde.init(project="p", name="n", dir=tmp_path) as session:
         manager = CheckpointManager(model=nn.Linear(1, 1), interval=1)
         manager.step(1, {"eval_loss": 0.5})
@@ -241,7 +241,7 @@ def test_a_disabled_session_saves_nothing(monkeypatch):
 
 def test_without_a_run_a_folder_is_needed(tmp_path):
     sonde.init(project="p", dir=tmp_path).finish()
-    with pytest.raises(UsageError, match="give a folder"):
+    with pytest.raises(UsageError, match="pass a folder"):
         CheckpointManager(model=nn.Linear(1, 1))
 
 
@@ -374,7 +374,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(folder, name):
     content["files"][name] = {"bytes": 0, "sha256": "0" * 64}
     path.write_text(sign_document(json.dumps(content)))
     (found,) = list_checkpoints(folder)
-    assert "not the name of a checkpoint's file" in found.problem
+    assert "not a valid checkpoint file name" in found.problem
     with pytest.raises(CorruptError):
         manager.load(1)
 
@@ -399,7 +399,7 @@ def test_pickles_of_others_are_named_and_not_opened(folder):
 @pytest.mark.parametrize("step", [-1, "x"])
 def test_a_step_that_no_list_would_show_is_refused(folder, step):
     manager = CheckpointManager(folder, model=torch.nn.Linear(2, 1), interval=1)
-    with pytest.raises(UsageError, match="a checkpoint's step is"):
+    with pytest.raises(UsageError, match="step= must be"):
         manager.save(step)
     assert manager.step(-1) is None
     assert manager.list() == []
@@ -407,7 +407,7 @@ def test_a_step_that_no_list_would_show_is_refused(folder, step):
 
 @pytest.mark.parametrize("what", ["model", "optimizer"])
 def test_what_holds_no_state_is_refused(folder, what):
-    with pytest.raises(UsageError, match=rf"{what}= takes an object with a state_dict\(\).*got 3"):
+    with pytest.raises(UsageError, match=rf"{what}= must be an object with a state_dict\(\).*got 3"):
         CheckpointManager(folder, **{what: 3})
 
 
@@ -422,7 +422,7 @@ def test_another_model_or_optimizer_is_refused_before_anything_changes(folder):
     before = net.weight.clone()
     groups = [{"params": [net.weight]}, {"params": [net.bias]}]
     manager = CheckpointManager(folder, model=net, optimizer=torch.optim.SGD(groups))
-    with pytest.raises(UsageError, match=r"groups of \[1, 1\] parameters, the one in the checkpoint \[2\]"):
+    with pytest.raises(UsageError, match=r"groups of \[1, 1\] parameters, but the checkpoint has \[2\]"):
         manager.restore()
     assert torch.equal(net.weight, before)
     scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(net.parameters()))
@@ -446,7 +446,7 @@ def test_what_cannot_be_saved_is_said_at_the_start(folder):
 
 
 def test_a_file_that_may_not_grow_does_not_end_training(folder):
-    """As on a full disk: safetensors has an error of its own for that."""
+    """As on a full disk: safetensors has its own error for that."""
     resource = pytest.importorskip("resource")
     manager = CheckpointManager(folder, model=nn.Linear(100, 100), interval=1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sonde.cli.train import EXAMPLE
 from sonde.errors import SettingsError, UsageError
+from sonde.tune import EXAMPLE
 from sonde.tune.config import MethodConfig, TuneConfig, checked, load_config
 from sonde.tune.train.ahead import check_ahead
 from sonde.tune.train.data import generate, texts_of
@@ -47,8 +47,8 @@ def test_overrides_go_over_the_file(file):
         ("trainning.batch_size=1", r'no key "trainning". Did you mean "training"\?'),
         ("training.batch_size=0", r'"training.batch_size": Input should be greater than or equal to 1; got 0'),
         ("method.r=much", r'"method.r": Input should be a valid integer.*got \'much\''),
-        ("data.path=x.txt", r"give data.path for a file or data.generate"),
-        ("model.name=gpt2", r"give model.name for a saved model or model.architecture"),
+        ("data.path=x.txt", r"set either data.path for a file or data.generate"),
+        ("model.name=gpt2", r"set either model.name for a saved model or model.architecture"),
         ("data.generate=poetry", r"'counting', 'copying' or 'sorting'"),
     ],
 )
@@ -60,10 +60,10 @@ def test_a_wrong_value_is_named(file, override, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("learning_rate", "an override is key=value"),
-        ("=3", "an override is key=value"),
+        ("learning_rate", "an override must be key=value"),
+        ("=3", "an override must be key=value"),
         ("output_dir.x=1", '"output_dir" is a value'),
-        ("training.batch_size=[1", r""""training.batch_size": '\[1' is not a value"""),
+        ("training.batch_size=[1", r""""training.batch_size": '\[1' is not a valid YAML value"""),
         ("learning_rate=1", r'no key "learning_rate". Did you mean "training.learning_rate"\?'),
     ],
 )
@@ -86,13 +86,13 @@ def test_what_is_wrong_is_known_ahead(file, overrides, message):
         check_ahead(load_config(file, overrides))
 
 
-def test_a_file_that_is_none(tmp_path):
+def test_a_file_that_is_not_a_config(tmp_path):
     with pytest.raises(UsageError, match="--example"):
         load_config(tmp_path / "no.yaml")
-    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
         load_config(tmp_path)
     (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(SettingsError, match="holds no keys"):
+    with pytest.raises(SettingsError, match="has no keys"):
         load_config(tmp_path / "list.yaml")
     (tmp_path / "object.yaml").write_text("model: !!python/object/apply:os.system ['true']")
     with pytest.raises(SettingsError, match="not YAML"):

@@ -53,7 +53,7 @@ def check(folder: Path, acknowledged: int, kept: int = 2) -> None:
     for step in steps:
         manager.restore(step)
         assert torch.equal(net.weight, torch.full(shape, float(step)))
-    manager.save(999_999)  # and it goes on, clearing what the dead process left
+    manager.save(999_999)  # and it continues, clearing what the dead process left
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 

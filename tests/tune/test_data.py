@@ -25,7 +25,7 @@ def test_lists_files_and_saved_data_sets_are_the_same():
     several = datasets.load_from_disk("several")
     for given in (["one", "two"], TEXTS, made, several, "one", "several", "a.txt"):
         assert as_dataset(given).to_list() == TEXTS
-    with pytest.raises(UsageError, match='no split "train", but test'):
+    with pytest.raises(UsageError, match='no split "train", only test'):
         as_dataset(datasets.DatasetDict(test=made))
     with pytest.raises(UsageError, match="the data set is empty"):
         as_dataset(made.select([]))
@@ -35,11 +35,11 @@ def test_lists_files_and_saved_data_sets_are_the_same():
     ("given", "message"),
     [
         ([], "the data set is empty"),
-        ([1], "row 1: a text or a mapping was expected, got int"),
-        ([{"body": "a"}], "these have body. Rename the column"),
+        ([1], "row 1: expected a string or a mapping, got int"),
+        ([{"body": "a"}], "these rows have body. Rename the column"),
         ([{"text": "a"}, {"txt": "b"}], "row 2: text is missing"),
         ([{"text": "a"}, {"text": None}], "row 2: text is missing"),
-        ([{"text": 3}], "text holds int64, not texts"),
+        ([{"text": 3}], "text contains int64, not strings"),
         ([{"prompt": "a", "completion": None}, {"prompt": "a", "completion": "b"}], "row 1: completion is missing"),
     ],
 )

@@ -42,12 +42,12 @@ def test_rows_of_parquet():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.docx", "x", r'texts are read from \.txt, .* files and from folders saved by datasets; got "a.docx"'),
+        ("a.docx", "x", r'texts can be read from \.txt, .* files and from folders saved by datasets; got "a.docx"'),
         ("a.parquet", "no", "a.parquet is not Parquet"),
         ("a.json", "[1, 2", "a.json: not JSON"),
-        ("a.json", '[{"text": "a"}, 3]', "a.json, entry 2: an object"),
-        ("a.txt", b"\xff\xfe", "a.txt is not text in UTF-8"),
-        ("a.csv", "text\n" + "x" * 200_000, "a.csv is no table: field larger"),
+        ("a.json", '[{"text": "a"}, 3]', "a.json, entry 2: expected an object"),
+        ("a.txt", b"\xff\xfe", "a.txt is not UTF-8 text"),
+        ("a.csv", "text\n" + "x" * 200_000, "a.csv is not a table: field larger"),
     ],
 )
 def test_what_cannot_be_read_is_named(name, content, message):
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_named(name, content, message):
 
 def test_a_folder_of_something_else_is_named():
     Path("folder").mkdir()
-    with pytest.raises(UsageError, match="save_to_disk has not written"):
+    with pytest.raises(UsageError, match="not written by datasets' save_to_disk"):
         read_texts(Path("folder"))
     with pytest.raises(UsageError, match=r"no file gone.txt"):
         read_texts(Path("gone.txt"))

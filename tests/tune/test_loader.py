@@ -1,4 +1,4 @@
-"""`ResumableLoader` goes on with the next batch, whatever draws the order."""
+"""`ResumableLoader` continues with the next batch, whatever draws the order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(kind: str, seed: int) -> DataLoader:
 
 
 def batches(loader: ResumableLoader, num_epochs: int, stop: int | None = None) -> list[Any]:
-    """(epoch, batch) until so many were seen; something else draws random numbers in between."""
+    """(epoch, batch) until `stop` batches were seen; something else draws random numbers in between."""
     found: list[Any] = []
     for epoch in range(loader.epoch, num_epochs):
         if isinstance(loader.sampler, DistributedSampler):
@@ -72,7 +72,7 @@ def test_the_rest_is_the_same(kind, stop):
     assert before + batches(second, 3) == straight
 
 
-def test_a_loader_with_a_state_of_its_own_is_used_as_it_is(tmp_path):
+def test_a_loader_with_its_own_state_is_used_as_it_is(tmp_path):
     class Stateful:
         """As torchdata's StatefulDataLoader."""
 
@@ -100,5 +100,5 @@ def test_it_looks_like_what_it_wraps():
     for _ in loader:
         break
     assert (loader.epoch, loader.batch) == (0, 1)
-    assert sum(1 for _ in loader) == 3  # an epoch that was left begins anew
+    assert sum(1 for _ in loader) == 3  # an epoch that was left starts over
     assert (loader.epoch, loader.batch) == (1, 0)

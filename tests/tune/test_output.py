@@ -1,4 +1,4 @@
-"""Checkpoints of two trainings never lie in one folder, and one is not gone on with as another."""
+"""Checkpoints of two trainings never share a folder, and training never resumes from another's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def filled(folder: str = "out") -> Path:
 
 def test_a_folder_in_use_is_left_alone():
     folder = filled()
-    with pytest.raises(UsageError, match=r"another training \(at 1, 2\).*--resume.*--overwrite"):
+    with pytest.raises(UsageError, match=r"an earlier training \(at 1, 2\).*--resume.*--overwrite"):
         open_output(folder, resume=False, overwrite=False)
     assert [found.step for found in open_output(folder, resume=True, overwrite=False)] == [1, 2]
 
@@ -40,7 +40,7 @@ def test_overwriting_deletes_what_the_other_training_made():
 
 def test_a_folder_that_cannot_be_made_is_named():
     Path("file").write_text("")
-    with pytest.raises(UsageError, match="output_dir file cannot be made: File exists"):
+    with pytest.raises(UsageError, match="cannot create output_dir file: File exists"):
         open_output(Path("file"), resume=False, overwrite=False)
 
 
@@ -50,7 +50,7 @@ def test_another_method_is_noticed_before_the_run_is_opened_again(tmp_path):
         pass
     write_link(Path("out"), session.path)
     assert check_same(Path("out"), config)["method"]["r"] == 8
-    with pytest.raises(UsageError, match=r"made with method.r = 8, and this is 16"):
+    with pytest.raises(UsageError, match=r"saved with method.r = 8, but it is now 16"):
         check_same(Path("out"), {**config, "method": {"name": "lora", "r": 16}})
     assert sonde.open(session.path).status == "finished"
     assert check_same(Path("elsewhere"), config) == {}

@@ -181,8 +181,8 @@ def test_built_in_methods_weight_micro_batches_by_their_tokens() -> None:
     ("ending", "message"),
     [
         ("none", r"Own.train_step returned None; return the loss of the batch"),
-        ("detached", r"without a graph and never called backward\(\), so nothing would be trained"),
-        ("vector", r"a tensor of shape \(2,\); return one number"),
+        ("detached", r"without a graph and never called backward\(\), so nothing would train"),
+        ("vector", r"a tensor of shape \(2,\); return a single number"),
     ],
 )
 def test_a_step_that_gives_no_loss_is_an_error_that_says_so(ending: str, message: str) -> None:

@@ -47,22 +47,22 @@ FALLING = list(3 * np.exp(-np.arange(24) / 5))
     [
         (
             list(3 * np.exp(-np.arange(60) / 4)),
-            "loss fell from 3 to 2.219e-06; nine tenths of that by step 10. It has converged",
+            "loss fell from 3 to 2.219e-06, 90 % of it by step 10. It has converged",
         ),
         (list(3 - 0.1 * np.arange(24)), "loss fell from 3 to 0.9 and was still falling"),
-        ([3.0] * 24, "loss did not fall"),
+        ([3.0] * 24, "loss did not improve"),
         (
             [3 - 0.2 * s for s in range(12)] + [1 + 0.1 * s for s in range(12)],
             "loss was best at step 10 (1) and has risen to 1.9",
         ),
         ([3.0] * 16 + [float("nan")] * 8, "loss diverged: it ends as NaN or Inf, first at step 16"),
-        ([3.0, 2.0], "loss has 2 finite values; at least 10 are needed"),
+        ([3.0, 2.0], "loss has 2 finite values; judging it needs at least 10"),
         ([3.0, *np.geomspace(150, 31, 40)], "loss diverged: it rose from 3 to 33.6"),
-        (list(3 + 0.06 * NOISE - 0.001 * np.arange(60)), "loss did not fall: it went from 3.122 to 2.945"),
+        (list(3 + 0.06 * NOISE - 0.001 * np.arange(60)), "loss did not improve: it went from 3.122 to 2.945"),
         # Noise alone rises in the last third: it has not turned.
         (
             list(1.2 + 1.4 * np.exp(-np.arange(60) / 6) + 0.06 * np.abs(NOISE)),
-            "loss fell from 2.722 to 1.236; nine tenths of that by step 15. It has converged",
+            "loss fell from 2.722 to 1.236, 90 % of it by step 15. It has converged",
         ),
     ],
 )
@@ -86,7 +86,7 @@ def test_every_section_has_its_numbers(tmp_path):
         assert title in report.text
 
 
-def test_rising_held_out_loss_is_told_with_the_checkpoint_to_take(tmp_path):
+def test_rising_held_out_loss_is_reported_with_the_checkpoint_to_take(tmp_path):
     run = record(tmp_path, FALLING, [2 - 0.1 * s if s < 9 else 1.3 + 0.01 * s for s in range(24)])
     section = CheckpointAnalyzer(run).generate_standard_report().overfitting
     assert "best at step 8" in section.verdict
@@ -101,7 +101,7 @@ def test_saved_as_html_json_and_text(tmp_path):
     assert "<b>n" not in page
     assert json.loads(report.save("report.json").read_text())["name"] == "p/<b>n"
     assert report.save("report.txt").read_text() == str(report)
-    with pytest.raises(UsageError, match=r"saved as .html, .json, .txt"):
+    with pytest.raises(UsageError, match=r"Use one of .html, .json, .txt"):
         report.save("report.pdf")
 
 
@@ -129,7 +129,7 @@ def test_checkpoints_without_a_run(tmp_path):
     report = CheckpointAnalyzer(tmp_path / "kept").generate_standard_report()
     assert report.convergence.verdict == "Not recorded."
     assert [row["step"] for row in report.weight_evolution.rows] == [1, 2]
-    with pytest.raises(RunNotFoundError, match="names no run"):
+    with pytest.raises(RunNotFoundError, match="refers to no run"):
         CheckpointAnalyzer(tmp_path / "kept").export_raw_gradients()
 
 
@@ -167,7 +167,7 @@ def test_a_folder_names_its_run(tmp_path):
 
 
 def test_monitoring_waits_for_a_run(tmp_path):
-    with pytest.raises(RunNotFoundError, match="no run began"):
+    with pytest.raises(RunNotFoundError, match="no run started"):
         LiveAnalyzer(checkpoint_dir=tmp_path).start_monitoring(wait_s=0.3)
 
 

@@ -1,4 +1,4 @@
-"""A run that is restored goes on bit by bit as if it had never stopped."""
+"""A restored run continues bit by bit as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_restore_in_a_running_session_returns_to_the_step_of_the_checkpoint(tr
 
 
 def test_the_latest_checkpoint_is_one_of_the_history_that_continued(training, tmp_path):
-    """Ten steps, back to the checkpoint of step 4, two more, and a new process: it must not go on from step 8."""
+    """Ten steps, back to the checkpoint of step 4, two more, and a new process: it must not continue from step 8."""
     run = training()
     with sonde.init(project="p", name="n", dir=tmp_path) as session:
         session.watch(run.net, run.optimizer)
@@ -200,13 +200,13 @@ def test_another_data_set_is_noticed(training, folder):
     run.manager(folder).save(3)
     other = training()
     other.loader.loader = torch.utils.data.DataLoader(list(range(7)), 5)
-    with pytest.raises(UsageError, match="8 batches in an epoch, this loader has 2"):
+    with pytest.raises(UsageError, match="8 batches per epoch, but this loader has 2"):
         other.manager(folder).restore()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "scheduler"), [("adamw", "lambda"), ("momentum", "sequential")])
-def test_a_new_process_with_workers_goes_on_bit_by_bit(tmp_path, optimizer, scheduler):
+def test_a_new_process_with_workers_resumes_bit_by_bit(tmp_path, optimizer, scheduler):
     def child(*jobs: tuple[Path, int, int, int]) -> list[dict]:
         arguments = [str(part) for folder, *rest in jobs for part in (folder, optimizer, scheduler, *rest)]
         done = subprocess.run(

@@ -81,7 +81,7 @@ def test_arrays_and_tensors():
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, np.array([object()]), {"a": {"b": print}}])
-def test_what_is_no_data_is_refused_with_its_place(value):
+def test_invalid_data_is_refused_with_its_place(value):
     with pytest.raises(UsageError, match=r'"x(\.a\.b)?" is a .*never pickles'):
         Encoder().encode(value, "x")
 
@@ -101,6 +101,6 @@ def test_what_is_no_data_is_refused_with_its_place(value):
         {"$": "dict", "items": [[[1], 2]]},
     ],
 )
-def test_what_nobody_encoded_is_refused(hostile):
+def test_a_foreign_encoding_is_refused(hostile):
     with pytest.raises(CorruptError):
         decode(hostile, {})

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import sonde
-from sonde.cli.train import EXAMPLE
 from sonde.errors import SettingsError, UnknownNameError, UsageError
 from sonde.read.run.link import linked_run
-from sonde.tune import CheckpointAnalyzer, CheckpointManager, FineTuningMethod, TrainingWrapper
+from sonde.tune import EXAMPLE, CheckpointAnalyzer, CheckpointManager, FineTuningMethod, TrainingWrapper
 from sonde.tune.config import ModelConfig
 from sonde.tune.train.data import generate
 
@@ -92,7 +91,7 @@ def test_the_command_trains_records_and_can_be_restored(tmp_path):
     assert sonde.open(resumed["run"]).scalars("loss")["step"].to_pylist() == list(range(58))
 
 
-def test_training_goes_on_where_it_was_interrupted_bit_by_bit(tmp_path, monkeypatch):
+def test_training_resumes_bit_by_bit_where_it_was_interrupted(tmp_path, monkeypatch):
     data, held_out = generate("counting", 60), generate("counting", 12, seed=5)
 
     def train(folder: str, **options: Any) -> Any:
@@ -125,7 +124,7 @@ def test_training_goes_on_where_it_was_interrupted_bit_by_bit(tmp_path, monkeypa
     assert train("parts", resume=True).train_loss == resumed.train_loss  # nothing was left to do
     with pytest.raises(UsageError, match="overwrite"):
         train("parts")
-    with pytest.raises(UsageError, match=r"made with method.name = 'lora', and this is 'full'"):
+    with pytest.raises(UsageError, match=r"saved with method.name = 'lora', but it is now 'full'"):
         wrapper("full").train(data, "parts", 1, resume=True)
     assert sonde.open(resumed.run).status == "finished"
 
@@ -198,7 +197,7 @@ def test_methods_that_cannot_work_here_name_another(method, message):
 def test_unknown_method_and_model():
     with pytest.raises(UnknownNameError, match='Did you mean "lora"'):
         wrapper("loar")
-    with pytest.raises(UsageError, match="one of the two"):
+    with pytest.raises(UsageError, match="pass either model_name= for a saved model or model= for one you have built"):
         TrainingWrapper()
     bad = ModelConfig(architecture="llama", options={"hiden_size": 3})
     with pytest.raises(UnknownNameError, match='Did you mean "hidden_size"'):
@@ -210,11 +209,11 @@ def test_unknown_method_and_model():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("some/model", r'no folder "some/model" is here, and the Hugging Face Hub did not .*model.architecture'),
-        ("./gone", r"no folder ./gone with a saved model"),
-        ("empty", r"empty holds no saved model: there is no config.json"),
-        ("adapters", r"adapters holds adapters only"),
-        ("broken", r"the model in broken cannot be loaded"),
+        ("some/model", r'no folder "some/model", and the Hugging Face Hub returned no .*model.architecture'),
+        ("./gone", r"no folder ./gone; expected a saved model"),
+        ("empty", r"empty is not a saved model: it has no config.json"),
+        ("adapters", r"adapters contains only adapters"),
+        ("broken", r"cannot load the model in broken"),
     ],
 )
 def test_a_model_that_is_not_there_names_what_to_give(name, message, monkeypatch):
@@ -237,15 +236,15 @@ def test_a_model_that_is_not_there_names_what_to_give(name, message, monkeypatch
         ({"arguments": {"optimm": "adam"}}, r'no key "training.arguments.optimm". Did you mean "optim"'),
     ],
 )
-def test_arguments_the_trainer_refuses_are_told_before_a_run_begins(options, message):
+def test_arguments_the_trainer_refuses_are_reported_before_a_run_begins(options, message):
     with pytest.raises(SettingsError, match=message):
         wrapper(**options).train(generate("copying", 8), "out", 1)
     assert not Path("runs").exists()
 
 
-def test_options_that_make_no_model_are_told():
+def test_options_that_make_no_model_are_reported():
     odd = ModelConfig(architecture="llama", options={"hidden_size": 15, "num_attention_heads": 4})
-    with pytest.raises(UsageError, match=r"no llama can be built of these options: .*multiple of"):
+    with pytest.raises(UsageError, match=r"cannot build a llama model with these options: .*multiple of"):
         TrainingWrapper(model=odd).train(generate("copying", 8), "out", 1)
 
 
@@ -255,7 +254,7 @@ def test_texts_longer_than_the_model_has_positions_for_are_cut_and_counted(capfd
     )
     texts = ["one two " * 40] * 4 + ["one"] * 4
     TrainingWrapper(model=short, training_method="prompt", **{**QUICK, "max_length": 99}).train(texts, "out", 1)
-    assert "4 of them fill max_length=4 tokens" in capfd.readouterr().err  # eight are the prompt's
+    assert "4 of them reach max_length=4 tokens" in capfd.readouterr().err  # eight are the prompt's
 
 
 def test_an_adapter_that_is_passed_by_is_found(tmp_path):
@@ -271,7 +270,7 @@ def test_an_adapter_that_is_passed_by_is_found(tmp_path):
     data = generate("counting", 100)
     healthy, faulty = (wrapper(method).train(data, f"out-{n}", 1) for n, method in enumerate(("lora", PassedBy())))
     dead = [f for f in sonde.open(faulty.run).findings() if f.rule == "lora_zero_init"]
-    assert [f.message.split(":")[0] for f in dead] == ["1 of 14 adapters are dead, model.layers.1.mlp.up_proj first"]
+    assert [f.message.split(":")[0] for f in dead] == ["1 of 14 adapters is dead (model.layers.1.mlp.up_proj)"]
     assert "Dead: model.layers.1.mlp.up_proj." in CheckpointAnalyzer("out-1").generate_standard_report().text
     assert "lora_zero_init" not in {f.rule for f in sonde.open(healthy.run).findings()}
 
@@ -310,7 +309,7 @@ def test_memorising_is_found_and_reported(tmp_path):
     made = wrapper("full", checkpoint_interval=20, eval_interval=10)
     made.train(data, "out", 60, eval_dataset=held_out)
     report = CheckpointAnalyzer("out").generate_standard_report(save_to="report.json")
-    assert "what is learned after that does not carry over" in report.overfitting.verdict
+    assert "training beyond that step does not generalize" in report.overfitting.verdict
     assert "overfitting" in {finding["rule"] for finding in report.findings}
     assert json.loads(Path("report.json").read_text())["convergence"]["verdict"] == report.convergence.verdict
 

@@ -101,7 +101,7 @@ def test_resuming_drops_a_torn_frame_and_keeps_the_rest(bench, unsealed):
 
 
 @pytest.mark.parametrize("size", [0, 5, LOG_HEADER_SIZE])
-def test_a_log_that_was_hardly_begun_is_no_obstacle(bench, unsealed, size):
+def test_a_log_that_was_hardly_begun_does_not_matter(bench, unsealed, size):
     path = unsealed / "stats/rank-0000/live.log"
     path.write_bytes(path.read_bytes()[:size])
     writer = Writer(unsealed, LOG_ONLY, resume=True)

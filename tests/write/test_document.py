@@ -1,4 +1,4 @@
-"""Documents beside run.json: written whole, signed, replaced, and not lost when the disk fails for a while."""
+"""Documents next to run.json: written whole, signed, replaced, and not lost when the disk fails for a while."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from sonde.write.writer import Writer, WriterOptions
 
 
 def kill_campaign(bench, run: Path, quick: WriterOptions, seed: int) -> None:
-    """Kill a writer somewhere, look, go on with another one, look again."""
+    """Kill a writer somewhere, check, continue with another one, check again."""
     chance = random.Random(seed)
     child = bench.child("child_train.py", run, chance.choice([1, 3, 7]))
     assert child.stdout.readline() == "ready\n"
@@ -85,7 +85,7 @@ def test_a_crash_at_any_point_of_sealing_loses_nothing(bench, tmp_path, quick):
     assert crash_campaign(bench, tmp_path, quick, first=0, stride=1) > 100
 
 
-def test_ending_without_a_goodbye_keeps_what_was_acknowledged(bench, run):
+def test_ending_without_a_shutdown_keeps_what_was_acknowledged(bench, run):
     child = bench.child("child_train.py", run, 5)
     assert child.stdout.readline() == "ready\n"
     acknowledged = int(child.stdout.readline())

@@ -21,7 +21,7 @@ def git(folder, *arguments):
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
-def test_the_revision_branch_and_changes_of_a_repository_are_told(tmp_path):
+def test_the_revision_branch_and_changes_of_a_repository_are_recorded(tmp_path):
     git(tmp_path, "init", "-b", "trunk")
     assert git_state(tmp_path) is None  # no revision yet
     (tmp_path / "train.py").write_text("1")

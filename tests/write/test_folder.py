@@ -114,15 +114,15 @@ def test_a_folder_of_that_name_is_left_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"latest", "p"}
 
 
-def test_a_file_in_the_way_is_told(tmp_path):
+def test_a_file_in_the_way_is_reported(tmp_path):
     (tmp_path / "runs").touch()
     with pytest.raises(RunError, match=r"A file is in the way.*SONDE_DIR"):
         create_run(tmp_path / "runs", project="p")
 
 
-def test_a_folder_that_cannot_be_written_to_is_told():
+def test_a_folder_that_cannot_be_written_to_is_reported():
     # The kernel refuses new folders here even to root.
-    with pytest.raises(RunError, match=r"cannot make a run in /sys.*SONDE_DIR"):
+    with pytest.raises(RunError, match=r"cannot create a run in /sys.*SONDE_DIR"):
         create_run(Path("/sys/kernel"), project="p")
 
 

@@ -17,7 +17,7 @@ HELD = WriterOptions(flush_interval_s=0.01, queue_mib=0.05, flush_mib=0.01, syst
 
 @pytest.fixture
 def stuck_disk(monkeypatch):
-    """`fdatasync` does not return until told."""
+    """`fdatasync` does not return until released."""
     go_on, is_stuck = threading.Event(), threading.Event()
     real = os.fdatasync
 
@@ -31,7 +31,7 @@ def stuck_disk(monkeypatch):
     go_on.set()
 
 
-def test_a_full_disk_is_told_once_counted_and_survived(bench, run):
+def test_a_full_disk_is_reported_once_counted_and_survived(bench, run):
     child = bench.child("child_full_disk.py", run)
     seen = json.loads(child.communicate(timeout=60)[0])
 

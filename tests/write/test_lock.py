@@ -63,7 +63,7 @@ def test_the_newest_run_is_the_one_to_resume_whoever_holds_it(tmp_path, quick):
     assert find_resumable(tmp_path, project="p", name="a") == first
     writer = Writer(second, quick)
     assert find_resumable(tmp_path, project="p") == second, "an older run would be mixed with something else"
-    with pytest.raises(RunLockedError, match=r"a session of this process.*finish\(\)"):
+    with pytest.raises(RunLockedError, match=r"an open session in this process.*finish\(\)"):
         Writer(second, quick)
     writer.close("finished", deadline_s=20)
     assert find_resumable(tmp_path, project="q") is None
@@ -88,7 +88,7 @@ def test_a_forked_child_forgets_the_run_and_leaves_the_parent_its_lock(bench, ru
         record = bench.stats_record(99)
         refused = not writer.put(record, 1, step=99) and not writer.flush(0)
         writer.close("finished")
-        writer.event(None)  # type: ignore[arg-type]  not looked at
+        writer.event(None)  # type: ignore[arg-type]  not checked
         os._exit(0 if refused else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with pytest.raises(RunLockedError):

@@ -100,7 +100,7 @@ def test_a_run_has_levels_that_cover_it_from_the_start(bench, run, records):
         check(merge_steps(tables, 4**level), by_hand(covered, 4**level))
 
 
-def test_what_a_crash_left_out_is_made_when_the_run_goes_on(bench, run, records, monkeypatch):
+def test_what_a_crash_left_out_is_made_when_the_run_resumes(bench, run, records, monkeypatch):
     grow = Pyramid.grow
     monkeypatch.setattr(Pyramid, "grow", lambda *arguments: None)
     record_run(run, records[:100])

@@ -23,7 +23,7 @@ from sonde.write.writer import Writer, WriterOptions
 
 
 class Way:
-    """A writer, a store, and what was told about each snapshot."""
+    """A writer, a store, and what was reported about each snapshot."""
 
     def __init__(self, folder: Path, store: MemoryStore) -> None:
         self.run = create_run(folder, project="snapshots")
@@ -71,7 +71,7 @@ def way(tmp_path: Path) -> Iterator[Way]:
     made.writer.close("finished")
 
 
-def test_a_snapshot_is_told_only_when_store_and_catalog_have_it(way: Way) -> None:
+def test_a_snapshot_is_reported_only_when_store_and_catalog_have_it(way: Way) -> None:
     for step in (3, 5):
         way.put(step)
     assert way.snapshots.flush(20)
@@ -103,7 +103,7 @@ def test_a_step_that_the_store_has_is_kept_as_it_is(way: Way) -> None:
     assert [(step, state) for step, state, _ in way.outcomes] == [(1, "taken"), (1, "exists")]
 
 
-def test_at_the_deadline_what_is_left_is_lost_and_told_so(tmp_path: Path) -> None:
+def test_what_is_left_at_the_deadline_is_lost_and_reported(tmp_path: Path) -> None:
     gate = threading.Event()
     way = Way(tmp_path, MemoryStore())
 
@@ -121,7 +121,7 @@ def test_at_the_deadline_what_is_left_is_lost_and_told_so(tmp_path: Path) -> Non
     way.writer.close("finished")
 
 
-def test_a_table_from_before_there_were_snapshots_is_made_anew(tmp_path: Path) -> None:
+def test_a_table_from_before_there_were_snapshots_is_recreated(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "catalog.sqlite")
     connection.execute("create table snapshots (id integer primary key, step integer not null)")
     connection.commit()

@@ -37,7 +37,7 @@ def test_what_is_put_is_acknowledged_and_sealed(bench, run, quick):
     assert found.names == {0: "loss"}
 
 
-def test_resume_goes_on_with_sequences_steps_and_ids(bench, run, quick):
+def test_resume_continues_sequences_steps_and_ids(bench, run, quick):
     for part in range(3):
         writer = Writer(run, quick, resume=part > 0)
         assert writer.next_step == part * 20
@@ -51,7 +51,7 @@ def test_resume_goes_on_with_sequences_steps_and_ids(bench, run, quick):
     assert [event["type"] for event in found.events] == ["resumed", "resumed"]
 
 
-def test_a_site_described_anew_keeps_its_id(run, quick):
+def test_a_site_described_again_keeps_its_id(run, quick):
     writer = Writer(run, quick)
     first = writer.site_id(Site(kind="grad", name="a", shape=(2,)))
     assert writer.site_id(Site(kind="param", name="a", shape=(2,))) != first
@@ -192,7 +192,7 @@ def test_a_sealed_row_takes_at_most_forty_bytes(run):
     assert size / (num_sites * num_steps) <= 40
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, quick):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path, quick):
     with pytest.raises(NotARunError, match=r"run\.json"):
         Writer(tmp_path, quick)
 

@@ -1,1 +1,38 @@
-"""sonde inside the trainers people have: one file per foreign package, named as it is imported."""
+"""Integrations of sonde into other frameworks: one file per foreign package, named as it is imported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonde.session.entry.trainer import TrainerMixin
+
+__all__ = [
+    "TrainerMixin",
+    "accelerate",
+    "huggingface_hub",
+    "jax",
+    "keras",
+    "lightning",
+    "mlflow",
+    "tensorboard",
+    "trackio",
+    "transformers",
+    "wandb",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import an integration when it is first used: it needs its framework."""
+    if name == "TrainerMixin":
+        from sonde.session.entry.trainer import TrainerMixin
+
+        return TrainerMixin
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,4 +1,4 @@
-"""Accelerate: sonde as one of its trackers. What `accelerator.log` is given, sonde records.
+"""Accelerate: sonde as one of its trackers. sonde records everything passed to `accelerator.log`.
 
 tracker = SondeTracker(project="gpt")
 accelerator = Accelerator(log_with=tracker)
@@ -12,35 +12,43 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sonde.errors import MissingPackageError
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
+from sonde.session.keywords import Optimizers, RunKeywords, WatchKeywords, spelled_out
+
+if TYPE_CHECKING:
+    from torch import nn
 
 try:
     from accelerate.tracking import GeneralTracker
 except ImportError as error:
     raise MissingPackageError("accelerate", "tune", "SondeTracker") from error
 
+__all__ = ["SondeTracker"]
+
 
 class SondeTracker(GeneralTracker):  # type: ignore[misc]
-    """A session given, or begun before, is used and left open; else one is begun with the options of `sonde.init`."""
+    """Uses a session that was passed in or is already open, and leaves it open; otherwise starts one with the options
+    of `sonde.init`."""
 
     name = "sonde"
     requires_logging_directory = False
 
-    def __init__(self, session: Session | NullSession | None = None, **init: Any) -> None:
-        # Every rank may have one: those that are not the first watch for values that are not finite.
+    @spelled_out(RunKeywords)
+    def __init__(self, session: Session | NullSession | None = None, **init: Unpack[RunKeywords]) -> None:
+        # Every rank may have one: those other than the first check for non-finite values.
         self.main_process_only = False
         super().__init__()
         self._joining = TrainerSession(session, init)
         self._handled = id(None)
-        """The exception that was being handled when the run began: it is not this training's."""
+        """The exception that was being handled when the run started: it does not belong to this training."""
 
     @property
     def tracker(self) -> Session | NullSession:
-        """The session; begun when first asked for."""
+        """The session; started on first use."""
         return self._begin({})
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -52,15 +60,18 @@ class SondeTracker(GeneralTracker):  # type: ignore[misc]
             self._handled = id(sys.exc_info()[1])
         return self._joining.begin(config)
 
-    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> Session | NullSession:
-        """`sonde.watch` for what `accelerator.prepare` returned."""
-        return self.tracker.watch(model, getattr(optimizer, "optimizer", optimizer), **options)
+    @spelled_out(WatchKeywords)
+    def watch(
+        self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]
+    ) -> Session | NullSession:
+        """`sonde.watch` for the result of `accelerator.prepare`."""
+        return self.tracker.watch(model, getattr(optimizer, "optimizer", optimizer), **keywords)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         self.tracker.log(values, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which step of which run comes next, for `accelerator.register_for_checkpointing(tracker)`."""
+        """The run and its next step, for `accelerator.register_for_checkpointing(tracker)`."""
         session = self._joining.session
         return {} if not isinstance(session, Session) else {"run": str(session.path), "step": session.next_step}
 
@@ -70,6 +81,6 @@ class SondeTracker(GeneralTracker):  # type: ignore[misc]
             self._joining.return_to(int(state["step"]), Path(str(state["run"])))
 
     def finish(self) -> None:
-        """`accelerator.end_training()`; in a `finally` or an `except` it is the error there that ended the training."""
+        """`accelerator.end_training()`; in a `finally` or an `except`, the error there ended the training."""
         error = sys.exc_info()[1]
         self._joining.end(None if id(error) == self._handled else error)

@@ -1,12 +1,12 @@
-"""Hugging Face's Hub: push a run, a report or a checkpoint to a repository, and load runs from one.
+"""Hugging Face Hub: push a run, a report or a checkpoint to a repository, and download runs from one.
 
     from sonde.adapters.huggingface_hub import pull, push
-    push(sonde.open("latest"), "me/runs")            # a dataset repository, private unless told otherwise
+    push(sonde.open("latest"), "me/runs")            # a dataset repository, private by default
     for path in pull("me/runs", dir="runs"): ...
     pull_checkpoint("me/model", into="checkpoint")    # from a model repository
 
-A repository of runs holds each under `<project>/<folder>`, as a folder of runs does. What is loaded is checked against
-its hashes before it is put among the runs: a damaged or foreign run is refused, not shown.
+A repository of runs holds each under `<project>/<folder>`, as a folder of runs does. A downloaded run is checked
+against its hashes before it is added: a damaged or foreign run is rejected, not shown.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ try:
         RepositoryNotFoundError,
     )
 except ImportError as error:
-    raise MissingPackageError("huggingface_hub", "transformers", "pushing to a hub") from error
+    raise MissingPackageError("huggingface_hub", "transformers", "Pushing to a hub") from error
 
 RepoType = Literal["dataset", "model"]
 LEFT_OUT: Final = (LOCK_FILE, "*.tmp", "*/.tmp-*", ".*")
 PICKLED: Final = ("*.pt", "*.pth", "*.bin", "*.pkl", "*.ckpt")
-"""What is run when it is loaded: neither pushed nor pulled."""
+"""Files that run code when they are loaded: neither pushed nor pulled."""
 _CARD: Final = """---
 tags: [sonde]
 ---
 
 # Training runs
 
-Recorded with sonde: statistics of every layer at every step. To look at them:
+Recorded with sonde: statistics of every layer at every step. To view them:
 
 ```console
 $ sonde hub pull {repo}
 $ sonde ui
 ```
 """
+
+__all__ = ["pull", "pull_checkpoint", "push"]
 
 
 def push(
@@ -60,12 +62,12 @@ def push(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> str:
-    """Upload a run to a dataset repository, a report (one file) too, a folder with a checkpoint to a model repository.
+    """Upload a run or a report (one file) to a dataset repository, or a folder with a checkpoint to a model repository.
 
-    The repository is made where it does not exist. Gives the address of the commit.
+    The repository is created if it does not exist. Returns the URL of the commit.
     """
     api = HfApi(endpoint=endpoint, token=token)
-    with _told(repo, "was not taken by the hub"):
+    with _told(repo, "could not be pushed"):
         if isinstance(what, Run):
             return _push_run(api, what, repo, private)
         path = Path(what)
@@ -75,7 +77,7 @@ def push(
             return _push_run(api, Run(path), repo, private)
         if path.is_dir():
             return _push_checkpoint(api, path, repo, private)
-    raise UsageError(f"{path} is no run, no report and no checkpoint: nothing to push.")
+    raise UsageError(f"{path} is not a run, a report or a checkpoint: nothing to push.")
 
 
 def pull(
@@ -85,14 +87,14 @@ def pull(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> list[Path]:
-    """Load every run of a dataset repository into a folder of runs; one that is there already is left as it is."""
+    """Download every run of a dataset repository into a folder of runs; existing runs are left unchanged."""
     target = Path(dir)
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target, prefix=".pull-") as scratch:
         folder = _download(repo, Path(scratch), token, endpoint)
         found = [(run, target / run.relative_to(folder)) for run in _runs_in(folder)]
         if not found:
-            raise RunError(f"{repo} holds no run. Push one first:  sonde hub push latest {repo}")
+            raise RunError(f"{repo} contains no run. Push one first:  sonde hub push latest {repo}")
         for run, _ in found:
             _check(run, repo)
         for run, place in found:
@@ -105,14 +107,15 @@ def pull(
 def pull_checkpoint(
     repo: str, *, into: str | os.PathLike[str], token: str | None = None, endpoint: str | None = None
 ) -> Path:
-    """Load the files of a model repository into a folder; pickled ones, which reading would run, stay there."""
+    """Download the files of a model repository into a folder, without pickled ones, which run code when they are
+    read."""
     folder = Path(into)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already, and not empty. Name a new folder.")
-    with _told(repo, "could not be loaded", kind="model"):
+        raise UsageError(f"{folder} already exists and is not empty. Choose a new folder.")
+    with _told(repo, "could not be downloaded", kind="model"):
         snapshot_download(repo, local_dir=folder, ignore_patterns=list(PICKLED), token=token, endpoint=endpoint)
     if not any(folder.glob("*.safetensors")):
-        raise RunError(f"{repo} holds no weights (*.safetensors). What it holds is in {folder}.")
+        raise RunError(f"{repo} contains no weights (*.safetensors). Its files are in {folder}.")
     return folder
 
 
@@ -150,7 +153,7 @@ def _push_file(api: Any, path: Path, repo: str, private: bool) -> str:
 
 def _push_checkpoint(api: Any, path: Path, repo: str, private: bool) -> str:
     if not any(path.glob("*.safetensors")):
-        raise UsageError(f"{path} holds no weights (*.safetensors), and is no run. Nothing to push.")
+        raise UsageError(f"{path} contains no weights (*.safetensors) and is not a run. Nothing to push.")
     id = _make(api, repo, "model", private)
     return str(
         api.upload_folder(
@@ -174,26 +177,26 @@ def _put_card(api: Any, repo: str) -> None:
             path_in_repo="README.md",
             repo_id=repo,
             repo_type="dataset",
-            commit_message="What this is",
+            commit_message="Add a README",
         )
 
 
 def _download(repo: str, scratch: Path, token: str | None, endpoint: str | None) -> Path:
-    with _told(repo, "could not be loaded", kind="dataset"):
+    with _told(repo, "could not be downloaded", kind="dataset"):
         folder = scratch / "repository"
         return Path(snapshot_download(repo, repo_type="dataset", local_dir=folder, token=token, endpoint=endpoint))
 
 
 @contextmanager
 def _told(repo: str, what: str, *, kind: RepoType | None = None) -> Iterator[None]:
-    """What the client raises, in one line and with what to do about it."""
+    """Convert errors of the client into one line with a remedy."""
     try:
         yield
     except HFValidationError as error:
-        raise UsageError(f'"{repo}" is no name of a repository. Write user/name.') from error
+        raise UsageError(f'"{repo}" is not a repository name. Use user/name.') from error
     except RepositoryNotFoundError as error:
         raise RunError(
-            f"no {kind or 'such'} repository {repo}, or no right to it. Log in with `hf auth login`."
+            f"no {kind or 'such'} repository {repo}, or you have no access to it. Log in with `hf auth login`."
         ) from error
     except HfHubHTTPError as error:
         login = " Log in with `hf auth login`." if getattr(error.response, "status_code", 0) in (401, 403) else ""
@@ -204,12 +207,12 @@ def _told(repo: str, what: str, *, kind: RepoType | None = None) -> Iterator[Non
         if not _is_of_the_network(error):
             raise
         raise RunError(
-            f"{repo} {what}: the hub cannot be reached. Is HF_ENDPOINT right, HF_HUB_OFFLINE unset?"
+            f"{repo} {what}: cannot reach the hub. Check HF_ENDPOINT, and that HF_HUB_OFFLINE is unset."
         ) from error
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    """The client has changed the library it speaks through, and its errors with it."""
+    """Whether it is a network error. The client has changed its HTTP library, and its errors with it."""
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, ConnectionError | LocalEntryNotFoundError) or library.startswith(("httpx", "requests"))
 
@@ -222,9 +225,9 @@ def _runs_in(folder: Path) -> Iterator[Path]:
 
 
 def _check(run: Path, repo: str) -> None:
-    """Nothing but plain files, all as they were written."""
+    """Check that a run consists of plain files, all as they were written."""
     if any(path.is_symlink() for path in run.rglob("*")):
-        raise CorruptError(f"{run.name} in {repo} holds a link; it is refused.")
+        raise CorruptError(f"{run.name} in {repo} contains a symbolic link and is refused.")
     damage = Run(run).verify()
     if damage:
         raise CorruptError(f"{run.name} in {repo} is damaged: {damage[0]}")

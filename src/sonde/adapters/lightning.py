@@ -2,19 +2,20 @@
 
     trainer = Trainer(callbacks=[SondeCallback(project="gpt")])
 
-Gradients are read where the optimizers step: unscaled, accumulated, as they are used.
+Gradients are read when the optimizers step: unscaled, accumulated, as they are used.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from sonde.errors import MissingPackageError
 from sonde.schema.layout import RUN_FILE
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerMixin
+from sonde.session.keywords import RunKeywords, WatchKeywords, spelled_out
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -24,22 +25,32 @@ except ImportError:
     except ImportError as error:
         raise MissingPackageError("lightning", "lightning", "SondeCallback") from error
 
+__all__ = ["SondeCallback", "TracerCallback"]
+
 
 class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
-    """Records `Trainer.fit`. A session given, or begun before, is used and left open; else one is begun.
+    """Records `Trainer.fit`. Uses a session that was passed in or is already open, and leaves it open; otherwise starts
+    one.
 
     `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of
     `sonde.watch`, all others are those of `sonde.init`.
     """
 
-    def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
-        super().__init__(session, **options)
+    @spelled_out(RunKeywords)
+    def __init__(
+        self,
+        session: Session | NullSession | None = None,
+        *,
+        watch: WatchKeywords | None = None,
+        **init: Unpack[RunKeywords],
+    ) -> None:
+        super().__init__(session, watch=watch, **init)
         self._resumed: dict[str, Any] = {}
         self._logged: defaultdict[str, tuple[Any, int]] = defaultdict(lambda: (None, -1))
-        """The last value of each name and its step. After a validation Lightning makes the training's numbers again: of
+        """The last value of each name and its step. After a validation Lightning recomputes the training's numbers: for
         one step the first counts."""
         self._micro: dict[str, _Mean] = {}
-        """What the micro-batches of this step have logged so far."""
+        """Values that the micro-batches of this step have logged so far."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         resumed, self._resumed = self._resumed, {}  # the next `fit` may not load a checkpoint
@@ -62,7 +73,7 @@ class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
         self._log(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The module's own end of the epoch comes after ours; what it logged there is still of the last step."""
+        """The module's own end of the epoch comes after ours; values logged there still belong to the last step."""
         if isinstance(self.session, Session) and self.session.recording.is_step_over:
             self._log(trainer)
 
@@ -85,7 +96,7 @@ class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
                 self._micro.setdefault(name, _Mean()).add(value)
 
     def _log(self, trainer: Trainer, *, is_last: bool = False) -> None:
-        """Log what is new among the numbers that the module logged: Lightning keeps the old ones with them.
+        """Log the new values among those that the module logged: Lightning keeps the old ones with them.
 
         In the middle of an accumulation, as at a validation, the numbers of micro-batches wait for the rest of their
         step.
@@ -106,12 +117,12 @@ class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
         self._joining.log({name: micro.get(name, _Mean()).add(value) for name, value in fresh.items()}, step)
 
     def _is_old(self, name: str, value: Any) -> bool:
-        """Whether it was logged before: Lightning hands out a view of what was logged last, be it long ago."""
+        """Whether it was logged before: Lightning returns a view of the last logged value, however old."""
         known, _ = self._logged[name]
         return known is not None and known.data_ptr() == value.data_ptr()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Also when a cluster takes its machine back: Lightning calls that an exit, and we an interruption."""
+        """Also when a cluster preempts the machine: Lightning calls that an exit, and sonde an interruption."""
         self._logged.clear()
         self._micro.clear()
         is_terminated = type(exception).__name__ == "SIGTERMException"
@@ -123,7 +134,7 @@ class SondeCallback(TrainerMixin, Callback):  # type: ignore[misc]
         self._joining.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Kept in Lightning's checkpoints, so that a training that goes on finds its run."""
+        """Kept in Lightning's checkpoints, so that a resumed training finds its run."""
         session = self.session
         if not isinstance(session, Session):
             return {}
@@ -137,7 +148,7 @@ TracerCallback = SondeCallback
 
 
 class _Mean:
-    """The mean over the micro-batches of a step, on their device; nothing is waited for."""
+    """The mean over the micro-batches of a step, on their device; nothing waits."""
 
     def __init__(self) -> None:
         self._total: Any = 0.0
@@ -145,7 +156,7 @@ class _Mean:
         self._last: Any = None
 
     def add(self, value: Any) -> Any:
-        """The mean so far. Lightning gives the same tensor again where nothing new was logged: it counts once."""
+        """The mean so far. Lightning returns the same tensor again if nothing new was logged: it counts once."""
         if self._last is None or self._last.data_ptr() != value.data_ptr():
             self._total, self._num, self._last = self._total + value, self._num + 1, value
         return self._total / self._num if self._num > 1 else value

@@ -1,4 +1,4 @@
-"""MLflow as a mirror: `sonde.watch(model, mirror="mlflow")` logs to the active run, or begins one."""
+"""MLflow as a mirror: `sonde.watch(model, mirror="mlflow")` logs to the active run, or starts one."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ _MAX_PARAMS: Final = 100
 _MAX_PARAM: Final = 500
 _TAG: Final = "sonde.run_id"
 
+__all__ = ["Sink"]
+
 
 class Sink:
-    """Forwards through MLflow's client, in batches of the size it takes."""
+    """Forwards through MLflow's client, in batches of the size it accepts."""
 
     def __init__(self) -> None:
         uri = mlflow.get_tracking_uri()
         if uri.partition(":")[0] in DATABASE_ENGINES and find_spec("sqlalchemy") is None:
             raise MissingPackageError("sqlalchemy", "mlflow", f"MLflow's store {uri}")
-        # What the user has set belongs to their thread; it is asked for here, and used on ours.
+        # The user's settings belong to their thread; they are read here, and used on ours.
         active = mlflow.active_run()
         self._run_id: str = active.info.run_id if active is not None else ""
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
@@ -53,7 +55,7 @@ class Sink:
         self._client.log_batch(self._run_id, params=[param for param in params if param.key not in known])
 
     def _found(self, run: Mapping[str, Any]) -> str:
-        """A run of ours that is resumed continues there."""
+        """A resumed run of ours continues in the same MLflow run."""
         experiment = self._client.get_experiment_by_name(run["project"])
         if experiment is None:
             return ""
@@ -83,5 +85,5 @@ class Sink:
 
 
 def _name(name: str) -> str:
-    """MLflow takes letters, digits and a few signs."""
+    """MLflow accepts letters, digits and a few signs."""
     return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)

@@ -1,7 +1,7 @@
 """TensorBoard as a mirror: `sonde.watch(model, mirror="tensorboard")` writes event files next to the runs.
 
-The files are written by TensorBoard's own record writer into plain files. Its event writer would import TensorFlow
-where that is installed, on our thread: seconds of work, and a crash if the program ends meanwhile.
+The files are written by TensorBoard's own record writer into plain files. Its event writer would import TensorFlow, if
+installed, on our thread: seconds of work, and a crash if the program ends meanwhile.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ except ImportError as error:
 
 FOLDER_VARIABLE = "TENSORBOARD_LOGDIR"
 
+__all__ = ["Sink"]
+
 
 class Sink:
     """Writes to `tensorboard/<project>/<name>-<id>`, or below $TENSORBOARD_LOGDIR."""
@@ -50,7 +52,7 @@ class Sink:
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def rewound(self, step: int) -> None:
-        """TensorBoard drops what it has of this step and of later ones."""
+        """TensorBoard discards its data of this step and of later ones."""
         restart = SessionLog(status=SessionLog.START)
         self._write(Event(wall_time=time.time(), step=step, session_log=restart))
 

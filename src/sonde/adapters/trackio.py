@@ -21,6 +21,8 @@ _LEVELS: Final = {
     "info": trackio.AlertLevel.INFO,
 }
 
+__all__ = ["Sink"]
+
 
 class Sink:
     """Forwards to a separate run of the same name."""
@@ -30,9 +32,9 @@ class Sink:
             project=str(run["project"]),
             name=name_of(run),
             config=dict(run["config"] or {}),
-            resume="allow",  # a run of ours that is resumed continues there
+            resume="allow",  # a resumed run of ours continues there
             embed=False,
-            auto_log_cpu=False,  # the run has what the machine does
+            auto_log_cpu=False,  # the run already has system metrics
             auto_log_gpu=False,
         )
 
@@ -42,7 +44,7 @@ class Sink:
     def finding(self, found: FindingRow) -> None:
         self._run.alert(
             title=f"sonde: {found.rule}",
-            text=f"{found.message} (since step {found.step}). {found.remedy}",
+            text=f"Since step {found.step}: {found.message} {found.remedy}",
             level=_LEVELS.get(found.severity, trackio.AlertLevel.INFO),
             step=max(found.step, 0),
         )

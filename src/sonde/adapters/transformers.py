@@ -1,8 +1,8 @@
-"""Hugging Face's `Trainer` and those made of it (`Seq2SeqTrainer`, TRL's): one callback records everything.
+"""Hugging Face's `Trainer` and trainers based on it (`Seq2SeqTrainer`, TRL's): one callback records everything.
 
     trainer = Trainer(model, args, train_dataset=data, callbacks=[SondeCallback(project="gpt")])
 
-Gradients are read where the optimizer steps: unscaled, accumulated, as it uses them, with their norm before clipping.
+Gradients are read when the optimizer steps: unscaled, accumulated, as it uses them, with their norm before clipping.
 Importing this file registers the name, so that `TrainingArguments(report_to="sonde")` does the same.
 """
 
@@ -13,12 +13,13 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from sonde.errors import MissingPackageError
 from sonde.read.run.link import linked_run, linked_step
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerMixin
+from sonde.session.keywords import RunKeywords, WatchKeywords, spelled_out
 from sonde.write.items import KeptRow
 from sonde.write.link import write_link
 
@@ -29,21 +30,31 @@ try:
 except ImportError as error:
     raise MissingPackageError("transformers", "transformers", "SondeCallback") from error
 
+__all__ = ["SondeCallback", "TracerCallback"]
+
 
 class SondeCallback(TrainerMixin, TrainerCallback):  # type: ignore[misc]
-    """Records a training by `Trainer`. A session given, or begun before, is used and left open; else one is begun.
+    """Records a training by `Trainer`. Uses a session that was passed in or is already open, and leaves it open;
+    otherwise starts one.
 
     `SondeCallback(project="gpt", name="baseline", watch={"activations": False})`: `watch` has the keywords of
     `sonde.watch`, all others are those of `sonde.init`.
     """
 
-    def __init__(self, session: Session | NullSession | None = None, **options: Any) -> None:
-        super().__init__(session, **options)
+    @spelled_out(RunKeywords)
+    def __init__(
+        self,
+        session: Session | NullSession | None = None,
+        *,
+        watch: WatchKeywords | None = None,
+        **init: Unpack[RunKeywords],
+    ) -> None:
+        super().__init__(session, watch=watch, **init)
         self._is_swept = False
         self.checkpoint: Any = None
-        """What `Trainer.train` was told to go on from."""
+        """The checkpoint that `Trainer.train` resumes from."""
         self._ahead = 0
-        """How many steps the run had when this training began, beyond those the trainer counts."""
+        """The number of steps of the run before this training, beyond those the trainer counts."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         resumed = _resumed_from(args, self.checkpoint) if state.global_step else None
@@ -58,22 +69,22 @@ class SondeCallback(TrainerMixin, TrainerCallback):  # type: ignore[misc]
         self._ahead = session.next_step - state.global_step
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Gradients are whole and clipped, and not yet used. Where no optimizer of torch's is there to tell, now."""
+        """Gradients are complete and clipped, and not used yet. Without a torch optimizer, read them now."""
         if self._is_swept and self.session is not None:
             self.session.step()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-        """`loss`, `grad_norm`, `learning_rate`, `eval_loss` and so on, at the step they are of."""
+        """Log `loss`, `grad_norm`, `learning_rate`, `eval_loss` and so on, at their steps."""
         self._joining.log(logs or {}, step=max(self._ahead + state.global_step - 1, 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The trainer counts a step that its scaler has skipped as well: then the optimizer has told us nothing."""
+        """The trainer also counts a step that its scaler has skipped: then there was no optimizer step."""
         session = self.session
         if session is not None and session.next_step < self._ahead + state.global_step:
             session.skip_step()
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The run knows its checkpoints, and each of them its run."""
+        """Link the run to its checkpoints, and each of them to its run."""
         session = self.session
         if not isinstance(session, Session):
             return
@@ -107,7 +118,7 @@ TracerCallback = SondeCallback
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """accelerate wraps the one that steps; None where it is not torch's."""
+    """accelerate wraps the optimizer that steps; None if it is not torch's."""
     from torch.optim import Optimizer
 
     inner = getattr(optimizer, "optimizer", optimizer)
@@ -115,7 +126,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def _config(args: Any, model: Any) -> dict[str, Any]:
-    """What was set, without what is secret; the model's own configuration under "model"."""
+    """The training arguments, without secrets; the model's own configuration under "model"."""
     found = args.to_sanitized_dict() if hasattr(args, "to_sanitized_dict") else {}
     config: Any = getattr(model, "config", None)
     described = config.to_dict() if hasattr(config, "to_dict") else {}
@@ -124,7 +135,7 @@ def _config(args: Any, model: Any) -> dict[str, Any]:
 
 
 def _resumed_from(args: Any, told: Any) -> Path | None:
-    """The checkpoint a trainer goes on from: the one it was told, or the last one."""
+    """The checkpoint that a trainer resumes from: the one it was given, or the last one."""
     for named in (told, args.resume_from_checkpoint):
         if isinstance(named, str | os.PathLike) and Path(named).is_dir():
             return Path(named)
@@ -133,14 +144,14 @@ def _resumed_from(args: Any, told: Any) -> Path | None:
 
 
 def _telling(train: Callable[..., Any]) -> Callable[..., Any]:
-    """A trainer does not tell its callbacks which checkpoint it goes on from, nor that it fails: where somebody catches
-    the error, as a notebook does, the run would stay open."""
+    """A trainer does not tell its callbacks which checkpoint it resumes from, nor that it fails: if the error is
+    caught, as in a notebook, the run would stay open."""
 
     @functools.wraps(train)
     def told(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
         found = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, SondeCallback)]
         ours = found[-1] if found else None
-        for callback in found[:-1]:  # that of `report_to="sonde"`: everything would be logged twice
+        for callback in found[:-1]:  # the callback of `report_to="sonde"`: everything would be logged twice
             trainer.remove_callback(callback)
         if ours is not None:
             ours.checkpoint = resume_from_checkpoint

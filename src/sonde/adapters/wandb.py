@@ -22,28 +22,30 @@ except ImportError as error:
 
 _LEVELS: Final = {"critical": "ERROR", "warning": "WARN", "info": "INFO"}
 _INIT_TIMEOUT_S: Final = 30.0
-"""By default W&B waits three times as long for a server that does not answer, and the end of the program with it."""
+"""By default W&B, and with it the end of the program, waits three times as long for a server that does not respond."""
+
+__all__ = ["Sink"]
 
 
 class Sink:
-    """Forwards to a run named after the user's, in the same project and group; or after ours where none is open."""
+    """Forwards to a run named after the user's, in the same project and group; or after ours if none is open."""
 
     def __init__(self) -> None:
         self._folder = os.environ.get("WANDB_DIR") or str(absolute("."))
-        self._theirs: Any = wandb.run  # asked for on the user's thread: by the time we begin, it may be another one
+        self._theirs: Any = wandb.run  # read on the user's thread: by the time we start, it may be another one
 
     def begin(self, run: Mapping[str, Any]) -> None:
         ours = {"project": run["project"], "name": run["name"], "id": run["id"], "dir": self._folder}
         placed = ours if self._theirs is None else _beside(self._theirs, run)
         self._run: Any = wandb.init(
             **placed,
-            resume="allow",  # a run of ours that is resumed continues there
+            resume="allow",  # a resumed run of ours continues there
             config=dict(run["config"] or {}),
             tags=list(run["tags"] or []),
             job_type="sonde",
             reinit="create_new",  # `wandb.run` and `wandb.log` stay the user's
             settings=wandb.Settings(
-                console="off",  # their own run has what is printed, and what the machine does
+                console="off",  # their own run has the console output and system metrics
                 x_disable_stats=True,
                 quiet=True,
                 init_timeout=_INIT_TIMEOUT_S,
@@ -58,7 +60,7 @@ class Sink:
     def finding(self, found: FindingRow) -> None:
         self._run.alert(
             title=f"sonde: {found.rule}",
-            text=f"{found.message} (since step {found.step}). {found.remedy}",
+            text=f"Since step {found.step}: {found.message} {found.remedy}",
             level=_LEVELS.get(found.severity, "INFO"),
         )
         self._run.summary[f"sonde/findings/{found.rule}"] = found.message

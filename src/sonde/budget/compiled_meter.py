@@ -1,7 +1,7 @@
-"""What recording takes where a compiler has made it a part of the step: no clock of ours can stand inside, so steps
-that record are compared with those around them that do not.
+"""The cost of recording inside a compiled step: no clock can run inside it, so steps that record are compared with
+neighbouring steps that do not.
 
-A device may be many steps behind the host. So a step's result is asked whether it is there, and never waited for.
+A device may be many steps behind the host. So a step's result is polled, and never waited for.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, Final
 from sonde.budget.meter import Meter, StepTimes
 
 KIND: Final = "optimizer"
-"""All that is recorded is recorded together, and thinned like what the optimizer shows."""
+"""Everything recorded is recorded together, and thinned like optimizer data."""
 _MIN_KNOWN: Final = 5
 _NUM_KNOWN: Final = 50
 _NUM_EXTRA: Final = 9
 _PAUSE: Final = 8
-"""A step this many times as long as others of its sort was compiled anew, or something else was done in between."""
+"""Ratio to similar steps above which a step was recompiled, or something else happened in between."""
 _MAX_OPEN: Final = 256
-"""Steps that wait for their result, or for silent ones to be compared with; older ones are given up."""
+"""Steps that may wait for their result, or for silent ones to compare with; older ones are dropped."""
 
 
 class CompiledMeter(Meter):
-    """`begin` when a step begins; `note` says, before it ends, whether it is recorded and what it will have given.
+    """Call `begin` when a step starts; `note` says, before it ends, whether it is recorded and what its result will be.
 
     >>> meter, now = CompiledMeter(), 0.0
     >>> for step in range(13):
@@ -47,7 +47,7 @@ class CompiledMeter(Meter):
         self._began_s = self._last_s = 0.0
 
     def begin(self, now: float) -> None:
-        """A step lasts until the next one begins: whoever waits for its numbers does so in between."""
+        """Start a step, which lasts until the next one starts: the program waits for its numbers in between."""
         if self._ended is not None:
             times = self._ended[0]
             times.wall_s = now - self._began_s
@@ -57,7 +57,7 @@ class CompiledMeter(Meter):
         self._began_s = now
 
     def note(self, *, is_recorded: Any, result: Any = None) -> None:
-        """`result` is asked by its `is_ready()`; one that cannot be asked was there at once. When it is there, so is
+        """`result` is polled with `is_ready()`; a result without it is ready at once. When it is ready, so is
         `is_recorded`, which may be on a device too."""
         self._noted = is_recorded, result
 
@@ -68,7 +68,7 @@ class CompiledMeter(Meter):
         self._ended = None if noted is None else (times, *noted)
 
     def done(self) -> list[StepTimes]:
-        """Steps whose times are known, as soon as there are enough silent ones; each told once."""
+        """Steps whose times are known, as soon as there are enough silent ones; each is returned once."""
         silent = self._known[False]
         if len(silent) < _MIN_KNOWN:
             while len(self._timed) > _MAX_OPEN:
@@ -85,16 +85,16 @@ class CompiledMeter(Meter):
         return found
 
     def _typical(self, extra_s: float) -> float:
-        """No single difference is believed: steps differ for many reasons."""
+        """A single difference means little: steps differ for many reasons."""
         self._extra.append(extra_s)
         return max(statistics.median(self._extra), 0.0)
 
     def _look(self, step: int, now: float) -> None:
-        """Which results are there by now."""
+        """Collect the results that are ready."""
         while self._running and _is_ready(self._running[0][2]):
             times, known, _ = self._running.popleft()
             is_recorded = bool(known)
-            # A device that keeps up waits for the host, whose clock is exact; one that is behind has its own pace.
+            # A device that keeps up waits for the host, whose clock is exact; one that lags has its own pace.
             times.step_s = now - self._last_s if step - times.step > 1 else times.wall_s
             self._last_s = now
             self._timed.append((times, is_recorded))

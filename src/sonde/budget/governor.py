@@ -1,9 +1,12 @@
-"""How often to record what, so that the cost stays within a budget. Pure arithmetic on measured times.
+"""Decides what each step may record, so that what recording adds to the run stays within the allowance of `Ledger`.
 
-Two measurements are taken together. What our work takes by itself (host clock, GPU events) is known for each kind, but
-says little about what a step loses by it: work may hide behind the model's, or wait for it. So steps that record
-different things are compared: how much longer a step is, for each second of ours in it, is `scale`, known with an
-uncertainty. Where every step would record the same, now and then one records nothing, so that there is a difference.
+While more than half of the seconds is left, everything is recorded as scheduled. After that each kind has a stride, and
+what would make a single step much longer is spread over several. Strides follow from two measurements. The time of our
+work (host clock, GPU events) is known for each kind, but says little about how much longer a step takes: it may overlap
+with the model's work, or wait for it. So steps that record different things are compared (`Scale`). If every step would
+record the same, an occasional step records nothing, for comparison.
+
+Pure arithmetic on measured times.
 """
 
 from __future__ import annotations
@@ -11,194 +14,291 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-KINDS: Final = ("grads", "optimizer", "activations", "inspect", "finite")
-"""Parameters, updates and optimizer states are read together, and thinned together, as "optimizer"."""
-MAX_GRADS_STRIDE: Final = 4
-"""Gradients of every layer at least this often, whatever they cost."""
+from sonde.budget.ledger import Ledger
+from sonde.budget.scale import Scale
+
+KINDS: Final = ("scalars", "grads", "optimizer", "activations", "inspect", "finite")
+"""Parameters, updates and optimizer states are read and thinned together, as "optimizer". Scalars are the numbers that
+sonde logs itself: loss, learning rate, identity of the batch, direction of the gradient."""
+IN_PAIRS: Final = "scalars"
+"""Recorded at two successive steps at a time: the direction of the gradient is compared with that of the step
+before."""
+IN_PARTS: Final = ("activations", "inspect")
+"""Kinds that may record some modules at one step and the others at later ones."""
+GRADS_STRIDE: Final = 10
+"""Gradients are recorded at least this often, if they fit into the budget at all."""
 MAX_STRIDE: Final = 1000
+MAX_PARTS: Final = 64
 _REVIEW_STEPS: Final = 50
+_REVIEW_S: Final = (0.25, 30.0)
+"""A review comes after 50 steps and this time, or after 10 steps and this longer time."""
 _FIRST_REVIEWS: Final = (12, 20)
-"""Steps before the first reviews: what the very first ones have seen is little, and soon to be corrected."""
-_TRY_EVERY: Final = 4
-"""Steps between two trials of a kind before the first review."""
+"""Steps before the first reviews: they have seen little, and are soon corrected."""
+_HORIZON: Final = (100, 1.5)
+"""Steps and seconds, whichever takes longer, over which unused time is spent."""
+_LONGER: Final = (0.25, 0.002)
+"""A step may become longer by this fraction, or by this time in seconds."""
+_TRY_EVERY: Final = (4, 20)
+"""Steps between two trials of a kind whose cost is not known, and if more was spent than allowed."""
+_MAX_TRIALS: Final = 6
 _SHADOW_EVERY: Final = 20
-_GRADS_SHARE: Final = 0.9
-"""The part of the budget that gradients may use alone before they are thinned too."""
+_SCALARS_SHARE: Final = 0.25
+"""The fraction of the budget that scalars may use, and the check for non-finite values."""
+_GRADS_SHARES: Final = (0.5, 0.9)
+"""The fraction of the budget that gradients may use, and may use to be recorded at least every tenth step."""
+_LEAST_SHARE: Final = 0.3
+"""The fraction of the budget that is used for recording even if more was spent than allowed: a run without records
+would be worth nothing, and the rest pays back."""
 _KEPT: Final = 20
 _RECENT: Final = 100
-"""Costs of more steps ago are not believed any more, as long as there are a few others."""
+"""Older costs are discarded, as long as there are a few newer ones."""
+_BARE_STEPS: Final = frozenset({4, 9, 19, 39, 79, 159, 319, 639})
 _FEW: Final = 3
-_MIN_PAIRS: Final = 8
 _PAUSE: Final = 8
-"""A step this many times as long as others is an evaluation or a checkpoint, and says nothing about either."""
+"""Ratio to other steps above which a step is an evaluation or a checkpoint, and does not count."""
 _FAR_OUT: Final = 6
-"""A cost this many times the usual one is no cost of every time."""
+"""Ratio to the usual cost above which a cost is an exception."""
 _OPENLY: Final = 0.5
-"""What takes more of a step than this, such as a kernel that is compiled, hides behind nothing."""
-_FIRST_STRIDE: Final = 25.0
-"""The first review has seen little, and at an hour when everything is slow: nothing becomes rarer than this by it."""
-_FADE: Final = 0.9
+"""Work that takes more of a step than this, such as compiling a kernel, overlaps with nothing."""
 _MARGIN: Final = 0.15
-"""A stride changes when it is wrong by more than this; measured times always waver a little."""
-
-
-@dataclass(slots=True)
-class Scale:
-    """Seconds that a step is longer for each second of ours in it, from differences of neighbouring steps."""
-
-    num: float = 0
-    _xx: float = 0.0
-    _xy: float = 0.0
-    _yy: float = 0.0
-
-    def fade(self) -> None:
-        """What was long ago counts less: a run changes."""
-        self.num, self._xx, self._xy, self._yy = (_FADE * v for v in (self.num, self._xx, self._xy, self._yy))
-
-    def add(self, pairs: list[tuple[float, float]]) -> None:
-        """(difference of our time, difference of step time) of some neighbours; outliers are left out."""
-        usable = [(x, y) for x, y in pairs if x]
-        if len(usable) < 2:
-            return
-        typical = statistics.median(abs(y) for _, y in usable)
-        for x, y in usable:
-            if abs(y) <= 6 * typical:
-                self.num += 1
-                self._xx, self._xy, self._yy = self._xx + x * x, self._xy + x * y, self._yy + y * y
-
-    @property
-    def value(self) -> float:
-        return self._xy / self._xx if self._xx else 1.0
-
-    @property
-    def error(self) -> float | None:
-        """Its standard error; None as long as there is too little to tell."""
-        if self.num < _MIN_PAIRS or not self._xx:
-            return None
-        left_over = max(self._yy - self.value * self._xy, 0.0)
-        return math.sqrt(left_over / (self.num - 1) / self._xx)
-
-    @property
-    def trusted(self) -> float:
-        """The value as far as it is known: the less certain, the nearer to one."""
-        if self.error is None:
-            return 1.0
-        weight = 1.0 / (1.0 + (self.error / 0.3) ** 2)
-        return min(max(1.0 + weight * (self.value - 1.0), 0.25), 4.0)
+"""A stride changes when it is wrong by more than this; measured times always vary a little."""
+_WORTH_TELLING: Final = 1.0
+"""A change of a stride by more than this is recorded as an event, unless there was one lately."""
+_TELL_AGAIN: Final = 1.1
+_UNKNOWN_PAUSE_S: Final = 60.0
+_FIRST: Final = ("scalars", "grads")
+"""Kinds that are thinned last."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What a review has changed, and why."""
+    """The strides after a review, and the reason for the change."""
 
     strides: dict[str, float]
     reason: str
 
 
 @dataclass(slots=True)
-class Governor:
-    """Says at each step which kinds may be recorded; the first `free_steps` steps are never thinned.
+class Seen:
+    """One observed step: our time, and all of its time."""
 
-    >>> governor = Governor(budget=0.01, free_steps=0)
-    >>> for step in range(200):
-    ...     cost = 0.004 if governor.allows(step, "optimizer") else 0.0
-    ...     change = governor.observe(step, {"optimizer": cost} if cost else {}, step_s=0.1 + cost)
-    >>> round(governor.stride("optimizer"))
-    4
+    step: int
+    own_s: float
+    step_s: float
+
+
+@dataclass(slots=True)
+class Governor:
+    """Decides for one training thread; several may share a ledger.
+
+    >>> ledger = Ledger(0.01, seconds=0.0)
+    >>> governor = Governor(ledger)
+    >>> governor.is_dense, governor.allows(0, "optimizer")
+    (False, True)
     """
 
-    budget: float | None
-    free_steps: int
+    ledger: Ledger
     strides: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0))
+    """Steps between two records of a kind; of one part of it, if it is recorded in parts."""
+    parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 1))
     scale: Scale = field(default_factory=Scale)
     pressure: float = 1.0
-    """How much more than the budget alone asks is thinned, because memory is short; infinite: only gradients."""
+    """Extra factor of thinning because memory is low; infinite: only gradients."""
+    is_dense: bool = field(init=False)
+    """Whether everything is recorded as scheduled, because enough of the seconds is left."""
+    version: int = field(default=0, init=False)
+    """Changes whenever a kind may be due earlier than it was."""
+    total_s: float = field(default=0.0, init=False)
+    """Total time of all steps that count."""
     _step: int = field(default=-1, init=False)
     _decided: dict[str, bool] = field(default_factory=dict, init=False)
-    _phase: dict[str, float] = field(default_factory=dict, init=False)
+    _planned_s: float = field(default=0.0, init=False)
+    """Time of the kinds that this step records in addition to scalars and gradients."""
+    _due: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0), init=False)
+    _told: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 1.0), init=False)
+    """The strides of the last change that was recorded as an event, and its step."""
+    _told_at: int = field(default=0, init=False)
+    _recorded_at: dict[str, int] = field(default_factory=dict, init=False)
+    _num_recorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0), init=False)
+    _turns: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
+    _shares: dict[str, float] = field(default_factory=dict, init=False)
+    _num_trials: dict[str, int] = field(default_factory=dict, init=False)
+    _tried_at: dict[str, int] = field(default_factory=dict, init=False)
     _costs: dict[str, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
-    """At which step, and what it cost."""
-    _wanted: dict[str, int] = field(default_factory=dict, init=False)
-    _window: list[tuple[float, float]] = field(default_factory=list, init=False)
+    """(step, cost) pairs; the cost of all parts together."""
+    _has_news: bool = field(default=False, init=False)
+    """Whether the cost of another kind has become known since the strides were set."""
+    _provisional: set[str] = field(default_factory=set, init=False)
+    """Kinds whose cost was measured while everything was recorded at once."""
+    _lengths: dict[str, float] = field(default_factory=dict, init=False)
+    """Time by which a kind may make a step longer, on the host or on the device; of all parts together."""
+    _window: list[Seen] = field(default_factory=list, init=False)
+    _num_seen: int = field(default=0, init=False)
+    """Steps since the last review, and their time."""
+    _seen_s: float = field(default=0.0, init=False)
+    _other_s: float = field(default=0.0, init=False)
+    """Our time in these steps that belongs to no kind."""
+    _num_reviews: int = field(default=0, init=False)
+    """Reviews since the budget applies."""
     _host_s: float = field(default=0.0, init=False)
     _gpu_s: float = field(default=0.0, init=False)
-    total_s: float = field(default=0.0, init=False)
-    """Of all steps that count."""
-    _num_reviews: int = field(default=0, init=False)
-    """Since the budget applies."""
-    _tried_at: dict[str, int] = field(default_factory=dict, init=False)
-    _trial: int = field(default=-1, init=False)
-    """The step of the last trial."""
     _lost_s: float = field(default=0.0, init=False)
     _unsure_s: float = field(default=0.0, init=False)
-    """Twice the standard error of what is lost."""
+    """Twice the standard error of the lost time."""
     _unsettled_s: float = field(default=0.0, init=False)
-    """Of our own time, what is not in `_lost_s` yet."""
-    _is_paired: bool = field(default=False, init=False)
+    """Our own time that is not in `_lost_s` yet."""
     _base_s: float = field(default=0.0, init=False)
+    _fixed_s: float = field(default=0.0, init=False)
+    """Our time in every step, whether it records or not."""
     _num_pauses: int = field(default=0, init=False)
-    """In a row."""
-    _largest: float = field(default=float(MAX_STRIDE), init=False)
-    _shares: dict[str, float] = field(default_factory=dict, init=False)
+    """Consecutive pauses."""
+    is_compared: bool = field(default=False, init=False)
+    """Whether a few of the first steps record nothing, to be compared with: on a device, where the time of our work
+    does not say how much longer a step takes."""
+    _first_step: int = field(default=-1, init=False)
+    _bare_s: float = field(default=0.0, init=False)
+    """The shortest of these steps."""
+    _dense: list[tuple[float, float]] = field(default_factory=list, init=False)
+    """(time counted as ours, time) of the steps that recorded everything."""
+    _excess_s: float = field(default=0.0, init=False)
+    """Time by which these steps were longer than was counted."""
 
-    # ------------------------------------------------------------------------------------------------ what is recorded
+    def __post_init__(self) -> None:
+        self.ledger.accounts.append(self)
+        self.is_dense = self.ledger.is_ample
+
+    # -------------------------------------------------------------------------------------------------------- decisions
 
     def stride(self, kind: str) -> float:
         return self.strides.get(kind, 1.0)
 
-    def allows(self, step: int, kind: str, *, scheduled: bool = True) -> bool:
-        """Whether this kind may be recorded at this step. Asked again for the same step, it says the same."""
-        if not scheduled:
-            return False
+    def want(self, kind: str, share: float) -> None:
+        """This kind is scheduled in this fraction of all steps."""
+        self._shares[kind] = max(share, self._shares.get(kind, 0.0))
+
+    def allows(self, step: int, kind: str) -> bool:
+        """Whether this kind may be recorded at this step. Repeated calls for the same step agree."""
+        return kind in self.choose(step, (kind,))
+
+    def choose(self, step: int, scheduled: Collection[str]) -> set[str]:
+        """The scheduled kinds that may be recorded at this step. Repeated calls for the same step agree."""
         if step != self._step:
-            self._step = step
-            self._decided = {}
-        if kind not in self._decided:
+            self._step, self._planned_s = step, 0.0
+            self._decided.clear()
+        new = [kind for kind in scheduled if kind not in self._decided]
+        for kind in sorted(new, key=self._priority) if len(new) > 1 else new:
             self._decided[kind] = self._decide(step, kind)
-        return self._decided[kind]
+        if self._decided.get("optimizer") and self._decided.get("grads") is False and self._is_known("grads"):
+            self._decided["grads"] = True  # an update is compared with its gradient
+            self._due["grads"] = step + self.stride("grads")
+            self._note(step, "grads")
+        return {kind for kind in scheduled if self._decided[kind]}
+
+    def _priority(self, kind: str) -> float:
+        """Scalars and gradients first, then what has waited longest."""
+        return -1.0 if kind in _FIRST else self._due[kind]
+
+    def quiet_until(self, kinds: Collection[str]) -> int:
+        """No step before this one may record any of these kinds, unless `version` changes."""
+        if self._is_unlimited or not all(map(self._is_known, kinds)):
+            return -1
+        return min((math.ceil(self._due[kind]) for kind in kinds), default=-1)
+
+    def turn(self, kind: str) -> tuple[int, int]:
+        """(number, parts): which part of the modules the current step records; all of them are 0 of 1."""
+        return self._turns.get(kind, (0, 1))
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether the budget applies."""
+        return self.ledger.fraction is not None and not self.is_dense
+
+    @property
+    def _is_unlimited(self) -> bool:
+        return self.pressure == 1.0 and not self._is_limited
 
     def _decide(self, step: int, kind: str) -> bool:
-        self._wanted[kind] = self._wanted.get(kind, 0) + 1
-        if kind != "grads" and math.isinf(self.pressure):
+        if kind not in _FIRST and math.isinf(self.pressure):
             return False
-        if self.budget is None or step < self.free_steps:
+        if self.is_bare(step):
+            return False
+        if self._is_unlimited:
+            self._turns[kind] = 0, 1
             return True
-        if self.is_shadow(step) or self._is_waiting(step, kind):
+        if self.is_shadow(step):
             return False
-        self._phase[kind] = self._phase.get(kind, self.stride(kind)) + 1.0
-        if self._phase[kind] < self.stride(kind):
+        if self._is_limited and not self._is_known(kind):
+            return self._is_trial(step, kind)
+        if step < self._due[kind] or (self._is_limited and not self._fits(kind)):
             return False
-        self._phase[kind] -= self.stride(kind)
-        self._phase[kind] = min(self._phase[kind], 1.0)
+        self._due[kind] = self._next_due(step, kind)
+        self._note(step, kind)
         return True
 
-    def _is_waiting(self, step: int, kind: str) -> bool:
-        """Before the first review a few times are enough to know what something costs. After the very first, each kind
-        is tried by itself: together they would wait for one another, as they will not when they are rare."""
-        if self._num_reviews or kind == "grads":
+    def _next_due(self, step: int, kind: str) -> float:
+        stride = self.stride(kind)
+        if kind == IN_PAIRS and stride > 1:
+            return step + 1.0 if self._recorded_at.get(kind) != step - 1 else step - 1 + 2 * stride
+        return max(self._due[kind], step - stride) + stride
+
+    def _note(self, step: int, kind: str) -> None:
+        parts = self.parts[kind]
+        self._recorded_at[kind] = step
+        self._turns[kind] = self._num_recorded[kind] % parts, parts
+        self._num_recorded[kind] += 1
+
+    def _fits(self, kind: str) -> bool:
+        """Whether the step does not become too long. What does not fit waits for another step."""
+        if kind in _FIRST:
+            return True
+        cost_s = self._length(kind) / self.parts[kind]
+        if self._planned_s and self._planned_s + cost_s > self.bound_s:
             return False
-        if kind in self._tried_at:
-            if step == self._trial or step - self._tried_at[kind] < _TRY_EVERY:
-                return True
-            self._trial = step
+        self._planned_s += cost_s
+        return True
+
+    def _is_known(self, kind: str) -> bool:
+        return bool(self._costs.get(kind)) or self._num_trials.get(kind, 0) >= _MAX_TRIALS
+
+    def _is_trial(self, step: int, kind: str) -> bool:
+        """A few times are enough to know what something costs; one kind at a time, since together they would wait for
+        one another, which they will not do when they are rare."""
+        apart = _TRY_EVERY[0] if self.ledger.remaining_s > 0 else _TRY_EVERY[1]
+        if kind in self._tried_at and (self._planned_s or step - self._tried_at[kind] < apart):
+            return False
         self._tried_at[kind] = step
-        return False
+        self._planned_s = math.inf
+        self._num_trials[kind] = self._num_trials.get(kind, 0) + 1
+        self._note(step, kind)
+        return True
 
     def is_shadow(self, step: int) -> bool:
-        """Whether this step records nothing, to be compared with the others: where gradients are in every one."""
+        """Whether this step records nothing, for comparison with the others: if gradients are recorded at every
+        step."""
+        return self._is_limited and self.stride("grads") <= 1.0 and step % _SHADOW_EVERY == _SHADOW_EVERY - 1
+
+    def is_bare(self, step: int) -> bool:
+        """Whether this is one of the few steps that record nothing although everything may be recorded."""
+        if self._first_step < 0:
+            self._first_step = step
         return (
-            self.budget is not None
-            and step >= self.free_steps
-            and self.stride("grads") <= 1.0
-            and step % _SHADOW_EVERY == _SHADOW_EVERY - 1
+            self.is_compared
+            and self.is_dense
+            and self.ledger.fraction is not None
+            and step - self._first_step in _BARE_STEPS
         )
 
-    # ------------------------------------------------------------------------------------------------ what it took
+    @property
+    def bound_s(self) -> float:
+        """How much longer recording may make a single step."""
+        return max(_LONGER[0] * self._base_s, _LONGER[1])
+
+    # ----------------------------------------------------------------------------------------------------- measurements
 
     def observe(
         self,
@@ -206,79 +306,186 @@ class Governor:
         costs: Mapping[str, float],
         *,
         step_s: float,
+        lengths: Mapping[str, float] | None = None,
+        other_s: float = 0.0,
         host_s: float | None = None,
         gpu_s: float = 0.0,
+        is_first: bool = False,
+        is_exact: bool = True,
     ) -> Change | None:
-        """Take one step's times in: what each kind took that was recorded. A change of strides, when there is one."""
+        """Process one step's times: the cost of each recorded kind, and our time that belongs to none. `lengths`: what
+        the kinds would cost if nothing overlapped with other work, where that is more. `is_first`: some
+        of it happens once only, such as compiling a kernel. `is_exact`: `step_s` may be compared with the next
+        step's. Returns a change of strides, if there is one."""
         own_s = sum(costs.values())
         base_s = self._base_s or _base_of(self._window)
+        self.ledger.pass_time(_PAUSE * base_s if base_s else _UNKNOWN_PAUSE_S)
+        self._host_s += own_s + other_s if host_s is None else host_s
+        self._gpu_s += gpu_s
+        self._lost_s += other_s
+        if is_first:
+            self._lost_s += own_s
+            self._learn_first(costs, step_s - own_s)
+            return self._after(step, costs)
         if base_s and step_s - own_s > _PAUSE * base_s:
             self._num_pauses += 1
             if self._num_pauses <= _FEW:
-                return None
-            self._base_s, self._window = 0.0, []  # these are no pauses: from now on steps are this long
+                self._lost_s += own_s
+                return self._after(step, costs)
+            self._base_s, self._window = 0.0, []  # not pauses after all: from now on steps are this long
         self._num_pauses = 0
+        if self.is_dense and self.is_compared:
+            self._compare(own_s + other_s, step_s, is_bare=not costs)
         if own_s > _OPENLY * step_s:
             self._lost_s += min(own_s, step_s)
         else:
             self._unsettled_s += own_s
-        self._host_s += own_s if host_s is None else host_s
-        self._gpu_s += gpu_s
         self.total_s += step_s
-        for kind, cost in costs.items():
-            self._costs.setdefault(kind, deque(maxlen=_KEPT)).append((step, cost))
-        if "optimizer" in costs:
-            self._is_paired = "grads" not in costs
-        self._window.append((own_s, step_s))
-        due = _FIRST_REVIEWS[self._num_reviews] if self._num_reviews < len(_FIRST_REVIEWS) else _REVIEW_STEPS
-        return self._review(step) if len(self._window) >= due else None
+        self._num_seen += 1
+        self._seen_s += step_s
+        self._other_s += other_s
+        if costs:
+            self._learn(step, costs)
+            for kind, length_s in (lengths or {}).items():
+                whole_s = length_s * self.turn(kind)[1]
+                self._lengths[kind] = whole_s if kind not in self._lengths else (self._lengths[kind] + whole_s) / 2
+        if is_exact:
+            self._window.append(Seen(step, own_s, step_s))
+        return self._after(step, costs)
 
-    def begin(self, step: int) -> None:
-        """From this step on there is a budget to keep. What was recorded all together before says little about it."""
-        self._settle()
-        self.scale, self._window, self._wanted, self._costs, self._num_reviews = Scale(), [], {}, {}, 0
-        self._tried_at = dict.fromkeys(KINDS, step - _TRY_EVERY)
+    def _compare(self, counted_s: float, step_s: float, *, is_bare: bool) -> None:
+        """Count what makes a step longer than a bare one, whatever it is: hooks, waiting for the interpreter."""
+        if is_bare:
+            self._bare_s = min(step_s, self._bare_s or step_s)
+            self._excess_s = sum(max(one_s - self._bare_s - known_s, 0.0) for known_s, one_s in self._dense)
+            return
+        self._dense.append((counted_s, step_s))
+        if self._bare_s:
+            self._excess_s += max(step_s - self._bare_s - counted_s, 0.0)
+
+    def pass_by(self, step: int, step_s: float, other_s: float) -> Change | None:
+        """Process a step that recorded nothing, and that no other is compared with."""
+        if not 0 < step_s <= _PAUSE * self._base_s:
+            return self.observe(step, {}, step_s=step_s, other_s=other_s, is_exact=not self._base_s)
+        self.ledger.pass_time(_PAUSE * self._base_s)
+        self._host_s += other_s
+        self._lost_s += other_s
+        self._other_s += other_s
+        self.total_s += step_s
+        self._seen_s += step_s
+        self._num_seen += 1
+        return self._review(step) if self._num_seen >= _REVIEW_STEPS and self._is_review_due() else None
+
+    def rested(self, step: int, num_steps: int, seconds: float, other_s: float) -> Change | None:
+        """Process steps that were only counted, the last of which was `step`."""
+        seconds = min(seconds, _PAUSE * self._base_s * num_steps) if self._base_s else seconds
+        self.ledger.pass_time(seconds)
+        self._host_s += other_s
+        self._lost_s += other_s
+        self._other_s += other_s
+        self.total_s += seconds
+        self._seen_s += seconds
+        self._num_seen += num_steps
+        return self._review(step) if self._num_seen >= _REVIEW_STEPS and self._is_review_due() else None
+
+    def _learn(self, step: int, costs: Mapping[str, float]) -> None:
+        for kind, cost in costs.items():
+            if kind in self._provisional:
+                self._provisional.remove(kind)
+                self._costs.pop(kind, None)
+            if kind not in self._costs:
+                self._has_news = True
+                self._lengths.pop(kind, None)
+            self._costs.setdefault(kind, deque(maxlen=_KEPT)).append((step, cost * self.turn(kind)[1]))
+
+    def _learn_first(self, costs: Mapping[str, float], rest_s: float) -> None:
+        """The first times are longer than later ones. They say into how many parts to divide what can be divided."""
+        if not self._num_seen and rest_s > 0:
+            self._base_s = min(self._base_s or rest_s, rest_s)
+        for kind in IN_PARTS:
+            if kind in costs and kind not in self._costs:
+                self._has_news = True
+                whole_s = costs[kind] * self.turn(kind)[1]
+                self._lengths[kind] = min(whole_s, self._lengths.get(kind, whole_s))
+
+    def _after(self, step: int, costs: Mapping[str, float]) -> Change | None:
+        if self.is_dense:
+            if self._num_seen >= _REVIEW_STEPS:
+                self._look(self._window)
+                self._window = self._window[-_FEW:]
+            return self._begin(step) if costs and not self.ledger.is_ample else None
+        if self._is_review_due():
+            return self._review(step)
+        return self._set_strides(step, self._reason) if self._has_news and self._is_base_known() else None
+
+    def _is_base_known(self) -> bool:
+        self._base_s = self._base_s or _base_of(self._window)
+        return self._base_s > 0 and self.ledger.fraction is not None
+
+    def _is_review_due(self) -> bool:
+        if self._num_reviews < len(_FIRST_REVIEWS):
+            return self._num_seen >= _FIRST_REVIEWS[self._num_reviews]
+        if self._num_seen < _REVIEW_STEPS:
+            return self._seen_s > _REVIEW_S[1] and self._num_seen >= _REVIEW_STEPS / 5
+        return self._seen_s > _REVIEW_S[0]
+
+    def _begin(self, step: int) -> Change | None:
+        """Half of the seconds is used up. Costs of steps that recorded everything at once are too high, but all that is
+        known yet."""
+        self.is_dense = False
+        self._look(self._window)
+        for kind in list(self._costs):
+            self._costs[kind] = deque([(step, self._cost(kind))], maxlen=_KEPT)
+        self._provisional = set(self._costs)
+        self._tried_at = dict.fromkeys(KINDS, step)
+        self.scale, self._window, self._num_reviews = Scale(), [], 0
+        if self.ledger.fraction is None:
+            return None
+        return self._set_strides(step, self._reason)
+
+    def restart(self, step: int) -> None:
+        """Training returned to this step: everything is due."""
+        self._due = dict.fromkeys(KINDS, float(step))
+        self._recorded_at, self._tried_at, self._step = {}, {}, -1
+        self.version += 1
 
     def press(self, pressure: float) -> Change | None:
-        """Memory is short, or no longer so."""
+        """Set the pressure of low memory."""
         if pressure == self.pressure:
             return None
-        self.pressure = pressure
-        return self._set_strides("memory is short" if pressure > 1 else "memory is no longer short")
-
-    @property
-    def overhead(self) -> float:
-        """Share of all time so far that a step was longer by, as far as is known."""
-        return min(max(self.lost_s / self.total_s, 0.0), 1.0) if self.total_s else 0.0
+        self.pressure, self._told_at = pressure, 0
+        return self._set_strides(self._step, f"because memory is {'' if pressure > 1 else 'no longer '}low")
 
     @property
     def lost_s(self) -> float:
-        """By how much all steps together were longer, as far as is known."""
-        return self._lost_s + self.scale.trusted * self._unsettled_s
+        """Total time that recording has added to all steps, as far as it is known."""
+        return self._lost_s + self.scale.trusted * self._unsettled_s + self._excess_s
 
     @property
-    def uncertainty(self) -> float | None:
-        """Of the overhead, twice its standard error; None where no steps could be compared."""
+    def unsure_s(self) -> float | None:
+        """Twice the standard error of the lost time; None if no steps could be compared."""
         error = self.scale.error
-        if not self.total_s or (error is None and not self._unsure_s):
+        if error is None and not self._unsure_s:
             return None
-        return (self._unsure_s + _twice(error) * self._unsettled_s) / self.total_s
+        return self._unsure_s + _twice(error) * self._unsettled_s
 
     def facts(self) -> dict[str, object]:
-        """What the run's document says about its cost."""
-        total_s = self.total_s or 1.0
+        """Strides and our own time, for run.json."""
         return {
-            "fraction": self.overhead,
-            "uncertainty": self.uncertainty,
-            "host_fraction": min(self._host_s / total_s, 1.0),
-            "gpu_fraction": min(self._gpu_s / total_s, 1.0),
+            "host_s": self._host_s,
+            "gpu_s": self._gpu_s,
             "stride": {kind: round(stride, 2) for kind, stride in self.strides.items()},
+            "parts": {kind: parts for kind, parts in self.parts.items() if parts > 1},
         }
 
-    # ------------------------------------------------------------------------------------------------ what follows
+    # ---------------------------------------------------------------------------------------------------------- reviews
+
+    @property
+    def _reason(self) -> str:
+        return f"to stay within the budget of {self.ledger.seconds:g} s plus {100 * (self.ledger.fraction or 0):g} %"
 
     def _settle(self) -> None:
-        """What was lost so far is told by the scale of its time, as soon as that is known."""
+        """Convert our time into lost time with the scale, as soon as that is known."""
         if self.scale.error is not None:
             self._lost_s += self.scale.trusted * self._unsettled_s
             self._unsure_s += _twice(self.scale.error) * self._unsettled_s
@@ -286,69 +493,130 @@ class Governor:
 
     def _review(self, step: int) -> Change | None:
         window, self._window = self._window, []
-        self._largest = float(MAX_STRIDE) if self._num_reviews else _FIRST_STRIDE
-        if self._num_reviews:  # before, everything was slow: memory was made, kernels were compiled
+        if self._num_reviews:  # earlier steps were slow: memory was allocated, kernels were compiled
             self.scale.fade()
-            self.scale.add([(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(window)])
+            pairs = [(b.own_s - a.own_s, b.step_s - a.step_s) for a, b in pairwise(window) if b.step == a.step + 1]
+            self.scale.add(pairs)
         self._settle()
         self._num_reviews += 1
         for known in self._costs.values():
             while len(known) > _FEW and step - known[0][0] > _RECENT:
                 known.popleft()
-        self._base_s = _base_of(window)
-        self._shares = {kind: num / len(window) for kind, num in self._wanted.items()}
-        self._wanted = {}
-        if self.budget is None or step < self.free_steps:
-            return None
-        return self._set_strides(f"to keep within the budget of {self.budget:.1%}")
+        self._look(window)
+        return self._set_strides(step, self._reason) if self.ledger.fraction is not None else None
 
-    def _set_strides(self, reason: str) -> Change | None:
+    def _look(self, window: Sequence[Seen]) -> None:
+        """The time of a step without recording, and our time in every step."""
+        if self._num_seen:
+            usual_s = self._seen_s / self._num_seen if not window else self._base_s
+            self._base_s = _base_of(window) or usual_s
+            self._fixed_s = self._other_s / self._num_seen
+        self._num_seen, self._seen_s, self._other_s = 0, 0.0, 0.0
+
+    def _set_strides(self, step: int, reason: str) -> Change | None:
+        self._has_news = False
+        self._set_parts()
         wanted = self._wanted_strides()
-        is_new = any(
-            max(new, self.strides[kind]) > (1 + _MARGIN) * min(new, self.strides[kind]) for kind, new in wanted.items()
-        )
-        if not is_new:
+        if not _differ(wanted, self.strides, _MARGIN):
             return None
-        self.strides.update(wanted)
+        for kind, stride in wanted.items():
+            self.strides[kind] = stride
+            self._due[kind] = self._recorded_at.get(kind, step - MAX_STRIDE) + stride
+        self.version += 1
+        if step < self._told_at * _TELL_AGAIN or not _differ(self.strides, self._told, _WORTH_TELLING):
+            return None
+        self._told, self._told_at = dict(self.strides), step
         return Change(dict(self.strides), reason)
 
+    def _set_parts(self) -> None:
+        """As many parts that none of them makes a step much longer; fewer again if half as many would do."""
+        if not self._is_limited or not self._base_s:
+            return
+        for kind in IN_PARTS:
+            needed = math.ceil(self._length(kind) / self.bound_s)
+            if needed > self.parts[kind] or 2 * needed <= self.parts[kind]:
+                self.parts[kind] = min(max(needed, 1), MAX_PARTS)
+
     def _wanted_strides(self) -> dict[str, float]:
-        """Gradients as often as they fit; the others, alike, with what is left."""
-        if self.budget is None or not self._base_s:
-            return {kind: min(self.pressure, float(MAX_STRIDE)) if kind != "grads" else 1.0 for kind in self.strides}
-        allowed_s = self.budget * self._base_s
-        cost = {kind: self.scale.trusted * self._cost(kind) * min(self._shares.get(kind, 0.0), 1.0) for kind in KINDS}
-        grads = 1.0
-        while cost["grads"] / grads > _GRADS_SHARE * allowed_s and grads < MAX_GRADS_STRIDE:
-            grads *= 2
-        if sum(cost.values()) <= allowed_s:
-            grads = 1.0
-        others_s = sum(cost.values()) - cost["grads"]
-        left_s = allowed_s - cost["grads"] / grads
-        others = others_s / left_s if left_s > 0 else float(MAX_STRIDE)
-        others = min(max(others, 1.0), self._largest) * self.pressure
-        others = min(others, float(MAX_STRIDE))
-        return {kind: grads if kind == "grads" else others for kind in self.strides}
+        """Gradients as often as they fit; the other kinds share the rest, each in proportion to its schedule."""
+        if not self._is_limited or not self._base_s:
+            return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in self.strides}
+        allowed_s = self._allowed_s()
+        cost = {kind: self.scale.trusted * self._cost(kind) for kind in KINDS}
+        share = {kind: self._shares.get(kind, 1.0) or 1.0 for kind in KINDS}
+        needed_s = sum(cost[kind] * share[kind] for kind in KINDS)
+        if needed_s <= allowed_s:
+            return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in self.strides}
+        found = {}
+        left_s = allowed_s
+        for kind in ("scalars", "finite", "grads"):
+            kind_s = cost[kind] * share[kind]
+            is_grads = kind == "grads"
+            rarer = _grads_stride(kind_s, left_s) if is_grads else _stride(kind_s, _SCALARS_SHARE * allowed_s)
+            found[kind] = rarer / share[kind] if rarer > 1 else 1.0
+            left_s -= kind_s / rarer
+            needed_s -= kind_s
+        rarer = needed_s / left_s if left_s > 0 else math.inf
+        for kind in self.strides.keys() - found.keys():
+            found[kind] = self._pressed(rarer / share[kind] / self.parts[kind] if rarer > 1 else 1.0)
+        return found
+
+    def _pressed(self, stride: float) -> float:
+        return min(max(stride, 1.0) * self.pressure, float(MAX_STRIDE))
+
+    def _allowed_s(self) -> float:
+        """The time that kinds may take per step: the budget, what was saved up over some time, and less if the reserve
+        was used."""
+        assert self.ledger.fraction is not None
+        budget_s, remaining_s = self.ledger.fraction * self._base_s, self.ledger.remaining_s
+        saved_s = remaining_s - self.ledger.reserve_s
+        if saved_s >= 0:
+            allowed_s = budget_s + saved_s / max(_HORIZON[0], _HORIZON[1] / self._base_s)
+        else:
+            allowed_s = budget_s * max(remaining_s, 0.0) / self.ledger.reserve_s
+        return max(allowed_s - self._fixed_s, _LEAST_SHARE * budget_s)
+
+    def _length(self, kind: str) -> float:
+        return max(self.scale.trusted * self._cost(kind), self._lengths.get(kind, 0.0))
 
     def _cost(self, kind: str) -> float:
-        """What recording this kind once adds to a step."""
+        """The time that recording this kind once adds to a step; of all its parts together."""
         known = [cost for _, cost in self._costs.get(kind, ())]
-        if not known:
-            return 0.0
-        if kind == "optimizer" and self._is_paired:
-            # They are read together, so that gradients come with it: only the rest is added.
-            return max(_usual(known) - self._cost("grads"), 0.0)
-        return _usual(known)
+        return _usual(known) if known else 0.0
 
 
-def _base_of(window: Sequence[tuple[float, float]]) -> float:
-    """What a step takes without us; 0 where too few were seen to tell."""
-    return statistics.median(step_s - min(own_s, step_s) for own_s, step_s in window) if len(window) >= _FEW else 0.0
+def _differ(some: Mapping[str, float], others: Mapping[str, float], margin: float) -> bool:
+    """Whether a stride is larger or smaller by more than this fraction."""
+    return any(max(new, others[kind]) > (1 + margin) * min(new, others[kind]) for kind, new in some.items())
+
+
+def _grads_stride(cost_s: float, allowed_s: float) -> float:
+    """Gradients leave half of the budget to the other kinds, unless they would be recorded too rarely.
+
+    >>> _grads_stride(1.0, 4.0), _grads_stride(3.0, 1.0), _grads_stride(8.0, 1.0), _grads_stride(18.0, 1.0)
+    (1.0, 6.0, 10.0, 20.0)
+    """
+    modest, most = (_stride(cost_s, share * allowed_s) for share in _GRADS_SHARES)
+    return modest if modest <= GRADS_STRIDE else max(float(GRADS_STRIDE), most)
+
+
+def _stride(cost_s: float, allowed_s: float) -> float:
+    """The smallest whole stride at which this costs no more than allowed per step."""
+    if cost_s <= allowed_s:
+        return 1.0
+    return float(min(math.ceil(cost_s / allowed_s - 1e-9), MAX_STRIDE)) if allowed_s > 0 else float(MAX_STRIDE)
+
+
+def _base_of(window: Sequence[Seen]) -> float:
+    """The time of a step without recording; 0 if too few steps were seen."""
+    return (
+        statistics.median(seen.step_s - min(seen.own_s, seen.step_s) for seen in window) if len(window) >= _FEW else 0.0
+    )
 
 
 def _usual(costs: Sequence[float]) -> float:
-    """The mean, not the median: what is dear now and then is paid for all the same. Only the odd one that is far out,
-    such as a kernel that is compiled, is left out: where little is recorded it would be believed for long.
+    """The mean, not the median, since an occasional high cost is paid all the same. Only a single extreme value, such
+    as compiling a kernel, is left out: with few records it would distort the mean for long.
 
     >>> _usual([1.0, 1.0, 3.0, 1.0, 900.0])
     1.5
@@ -362,5 +630,5 @@ def _usual(costs: Sequence[float]) -> float:
 
 
 def _twice(error: float | None) -> float:
-    """Twice a standard error of the scale; it is not off by more than all of our time."""
+    """Twice a standard error of the scale, at most the whole of our time."""
     return 1.0 if error is None else min(2 * error, 1.0)

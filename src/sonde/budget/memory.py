@@ -1,6 +1,6 @@
-"""How much memory this process uses and how full the memory is, without waiting for a device.
+"""Memory use of this process and of the machine, without waiting for a device.
 
-Torch is imported only where a device of torch's is asked about.
+Torch is imported only when a torch device is queried.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def gpu_mb(device: torch.device) -> float | None:
 
 
 def memory_shares(device: Any) -> list[float]:
-    """The host's memory in use, and the CUDA device's, from 0 to 1. What torch has only reserved counts as free."""
+    """Memory in use on the host and on the CUDA device, from 0 to 1. Memory that torch has only reserved counts as
+    free."""
     shares = [float(psutil.virtual_memory().percent) / 100]
     if device is not None:
         import torch

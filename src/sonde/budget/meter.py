@@ -1,7 +1,7 @@
-"""What our own work takes: host time always, GPU time by events that are read later, when the device has passed them.
+"""The time of our own work: host time always, GPU time by events that are read later, when the device has passed them.
 
-Nothing here waits. Events are recorded at some steps only; between them the last known times stand. Torch is imported
-only once a tensor on a GPU has been seen: a session that logs numbers needs none.
+Nothing here waits. Events are recorded at some steps only; in between, the last known times are used. Torch is imported
+only once a tensor on a GPU has been seen: a session that logs numbers does not need it.
 """
 
 from __future__ import annotations
@@ -15,66 +15,80 @@ if TYPE_CHECKING:
     import torch
 
 _EVERY: Final = 8
-"""For so many steps the GPU time of a kind stands; what is recorded more rarely is measured every time."""
+"""Number of steps for which the GPU time of a kind stays valid; rarer kinds are measured every time."""
 _EAGER: Final = 6
 """The first times are all measured."""
 _AT_STEP: Final = ("grads", "optimizer")
 _MAX_OPEN: Final = 256
-"""Steps whose events are still waited for; older ones are given up."""
+"""Steps whose events are still pending; older ones are dropped."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """What one step took, and our part of it by what it was for. `gpu_s` is None where no GPU time is known."""
+    """The time of one step, and our part of it by kind. `gpu_s` is None if no GPU time is known."""
 
     step: int
     host_s: dict[str, float] = field(default_factory=dict)
-    total_host_s: float = 0.0
+    other_s: float = 0.0
+    """Host time that belongs to no kind."""
     launched: set[str] = field(default_factory=set)
-    """What the GPU was given work for; host time alone may be added to others."""
+    """Kinds that launched work on the GPU; for other kinds only host time may be added."""
     spans: list[tuple[str, Any, Any]] = field(default_factory=list)
     is_timed: dict[str, bool] = field(default_factory=dict)
-    """Of which kinds the GPU time is measured in this step."""
+    """Kinds whose GPU time is measured in this step."""
     mark: Any = None
-    """Where the first of our work at the optimizer's step was put into the GPU's queue."""
+    """The event before our first work at the optimizer's step in the GPU's queue."""
     end: Any = None
     wall_s: float = 0.0
     gpu_s: dict[str, float] | None = None
     step_s: float = 0.0
-    """From the end of the step before to the end of this one, by the GPU's clock where there is one."""
+    """From the end of the previous step to the end of this one, by the GPU's clock if there is one."""
+    is_exact: bool = True
+    """Whether that is so; without the end of the previous step it is the host's time."""
     is_host_bound: bool = True
-    """The GPU was past the optimizer's step, or nearly so, when the host came to its end: it waits for the host."""
+    """Whether the GPU had (nearly) finished the optimizer's step when the host did: then it waits for the host."""
 
 
 class Meter:
-    """One per watched model. `with meter.span("grads"): ...` around everything we do on the training thread."""
+    """One per training thread. `with meter.span("grads"): ...` surrounds our work; `span("")` if it is of no kind."""
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
-        """The GPU on which the model lives, once one is seen."""
+        """The GPU of the model, once one is seen."""
         self._now = StepTimes(0)
         self._open: deque[StepTimes] = deque()
         self._num_timed: dict[str, int] = {}
         self._timed_at: dict[str, int] = {}
         self._is_host_bound = True
         self._free: list[Any] = []
+        self.host_s = 0.0
+        """All host time so far."""
 
-    def span(self, kind: str) -> _Span:
-        return _Span(self, kind)
+    def span(self, kind: str) -> _Span | _OtherSpan:
+        return _Span(self, kind) if kind else _OtherSpan(self)
 
     def add(self, kind: str, seconds: float) -> None:
-        """Host time that was measured elsewhere."""
+        """Add host time that was measured elsewhere."""
         now = self._now
-        now.host_s[kind] = now.host_s.get(kind, 0.0) + seconds
-        now.total_host_s += seconds
+        if kind:
+            now.host_s[kind] = now.host_s.get(kind, 0.0) + seconds
+        else:
+            now.other_s += seconds
+        self.host_s += seconds
 
     def measure_anew(self) -> None:
-        """What was measured long ago no longer stands: the next times are all measured."""
+        """Discard old measurements: the next times are all measured."""
         self._num_timed.clear()
 
     @property
-    def host_s(self) -> float:
-        return self._now.total_host_s
+    def is_recording(self) -> bool:
+        """Whether anything was recorded since the last step was closed."""
+        return bool(self._now.host_s)
+
+    def pass_by(self) -> float:
+        """Forget the step that is over, which recorded nothing. Returns our time in it."""
+        other_s, self._now.other_s = self._now.other_s, 0.0
+        return other_s
 
     def end_step(self, step: int, wall_s: float) -> None:
         """Close the step that is over."""
@@ -83,7 +97,8 @@ class Meter:
         if self.device is not None and not _is_capturing():
             if now.mark is not None:
                 self._is_host_bound = bool(now.mark.query())
-            # A step that records nothing has no mark: it is as its neighbours are, or the two could not be compared.
+            # A step that records nothing has no mark: it must resemble its neighbours, or the two could not be
+            # compared.
             now.is_host_bound = self._is_host_bound
             now.end = self._event()
         self._open.append(now)
@@ -102,7 +117,7 @@ class Meter:
         return known
 
     def done(self) -> list[StepTimes]:
-        """Steps that the device has left behind it, in order, each told once."""
+        """Steps that the device has finished, in order, each returned once."""
         found = []
         while len(self._open) > 1 or (self._open and self._open[0].end is None):
             times = self._open[0]
@@ -110,15 +125,16 @@ class Meter:
                 times.step_s = times.wall_s
                 found.append(self._open.popleft())
                 continue
-            following = self._open[1]  # its end is needed to tell when this one's successor began
+            following = self._open[1]  # its end marks the start of its successor
             if following.end is not None and not following.end.query():
                 break
             self._open.popleft()
-            if following.end is not None:
+            if following.end is not None and following.step == times.step + 1:
                 following.step_s = times.end.elapsed_time(following.end) / 1e3
             self._read(times)
-            if times.step_s:
-                found.append(times)
+            if not times.step_s:
+                times.step_s, times.is_exact = times.wall_s, False
+            found.append(times)
         return found
 
     def _read(self, times: StepTimes) -> None:
@@ -131,7 +147,7 @@ class Meter:
         times.mark = None
 
     def see(self, tensor: torch.Tensor) -> None:
-        """Where the model lives."""
+        """Set the device of the model."""
         if self.device is None and tensor.device.type == "cuda":
             self.device = tensor.device
 
@@ -149,8 +165,27 @@ def _is_capturing() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
 
+class _OtherSpan:
+    """A piece of our work that belongs to no kind."""
+
+    __slots__ = ("_began_s", "_inside_s", "_meter")
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        self._inside_s = self._meter.host_s
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        meter = self._meter
+        own_s = time.perf_counter() - self._began_s - (meter.host_s - self._inside_s)
+        meter._now.other_s += own_s
+        meter.host_s += own_s
+
+
 class _Span:
-    """A piece of our work. An inner one is taken out of the outer one's host time."""
+    """A piece of our work. The host time of an inner span is subtracted from the outer one."""
 
     __slots__ = ("_began_s", "_inside_s", "_kind", "_meter", "_start")
 

@@ -1,1 +1,1 @@
-"""The command line: one file per verb. Parses, asks `Run`, prints; what a verb finds out is found out elsewhere."""
+"""The command line, one file per verb. A verb parses its arguments, asks `Run` and prints; the logic is elsewhere."""

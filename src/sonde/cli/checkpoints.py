@@ -1,4 +1,4 @@
-"""`sonde checkpoints RUN|FOLDER`: which checkpoints there are; read every byte of them, or delete some."""
+"""`sonde checkpoints RUN|FOLDER`: list, verify or delete checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, runs_dir
 from sonde.cli.output import confirm, print_json, remark
-from sonde.show.term.number import number, size
+from sonde.show.term.number import counted, number, size
 
 if TYPE_CHECKING:
     from sonde.run import Checkpoint
@@ -21,20 +21,19 @@ _HINT: Final = "Save some:  sonde.tune.CheckpointManager(...)"
 
 
 def checkpoints(
-    where: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder that holds checkpoints itself.")
-    ] = "latest",
-    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the hashes.")] = False,
+    where: Annotated[str, typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of checkpoints.")] = "latest",
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file completely and compare its hash.")] = False,
     delete: Annotated[
-        list[int] | None, typer.Option("--delete", metavar="STEP", help="Delete that one; may be given several times.")
+        list[int] | None,
+        typer.Option("--delete", metavar="STEP", help="Delete the checkpoint of this step; repeat for several."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """List checkpoints, with what was measured at each; verify or delete them.
+    """List, verify or delete checkpoints.
 
-    Exits with 1 when one is damaged.
+    The list includes the metrics saved in each. The exit code is 1 if a checkpoint is damaged.
 
     \b
     Examples:
@@ -58,13 +57,13 @@ def checkpoints(
     else:
         elsewhere = _elsewhere(folder)
         hint = f"They are in {elsewhere}:  sonde checkpoints {elsewhere}" if elsewhere else _HINT
-        remark(f"no checkpoints in {folder}. {hint}")
+        remark(f"No checkpoints in {folder}. {hint}")
     if any(problems.values()):
         raise typer.Exit(1)
 
 
 def find_folder(where: str, dir: Path | None) -> Path:
-    """The folder of checkpoints of a run, or the one that is named."""
+    """The checkpoints folder of a run, or the given folder if it holds checkpoints."""
     from sonde.run import checkpoints_folder, find_run, list_checkpoints
 
     path = Path(where)
@@ -74,7 +73,7 @@ def find_folder(where: str, dir: Path | None) -> Path:
 
 
 def _elsewhere(run: Path) -> Path | None:
-    """Where a run says that it saved them."""
+    """The folder in which the run recorded saving its checkpoints."""
     from sonde.run import Run
     from sonde.schema.layout import CATALOG_FILE
 
@@ -104,10 +103,10 @@ def _show(rows: list[dict[str, Any]], *, verified: bool) -> None:
         Column("step", right=True),
         Column("saved (UTC)"),
         Column("size", right=True),
-        Column("measured", cut=True),
+        Column("metrics", cut=True),
         Column("state", cut=True),
     ]
-    good = "verified" if verified else "whole"
+    good = "verified" if verified else "complete"
     cells = [
         (
             f"{row['step']:,}",
@@ -130,20 +129,20 @@ def _delete(folder: Path, steps: list[int], *, yes: bool, json: bool) -> None:
     missing = [step for step in steps if step not in found]
     if missing:
         has = ", ".join(map(str, found)) or "none"
-        raise RunNotFoundError(f"no checkpoint of step {missing[0]} in {folder}. There are: {has}.")
+        raise RunNotFoundError(f"no checkpoint of step {missing[0]} in {folder}. Available steps: {has}.")
     if not yes:
-        confirm(f"Delete for good: {len(steps)} of {len(found)} checkpoints?")
+        confirm(f"Permanently delete {len(set(steps))} of {counted(len(found), 'checkpoint')}?")
     with held(folder, f"a checkpoint is being saved in {folder}. Try again in a moment."):
         for step in dict.fromkeys(steps):
             _remove(found[step].path)
     if json:
         print_json([{"step": step, "path": str(found[step].path)} for step in dict.fromkeys(steps)])
     else:
-        print(f"deleted {len(set(steps))} of {len(found)} checkpoints in {folder}")
+        print(f"Deleted {len(set(steps))} of {counted(len(found), 'checkpoint')} in {folder}.")
 
 
 def _remove(path: Path) -> None:
-    """Gone in one rename, so that nobody sees half of it."""
+    """Delete a checkpoint by renaming it first, so that no one sees half of it."""
     hidden = path.with_name(f".deleting-{secrets.token_hex(4)}")
     path.rename(hidden)
     shutil.rmtree(hidden)

@@ -1,14 +1,14 @@
-"""`sonde compare A B`: two runs (settings, numbers, where each series first diverges), or two sets of weights."""
+"""`sonde compare A B`: compare two runs (config, scalars, first divergence) or two sets of weights."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from sonde.cli.options import Dir, Json, open_run
-from sonde.cli.output import print_json
+from sonde.cli.output import print_json, remark
 from sonde.errors import UsageError
 from sonde.show.term.number import count, number
 from sonde.show.term.text import plain
@@ -24,36 +24,44 @@ _DIVERGENCE_KEYS: Final = ("a", "b", "first_divergence", "num_steps", "tolerance
 def compare(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="A run (folder, id, project/name, latest), RUN@STEP, or a file of weights."),
+        typer.Argument(metavar="A", help="A run (folder, id, project/name, latest), RUN@STEP, or a weights file."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.")],
-    top: Annotated[int, typer.Option("--top", min=1, help="How many series, tensors or layers to show.")] = 20,
+    b: Annotated[str, typer.Argument(metavar="B", help="Another run, RUN@STEP or weights file.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of series, tensors or layers to show.")] = 20,
     divergence: Annotated[
-        bool, typer.Option("--divergence", help="Only the first step and place at which they differ beyond rounding.")
+        bool, typer.Option("--divergence", help="Show only the first step and site where they differ beyond rounding.")
     ] = False,
     tolerance: Annotated[
         float | None,
         typer.Option(
             "--tolerance",
             min=0.0,
-            help="Relative difference that is none. Default: of runs by the type of numbers, of weights 0.",
+            help="Relative difference to ignore. Default: from the dtype for runs, 0 for weights.",
         ),
     ] = None,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit 1 when they differ, as diff does; 2 for trouble.")
+        bool,
+        typer.Option(
+            "--exit-code",
+            help="Exit with 0 if they are the same, 1 if they differ and 2 on errors, like diff, and say why.",
+        ),
     ] = False,
     kind: Annotated[
-        str, typer.Option("--kind", help="Which tensors of RUN@STEP: param, grad, act, optim, …")
+        str, typer.Option("--kind", help="Kind of tensors to read from RUN@STEP: param, grad, act, optim, …")
     ] = "param",
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Compare two runs (config, scalars, divergence) or two sets of weights (tensor by tensor).
+    """Compare two runs or two sets of weights.
 
-    Of runs: settings that differ, last values of scalars, and the first step at which each series differs.
-    Of weights (.safetensors, .pt, .bin, .npz, .h5, .keras, folders of shards, RUN@STEP, RUN@latest): what was added,
-    removed, reshaped or changed, per tensor, per layer and in total. A pickle is read without being run. Layers of
-    PyTorch, Keras and Flax models are matched by their shapes, and transposed where they lie differently.
+    For runs: config values that differ, last values of scalars, and the first step at which each series differs.
+    For weights (.safetensors, .pt, .bin, .npz, .h5, .keras, folders of shards, RUN@STEP, RUN@latest): tensors that
+    were added, removed, reshaped or changed, per tensor, per layer and in total. Pickles are read without executing
+    them. Layers of PyTorch, Keras and Flax models are matched by shape and transposed where needed.
+
+    With --exit-code, runs differ if a config value differs, if a series differs beyond the tolerance, or if a series
+    is in only one of them; with --divergence, only the second counts. Weights differ if a tensor was added, removed,
+    reshaped, converted to another dtype, or changed beyond the tolerance.
 
     \b
     Examples:
@@ -69,7 +77,7 @@ def compare(
     sides = _find_weights(a, b, dir=dir, kind=kind)
     if sides is not None:
         if divergence:
-            raise UsageError("--divergence is of two runs: weights have no steps. Leave it out.")
+            raise UsageError("--divergence compares two runs, and weights have no steps. Leave it out.")
         _compare_weights(*sides, top=top, tolerance=tolerance, json=json, exit_code=exit_code)
         return
     from sonde.run import compare as compare_runs
@@ -83,14 +91,36 @@ def compare(
         _show_divergence(first, second, found)
     else:
         _show(first, second, found, top)
-    if divergence:
-        raise typer.Exit(1 if exit_code and found.first_divergence is not None else 0)
-    differs = found.config.num_rows or found.first_divergence is not None or found.only_a or found.only_b
-    raise typer.Exit(1 if exit_code and differs else 0)
+    if exit_code:
+        _exit(_differences(found, only_divergence=divergence), f"within a relative {found.tolerance:g}")
+
+
+def _exit(reasons: list[str], same: str) -> NoReturn:
+    """Exit as --exit-code asks for, and say on stderr what decided it."""
+    remark(f"Exit code 1: {'; '.join(reasons)}." if reasons else f"Exit code 0: no difference {same}.")
+    raise typer.Exit(1 if reasons else 0)
+
+
+def _differences(found: Any, *, only_divergence: bool) -> list[str]:
+    """Each way in which two runs differ, in words."""
+    num_apart = sum(row["step"] is not None for row in found.divergence.to_pylist())
+    first = found.first_divergence
+    series = [] if first is None else [f"{_differ(num_apart, 'series', 'series')}, the first at step {first.step}"]
+    if only_divergence:
+        return series
+    config = [_differ(found.config.num_rows, "config value", "config values")] if found.config.num_rows else []
+    alone = [
+        f"{len(names)} series only in {letter}" for letter, names in (("a", found.only_a), ("b", found.only_b)) if names
+    ]
+    return [*config, *series, *alone]
+
+
+def _differ(number: int, one: str, many: str) -> str:
+    return f"{number} {one} differs" if number == 1 else f"{number} {many} differ"
 
 
 def _find_weights(a: str, b: str, *, dir: Path | None, kind: str) -> tuple[LazyTensors, LazyTensors] | None:
-    """Two sets of weights, where one of the names is of weights at least; beside them a run is its last snapshot."""
+    """Two sets of weights if at least one name refers to weights; a plain run then means its last snapshot."""
     from sonde.cli.options import runs_dir
     from sonde.run import open_weights, weights_of
 
@@ -108,7 +138,7 @@ def _compare_weights(
 ) -> None:
     from sonde.run import compare_weights
     from sonde.show.progress import progress
-    from sonde.show.weights import weights_as_json, weights_as_rich
+    from sonde.show.weights import weights_as_json, weights_as_rich, what_differs
 
     with progress("tensors", quiet=json) as advance:
         compared = compare_weights(ours, theirs, advance, tolerance=tolerance)
@@ -118,8 +148,9 @@ def _compare_weights(
         from sonde.show.term.console import make_console
 
         make_console().print(weights_as_rich(compared, top))
-    if exit_code and not compared.is_same:
-        raise typer.Exit(1)
+    if exit_code:
+        same = f"within a relative {compared.tolerance:g}" if compared.tolerance else "in any tensor"
+        _exit([", ".join(what_differs(compared))] if not compared.is_same else [], same)
 
 
 def _as_json(a: Run, b: Run, found: Any) -> dict[str, Any]:
@@ -150,7 +181,7 @@ def _show_divergence(a: Run, b: Run, found: Any) -> None:
         console.print(plain(sentence))
     if found.first_divergence is not None:
         for run in (a, b):
-            console.print(f"look:  sonde show {plain(run.id)} --at {found.first_divergence.step}", style="dim")
+            console.print(f"next:  sonde show {plain(run.id)} --at {found.first_divergence.step}", style="dim")
 
 
 def _show(a: Run, b: Run, found: Any, top: int) -> None:
@@ -205,14 +236,19 @@ def _draw(console: Console, title: str, rows: list[tuple[Any, ...]], last: str =
 def _draw_verdict(console: Console, found: Any, num_apart: int, top: int) -> None:
     total = found.divergence.num_rows
     if num_apart > top:
-        console.print(f"{num_apart - top} more series differ; show them with --top {num_apart}.", style="dim")
+        console.print(
+            f"Not shown: {num_apart - top} more series that differ; show all with --top {num_apart}.", style="dim"
+        )
     for letter, names in (("a", found.only_a), ("b", found.only_b)):
         if names:
             console.print(f"{len(names)} series only in {letter}.", style="dim")
     if num_apart:
         first = f", the first at step {found.first_divergence.step}" if found.first_divergence else ""
-        console.print(f"{num_apart} of {total} common series differ{first}. Where: --divergence")
+        console.print(
+            f"{num_apart} of {total} common series {'differs' if num_apart == 1 else 'differ'}{first}. "
+            "To see where, add --divergence."
+        )
     elif total:
-        console.print(f"All {total} common series are the same, to a relative {found.tolerance:g}.")
+        console.print(f"All {total} common series agree to within a relative {found.tolerance:g}.")
     else:
         console.print("The runs have no series in common.")

@@ -1,8 +1,7 @@
-"""`sonde delete RUN …`: move runs to the trash, or remove them for good. Never touches a run that is being written."""
+"""`sonde delete RUN …`: move runs to the trash, or delete them permanently. Never touches a running run."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +17,14 @@ if TYPE_CHECKING:
 
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: folders, ids, project/name.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    permanently: Annotated[bool, typer.Option("--permanently", help="Remove for good; not to the trash.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    permanently: Annotated[
+        bool, typer.Option("--permanently", help="Delete permanently instead of moving to the trash.")
+    ] = False,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Delete runs. They go to .trash in the folder of runs, from where `mv` brings them back.
+    """Delete runs. They are moved to .trash in the folder of runs; restore one with `mv`.
 
     \b
     Examples:
@@ -31,7 +32,7 @@ def delete(
       sonde delete gpt/broken gpt/test --yes
       sonde delete latest --permanently
     """
-    from sonde.show.trash import move_to_trash, remove
+    from sonde.show.trash import delete_run
 
     folder = runs_dir(dir)
     found = list({run.path: run for run in (open_run(name, dir) for name in names)}.values())
@@ -41,10 +42,7 @@ def delete(
         _ask(found, permanently)
     moved = []
     for run in found:
-        target: Path | None = move_to_trash(run, folder)
-        if permanently and target is not None:
-            remove(target)
-            target = None
+        target = delete_run(run, permanently=permanently, dir=folder)
         moved.append({"id": run.id, "path": str(run.path), "trash": None if target is None else str(target)})
     if json:
         print_json(moved)
@@ -61,15 +59,17 @@ def _refuse_running(run: Run) -> None:
 
 def _ask(runs: list[Run], permanently: bool) -> None:
     for run in runs:
-        typer.echo(f"{plain(run.project)}/{plain(run.name)}  {plain(run.id)}  {run.last_step + 1} steps", err=True)
-    what = "Remove for good" if permanently else "Move to the trash"
-    confirm(f"{what}: {counted(len(runs), 'run')}?")
+        typer.echo(
+            f"{plain(run.project)}/{plain(run.name)}  {plain(run.id)}  {counted(run.last_step + 1, 'step')}", err=True
+        )
+    runs_text = counted(len(runs), "run")
+    confirm(f"Permanently delete {runs_text}?" if permanently else f"Move {runs_text} to the trash?")
 
 
 def _report(moved: list[dict[str, str | None]]) -> None:
     for entry in moved:
         if entry["trash"] is None:
-            print(f"deleted {plain(entry['path'])}")
+            print(f"Deleted {plain(entry['path'])}")
         else:
-            print(f"moved {plain(entry['path'])} to the trash. To bring it back:")
+            print(f"Moved {plain(entry['path'])} to the trash. To restore it:")
             print(f"  mv {plain(entry['trash'])} {plain(entry['path'])}")

@@ -1,13 +1,14 @@
-"""`sonde diagnose RUN`: what is wrong, the most likely root first, with what it brought about folded under it."""
+"""`sonde diagnose RUN`: the problems of a run, most likely root cause first, or as a table in order of time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args
 
 import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
-from sonde.cli.output import print_json
+from sonde.cli.output import print_json, remark
 from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
@@ -21,30 +22,123 @@ NUM_NOTES: Final = 3
 
 def diagnose(
     run: RunName = "latest",
-    all: Annotated[bool, typer.Option("--all", help="Unfold everything: symptoms and remarks in full.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Show everything in full, including symptoms and remarks.")
+    ] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="One line per finding in order of time, including symptoms of others.")
+    ] = False,
+    type: Annotated[
+        str | None, typer.Option("--type", "-t", help="Only findings of this type; may be a glob, e.g. '*gradients'.")
+    ] = None,
+    severity: Annotated[
+        str | None, typer.Option("--severity", "-s", help="Minimum severity: info, warning or critical.")
+    ] = None,
+    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 even if a finding is critical.")] = False,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Say what is wrong with a run, where, since when and what to do.
+    """Diagnose a run and suggest how to fix it.
 
-    The most likely root cause first, with the numbers that show it and what it brought about. The exit code is 1 when
-    something critical was found.
+    Says what went wrong, where, since which step, and how to fix it. The most likely root cause comes first, with its
+    evidence and its consequences. The exit code is 1 when a finding shown is critical.
 
     \b
     Examples:
       sonde diagnose latest
       sonde diagnose gpt/baseline --all
-      sonde diagnose latest --json || echo "do not keep this one"
+      sonde diagnose latest --table --severity warning
+      sonde diagnose latest --type "*gradients"
+      sonde diagnose latest --json || echo "critical findings"
     """
+    filters = _Filters(type, severity)
+    filters.check()
+    found_run = open_run(run, dir)
+    whole = found_run.diagnosis()
+    found = replace(whole, findings=tuple(f for f in whole.findings if filters.match(f.rule, f.severity)))
+    if table:
+        _show_table(found_run, whole, filters, as_json=json)
+    else:
+        _show_notes(found_run, found, filters, as_json=json, unfold=all)
+    raise typer.Exit(1 if found.is_critical and not exit_zero else 0)
+
+
+class _Filters(NamedTuple):
+    """The findings to show; None means any."""
+
+    type: str | None
+    severity: str | None
+
+    def check(self) -> None:
+        """Reject a severity or a plain type that does not exist; a glob that matches nothing is allowed."""
+        from sonde.diagnose.check import all_rules
+        from sonde.errors import UnknownNameError
+        from sonde.schema.records import Severity
+
+        if self.severity is not None and self.severity not in get_args(Severity):
+            raise UnknownNameError("severity", self.severity, get_args(Severity))
+        is_glob = self.type is None or any(sign in self.type for sign in "*?[")
+        if self.type is not None and not is_glob and self.type not in all_rules():
+            raise UnknownNameError("type", self.type, all_rules())
+
+    def match(self, type: str, severity: Any) -> bool:
+        from sonde.diagnose.finding import Severity
+        from sonde.schema.names import matches
+
+        return (self.type is None or matches(self.type, type)) and Severity(self.severity or "info") <= severity
+
+
+def _show_table(run: Run, whole: Diagnosis, filters: _Filters, *, as_json: bool) -> None:
+    from sonde.show.diagnosis import anomaly_dicts, verdict
+
+    rows = [row for row in anomaly_dicts(whole) if filters.match(row["type"], row["severity"])]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        _draw_table(rows)
+    elif any(filters):
+        _say_no_match(run)
+    else:
+        remark(f"{run.project}/{run.name}: {verdict(whole)}.")
+
+
+def _show_notes(run: Run, found: Diagnosis, filters: _Filters, *, as_json: bool, unfold: bool) -> None:
     from sonde.show.diagnosis import diagnosis_dict
 
-    found_run = open_run(run, dir)
-    found = found_run.diagnosis()
-    if json:
-        print_json(diagnosis_dict(found_run, found))
+    if as_json:
+        print_json(diagnosis_dict(run, found))
+    elif any(filters) and not found.findings:
+        _say_no_match(run)
     else:
-        _draw(found_run, found, unfold=all)
-    raise typer.Exit(1 if found.is_critical else 0)
+        # Whoever asks for remarks, or for one type, wants to see them.
+        _draw(run, found, unfold=unfold or (any(filters) and not found.roots))
+
+
+def _say_no_match(run: Run) -> None:
+    remark(f"No findings match these filters in {run.project}/{run.name}.")
+
+
+def _draw_table(rows: list[dict[str, Any]]) -> None:
+    from sonde.show.term.console import make_console
+    from sonde.show.term.table import Column, severity_text, table
+
+    columns = [
+        Column("steps", right=True),
+        Column("severity"),
+        Column("type"),
+        Column("message", wrap=True),
+        Column("caused by", style="dim"),
+    ]
+    cells = [
+        (_steps(row), severity_text(row["severity"]), row["type"], row["message"], row["caused_by"] or "")
+        for row in rows
+    ]
+    make_console().print(table(columns, cells))
+
+
+def _steps(row: dict[str, Any]) -> str:
+    first, last = row["step"], row["last_step"]
+    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
 def _draw(run: Run, found: Diagnosis, *, unfold: bool) -> None:
@@ -70,18 +164,15 @@ def _draw(run: Run, found: Diagnosis, *, unfold: bool) -> None:
 def _draw_silence(console: Console, run: Run, found: Diagnosis) -> None:
     from rich.text import Text
 
-    from sonde.show.diagnosis import health_of, what_was_checked
+    from sonde.show.diagnosis import health_of, verdict, what_was_checked
 
     name = f"{plain(run.project)}/{plain(run.name)}"
-    if run.last_step < 0:
-        console.print(f"{name}: nothing is recorded, so nothing can be said.")
-        return
     health = health_of(found)
     score = "" if health is None else f" (health {health:.0f} of 100)"
     remarks = f" {_remarks(found)}" if found.remarks else ""
     line = Text(f"{name}: ", style="bold")
-    line.append("nothing is wrong", style="not bold green")
-    line.append(f"{score}; {plain(what_was_checked(found))}.{remarks}", style="not bold")
+    line.append(verdict(found), style="not bold yellow" if found.is_blind else "not bold green")
+    line.append(f"{score}. {plain(what_was_checked(found))}{remarks}", style="not bold")
     console.print(line)
 
 
@@ -103,8 +194,8 @@ def _draw_head(console: Console, run: Run, found: Diagnosis) -> None:
 
 
 def _draw_rest(console: Console, found: Diagnosis) -> None:
-    """What was left out, a line each for findings and a count for remarks."""
-    from sonde.show.term.finding import span
+    """Print the remaining findings, one line each, and the number of remarks."""
+    from sonde.diagnose.finding import span
     from sonde.show.term.table import Column, severity_text, table
 
     rest = found.roots[NUM_NOTES:]
@@ -118,14 +209,14 @@ def _draw_rest(console: Console, found: Diagnosis) -> None:
 def _remarks(found: Diagnosis) -> str:
     from sonde.show.diagnosis import counts_in_words
 
-    return f"{counts_in_words({'info': len(found.remarks)})}; show with --all."
+    return f"{counts_in_words({'info': len(found.remarks)})} not shown; add --all to see everything."
 
 
 def _draw_foot(console: Console, run: Run, found: Diagnosis) -> None:
     from sonde.show.diagnosis import what_was_checked
 
-    console.print(plain(what_was_checked(found)[0].upper() + what_was_checked(found)[1:] + "."), style="dim")
+    console.print(plain(what_was_checked(found)), style="dim")
     for warning in run.warnings:
         console.print(f"! {plain(warning)}", style="yellow")
     first = found.roots[0] if found.roots else found.remarks[0]
-    console.print(f"look:  sonde show {plain(run.id)} --at {max(first.step, 0)}", style="dim")
+    console.print(f"next:  sonde show {plain(run.id)} --at {max(first.step, 0)}", style="dim")

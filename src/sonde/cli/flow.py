@@ -1,4 +1,4 @@
-"""`sonde flow script.py:build_fn`: one batch through a model that a script builds, analysed."""
+"""`sonde flow script.py:build_fn`: analyze how one batch flows through a model that a script builds."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ from sonde.cli.output import print_json, remark
 from sonde.errors import UsageError, nearest
 
 PARTS: Final = ("model", "x", "y", "loss_fn")
-SHAPE: Final = "It returns (model, x, y, loss_fn), or a dict of these; y and loss_fn may be left out."
+SHAPE: Final = "It must return (model, x, y, loss_fn), or a dict with these keys; y and loss_fn are optional."
 
 
 def flow(
     target: Annotated[
-        str, typer.Argument(metavar="SCRIPT:FUNCTION", help="A Python file, and the function in it that builds.")
+        str,
+        typer.Argument(metavar="SCRIPT:FUNCTION", help="A Python file, and the function in it that builds the model."),
     ],
-    html: Annotated[Path | None, typer.Option("--html", help="Also write the report as one HTML file.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write the report to this HTML file.")] = None,
     json: Json = False,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Into how many parts to cut the batch.")] = 1,
-    show_all: Annotated[bool, typer.Option("--all", help="Every issue and every layer, not only the gravest.")] = False,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of micro-batches to split the batch into.")] = 1,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show every issue and layer, not only the most severe.")
+    ] = False,
     absolute: Annotated[
-        bool, typer.Option("--absolute", help="Judge pressures as they are, whatever the scale of the loss.")
+        bool,
+        typer.Option("--absolute", help="Use absolute thresholds for pressures instead of ones relative to the loss."),
     ] = False,
 ) -> None:
-    """Analyse the flow of gradients through a model, on one batch. The model is not trained.
+    """Analyze the gradient flow of a model on one batch. The model is not trained.
 
-    The function takes no arguments and returns (model, x, y, loss_fn), or a dict of these. Without a loss_fn the model
-    computes its own, given y as labels. The exit code is 1 if anything is critical.
+    The function takes no arguments and returns (model, x, y, loss_fn), or a dict with these keys. Without a loss_fn,
+    the model computes its own loss from y, passed as labels. The exit code is 1 if any issue is critical.
 
     \b
     Examples:
@@ -46,9 +50,9 @@ def flow(
       sonde flow train.py:build --html flow.html
       sonde flow train.py:build --steps 4 --json
     """
-    if html is not None and not html.resolve().parent.is_dir():  # said before anything is computed
-        raise UsageError(f'no folder "{html.parent}" to write {html.name} in. Make it first, or give another path.')
-    # What a script prints must not get into the JSON.
+    if html is not None and not html.resolve().parent.is_dir():  # fail before anything is computed
+        raise UsageError(f'no folder "{html.parent}" to write {html.name} in. Create it first, or choose another path.')
+    # The script's own output must not end up in the JSON.
     with redirect_stdout(sys.stderr if json else sys.stdout):
         report = _analyzed(target, steps, absolute)
     if html is not None:
@@ -61,9 +65,9 @@ def flow(
 def _save(report: Any, html: Path) -> None:
     try:
         report.save_html(html)
-    except OSError as error:  # an exit code of 1 would say that something is critical
-        raise UsageError(f"{html} could not be written: {error.strerror}.") from error
-    remark(f"wrote {html}")
+    except OSError as error:  # an exit code of 1 would mean that an issue is critical
+        raise UsageError(f"cannot write {html}: {error.strerror}.") from error
+    remark(f"Wrote {html}.")
 
 
 def _print(report: Any, show_all: bool) -> None:
@@ -80,7 +84,7 @@ def _analyzed(target: str, steps: int, absolute: bool) -> Any:
 
     path, name = _split(target)
     old_path = sys.path[:]
-    sys.path.insert(0, str(path.resolve().parent))  # a script finds its neighbours
+    sys.path.insert(0, str(path.resolve().parent))  # the script can import modules from its own folder
     try:
         build = _function(path, name)
         parts = _parts(_run(build, f"{name}() in {path}"), name)
@@ -93,7 +97,9 @@ def _analyzed(target: str, steps: int, absolute: bool) -> Any:
 def _split(target: str) -> tuple[Path, str]:
     script, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
-        raise UsageError(f'"{target}" names no function. Say which one builds the model:  sonde flow train.py:build')
+        raise UsageError(
+            f'"{target}" does not name a function. Name the one that builds the model:  sonde flow train.py:build'
+        )
     if not Path(script).is_file():
         raise UsageError(f'no script "{script}". Give the path of a Python file.')
     return Path(script), name
@@ -102,7 +108,7 @@ def _split(target: str) -> tuple[Path, str]:
 def _function(path: Path, name: str) -> Callable[[], Any]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python file.")
+        raise UsageError(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look for it there
     loader = spec.loader
@@ -111,7 +117,7 @@ def _function(path: Path, name: str) -> Callable[[], Any]:
     if not callable(function):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         own = [key for key in known if vars(module)[key].__module__ == module.__name__]
-        there = nearest(name, known) or (f" There are: {', '.join(own[:8])}." if own else "")
+        there = nearest(name, known) or (f" Available: {', '.join(own[:8])}." if own else "")
         raise UsageError(f'no function "{name}" in {path}.{there}')
     build: Callable[[], Any] = function
     _refuse_arguments(build, name, path)
@@ -123,14 +129,15 @@ def _refuse_arguments(build: Callable[[], Any], name: str, path: Path) -> None:
         inspect.signature(build).bind()
     except TypeError as error:
         raise UsageError(
-            f"{name}() in {path} is called without arguments: {error}. Give each a default, or name another function."
+            f"{name}() in {path} is called without arguments: {error}. Give each parameter a default, "
+            "or name another function."
         ) from error
     except ValueError:
-        return  # one that does not tell
+        return  # a builtin without a signature
 
 
 def _run(function: Callable[[], Any], what: str) -> Any:
-    """The user's code: an error in it is theirs, and told as one line that says where."""
+    """Call the user's code; report an error in it as one line with its location."""
     try:
         return function()
     except UsageError:
@@ -140,7 +147,7 @@ def _run(function: Callable[[], Any], what: str) -> Any:
 
 
 def _where(error: Exception) -> str:
-    """The last line that is the user's own, where there is one: torch's says nothing about what to change."""
+    """The location of the last frame in the user's own code, if any: a line inside torch would not help."""
     libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
     ours = str(Path(__file__).parent.parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -153,8 +160,8 @@ def _parts(built: Any, name: str) -> list[Any]:
     if isinstance(built, Mapping):
         unknown = [str(key) for key in built if key not in PARTS]
         if unknown or not {"model", "x"} <= set(built):
-            told = f"has {', '.join(unknown)}" if unknown else "lacks model or x"
-            raise UsageError(f"what {name}() returned {told}. {SHAPE}")
+            problem = f"has unknown keys: {', '.join(unknown)}" if unknown else "lacks model or x"
+            raise UsageError(f"the dict returned by {name}() {problem}. {SHAPE}")
         return [built.get(part) for part in PARTS]
     if not isinstance(built, tuple | list) or not 2 <= len(built) <= 4:
         raise UsageError(f"{name}() returned {type(built).__name__}. {SHAPE}")

@@ -1,4 +1,4 @@
-"""`sonde hub push RUN REPO` and `sonde hub pull REPO`: runs, reports and checkpoints on Hugging Face's Hub."""
+"""`sonde hub push RUN REPO` and `sonde hub pull REPO`: share runs, reports and checkpoints on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from sonde.errors import UnknownNameError, UsageError
 
 
 def hub(
-    action: Annotated[str, typer.Argument(metavar="push|pull", help="push what is here, or pull what is there.")],
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="push: a run, a report, a checkpoint. pull: REPO.")],
-    repo: Annotated[str | None, typer.Argument(metavar="REPO", help="user/name; made where there is none.")] = None,
-    public: Annotated[bool, typer.Option("--public", help="A new repository is for all; default: private.")] = False,
+    action: Annotated[str, typer.Argument(metavar="push|pull", help="push uploads, pull downloads.")],
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="For push: a run, a report or a checkpoint. For pull: REPO.")
+    ],
+    repo: Annotated[str | None, typer.Argument(metavar="REPO", help="user/name; created if it does not exist.")] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Create the repository as public (default: private).")
+    ] = False,
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="DIR", help="pull: a checkpoint, from a model repository, to here.")
+        Path | None,
+        typer.Option("--into", metavar="DIR", help="For pull: download a checkpoint from a model repository to DIR."),
     ] = None,
     as_json: Json = False,
     dir: Dir = None,
 ) -> None:
-    """Share runs through Hugging Face's Hub. Log in first with `hf auth login`, or set HF_TOKEN.
+    """Share runs on the Hugging Face Hub. Log in first with `hf auth login`, or set HF_TOKEN.
 
     \b
     Examples:
@@ -48,7 +53,7 @@ def hub(
 
 def _push(what: str, repo: str | None, public: bool, dir: Path | None, into: Path | None) -> dict[str, Any]:
     if into is not None:
-        raise UsageError(f"--into is for pulling a checkpoint:  sonde hub pull {repo or 'user/name'} --into {into}")
+        raise UsageError(f"--into works only with pull:  sonde hub pull {repo or 'user/name'} --into {into}")
     if repo is None:
         raise UsageError(f"push needs a repository:  sonde hub push {what} user/name")
     from sonde.adapters.huggingface_hub import push
@@ -60,7 +65,7 @@ def _push(what: str, repo: str | None, public: bool, dir: Path | None, into: Pat
 
 def _pull(repo: str, extra: str | None, dir: Path | None, into: Path | None) -> dict[str, Any]:
     if extra is not None:
-        raise UsageError(f"pull takes a repository only:  sonde hub pull {repo}")
+        raise UsageError(f"pull takes only a repository:  sonde hub pull {repo}")
     from sonde.adapters.huggingface_hub import pull, pull_checkpoint
 
     if into is not None:

@@ -1,36 +1,40 @@
-"""`sonde list`: the runs there are, newest first."""
+"""`sonde list`: all runs, newest first."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from sonde.cli.options import Dir, Json, runs_dir
 from sonde.cli.output import print_json, remark
-from sonde.show.term.number import age, count, duration, number
+from sonde.show.term.number import age, count, counted, duration, number
+from sonde.show.term.text import place
 
 if TYPE_CHECKING:
     from sonde.run import Run
+    from sonde.schema.layout import RunStatus
 
 WIDE: Final = 100
+WIDEST: Final = 130
 SORTS: Final = ("created", "name", "steps", "loss", "duration")
 
 
 def list_runs(
     project: Annotated[str | None, typer.Option("--project", "-p", help="Only runs of this project.")] = None,
     status: Annotated[
-        str | None, typer.Option("--status", "-s", help="Only running, finished, crashed or interrupted runs.")
+        str | None,
+        typer.Option("--status", "-s", help="Only runs with this status: running, finished, crashed or interrupted."),
     ] = None,
     tag: Annotated[str | None, typer.Option("--tag", "-t", help="Only runs with this tag.")] = None,
-    sort: Annotated[str, typer.Option("--sort", help="By created, name, steps, loss or duration.")] = "created",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many runs.")] = 50,
+    sort: Annotated[str, typer.Option("--sort", help="Sort by created, name, steps, loss or duration.")] = "created",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of runs.")] = 50,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """List runs, with their status and loss.
+    """List runs with their status and loss.
 
     \b
     Examples:
@@ -40,19 +44,12 @@ def list_runs(
     """
     from sonde.errors import UnknownNameError
     from sonde.run import broken_runs, runs
-    from sonde.schema.layout import RunStatus
 
-    if status is not None and status not in get_args(RunStatus):
-        raise UnknownNameError("status", status, get_args(RunStatus))
     if sort not in SORTS:
-        raise UnknownNameError("order", sort, SORTS)
+        raise UnknownNameError("sort order", sort, SORTS)
     folder = runs_dir(dir)
-    found = [
-        run
-        for run in runs(folder, project=project)
-        if (status is None or run.status == status) and (tag is None or tag in run.tags)
-    ]
-    if sort == "created":  # newest first already: the loss of those that are not shown is never read
+    found = runs(folder, project, status=cast("RunStatus | None", status), tag=tag)
+    if sort == "created":  # already newest first, so the losses of runs that are not shown are never read
         found, num_left = found[:limit], max(len(found) - limit, 0)
         rows = [_row(run) for run in found]
     else:
@@ -63,14 +60,16 @@ def list_runs(
     elif rows:
         _show(rows)
     if any(row["warnings"] for row in rows) and not json:
-        remark("! something is wrong with the recording: `sonde show` says what.")
+        remark("! The recording has problems; `sonde show RUN` lists them.")
     for path, error in broken_runs(folder).items():
-        remark(f"left out {path}: {error}")
+        remark(f"Skipped {path}: {error}")
     if num_left:
-        remark(f"{num_left} more; show them with --limit {len(rows) + num_left}.")
+        remark(f"{counted(num_left, 'more run')}; show all with --limit {len(rows) + num_left}.")
     if not rows:
-        filters = any(value is not None for value in (project, status, tag))
-        remark(f"no runs{' like that' if filters else ''} in {folder}. Record one:  sonde run train.py")
+        if any(value is not None for value in (project, status, tag)):
+            remark(f"No runs match these filters in {place(folder)}.")
+        else:
+            remark(f"No runs in {place(folder)}. Record one:  sonde run train.py")
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def _row(run: Run) -> dict[str, Any]:
 def _key(sort: str) -> Callable[[dict[str, Any]], Any]:
     def loss(row: dict[str, Any]) -> float:
         value = row["loss"]["last"] if row["loss"] else float("nan")
-        return float("inf") if value != value else value  # NaN is no order
+        return float("inf") if value != value else value  # NaN cannot be ordered: sort it last
 
     keys: dict[str, Callable[[dict[str, Any]], Any]] = {
         "name": lambda row: (row["project"], row["name"]),
@@ -101,7 +100,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from sonde.show.term.table import Column, status_text, table
 
     console = make_console()
-    is_wide = console.width >= WIDE
+    is_wide, is_widest = console.width >= WIDE, console.width >= WIDEST
     now = time.time()
     columns = [
         Column("status"),
@@ -110,8 +109,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
         Column("steps", right=True),
         Column("loss", right=True),
         Column(""),
-        *([Column("found"), Column("took", right=True)] if is_wide else []),
-        Column("began", right=True, style="dim"),
+        *([Column("findings"), Column("took", right=True)] if is_wide else []),
+        *([Column("recording took", right=True)] if is_widest else []),
+        Column("started", right=True, style="dim"),
         Column("", style="yellow"),
     ]
     cells = [
@@ -123,6 +123,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             number(row["series"].last) if row["series"] else "–",
             sparkline(row["series"].values, 16 if is_wide else 8, ascii=is_ascii(console)) if row["series"] else "",
             *([_worst(row["findings"]), duration(row["duration_s"])] if is_wide else []),
+            *([row["recording"].removeprefix("Recording took ") or "–"] if is_widest else []),
             age(now - datetime.fromisoformat(row["created"]).timestamp()),
             "!" if row["warnings"] else "",
         )
@@ -132,7 +133,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
 
 def _worst(findings: dict[str, int] | None) -> Any:
-    """The gravest of what was found while it trained."""
+    """The most severe live findings, as text."""
     from rich.text import Text
 
     from sonde.show.diagnosis import counts_in_words

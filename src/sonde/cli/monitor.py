@@ -1,4 +1,4 @@
-"""`sonde monitor`: runs in the terminal, live."""
+"""`sonde monitor`: live view of runs in the terminal."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from sonde.cli.output import print_json
 def monitor(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN|DIR]", help="A run, a folder of runs or of checkpoints. Default: all runs."),
+        typer.Argument(metavar="[RUN|DIR]", help="A run, or a folder of runs or checkpoints. Default: all runs."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Watch runs in the terminal, live: loss, speed, findings, and the layers that stand out.
+    """Monitor runs live in the terminal.
 
-    Works over ssh and in tmux. `?` lists the keys. Without a run it waits for one.
+    Shows loss, speed, findings, and the layers that stand out. Works over ssh and in tmux. Press `?` for the keys. If
+    there is no run yet, it waits for one.
 
     \b
     Examples:
@@ -41,10 +42,10 @@ def monitor(
         _print_once(watching, as_json=json)
         return
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        raise UsageError("sonde monitor needs a terminal. In a pipe or a script use  sonde monitor --once.")
+        raise UsageError("sonde monitor needs a terminal. In a pipe or a script, use  sonde monitor --once")
     for package in ("textual", "textual_plotext"):
         if find_spec(package) is None:
-            raise MissingPackageError(package, "monitor", "watching runs in the terminal")
+            raise MissingPackageError(package, "monitor", "monitoring runs in the terminal")
     from sonde.show.monitor.app import monitor as show
 
     show(watching)

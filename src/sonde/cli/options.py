@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share."""
+"""Options and arguments shared by several verbs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from sonde.run import Run
 
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run: its folder, its id, project/name, a unique beginning, or latest.")
+    str, typer.Argument(metavar="RUN", help="A run: its folder, id, project/name, a unique prefix, or latest.")
 ]
 Dir = Annotated[
     Path | None,
-    typer.Option("--dir", metavar="DIR", help="Where runs are kept. Default: SONDE_DIR, sonde.yaml, or runs."),
+    typer.Option("--dir", metavar="DIR", help="Folder of runs. Default: SONDE_DIR, sonde.yaml, or ./runs."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 
 
 def runs_dir(dir: Path | None) -> Path:
-    """Where runs are kept: the option, else what the settings say."""
+    """The folder of runs: the option if given, otherwise the setting."""
     if dir is not None:
         return dir
     from sonde.config import Settings
@@ -30,7 +30,7 @@ def runs_dir(dir: Path | None) -> Path:
 
 
 def open_run(name: str, dir: Path | None) -> Run:
-    """The run of that name."""
+    """Open a run by name."""
     from sonde.run import open
 
     return open(name, dir=runs_dir(dir))

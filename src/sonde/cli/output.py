@@ -1,4 +1,4 @@
-"""What the verbs print: JSON for programs on stdout, complaints on stderr, and nothing that a name could smuggle in."""
+"""Output of the verbs: JSON on stdout, messages on stderr, with control characters in names removed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sonde.show.term.text import plain
 
 
 def print_json(value: Any) -> None:
-    """One JSON document. Numbers that JSON lacks are the texts "nan", "inf" and "-inf"."""
+    """Print one JSON document. Non-finite numbers become the strings "nan", "inf" and "-inf"."""
     from sonde.schema.records import to_json
 
     sys.stdout.write(json.dumps(json.loads(to_json(value)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def print_error(message: str) -> None:
-    """An error, as one line."""
-    _say("sonde: error: ", message)
+    """Print an error as one line on stderr."""
+    _say("Error: ", message)
 
 
 def remark(message: str) -> None:
-    """Something worth knowing that is not the answer: kept off stdout."""
+    """Print a message that is not the result, on stderr."""
     _say("", message)
 
 
 def confirm(question: str) -> None:
-    """Go on only after a yes."""
+    """Ask for confirmation; exit unless the answer is yes."""
     try:
         is_sure = typer.confirm(question, err=True)
     except typer.Abort:

@@ -1,4 +1,4 @@
-"""`sonde query RUN "select …"`: read-only SQL over a run's views."""
+"""`sonde query RUN "select …"`: read-only SQL over the tables of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
-from sonde.show.term.number import number
+from sonde.show.term.number import counted, number
 from sonde.show.term.text import plain
 
 FORMATS: Final = ("table", "csv", "json")
@@ -17,13 +17,13 @@ FORMATS: Final = ("table", "csv", "json")
 
 def query(
     run: RunName,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One select over stats, scalars, events, runs, …")],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many rows.")] = 1000,
-    format: Annotated[str, typer.Option("--format", "-f", help="table, csv or json.")] = "table",
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over stats, scalars, events, runs, …")],
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")] = 1000,
+    format: Annotated[str, typer.Option("--format", "-f", help="Output format: table, csv or json.")] = "table",
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Ask a run in SQL. Nothing can be changed, and no file can be read but the run's.
+    """Query a run with SQL. Queries are read-only and can access only the files of this run.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def query(
     else:
         _show(answer)
     if is_cut:
-        remark(f"only the first {limit} rows; more with --limit.")
+        remark(f"Showing only the first {counted(limit, 'row')}; show more with --limit.")
 
 
 def _show(answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""`sonde run train.py …`: run an unmodified script, watched. What follows the script's name is the script's."""
+"""`sonde run train.py …`: record an unmodified script. Arguments after its name are passed to the script."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from sonde.cli.options import Dir
 
 
 def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script; with -m, the module.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script to run; with -m, a module.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Passed to the script as they are.")
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Arguments for the script, passed unchanged.")
     ] = None,
-    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in python -m.")] = False,
-    project: Annotated[str | None, typer.Option("--project", "-p", help="The project the run belongs to.")] = None,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="A name for the run.")] = None,
+    is_module: Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module, like python -m.")] = False,
+    project: Annotated[str | None, typer.Option("--project", "-p", help="Project of the run.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the run.")] = None,
     dir: Dir = None,
-    tag: Annotated[list[str] | None, typer.Option("--tag", "-t", help="A tag; may be given several times.")] = None,
-    notes: Annotated[str | None, typer.Option("--notes", help="A sentence to find it by.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", "-t", help="Tag for the run; repeat for several.")] = None,
+    notes: Annotated[str | None, typer.Option("--notes", help="Free-text notes.")] = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", help="The share of a step's time to spend, as 0.01.")
+        float | None, typer.Option("--budget", help="Fraction of the time that recording may add, e.g. 0.01.")
     ] = None,
 ) -> None:
-    """Run a training script, watched. The script need not know of sonde.
+    """Run a training script and record it. The script needs no changes.
 
-    Options of sonde stand before the script, the script's own behind it. The exit code is the script's. A script that
-    uses sonde itself keeps its own sonde.init and sonde.watch; options given here win over them.
+    Put sonde's options before the script and the script's own after it. The exit code is the script's. If nothing is
+    trained, no run is kept. If the script calls sonde.init or sonde.watch itself, those calls still apply; options
+    given here override theirs.
 
     \b
     Examples:

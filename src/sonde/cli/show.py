@@ -1,4 +1,4 @@
-"""`sonde show RUN`: one run on one screen, or one step of it."""
+"""`sonde show RUN`: a run, one of its steps, or the tensors of a snapshot, on one screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json
-from sonde.show.term.number import age, count, duration, number
+from sonde.show.term.number import age, count, counted, duration, number
 from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
@@ -18,33 +18,75 @@ if TYPE_CHECKING:
     from sonde.run import Run
 
 NUM_EVENTS: Final = 5
+NUM_GRADIENTS: Final = 10
+NUM_TENSORS: Final = 40
 
 
 def show(
     run: RunName = "latest",
-    at: Annotated[int | None, typer.Option("--at", metavar="STEP", help="What was recorded at this step.")] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many of the largest gradients.")] = 10,
+    at: Annotated[
+        int | None,
+        typer.Option(
+            "--at",
+            metavar="STEP",
+            help="Show what was recorded at this step. With --tensors, -1 is the last snapshot (default).",
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option("--top", min=1, help="Number of largest gradients (default 10) or of tensors (default 40)."),
+    ] = None,
+    tensors: Annotated[
+        str | None,
+        typer.Option(
+            "--tensors",
+            metavar="GLOB",
+            help="Show the whole tensors of a snapshot instead, e.g. 'param/*': norm, change and rank.",
+        ),
+    ] = None,
+    spectra: Annotated[
+        bool, typer.Option("--spectra/--no-spectra", help="With --tensors: also compute singular values of matrices.")
+    ] = True,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Show a run: scalars, gradients, warnings.
+    """Show a run: status, config, scalars, gradients and warnings.
 
-    How it went, its config, its scalars, its largest gradients, and how far the picture can be trusted.
+    Also lists the largest gradients, recent events, the recording overhead, and anything that could not be recorded.
+    With --tensors, shows how far the tensors of a snapshot have moved since the first one.
 
     \b
     Examples:
       sonde show latest
       sonde show gpt/baseline --at 1200
+      sonde show latest --tensors "param/layers.*"
       sonde runs/latest
     """
     found = open_run(run, dir)
+    if tensors is not None:
+        _show_tensors(found, tensors, at, top or NUM_TENSORS, spectra=spectra, as_json=json)
+        return
     if at is not None:
         _refuse_step(found, at)
-    facts = describe_run(found, at=at, top=top)
+    facts = describe_run(found, at=at, top=top or NUM_GRADIENTS)
     if json:
         print_json({key: value for key, value in facts.items() if not key.startswith("_")})
     else:
         _draw(found, facts, at)
+
+
+def _show_tensors(run: Run, pattern: str, at: int | None, top: int, *, spectra: bool, as_json: bool) -> None:
+    from sonde.show.progress import progress
+    from sonde.show.snapshot_table import print_snapshot
+
+    with progress("tensors", quiet=as_json) as advance:
+        table = run.tensors.standing(pattern, step="latest" if at is None else at, spectra=spectra, on_tensor=advance)
+    rows = table.to_pylist()
+    step = rows[0]["step"] if rows else -1
+    if as_json:
+        print_json({"run": run.id, "step": step, "tensors": rows})
+    else:
+        print_snapshot(run, step, rows, top)
 
 
 def _refuse_step(run: Run, at: int) -> None:
@@ -52,11 +94,11 @@ def _refuse_step(run: Run, at: int) -> None:
 
     if not 0 <= at <= run.last_step:
         steps = f"it has steps 0 to {run.last_step}" if run.last_step >= 0 else "nothing is recorded yet"
-        raise UsageError(f"run {run.id} has no step {at}: {steps}.")
+        raise UsageError(f"run {run.id} has no step {at}: {steps}. Choose another step with --at.")
 
 
 def describe_run(run: Run, *, at: int | None, top: int) -> dict[str, Any]:
-    """Everything `show` says; keys with an underscore are for drawing only."""
+    """Everything `show` prints; keys starting with an underscore are for drawing only."""
     from sonde.show.summary import describe, largest_gradients, scalar_series
 
     scalars = scalar_series(run, steps=at)
@@ -117,7 +159,7 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
     began = age(time.time() - datetime.fromisoformat(facts["created"]).timestamp())
     rows = [
         ("", facts["reason"]),
-        ("steps", f"{count(facts['last_step'] + 1)} in {duration(facts['duration_s'])}, began {began}"),
+        ("steps", f"{count(facts['last_step'] + 1)} in {duration(facts['duration_s'])}, started {began}"),
         ("attempts", _attempts(facts["attempts"])),
         ("findings", _findings(facts)),
         ("command", " ".join(facts["command"])),
@@ -131,19 +173,19 @@ def _draw_head(console: Console, facts: dict[str, Any]) -> None:
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> str:
-    """Nothing for a run that has one."""
+    """The number of attempts and the start of the last one; empty for a run with a single attempt."""
     if len(attempts) == 1:
         return ""
     last = attempts[-1]
-    return f"{len(attempts)}; the last began at step {last['first_step']:,} ({last['reason']})"
+    return f"{len(attempts)}; the last started at step {last['first_step']:,} ({last['reason']})"
 
 
 def _findings(facts: dict[str, Any]) -> str:
-    """What the rules said while it trained; nothing when they were not asked."""
+    """Counts of live findings and the health."""
     from sonde.show.diagnosis import counts_in_words
 
     if facts["findings"] is None:
-        return ""
+        return f"unknown   sonde diagnose {facts['id']}"
     health = "" if facts["health"] is None else f", health {facts['health']:.0f} of 100"
     return f"{counts_in_words(facts['findings']) or 'none'}{health}   sonde diagnose {facts['id']}"
 
@@ -151,7 +193,7 @@ def _findings(facts: dict[str, Any]) -> str:
 def _git(git: Any) -> str:
     if not git:
         return ""
-    dirty = ", with changes not committed" if git.get("dirty") else ""
+    dirty = ", with uncommitted changes" if git.get("dirty") else ""
     return f"{str(git.get('revision', ''))[:12]} on {git.get('branch', '?')}{dirty}"
 
 
@@ -183,7 +225,7 @@ def _draw_scalars(console: Console, scalars: list[Any], at: int | None) -> None:
             s.name,
             sparkline(s.values, 24, ascii=is_ascii(console)),
             *map(number, (s.first, s.last, s.min, s.max)),
-            f"{s.num_nonfinite:,} not finite" if s.num_nonfinite else "",
+            f"{s.num_nonfinite:,} non-finite" if s.num_nonfinite else "",
         )
         for s in scalars
     ]
@@ -218,11 +260,11 @@ def _draw_events(console: Console, events: list[dict[str, Any]]) -> None:
     console.print()
     console.print(table(columns, rows))
     if len(events) > len(shown):
-        console.print(f"{len(events) - len(shown)} more events", style="dim")
+        console.print(counted(len(events) - len(shown), "more event"), style="dim")
 
 
 def _draw_quality(console: Console, facts: dict[str, Any]) -> None:
-    """How far the picture can be trusted: what recording cost, what it could not see, what is damaged."""
+    """Print the recording overhead, what could not be recorded, and what is damaged."""
     from sonde.show.coverage import coverage_sentences, overhead_sentence
 
     lines = [overhead_sentence(facts["overhead"]), *coverage_sentences(facts["coverage"])]

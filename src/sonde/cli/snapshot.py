@@ -1,31 +1,23 @@
-"""`sonde snapshot RUN`: ask a run that is being recorded to keep whole tensors of its next step."""
+"""`sonde snapshot RUN`: ask a run to take a snapshot of its next step, or upload snapshots that still wait here."""
 
 from __future__ import annotations
 
-import json as json_format
 import os
-import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sonde.cli.help import ADVANCED
 from sonde.cli.options import Dir, Json, RunName, open_run
 from sonde.cli.output import print_json, remark
-from sonde.show.term.number import size
+from sonde.show.term.number import counted, size
 from sonde.show.term.text import plain
 
 if TYPE_CHECKING:
     from sonde.run import Run
-
-POLL_S: Final = 0.1
-_DEAF_POLLS: Final = 600
-"""A run looks for requests at each of its heartbeats; one that has not by then never will."""
-_LOOK_EVERY: Final = 10
-"""Whether the run is still alive is asked at every n-th poll."""
 
 
 def snapshot(
@@ -33,132 +25,97 @@ def snapshot(
     kinds: Annotated[
         str | None,
         typer.Option(
-            "--kinds", "-k", metavar="KINDS", help="param, grad, act, optim, batch, probe; several with commas, or all."
+            "--kinds", "-k", metavar="KINDS", help="Comma-separated: param, grad, act, optim, batch, probe, or all."
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait until it is on disk; or only ask, and go.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the snapshot is on disk, or return at once.")
     ] = True,
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait; 0 for as long as the run lives."),
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.0,
+            help="Maximum time to wait; 0 waits as long as the run is alive.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = 0.0,
+    upload: Annotated[
+        bool,
+        typer.Option("--upload", help="Take none; upload those that are not in the run's bucket or repository yet."),
+    ] = False,
+    patience_s: Annotated[
+        float,
+        typer.Option(
+            "--patience",
+            metavar="SECONDS",
+            help="With --upload: give up after this long without progress.",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = 60.0,
     dir: Dir = None,
     json: Json = False,
 ) -> None:
-    """Keep whole tensors of a running run's next step: parameters, or what --kinds says.
+    """Take a snapshot of a run that is being recorded.
 
-    The run notices within seconds, copies the tensors while it trains on, and writes them in the background. Exits 0
-    when the snapshot is on disk, 1 when there is none.
+    Saves whole tensors of its next step: parameters, or the given --kinds. The run notices within seconds, copies the
+    tensors while it keeps training, and writes them in the background. The exit code is 0 when the snapshot is on disk
+    and 1 when there is none.
+
+    A run whose store is a bucket writes snapshots to the local disk first and uploads them while it trains. --upload
+    sends what is left, for example after a network failure. You can stop and restart it: nothing is sent twice. The
+    exit code is 0 when everything has been uploaded and 1 when snapshots are still waiting.
 
     \b
     Examples:
       sonde snapshot latest
       sonde snapshot gpt/baseline --kinds param,grad,optim
       sonde snapshot latest --no-wait
+      sonde snapshot latest --upload --patience 600
     """
-    wanted = None if kinds is None else _kinds(kinds)
+    from sonde.schema.snapshots.tensors import parse_kinds
+    from sonde.show.snapshot_request import request_snapshot
+
+    if upload:
+        _upload(open_run(run, dir), patience_s, name=run, as_json=json)
+        return
+    wanted = None if kinds is None else parse_kinds(kinds)  # rejected here rather than by the run
     found = open_run(run, dir)
-    _refuse_ended(found)
-    request = _ask(found.path, wanted, wait=wait)
-    if not wait:
-        answer: dict[str, Any] = {"state": "asked", "id": request.stem}
+    if wait:
+        name = f"{found.project}/{found.name}"
+        with _shown_while_waiting(f"Requested a snapshot of {name}; waiting for its next step …"):
+            answer = request_snapshot(found, wanted, timeout_s=timeout_s)
     else:
-        with _said(f"asked {found.project}/{found.name}; waiting for its next step …"):
-            answer = _answer(found, request, timeout_s)
+        answer = request_snapshot(found, wanted, wait=False)
     if json:
         print_json({"run": found.id, **answer})
     else:
-        _tell(answer, f"{found.project}/{found.name}")
+        _print_result(answer, f"{found.project}/{found.name}")
     if answer["state"] not in ("taken", "asked"):
         raise typer.Exit(1)
 
 
-def _kinds(text: str) -> list[str]:
-    """Those of the option; a wrong one is said here, and not by a run that has better things to do."""
-    from sonde.errors import UnknownNameError
-    from sonde.schema.snapshots.tensors import SNAPSHOT_KINDS
+def _upload(run: Run, patience_s: float, *, name: str, as_json: bool) -> None:
+    from sonde.show.progress import progress
+    from sonde.write.tensors.push import push
 
-    wanted = [kind.strip() for kind in text.split(",") if kind.strip()]
-    if "all" in wanted:
-        return ["all"]
-    for kind in wanted or [text]:
-        if kind not in SNAPSHOT_KINDS:
-            raise UnknownNameError("kind of snapshot", kind, (*SNAPSHOT_KINDS, "all"))
-    return wanted
-
-
-def _refuse_ended(run: Run) -> None:
-    from sonde.errors import RunError
-
-    if run.status != "running":
-        raise RunError(
-            f"run {run.id} ({run.project}/{run.name}) has ended: it is {run.status}. Only a run that is being recorded "
-            "can take a snapshot; `sonde list` shows which are running."
-        )
-
-
-def _ask(run: Path, kinds: list[str] | None, *, wait: bool) -> Path:
-    """The request, under its name only when it is whole."""
-    from sonde.errors import RunError
-    from sonde.schema.layout import REQUESTS_FOLDER
-
-    path = run / REQUESTS_FOLDER / f"{secrets.token_hex(8)}.json"
-    content = {"what": "snapshot", "time": time.time(), "wait": wait, **({} if kinds is None else {"kinds": kinds})}
-    tmp = path.with_suffix(".tmp")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        tmp.write_text(json_format.dumps(content), encoding="utf-8")
-        tmp.rename(path)
-    except OSError as error:
-        raise RunError(f"cannot leave a request in {run}: {error.strerror}. Ask as the user who trains.") from error
-    return path
-
-
-def _answer(run: Run, request: Path, timeout_s: float) -> dict[str, Any]:
-    path = request.with_suffix(".answer.json")
-    end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
-    try:
-        for number in range(1 << 62):
-            found = _read(path)
-            if found.get("state") not in (None, "waiting"):
-                return found
-            if number % _LOOK_EVERY == _LOOK_EVERY - 1 and not _is_running(run):
-                # It may have answered between our look and its end.
-                last = _read(path)
-                ended = {"state": "lost", "why": "the run ended before it was taken"}
-                return last if last.get("state") not in (None, "waiting") else ended
-            if number == _DEAF_POLLS and request.exists():
-                return {
-                    "state": "lost",
-                    "why": "the run looks for no requests: an older sonde, or stopped",
-                }
-            if time.monotonic() > end:
-                return {"state": "lost", "why": f"no answer within {timeout_s:g} s; it may still come"}
-            time.sleep(POLL_S)
-    finally:
-        request.unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
-    raise AssertionError("the loop above has no other end")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json_format.loads(path.read_bytes()[:65536])
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _is_running(run: Run) -> bool:
-    from sonde.run import open
-
-    return open(run.path).status == "running"
+    with progress("snapshots", quiet=as_json) as advance:
+        pushed = push(run.path, patience_s=patience_s, told=advance)
+    if as_json:
+        print_json(asdict(pushed))
+    else:
+        print(f"{pushed.uploaded} uploaded to {pushed.url}, {pushed.waiting} waiting")
+        if pushed.waiting:
+            error = pushed.last_error or "no response"
+            remark(f"Last error: {error}. Try again:  sonde snapshot {name} --upload")
+    if pushed.waiting:
+        raise typer.Exit(1)
 
 
 @contextmanager
-def _said(message: str) -> Iterator[None]:
-    """On a terminal the note goes away when the answer is there."""
+def _shown_while_waiting(message: str) -> Iterator[None]:
+    """Show a message while waiting; on a terminal it disappears afterwards."""
     from sonde.show.term.console import make_console
 
     console = make_console(stderr=True)
@@ -170,14 +127,21 @@ def _said(message: str) -> Iterator[None]:
         yield
 
 
-def _tell(answer: dict[str, Any], name: str) -> None:
+def _print_result(answer: dict[str, Any], name: str) -> None:
     state, why = answer.get("state"), answer.get("why", "")
     if state == "taken":
-        print(plain(f"snapshot of step {answer.get('step')}: {_size(answer)}, {answer.get('num_tensors')} tensors."))
+        print(
+            plain(
+                f"Snapshot of step {answer.get('step')}: {_size(answer)}, "
+                f"{counted(answer.get('num_tensors') or 0, 'tensor')}."
+            )
+        )
     elif state == "asked":
-        remark(f"asked {name}. It takes the snapshot at its next step; run.snapshots() will show it.")
+        remark(
+            f"Requested a snapshot of {name}. It is taken at the next step and then listed by run.tensors.snapshots()."
+        )
     else:
-        remark(f"no snapshot: {str(why or state).rstrip('.')}.")
+        remark(f"No snapshot: {str(why or state).rstrip('.')}.")
 
 
 def _size(answer: dict[str, Any]) -> str:

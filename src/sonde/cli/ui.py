@@ -1,4 +1,4 @@
-"""`sonde ui [RUNS]`: the dashboard, in this process, for the browsers of this machine."""
+"""`sonde ui [RUNS]`: serve the dashboard from this process to browsers on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sonde.cli.help import ADVANCED
 from sonde.cli.options import Json, runs_dir
-from sonde.show.term.text import plain
+from sonde.show.term.text import place, plain
 
 if TYPE_CHECKING:
     from sonde.show.web.server import Dashboard
@@ -21,25 +22,45 @@ if TYPE_CHECKING:
 def ui(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUNS...", help="Folders of runs, or runs. Default: where runs are kept."),
+        typer.Argument(metavar="RUNS...", help="Folders of runs, or single runs. Default: the folder of runs."),
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", help="0 for any free one. Default: 7007, or the next.")] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; beyond this machine add --expose.")] = (
-        "127.0.0.1"
-    ),
-    expose: Annotated[bool, typer.Option("--expose", help="Let other machines in. Read the warning.")] = False,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port to listen on; 0 for any free port. Default: 7007 or the next.")
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host", help="Address to listen on; other machines also need --expose.", rich_help_panel=ADVANCED
+        ),
+    ] = "127.0.0.1",
+    expose: Annotated[
+        bool,
+        typer.Option(
+            "--expose",
+            help="Allow access from other machines. Read the warning it prints.",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = False,
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another name this server is reached by.")
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Additional host name to accept; repeat for several.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="No deleting, no acknowledging.")] = False,
-    new_token: Annotated[bool, typer.Option("--new-token", help="Do not use the token of the last time.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Disable deleting and acknowledging.")] = False,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Create a new access token.", rich_help_panel=ADVANCED)
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Open the dashboard: what is wrong, where, since when, and the heat map of layers and steps.
+    """Open the dashboard in the browser.
 
-    It only reads the runs, shows them while they are written, and is reached from this machine alone, with the token in
-    the address it prints. Ctrl-C ends it; training does not notice either.
+    Shows findings, curves, and a heatmap of layers and steps, updated live. It only reads runs, and accepts
+    connections only from this machine with the token in the URL it prints. Ctrl-C stops it. Training is unaffected.
 
     \b
     Examples:
@@ -54,7 +75,7 @@ def ui(
     dashboard = Dashboard(places, address, read_only=read_only, keep=not new_token)
     if json:
         facts = {"url": dashboard.url, "origin": dashboard.origin, "port": dashboard.port, "pid": os.getpid()}
-        print(dumps(facts))  # one line: whoever started us reads it while we go on
+        print(dumps(facts))  # one line: the parent process reads it while the server keeps running
     else:
         _say(dashboard, places)
     sys.stdout.flush()
@@ -62,11 +83,11 @@ def ui(
     with opened_browser(dashboard.url) if wants_browser else nullcontext():
         dashboard.serve()
     if not json:
-        print("\nThe dashboard has ended.")
+        print("\nStopped the dashboard.")
 
 
 def _place(name: str) -> Path:
-    """A folder as it is; anything else names a run."""
+    """A folder unchanged; any other name is looked up as a run."""
     from sonde.run import find_run
 
     return Path(name) if Path(name).is_dir() else find_run(name, runs_dir(None))
@@ -75,12 +96,12 @@ def _place(name: str) -> Path:
 def _say(dashboard: Dashboard, places: list[Path]) -> None:
     from sonde.show.web.server import is_loopback, tunnel_line
 
-    print(f"sonde shows {', '.join(plain(str(place)) for place in places)}; Ctrl-C ends it.\n\n  {dashboard.url}\n")
+    print(f"Serving {', '.join(plain(place(folder)) for folder in places)} (Ctrl-C to stop).\n\n  {dashboard.url}\n")
     if not is_loopback(dashboard.address.host):
         print(
-            "! Every machine that reaches this one can ask for these runs. Only the token in the address protects\n"
-            "  them, and it travels unencrypted: whoever reads the network reads it. The better way from\n"
-            "  another machine, without --host and --expose:\n"
+            "! Any machine that can reach this one can request these runs. Only the token in the URL protects\n"
+            "  them, and it is sent unencrypted: anyone who can read the network traffic can read it. A safer\n"
+            "  way from another machine, without --host and --expose:\n"
             f"  {tunnel_line(dashboard.port)}\n"
         )
     elif os.environ.get("SSH_CONNECTION"):

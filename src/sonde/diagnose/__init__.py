@@ -1,1 +1,1 @@
-"""From a window of numbers to findings. Pure: reads no file, needs no torch."""
+"""Rules that turn a window of numbers into findings. Pure: reads no files and does not need torch."""

@@ -1,4 +1,4 @@
-"""Numbers of many sites over steps in bounded memory: the first steps, the newest, and a thinned middle."""
+"""A table of values by site and step in bounded memory: the first steps, the newest steps and a thinned middle."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Column
 
 EARLY: Final = 128
-"""The first steps are all kept: much is decided there."""
+"""Number of first steps that are all kept: many faults show only there."""
 LATE: Final = 256
-"""So are the newest."""
+"""Number of newest steps that are all kept."""
 CAPACITY: Final = 1024
-"""Beyond this many steps the middle is thinned to every second, fourth, eighth … step."""
+"""Maximum number of steps; beyond it, the middle is thinned to every second, fourth, eighth … step."""
 
 _ROOM: Final = (CAPACITY - EARLY - LATE) // 2
-"""What is free after thinning, at least."""
+"""Minimum number of free columns after thinning."""
 
 Key = TypeVar("Key", bound=Hashable)
 Steps = NDArray[np.int64]
@@ -44,9 +44,9 @@ class Block(Generic[Key]):
         self._stride = 1
 
     def put(self, steps: Steps, keys: Sequence[Key], values: Array, seen: Flags | None) -> None:
-        """Values (steps, keys); where `seen` is false there was none. A step that is known is filled in."""
+        """Add values of shape (steps, keys); `seen` is false where a value is missing. Known steps are filled in."""
         rows = np.array([self._row_of.setdefault(key, len(self._row_of)) for key in keys], np.intp)
-        if not (steps[1:] > steps[:-1]).all():  # in order, and of one step the last value
+        if not (steps[1:] > steps[:-1]).all():  # sort, and keep the last value of each step
             unique, last = np.unique(steps[::-1], return_index=True)
             order = len(steps) - 1 - last
             steps, values, seen = unique, values[order], None if seen is None else seen[order]
@@ -64,12 +64,12 @@ class Block(Generic[Key]):
             self._seen[place] |= seen.T
 
     def forget(self, step: int) -> None:
-        """Drop this step and all that follow: training returned to it."""
+        """Drop this step and all later ones, because training has returned to it."""
         known = self._steps[: self._num_columns]
         self._select(np.flatnonzero(known < step))
 
     def columns(self) -> Iterator[tuple[Key, Column]]:
-        """Steps and values of every row that has any; rows without holes share one array of steps."""
+        """Yield the steps and values of every non-empty row; rows without holes share one array of steps."""
         steps = self._steps[: self._num_columns].copy()
         for key, row in self._row_of.items():
             seen = self._seen[row, : self._num_columns]
@@ -83,7 +83,7 @@ class Block(Generic[Key]):
         return self._values.nbytes + self._seen.nbytes + self._steps.nbytes
 
     def _columns_for(self, steps: Steps) -> NDArray[np.intp]:
-        """Where these steps stand, made room for."""
+        """The columns of these steps; new steps get new columns."""
         if self._num_columns + len(steps) > CAPACITY:
             self._thin()
         known = self._steps[: self._num_columns]
@@ -97,7 +97,7 @@ class Block(Generic[Key]):
         return np.searchsorted(self._steps[: self._num_columns], steps)
 
     def _thin(self) -> None:
-        """Keep every `stride`-th step of the middle, with a stride that halves what is there at least."""
+        """Keep every `stride`-th step of the middle, with a stride large enough to drop at least half of them."""
         steps = self._steps[: self._num_columns]
         inner = np.arange(self._num_columns)
         is_middle = (inner >= EARLY) & (inner < self._num_columns - LATE)
@@ -114,7 +114,7 @@ class Block(Generic[Key]):
         self._num_columns = count
 
     def _reserve(self, num_columns: int) -> None:
-        """Room for all rows and for so many columns; grows by doubling."""
+        """Make room for all rows and `num_columns` columns, growing by doubling."""
         rows, columns = self._values.shape
         if rows >= len(self._row_of) and columns >= num_columns:
             return

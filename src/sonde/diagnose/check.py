@@ -1,4 +1,4 @@
-"""Run all rules over a window, skip those that fail, and put causes before what they explain."""
+"""Run all rules over a window, skip those that fail, and sort causes before their consequences."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sonde.schema.window import Window
 
 @cache
 def all_rules() -> Mapping[str, Rule]:
-    """Every rule, by name. Importing a file of `rules/` is what registers it."""
+    """Every rule, by name. A rule registers itself when its file in `rules/` is imported."""
     for module in sorted(info.name for info in pkgutil.iter_modules(rules_package.__path__)):
         importlib.import_module(f"{rules_package.__name__}.{module}")
     return RULES
 
 
 def required_series() -> tuple[str, ...]:
-    """The patterns over series that rules look at, each once."""
+    """The patterns of the series that rules read, without duplicates."""
     return tuple(dict.fromkeys(pattern for rule in all_rules().values() for pattern in rule.needs))
 
 
@@ -35,11 +35,11 @@ def check(
     *,
     on_error: Callable[[str, Exception], None] | None = None,
 ) -> list[Finding]:
-    """What is wrong in this window, the most likely root first. A rule that raises is reported and skipped."""
+    """Run the rules and return their findings, most likely root cause first. Rules that raise are reported, skipped."""
     findings: list[Finding] = []
     for rule in all_rules().values() if rules is None else rules:
         try:
-            with np.errstate(all="ignore"):  # what is not a number is not a finding, and no news either
+            with np.errstate(all="ignore"):  # NaN is neither a finding nor worth a warning
                 findings.extend(rule(window))
         except Exception as error:
             if on_error is None:
@@ -49,7 +49,7 @@ def check(
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """Roots first, each with what it explains. Symptoms come last; those that were only inferred become remarks."""
+    """Sort root causes first, each with the findings it explains. Symptoms come last; inferred ones become info."""
     explained: dict[int, list[Finding]] = {}
     symptoms: set[int] = set()
     for cause in findings:
@@ -57,7 +57,7 @@ def ranked(findings: list[Finding]) -> list[Finding]:
         explained[id(cause)] = own
         symptoms.update(id(other) for other in own)
     roots = [f for f in findings if id(f) not in symptoms]
-    if findings and not roots:  # a ring of three or more: the first in order began it
+    if findings and not roots:  # a cycle of three or more: take the first in order as the root
         roots = [min(findings, key=_order)]
         symptoms.discard(id(roots[0]))
     roots = [replace(f, cause_of=tuple(_demoted(s) for s in explained[id(f)])) for f in roots]
@@ -66,7 +66,7 @@ def ranked(findings: list[Finding]) -> list[Finding]:
 
 
 def _explains(cause: Finding, other: Finding) -> bool:
-    """Of two that would explain each other, the one that comes first in order does."""
+    """Whether one finding explains another. If each could explain the other, the first in order does."""
     if not _may_explain(cause, other):
         return False
     return not _may_explain(other, cause) or _order(cause) <= _order(other)
@@ -83,5 +83,5 @@ def _demoted(finding: Finding) -> Finding:
 
 
 def _order(finding: Finding) -> tuple[float, ...]:
-    """What is sure and grave comes first; of equals, what began first."""
+    """Sort key: severity, then confidence, then the earlier start."""
     return (-finding.severity.rank, -finding.confidence, -len(finding.cause_of), finding.step)

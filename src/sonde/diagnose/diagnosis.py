@@ -1,4 +1,4 @@
-"""All that can be said of a window at once: findings, health, and how far the silence of the rules can be trusted."""
+"""The diagnosis of a window: findings, health, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from sonde.schema.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, how healthy it was, and what could not be seen."""
+    """The findings and health of a run, and what could not be checked."""
 
     window: Window
     findings: tuple[Finding, ...]
-    """The most likely root first; symptoms of a root are in its `cause_of`, and at the end."""
+    """Most likely root cause first; its symptoms are in its `cause_of` and again at the end of this tuple."""
     health: Health
     num_rules: int
     blind: tuple[str, ...]
-    """Rules that had nothing to look at."""
+    """Rules for which no data was recorded."""
     failed: tuple[str, ...]
     """Rules that raised and were skipped."""
     gaps: tuple[Gap, ...]
 
     @property
     def roots(self) -> list[Finding]:
-        """Findings that no other finding explains, remarks left out."""
+        """Warnings and critical findings that no other finding explains."""
         return [f for f in self.findings if f.severity > Severity.INFO and not self.is_explained(f)]
 
     @property
     def remarks(self) -> list[Finding]:
-        """Remarks that stand under no root."""
+        """Findings of severity info that no other finding explains."""
         return [f for f in self.findings if f.severity == Severity.INFO and not self.is_explained(f)]
 
     def is_explained(self, finding: Finding) -> bool:
-        """Whether another finding brought this one about."""
+        """Whether another finding caused this one."""
         return any(
             (finding.rule, finding.sites) == (symptom.rule, symptom.sites)
             for cause in self.findings
@@ -48,16 +48,21 @@ class Diagnosis:
         )
 
     @property
+    def is_blind(self) -> bool:
+        """Whether nothing was recorded that the rules check, so that the absence of findings means nothing."""
+        return not self.findings and len(self.gaps) == len(_GAPS)
+
+    @property
     def is_critical(self) -> bool:
         return any(finding.severity == Severity.CRITICAL for finding in self.findings)
 
     def counts(self) -> dict[str, int]:
-        """How many findings of each severity."""
+        """The number of findings of each severity."""
         return count_severities(finding.severity for finding in self.findings)
 
 
 def all_required_series() -> tuple[str, ...]:
-    """The patterns over series that rules and health look at, each once."""
+    """The patterns of the series that rules and health read, without duplicates."""
     return tuple(dict.fromkeys((*required_series(), *REQUIRED_SERIES)))
 
 
@@ -67,7 +72,7 @@ def diagnose(
     *,
     on_error: Callable[[str, Exception], None] | None = None,
 ) -> Diagnosis:
-    """Run the rules over a window. One that raises is reported and skipped."""
+    """Run the rules over a window. A rule that raises is reported and skipped."""
     chosen = tuple(all_rules().values() if rules is None else rules)
     failed: list[str] = []
 
@@ -90,7 +95,7 @@ def diagnose(
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that is not in the record, what cannot be told without it, and how to have it next time."""
+    """Data that was not recorded, what cannot be checked without it, and the call that records it."""
 
     what: str
     hides: str
@@ -105,29 +110,29 @@ def _has(*patterns: str) -> Callable[[Window], bool]:
 
 
 _GAPS: Final[tuple[tuple[Callable[[Window], bool], Gap], ...]] = (
-    (lambda w: loss_name(w) is not None, Gap("the loss", "whether it learns", 'sonde.log({"loss": loss})')),
+    (lambda w: loss_name(w) is not None, Gap("the loss", "whether the model learns", 'sonde.log({"loss": loss})')),
     (
         lambda w: len(validation(w)[0]) > 0,
         Gap("a validation loss", "overfitting", 'sonde.log({"val_loss": val_loss})'),
     ),
-    (_has("grad"), Gap("gradients", "how they flow", "sonde.watch(model, optimizer)")),
+    (_has("grad"), Gap("gradients", "gradient flow", "sonde.watch(model, optimizer)")),
     (
         _has("update/*/ratio", "update/*/norm"),
-        Gap("updates", "what the optimizer does", "sonde.watch(model, optimizer)"),
+        Gap("updates", "learning rate and optimizer steps", "sonde.watch(model, optimizer)"),
     ),
-    (_has("act"), Gap("activations", "what units do", "sonde.watch(model, activations=True)")),
+    (_has("act"), Gap("activations", "layer outputs", "sonde.watch(model, activations=True)")),
     (
         _has("unit", "attn", "rnn", "data", "model"),
-        Gap("inspections", "data, dead units, attention", "sonde.watch(model, inspect=True)"),
+        Gap("inspections", "data, dead units and attention", "sonde.watch(model, inspect=True)"),
     ),
 )
 
 
 def gaps(window: Window) -> list[Gap]:
-    """What was not recorded, most important first."""
+    """Data that was not recorded, most important first."""
     return [gap for is_there, gap in _GAPS if not is_there(window)]
 
 
 def blind(window: Window, rules: Iterable[Rule]) -> list[str]:
-    """Rules of whose series not one is there."""
+    """Rules that need recorded series and found none of them."""
     return [rule.name for rule in rules if rule.needs and not any(window.names(need) for need in rule.needs)]

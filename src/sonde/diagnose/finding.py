@@ -1,17 +1,25 @@
-"""A finding: what is wrong, where, since when, how sure, what shows it, and what to do about it."""
+"""A finding: what is wrong, where, since when, with what confidence and evidence, and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from textwrap import wrap
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sonde.display import html_of, visible
+
 ORDER: Final = ("info", "warning", "critical")
+MARKS: Final = {"critical": "✗", "warning": "!", "info": "·"}
+_TEXT_WIDTH: Final = 100
 
 
 class Severity(StrEnum):
-    """A word that knows its rank.
+    """How serious a finding is; severities compare by rank, also with plain strings.
 
     >>> Severity.CRITICAL >= "warning"
     True
@@ -42,7 +50,7 @@ class Severity(StrEnum):
 
 
 def count_severities(found: Iterable[str]) -> dict[str, int]:
-    """How many there are of each severity, the most severe first.
+    """Count findings by severity, most severe first.
 
     >>> count_severities(["info", "critical"])
     {'critical': 1, 'warning': 0, 'info': 1}
@@ -53,41 +61,61 @@ def count_severities(found: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A number that shows it, beside what is healthy."""
+    """A measured value that supports a finding, with its healthy range."""
 
     series: str
-    """What can be looked up: `grad/layers.0.weight/norm`, or the name of a scalar."""
+    """Name of the series or scalar it was measured from: `grad/layers.0.weight/norm`, `loss`."""
     value: float
     healthy: str = ""
     """The healthy range in words: "0.2 to 3.3"."""
     step: int | None = None
     meaning: str = ""
-    """What the number is, when its name does not say so."""
+    """A label for the value, where the name of the series does not explain it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Chart:
+    """A series that shows a finding, downsampled."""
+
+    series: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
-    """One fault, at some places, from a step on."""
+    """One problem: what it is, where, and since which step."""
 
     rule: str
     severity: Severity
     confidence: float
     step: int
-    """Since when."""
+    """The first step at which it was seen."""
     last_step: int
-    """Until when it was seen; the run's last step while it goes on."""
+    """The last step at which it was seen; the run's last step while it persists."""
     message: str
-    """One sentence: what, where and since when."""
+    """One sentence: what happened, where and since when. Starts with a capital and ends with a full stop."""
     sites: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     remedy: str = ""
-    """What to change, as code for this model where that is possible."""
+    """Instructions to fix it; code for this model is in backticks."""
     references: tuple[str, ...] = ()
     cause_of: tuple[Finding, ...] = field(default=())
     """Other findings that this one explains."""
+    chart: Chart | None = field(default=None, compare=False)
+    """The series of its evidence; None if `Run.findings` did not make it or the series is too short."""
+
+    def __repr__(self) -> str:
+        """The finding in words: what, when, and how to fix it."""
+        facts = f"{self.severity}, confidence {100 * self.confidence:.0f} %, {span(self)}"
+        head = f"{MARKS[self.severity]} {visible(self.rule)}  {facts}"
+        return "\n".join([head, *_indented(self.message), *_indented(self.remedy, "fix: ")])
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The finding as plain values, for JSON."""
         return {
             "rule": self.rule,
             "severity": str(self.severity),
@@ -103,5 +131,28 @@ class Finding:
         }
 
     def demoted(self) -> Finding:
-        """The same as a mere remark: it is explained by something else."""
+        """The same finding with severity info, because another finding explains it."""
         return replace(self, severity=Severity.INFO)
+
+
+def span(finding: Finding) -> str:
+    """The steps of a finding, in words."""
+    if finding.step == finding.last_step:
+        return f"at step {finding.step:,}"
+    return f"steps {finding.step:,} to {finding.last_step:,}"
+
+
+def _indented(text: str, label: str = "") -> list[str]:
+    """Lines that fit a terminal, under their label."""
+    lines = [visible(line) for line in text.splitlines() if line]
+    return [
+        part
+        for number, line in enumerate(lines)
+        for part in wrap(
+            line,
+            _TEXT_WIDTH,
+            initial_indent=f"  {label if not number else ' ' * len(label)}",
+            subsequent_indent=f"  {' ' * len(label)}",
+            break_on_hyphens=False,
+        )
+    ]

@@ -1,8 +1,8 @@
-"""A score from 0 to 100 for each layer and for the run, at every step. Pure, and free of scale: see docs/diagnose.md.
+"""A health score from 0 to 100 for each layer and for the run, at every step. Scale-free: see docs/diagnose.md.
 
-A layer's score is 100 times the product of factors between 0 and 1, one for each way of being ill. Every factor is a
-share or a ratio of like to like, so that neither the scale of the loss nor the size of the model moves it. What was
-not measured costs nothing.
+A layer's score is 100 times the product of factors between 0 and 1, one for each kind of problem. Every factor is a
+fraction or a ratio of like quantities, so neither the scale of the loss nor the size of the model affects it. Values
+that were not measured do not lower the score.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 
 RUN: Final = ""
-"""The site of the run as a whole: no layer can have this name."""
-NOBODY: Final = "/"
-"""The owner of what belongs to no layer."""
+"""The site of the whole run: no layer can have this name."""
+NO_LAYER: Final = "/"
+"""The owner of sites that belong to no layer."""
 REQUIRED_SERIES: Final = (
     *("grad/*/norm", "param/*/norm", "update/*/norm", "act/*/zero_fraction"),
     *("grad/*/nonfinite_fraction", "param/*/nonfinite_fraction", "act/*/nan_fraction"),
 )
-"""Patterns over the series that a score is computed from."""
+"""Patterns of the series that the scores are computed from."""
 
-# Where a reading begins to cost, and where it has cost everything.
+# For each value: where it begins to lower the score, and where the factor reaches 0.
 PROFILE_DECADES: Final = (2.0, 5.0)
-"""How far the gradient of a layer, relative to its weight, may lie from the median of all layers."""
+"""How far a layer's gradient, relative to its weight, may be from the median of all layers."""
 UPDATE_RATIO_DECADES: Final = (-1.0, 1.0)
 """log10 of update norm / weight norm: a tenth of the weight in one step, and ten times the weight."""
 ZERO_SHARE: Final = (0.9, 1.0)
 DEAD_SHARE: Final = (0.5, 1.0)
 SATURATED_SHARE: Final = (0.5, 1.0)
 NONFINITE_FACTOR: Final = 0.1
-"""What one value that is not finite leaves, before its share is counted."""
+"""The factor for a single non-finite value, before the non-finite fraction is taken into account."""
 SEVERITY_FACTORS: Final = {Severity.INFO: 1.0, Severity.WARNING: 0.6, Severity.CRITICAL: 0.3}
-"""What a finding of full confidence leaves at the steps it names; mere remarks are free."""
+"""The factor for a finding with full confidence, at the steps it covers; info findings do not lower the score."""
 
 FINE: Final = 80.0
 POOR: Final = 50.0
-"""A score from FINE on is healthy, one below POOR is critical; web/ has the same numbers."""
+"""A score of at least FINE is healthy, one below POOR is critical; web/ uses the same numbers."""
 
 Steps = NDArray[np.int64]
 Owner = Callable[[str], str]
@@ -54,40 +54,40 @@ Owner = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Scores of sites over steps; NaN before a site was first measured."""
+    """Scores by site and step; NaN before a site was first measured."""
 
     steps: Steps
     sites: tuple[str, ...]
-    """The run as a whole first, then layers in the order in which they were first measured."""
+    """The whole run first, then the layers in the order in which they were first measured."""
     scores: Array
     """(sites, steps)"""
 
     @property
     def last(self) -> float:
-        """The run's newest score; NaN when nothing was measured."""
+        """The run's latest score; NaN when nothing was measured."""
         return float(self.scores[0, -1]) if self.scores.size else np.nan
 
 
 def grade(score: float) -> Severity:
-    """How worrying a score is: views colour it by this."""
+    """The severity of a score, by which views colour it."""
     return Severity.INFO if score >= FINE else Severity.WARNING if score >= POOR else Severity.CRITICAL
 
 
 def health(window: Window, findings: Iterable[Finding] = ()) -> Health:
-    """How healthy each layer and the run were, step by step."""
+    """Compute the health of each layer and of the run at every step."""
     steps = _steps(window)
     if not len(steps):
         return Health(steps, (RUN,), np.empty((1, 0)))
     owner_of = _owners(window)
     layers: dict[str, Array] = {}
     for layer, own_steps, factor in _factors(window, owner_of):
-        if layer != NOBODY:
+        if layer != NO_LAYER:
             aligned = _aligned(steps, own_steps, factor)
             layers[layer] = _times(layers[layer], aligned) if layer in layers else aligned
     measured = np.stack(list(layers.values())) if layers else np.ones((1, len(steps)))
-    grave = [f for f in findings if f.severity > Severity.INFO]
-    run = _whole(measured) * _loss_factor(window, steps) * _finding_factor(grave, steps)
-    scores = [run, *(own * _finding_factor(_about(grave, name), steps) for name, own in layers.items())]
+    severe = [f for f in findings if f.severity > Severity.INFO]
+    run = _whole(measured) * _loss_factor(window, steps) * _finding_factor(severe, steps)
+    scores = [run, *(own * _finding_factor(_about(severe, name), steps) for name, own in layers.items())]
     return Health(steps, (RUN, *layers), 100.0 * np.stack(scores))
 
 
@@ -95,7 +95,7 @@ def health(window: Window, findings: Iterable[Finding] = ()) -> Health:
 
 
 def _factors(window: Window, owner_of: Owner) -> Iterator[tuple[str, Steps, Array]]:
-    """(layer, steps, factor) for everything that was measured."""
+    """Yield (layer, steps, factor) for everything that was measured."""
     for pattern, bounds in (
         ("act/*/zero_fraction", ZERO_SHARE),
         ("unit/*/dead", DEAD_SHARE),
@@ -114,7 +114,7 @@ def _factors(window: Window, owner_of: Owner) -> Iterator[tuple[str, Steps, Arra
 
 
 def falling(value: Array, bounds: tuple[float, float]) -> Array:
-    """1 up to the first bound, 0 from the second on, a straight line between; NaN stays NaN.
+    """1 up to the first bound, 0 from the second bound, linear in between; NaN stays NaN.
 
     >>> falling(np.array([0.2, 0.75, 1.0]), (0.5, 1.0)).tolist()
     [1.0, 0.5, 0.0]
@@ -124,28 +124,26 @@ def falling(value: Array, bounds: tuple[float, float]) -> Array:
 
 
 def _finite(share: Array) -> Array:
-    """One value that is not finite spoils the sums it enters, so the first costs most."""
+    """The factor for a non-finite fraction. A single value spoils every sum it enters, so the first one costs most."""
     return np.where(share > 0, NONFINITE_FACTOR * (1.0 - share), 1.0)
 
 
 def profile_factor(grads: Grid, params: Grid) -> Array:
-    """How well each layer's gradient fits the model's own profile: relative to its weight, against the median layer."""
+    """The factor for gradients that are far from the median layer's, each relative to its weight."""
     with np.errstate(divide="ignore", invalid="ignore"):
         decades = np.log10(grads.values / _grown(params, grads))
         middle = _median(np.where(np.isfinite(decades), decades, np.nan))
-        return falling(
-            np.abs(decades - middle), PROFILE_DECADES
-        )  # where all are zero there is no median, and no factor
+        return falling(np.abs(decades - middle), PROFILE_DECADES)  # if all are zero, there is no median and no factor
 
 
 def update_factor(updates: Grid, params: Grid) -> Array:
-    """Updates too large for their weight. Small ones are not ill: learning rates decay to zero by design."""
+    """The factor for updates too large for their weight. Small ones are healthy: learning rates decay to zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return falling(np.log10(updates.values / _grown(params, updates)), UPDATE_RATIO_DECADES)
 
 
 def _grown(params: Grid, like: Grid) -> Array:
-    """Weights; NaN while they grow: one that begins at zero, as an adapter does, rightly takes large steps at first."""
+    """Weight norms; NaN while a weight still grows from zero, as adapters do: its first steps are rightly large."""
     weights = _reordered(params, like)
     return np.where((weights > 0) & (weights >= 0.5 * _median(weights.T)[:, None]), weights, np.nan)
 
@@ -160,7 +158,7 @@ def _loss_factor(window: Window, steps: Steps) -> Array:
 
 
 def _finding_factor(findings: Sequence[Finding], steps: Steps) -> Array:
-    """What findings leave at the steps they name: the gravest counts whole, others would count the same cause twice."""
+    """The factor for findings at the steps they cover. Only the most severe counts: others often share its cause."""
     factor = np.ones(len(steps))
     for finding in findings:
         inside = (steps >= finding.step) & (steps <= finding.last_step)
@@ -170,7 +168,7 @@ def _finding_factor(findings: Sequence[Finding], steps: Steps) -> Array:
 
 
 def _whole(layers: Array) -> Array:
-    """Half the mean of the layers, half the worst: a network is as good as most of it, and as its weakest part."""
+    """The whole network's factor: half the mean of the layers, half the worst layer."""
     known = ~np.isnan(layers)
     num = known.sum(axis=0)
     mean = np.where(known, layers, 0.0).sum(axis=0) / np.maximum(num, 1)
@@ -182,20 +180,20 @@ def _whole(layers: Array) -> Array:
 
 
 def _owners(window: Window) -> Owner:
-    """Which layer a site belongs to: a parameter to its module, an activation to itself, a container's to nobody."""
+    """The layer of each site: a parameter's module, an activation's own site, none for containers."""
     known = {p.name: p.owner for p in structure(window).parameters}
     parameters = {name.site for name in window.series if name.kind in ("param", "grad", "update")}
     sites = {name.site for name in window.series}
-    # A parameter of the root module itself is a layer of its own.
+    # A parameter of the root module counts as its own layer.
     owners = {site: known.get(site) or site.rpartition(".")[0] or site for site in parameters}
     containers = {site[:end] for site in sites for end, sign in enumerate(site) if sign == "."} - {*owners.values()}
     if "model" not in containers:
-        containers.add("model")  # the output of the whole
-    return lambda site: owners.get(site, NOBODY if site in containers else site)
+        containers.add("model")  # the output of the whole model
+    return lambda site: owners.get(site, NO_LAYER if site in containers else site)
 
 
 def _by_layer(norms: Grid, owner_of: Owner) -> Grid:
-    """Norms of all parameters of a layer as one, so that a bias whose gradient is rounding noise does not speak."""
+    """One norm over all parameters of a layer, so that a bias whose gradient is rounding noise does not count."""
     rows: dict[str, list[int]] = {}
     for row, site in enumerate(norms.sites):
         rows.setdefault(owner_of(site), []).append(row)
@@ -209,7 +207,7 @@ def _by_layer(norms: Grid, owner_of: Owner) -> Grid:
 
 
 def _about(findings: Sequence[Finding], layer: str) -> list[Finding]:
-    """Findings that name this layer, its parameters, or a block that it is part of."""
+    """Findings that name this layer, one of its parameters or a block that contains it."""
     return [f for f in findings if any(_touches(site, layer) for site in f.sites)]
 
 
@@ -229,7 +227,7 @@ def _rows(grid: Grid, factors: Array) -> Iterator[tuple[str, Steps, Array]]:
 
 
 def _reordered(source: Grid, like: Grid) -> Array:
-    """Values of `source` at the sites and steps of another grid; NaN where it has none."""
+    """Values of `source` at the sites and steps of `like`; NaN where it has none."""
     values = np.full(like.values.shape, np.nan)
     row_of = {site: row for row, site in enumerate(source.sites)}
     _, here, there = np.intersect1d(like.steps, source.steps, assume_unique=True, return_indices=True)
@@ -240,19 +238,19 @@ def _reordered(source: Grid, like: Grid) -> Array:
 
 
 def _aligned(steps: Steps, own_steps: Steps, values: Array) -> Array:
-    """The newest known value at each step; NaN before the first."""
+    """The latest known value at each step; NaN before the first."""
     known = ~np.isnan(values)
     return held(steps, own_steps[known], values[known])
 
 
 def _times(a: Array, b: Array) -> Array:
-    """The product; what is not known takes nothing away."""
+    """The product, in which unknown values count as 1."""
     product = np.where(np.isnan(a), 1.0, a) * np.where(np.isnan(b), 1.0, b)
     return np.where(np.isnan(a) & np.isnan(b), np.nan, product)
 
 
 def _median(values: Array) -> Array:
-    """Median of each column, what is not known left out; NaN where nothing is known."""
+    """Median of each column without NaN; NaN where nothing is known."""
     if not values.size:
         return np.full(values.shape[1], np.nan)
     count = (~np.isnan(values)).sum(axis=0)

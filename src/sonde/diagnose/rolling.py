@@ -1,7 +1,7 @@
-"""What rules need of a run while it goes on, in bounded memory: its beginning, its newest steps, a thinned middle.
+"""The series that rules need from a running run, in bounded memory: its first steps, newest steps and a thinned middle.
 
-Records are taken in batches and turned into columns of stats, many steps and many sites at a time; a `Window` of them
-looks like the one that is read from disk afterwards. No I/O, no torch.
+Records arrive in batches and become columns of stats, many steps and sites at a time. The resulting `Window` looks
+like the one that is later read from disk. No I/O, no torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,8 @@ from sonde.schema.stats import STATS
 from sonde.schema.window import Column, Window
 
 _PLANS: Final = 64
-"""How many different selections of sites are remembered; models with routed experts have a new one at every step."""
-# Stats that only exist where the optimizer pass has taken the sum they are made of.
+"""Maximum number of site selections to remember; models with routed experts have a new one at every step."""
+# Stats that exist only where the optimizer pass has computed the sum they are derived from.
 _PAIRED: Final = {
     "grad_update_dot": GRAD_UPDATE,
     "grad_moment_dot": GRAD_MOMENT,
@@ -37,7 +38,7 @@ Indices = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One stat of one kind: which rows of a record it is made of, and whose they are."""
+    """One stat of one kind: the rows of a record that it is computed from, and their sites."""
 
     kind: str
     stat: str
@@ -56,12 +57,13 @@ class Rolling:
         self._blocks: dict[tuple[str, str], Block[int]] = {}
         self._scalars: Block[str] = Block()
         self._plans: dict[bytes, list[_Part]] = {}
-        self._wanted = lru_cache(maxsize=4096)(self._stats_of)
+        self._asked = lru_cache(maxsize=64)(self._asked_of)
+        self._joined = lru_cache(maxsize=256)(self._joined_of)
 
-    # -------------------------------------------------------------------------------------------------------- taking in
+    # --------------------------------------------------------------------------------------------------- adding records
 
     def add(self, records: Sequence[StatsRecord | ScalarsRecord | SystemSample]) -> None:
-        """Records in the order in which they were made."""
+        """Add records, in the order in which they were made."""
         groups: dict[bytes, list[StatsRecord]] = {}
         scalars = []
         for record in records:
@@ -88,7 +90,7 @@ class Rolling:
 
     @staticmethod
     def _hist(records: list[StatsRecord]) -> Array:
-        """Histograms beside all rows; empty where none was taken."""
+        """Histograms of all rows; zeros where none was recorded."""
         hist = np.zeros((len(records), len(records[0].site_ids), NUM_BINS))
         for place, record in zip(hist, records, strict=True):
             place[record.hist_index] = record.hist
@@ -102,7 +104,7 @@ class Rolling:
         unique, column = np.unique(steps, return_inverse=True)
         ids, row = np.unique(names, return_inverse=True)
         grid, seen = np.zeros((len(unique), len(ids) + 1)), np.zeros((len(unique), len(ids) + 1), np.bool_)
-        grid[column, row] = values  # of values at the same step the last counts
+        grid[column, row] = values  # the last value of a step counts
         seen[column, row] = True
         grid[:, -1] = -np.inf
         np.maximum.at(grid[:, -1], column, times)
@@ -115,15 +117,15 @@ class Rolling:
         self._scalars.put(np.array([sample.step], np.int64), names, np.array([list(sample.values.values())]), None)
 
     def forget(self, step: int) -> None:
-        """Drop this step and all that follow: training returned to it."""
+        """Drop this step and all later ones, because training has returned to it."""
         for block in self._blocks.values():
             block.forget(step)
         self._scalars.forget(step)
 
-    # ------------------------------------------------------------------------------------------------------ giving out
+    # ------------------------------------------------------------------------------------------------------- the window
 
     def window(self, facts: Mapping[str, Any]) -> Window:
-        """Everything so far, as rules see it."""
+        """Everything recorded so far, as the window that rules read."""
         series: dict[Series, Column] = {}
         order = {id: place for place, id in enumerate(self.sites)}
         for (kind, stat), block in self._blocks.items():
@@ -159,7 +161,7 @@ class Rolling:
         with_hist = {int(record.site_ids[row]) for row in record.hist_index}
         wanted: dict[tuple[str, str], list[tuple[int, ...]]] = {}
         for (kind, name), id in by_name.items():
-            for stat in self._wanted(kind, name):
+            for stat in self._stats_of(kind, name):
                 partners = [by_name.get((k, name + suffix)) for k, suffix in _partners(stat)]
                 if None in partners or (_needs_hist(stat) and id not in with_hist):
                     continue
@@ -172,14 +174,21 @@ class Rolling:
         return parts
 
     def _stats_of(self, kind: str, name: str) -> tuple[str, ...]:
-        found = [
-            stat
+        """The stats that some pattern asks for, in the order of the patterns."""
+        return self._joined(kind, tuple(site == "*" or matches(site, name) for site, _ in self._asked(kind)))
+
+    def _joined_of(self, kind: str, is_asked: tuple[bool, ...]) -> tuple[str, ...]:
+        asked = compress(self._asked(kind), is_asked)
+        return tuple(dict.fromkeys(stat for _, stats in asked for stat in stats))
+
+    def _asked_of(self, kind: str) -> list[tuple[str, list[str]]]:
+        """For each pattern that asks for a kind: its sites, a glob, and its stats."""
+        known = (*STATS, *(joined.name for joined in JOINED.values() if joined.kind == kind))
+        return [
+            (pattern.site, [stat for stat in known if matches_stat(pattern.stat, stat)])
             for pattern in self._patterns
-            if matches(pattern.kind, kind) and matches(pattern.site, name)
-            for stat in (*STATS, *(j.name for j in JOINED.values() if j.kind == kind))
-            if matches_stat(pattern.stat, stat)
+            if matches(pattern.kind, kind)
         ]
-        return tuple(dict.fromkeys(found))
 
 
 def _partners(stat: str) -> tuple[tuple[str, str], ...]:
@@ -191,7 +200,7 @@ def _needs_hist(stat: str) -> bool:
 
 
 def _evaluate(part: _Part, rows: Array, hist: Array | None) -> tuple[Array, NDArray[np.bool_] | None]:
-    """Values (steps, sites) of one stat, and where it was measured at all; None: everywhere."""
+    """Values of one stat, of shape (steps, sites), and a mask of where it was measured; None means everywhere."""
     own = rows[:, part.rows]
     seen = None
     if part.stat in _PAIRED:

@@ -1,4 +1,4 @@
-"""A rule: a pure function of a window that yields findings, with its name, what it needs and what it brings about."""
+"""A rule: a pure function of a window that yields findings, registered with the data it needs and what it causes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonde.schema.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule found. Its registration and the window say the rest of the `Finding`."""
+    """A finding as a rule yields it. Its registration and the window supply the rest of the `Finding`."""
 
     message: str
     _: KW_ONLY
@@ -22,9 +22,9 @@ class Found:
     sites: Sequence[str] = ()
     evidence: Sequence[Evidence] = ()
     last_step: int | None = None
-    """None: the last of the window."""
+    """None means the last step of the window."""
     severity: str | None = None
-    """None: the rule's own."""
+    """None means the rule's default."""
 
 
 RuleFunction = Callable[[Window], Iterator[Found]]
@@ -32,19 +32,19 @@ RuleFunction = Callable[[Window], Iterator[Found]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule as it is registered. To add one, add one file to `rules/`."""
+    """A registered rule. To add one, add a file to `rules/`."""
 
     name: str
     severity: Severity
     needs: tuple[str, ...]
-    """Patterns over series (`grad/*/norm`) it looks at. Scalars and inspections are always there."""
+    """Patterns of the series it reads (`grad/*/norm`). Scalars and inspections are always available."""
     causes: tuple[str, ...]
-    """Rules whose findings this fault explains."""
+    """Names of the rules whose findings this fault explains."""
     references: tuple[str, ...]
     function: RuleFunction
     is_measured: bool = False
-    """Whether a finding stays what it is beside its cause. What is measured (dead units, vanishing gradients) is there
-    whatever brought it about; what is inferred (a learning rate too low) is mostly wrong once a cause is known."""
+    """Whether a finding keeps its severity when its cause is known. Measured faults (dead units, vanishing gradients)
+    exist whatever their cause; inferred ones (a learning rate too low) are mostly wrong once a cause is known."""
 
     @property
     def meaning(self) -> str:
@@ -77,12 +77,12 @@ def rule(
     references: tuple[str, ...] = (),
     is_measured: bool = False,
 ) -> Callable[[RuleFunction], Rule]:
-    """Register a rule under its function's name; its docstring says in one line what is wrong.
+    """Register a rule under its function's name. The first line of its docstring says what is wrong.
 
     @rule(severity="warning", needs=("grad/*/norm",), causes=("underfitting",))
     def vanishing_gradients(window):
         ...
-        yield Found("gradients vanish on the way to layers.0", step=0, confidence=0.8, remedy="…")
+        yield Found("Gradients vanish on the way to layers.0.", step=0, confidence=0.8, remedy="…")
     """
 
     def register(function: RuleFunction) -> Rule:

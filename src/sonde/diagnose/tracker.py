@@ -1,4 +1,4 @@
-"""Findings from look to look: which are new, which go on, which are over. Each is announced once."""
+"""Findings from one check to the next: which are new, which persist and which are over. Each is announced once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 from sonde.diagnose.finding import Finding, Severity
 
-CONFIRMING_LOOKS: Final = 2
-"""A finding is announced when it was seen in so many looks, one after the other; a sure and critical one at once."""
-FORGIVEN_LOOKS: Final = 2
-"""It is over when it was not seen in so many."""
+CONFIRMING_CHECKS: Final = 2
+"""Number of consecutive checks after which a finding is announced; a certain, critical one is announced at once."""
+MISSED_CHECKS: Final = 2
+"""Number of consecutive checks without a finding after which it is over."""
 SURE: Final = 0.9
 
 
 @dataclass(slots=True)
 class Tracked:
-    """One finding over time. Its number is given when it is announced."""
+    """One finding over time. It gets its number when it is announced."""
 
     finding: Finding
     number: int = -1
@@ -31,7 +31,7 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one look has changed."""
+    """The findings that began, changed or ended with one check."""
 
     begun: list[Tracked]
     updated: list[Tracked]
@@ -39,7 +39,7 @@ class Changes:
 
 
 class Tracker:
-    """Two findings of one rule are the same if they share a site, or if neither names any."""
+    """Follows findings over time. Two findings of one rule are the same if they share a site or neither names one."""
 
     def __init__(self) -> None:
         self._open: list[Tracked] = []
@@ -47,11 +47,11 @@ class Tracker:
 
     @property
     def open(self) -> list[Finding]:
-        """What is announced and not over."""
+        """Findings that were announced and are not over."""
         return [tracked.finding for tracked in self._open if tracked.is_announced]
 
     def look(self, findings: Sequence[Finding], *, is_last: bool = False) -> Changes:
-        """Compare with the look before. The last one announces whatever is there, and ends whatever is not."""
+        """Compare with the previous check. The last check announces all pending findings and ends all missing ones."""
         matched = [self._match(finding) for finding in findings]
         begun = [tracked for tracked in matched if not tracked.is_announced and (is_last or _is_ripe(tracked))]
         updated = [tracked for tracked in matched if tracked.is_announced]
@@ -62,7 +62,7 @@ class Tracker:
         return Changes(begun, updated, ended)
 
     def forget(self, step: int) -> set[str]:
-        """Drop what was found in this step or later: training returned to it. The rules that found it."""
+        """Drop findings at or after this step, because training has returned to it; return their rules."""
         gone = [tracked for tracked in self._open if max(tracked.finding.step, tracked.finding.last_step) >= step]
         self._open = [tracked for tracked in self._open if tracked not in gone]
         return {tracked.finding.rule for tracked in gone}
@@ -70,7 +70,7 @@ class Tracker:
     def _match(self, finding: Finding) -> Tracked:
         for tracked in self._open:
             if _is_same(tracked.finding, finding):
-                # It began when it was first seen to begin: a window that has lost steps must not move that.
+                # Keep the earliest known start: a window that has lost steps must not move it.
                 tracked.finding = replace(finding, step=min(finding.step, tracked.finding.step))
                 break
         else:
@@ -83,7 +83,7 @@ class Tracker:
     def _miss(self, missed: list[Tracked], *, is_last: bool) -> list[Tracked]:
         for tracked in missed:
             tracked.num_missed += 1
-        over = [t for t in missed if not t.is_announced or is_last or t.num_missed >= FORGIVEN_LOOKS]
+        over = [t for t in missed if not t.is_announced or is_last or t.num_missed >= MISSED_CHECKS]
         self._open = [tracked for tracked in self._open if tracked not in over]
         return [tracked for tracked in over if tracked.is_announced]
 
@@ -91,7 +91,7 @@ class Tracker:
 def _is_ripe(tracked: Tracked) -> bool:
     finding = tracked.finding
     is_urgent = finding.severity == Severity.CRITICAL and finding.confidence >= SURE
-    return is_urgent or tracked.num_seen >= CONFIRMING_LOOKS
+    return is_urgent or tracked.num_seen >= CONFIRMING_CHECKS
 
 
 def _is_same(a: Finding, b: Finding) -> bool:

@@ -1,4 +1,4 @@
-"""One batch through a model, analysed: where gradients flow, where they stop, and what to change.
+"""Analyses one batch through a model: where gradients flow, where they stop, and what to change.
 
 from sonde.flow import FlowAnalyzer
 

@@ -1,4 +1,4 @@
-"""Issues of a single layer, each with the change that mends this very layer, as code."""
+"""Issues of a single layer, each with the code change that fixes this layer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def numerical(layer: Layer) -> Issue:
         type="NUMERICAL",
         severity="CRITICAL",
         layer=layer.name,
-        message=f"{layer.name}: {layer.metrics.nonfinite} values are NaN or infinite",
+        message=f"{layer.name}: {layer.metrics.nonfinite} values are NaN or Inf",
         recommendation=(
-            f"x = x.clamp(-1e4, 1e4)  # before {as_code(layer.name)}; an eps in every division, log and sqrt\n"
-            "torch.autograd.set_detect_anomaly(True)  # names the operation that made the first of them"
+            f"x = x.clamp(-1e4, 1e4)  # before {as_code(layer.name)}; and add an eps to every division, log and sqrt\n"
+            "torch.autograd.set_detect_anomaly(True)  # reports the operation that produced the first NaN"
         ),
         value=float(layer.metrics.nonfinite),
         healthy="0",
@@ -23,15 +23,15 @@ def numerical(layer: Layer) -> Issue:
 
 
 def dead(layer: Layer) -> Issue:
-    """Parameters that learn nothing at all."""
+    """Parameters that get no gradient."""
     return Issue(
         type="DEAD",
         severity="HIGH",
         layer=layer.name,
         message=f"{layer.name} ({layer.type}) gets no gradient at all",
         recommendation=(
-            f"x = {as_code(layer.name)}(x)  # and on to the loss, without detach(), no_grad() or argmax; or, if it is\n"
-            f"{as_code(layer.name)}.requires_grad_(False)  # meant to stay as it is, say so"
+            f"x = {as_code(layer.name)}(x)  # keep its path to the loss free of detach(), no_grad() and argmax\n"
+            f"{as_code(layer.name)}.requires_grad_(False)  # or freeze it, if it is not meant to train"
         ),
         value=0.0,
         healthy="above 0",
@@ -39,9 +39,9 @@ def dead(layer: Layer) -> Issue:
 
 
 def silent(layer: Layer, severity: IssueSeverity) -> Issue:
-    """Units of a rectifier that give zero whatever they are given."""
+    """Units of a rectifier that are zero for every input."""
     zeros, units = layer.metrics.activation_zero_fraction, layer.metrics.silent_units
-    how = f"{units:.0%} of its units give zero for the whole batch" if units else f"{zeros:.0%} of its values are zero"
+    how = f"{units:.0%} of its units are zero for the whole batch" if units else f"{zeros:.0%} of its values are zero"
     is_module = "ReLU" in layer.type or layer.type in ("Threshold", "Hardtanh")
     mended = f"{as_code(layer.name)} = nn.LeakyReLU(0.01)" if is_module else "x = F.leaky_relu(x, 0.01)"
     where = "" if is_module else f" in {layer.name}"
@@ -50,7 +50,7 @@ def silent(layer: Layer, severity: IssueSeverity) -> Issue:
         severity=severity,
         layer=layer.name,
         message=f"{layer.name} ({layer.type}): {how}",
-        recommendation=f"{mended}  # instead of ReLU{where}; and a lower learning rate, or a bias of 0.1 before it",
+        recommendation=f"{mended}  # instead of ReLU{where}; also lower the learning rate, or start its bias at 0.1",
         value=max(units, zeros),
         healthy="few silent units, 30 to 75 % zeros",
     )
@@ -66,9 +66,9 @@ def saturated(layer: Layer, severity: IssueSeverity, threshold: float) -> Issue:
         type="SATURATED",
         severity=severity,
         layer=layer.name,
-        message=f"{layer.name} ({layer.type}): {layer.metrics.saturated:.0%} of its values lie at the flat ends",
+        message=f"{layer.name} ({layer.type}): {layer.metrics.saturated:.0%} of its values are saturated",
         recommendation=(
-            f"{place}\n# or a smaller init before it: nn.init.xavier_normal_(…); for an output, the loss on logits"
+            f"{place}\n# or a smaller init before it: nn.init.xavier_normal_(…); for an output, a loss on logits"
         ),
         value=layer.metrics.saturated,
         healthy=f"below {threshold:.0%}",
@@ -88,19 +88,19 @@ def vanishing(layer: Layer, severity: IssueSeverity, level: float, threshold: fl
 
 
 def _way_around(layer: Layer) -> str:
-    """A residual where the layer gives what it takes, else a norm behind it."""
+    """A residual connection if input and output have the same shape, otherwise a norm after the layer."""
     code, taken, given = as_code(layer.name), layer.input_shape, layer.output_shape
     is_conv = layer.type.startswith("Conv")
     if taken and taken == given:
         norm = f"nn.GroupNorm(1, {taken[1]})" if is_conv and len(taken) > 1 else f"nn.LayerNorm({taken[-1]})"
-        return f"x = x + {code}({norm}(x))  # a residual"
+        return f"x = x + {code}({norm}(x))  # add a residual connection"
     if is_conv and len(given) > 2:
         return f"x = nn.BatchNorm{len(given) - 2}d({given[1]})({code}(x))"
     return f"x = nn.LayerNorm({given[-1] if given else '…'})({code}(x))"
 
 
 def _init(layer: Layer) -> str:
-    """The initialisation that fits what the layer has."""
+    """An initialisation that suits the layer."""
     code = as_code(layer.name)
     if "Norm" in layer.type:
         return f"nn.init.ones_({code}.weight)"
@@ -116,7 +116,7 @@ def exploding(layer: Layer, severity: IssueSeverity, level: float, threshold: fl
         layer=layer.name,
         message=f"the gradient reaching {layer.name} ({layer.type}) is {level:.1e}{unit}",
         recommendation=(
-            f"x = gradient_scale(x, {1 / level:.1g})  # behind {as_code(layer.name)}; or normalise what follows it,\n"
+            f"x = gradient_scale(x, {1 / level:.1g})  # after {as_code(layer.name)}; or normalise the layers after it\n"
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
         ),
         value=level,

@@ -1,4 +1,4 @@
-"""Give a model a batch in whatever form, and get a scalar loss: tensors, tuples, dicts, models with their own loss."""
+"""Runs a model on a batch of any form and returns a scalar loss: tensors, tuples, dicts, models with their own loss."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ LossFunction = Callable[..., Any]
 
 
 def forward(model: nn.Module, x: Any, y: Any, loss_fn: LossFunction | None) -> tuple[Any, Tensor]:
-    """The model's output and the loss. `loss_fn=None`: the model computes its own, given `y` as `labels`."""
+    """The model's output and the loss. `loss_fn=None`: the model computes its own from `y`, passed as `labels`."""
     if loss_fn is None and y is not None and not _takes_labels(model):
         raise UsageError(
-            f"no loss_fn was given, and {type(model).__name__} takes no labels to compute its own loss from. "
-            "Give one:  analyze(x, y, nn.CrossEntropyLoss())"
+            f"no loss_fn was passed, and {type(model).__name__} does not compute its own loss from labels. "
+            "Pass one:  analyze(x, y, nn.CrossEntropyLoss())"
         )
     output = call(model, x, labels=y if loss_fn is None else None)
     loss = own_loss(output) if loss_fn is None else _loss(loss_fn, output, y)
     if not isinstance(loss, Tensor):
-        raise UsageError(f"the loss must be a tensor; loss_fn gave {type(loss).__name__}.")
+        raise UsageError(f"the loss must be a tensor; loss_fn returned {type(loss).__name__}.")
     if loss.numel() != 1:
-        raise UsageError(f"the loss must be one number; it has shape {tuple(loss.shape)}. Take its mean().")
+        raise UsageError(f"the loss must be a single number; it has shape {tuple(loss.shape)}. Take its mean().")
     if not loss.requires_grad:
         raise UsageError(
-            "the loss has no gradient: nothing in the model requires one, or the graph is cut by detach() or no_grad()."
+            "the loss has no gradient: no parameter requires one, or detach() or no_grad() cuts the graph."
         )
     return output, loss
 
 
 def _takes_labels(model: nn.Module) -> bool:
-    """Whether `labels=` may be given. A wrapper hands on what it is given: there the model inside decides."""
+    """Whether the model accepts `labels=`. A wrapper passes its arguments on: there the model inside decides."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
-        return True  # one that does not tell, such as a scripted model
+        return True  # one without a signature, such as a scripted model
     return any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
@@ -52,13 +52,13 @@ def call(model: nn.Module, x: Any, labels: Any = None) -> Any:
 
 
 def own_loss(output: Any) -> Any:
-    """The loss inside what a model returned."""
+    """The loss inside a model's output."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None and isinstance(output, Tensor) and output.numel() == 1:
         return output
     if loss is None:
         raise UsageError(
-            "no loss_fn was given and the model returned no loss. Give one:  analyze(x, y, nn.CrossEntropyLoss())"
+            "no loss_fn was passed and the model returned no loss. Pass one:  analyze(x, y, nn.CrossEntropyLoss())"
         )
     return loss
 
@@ -84,7 +84,7 @@ def part(value: Any, index: int, num_parts: int) -> Any:
 def copied(value: Any) -> Any:
     """The batch, safe from a first layer that works in place."""
     if isinstance(value, Tensor):
-        # A leaf that wants a gradient cannot be changed in place; torch says so itself.
+        # A leaf that requires a gradient cannot be changed in place; torch says so itself.
         return value if value.requires_grad or not value.is_floating_point() else value.clone()
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in value.items()}
@@ -94,7 +94,7 @@ def copied(value: Any) -> Any:
 
 
 def batch_size(value: Any) -> int:
-    """Samples in a batch; 1 when that cannot be told."""
+    """Samples in a batch; 1 if unknown."""
     if isinstance(value, Tensor):
         return value.shape[0] if value.ndim else 1
     items = (

@@ -1,4 +1,4 @@
-"""FlowAnalyzer: one batch through a model, every layer judged, the model left as it was."""
+"""FlowAnalyzer: one batch through a model, every layer judged, the model left unchanged."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from sonde.show.flow.report import FlowReport
 
 
 class Analyzer(Protocol):
-    """What looks at more than single layers. Several of them share one pass."""
+    """An analysis of more than single layers. Several of them share one pass."""
 
     needs_input_grads: ClassVar[bool]
-    """Whether it has gradients flow to more than the model's parameters: finding what else they reach takes a while."""
+    """Whether it makes gradients flow to more than the model's parameters: finding what else they reach takes a
+    while."""
 
     def watching(self, anatomy: ModelIndex) -> AbstractContextManager[Sequence[Observer]]:
-        """Open while the passes run; gives what is to be called for every module call."""
+        """A context for the passes; returns functions to call for every module call."""
 
     def after_pass(self) -> None:
-        """Gradients are there, and a GPU still works on them: what can be asked for now is not waited for later."""
+        """Gradients exist, and a GPU is still working on them: launch everything now that would be waited for later."""
 
     def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
-        """What it found, and what it measured."""
+        """Its issues and its metrics."""
 
 
 class FlowAnalyzer:
@@ -53,8 +54,8 @@ class FlowAnalyzer:
         self.model, self.thresholds = model, thresholds
 
     def analyze(self, x: Any, y: Any = None, loss_fn: LossFunction | None = None, steps: int = 1) -> FlowReport:
-        """Forward and backward, once or for `steps` parts of the batch. Parameters, buffers, gradients, mode and random
-        numbers are afterwards as before."""
+        """Run forward and backward, once or for `steps` micro-batches. Parameters, buffers, gradients, mode and random
+        numbers are unchanged afterwards."""
         return self.analyze_with((), x, y, loss_fn, steps)
 
     def analyze_with(
@@ -67,14 +68,14 @@ class FlowAnalyzer:
         *,
         anatomy: ModelIndex | None = None,
     ) -> FlowReport:
-        """The same with the findings of analyzers, all in the same passes. `anatomy`: the model's, if known."""
+        """The same with the issues of analyzers, all in the same passes. `anatomy`: the model's, if known."""
         known = anatomy or ModelIndex(self.model)
         with ExitStack() as stack:
             observers = [o for analyzer in analyzers for o in stack.enter_context(analyzer.watching(known))]
             everywhere = any(analyzer.needs_input_grads for analyzer in analyzers)
             run = partial(run_pass, self.model, names=known.names, observers=observers, everywhere=everywhere)
             passes = self._passes(run, analyzers, x, y, loss_fn, steps)
-        apart = queries_and_keys(known.attention)  # while a GPU still works on the passes
+        apart = queries_and_keys(known.attention)  # while a GPU is still working on the passes
         traces = [passed.trace() for passed in passes]
         layers = measured(traces)
         issues: list[Issue] = []
@@ -95,11 +96,11 @@ class FlowAnalyzer:
         loss_fn: LossFunction | None,
         steps: int,
     ) -> list[PassResult]:
-        """One pass per part of the batch."""
+        """One pass per micro-batch."""
         if steps < 1:
-            raise UsageError(f"steps is at least 1; got {steps}.")
+            raise UsageError(f"steps= must be at least 1; got {steps}.")
         if steps > 1 and batch_size(x) < steps:
-            raise UsageError(f"a batch of {batch_size(x)} cannot be cut into steps={steps} parts.")
+            raise UsageError(f"cannot split a batch of {batch_size(x)} into steps={steps} micro-batches.")
         found = []
         with torch.enable_grad(), all_preserved(self.model, loss_fn):
             for index in range(steps):
@@ -115,7 +116,7 @@ class FlowAnalyzer:
     def _report(
         self, loss: float, layers: Sequence[Layer], issues: Sequence[Issue], details: dict[str, Any]
     ) -> FlowReport:
-        """`issues` are what an analyzer found beyond single layers."""
+        """`issues` are those that an analyzer found beyond single layers."""
         names = {layer.name for layer in layers}
         return FlowReport(
             model_name=type(self.model).__name__,
@@ -128,7 +129,7 @@ class FlowAnalyzer:
 
 
 def measured(traces: list[Trace]) -> list[Layer]:
-    """Every module with its metrics, in the order of the forward pass; of several passes, their mean."""
+    """Every module with its metrics, in the order of the forward pass; with several passes, their mean."""
     stops = traces[0].in_order()
     by_pass = [_metrics(t, stops) for t in traces]
     return [
@@ -148,8 +149,8 @@ def measured(traces: list[Trace]) -> list[Layer]:
 
 
 def _near_output(leaves: Sequence[str], levels: Mapping[str, float]) -> float:
-    """The median over the last third of the leaf modules: gradients come from there, so what is less further forward
-    has vanished on the way, and what is more has exploded."""
+    """The median over the last third of the leaf modules: gradients come from there, so smaller ones nearer the input
+    have vanished on the way, and larger ones have exploded."""
     found = [level for name in leaves if (level := levels.get(name, 0.0)) > 0]
     return median(found[-max(3, len(found) // 3) :]) if found else 0.0
 
@@ -159,7 +160,7 @@ def _relative(level: float, typical: float, is_known: bool) -> float:
 
 
 def _metrics(t: Trace, stops: Sequence[Stop]) -> list[FlowMetrics]:
-    """Of every module, in one pass."""
+    """Metrics of every module, in one pass."""
     acts, grads, weights, weight_grads = (t.sketches[kind] for kind in ("act", "actgrad", "param", "grad"))
     pressures = {name: grad.norm for name, grad in grads.items()}
     flows = {name: act.norm * pressures[name] for name, act in acts.items() if name in pressures}
@@ -193,7 +194,7 @@ def _metrics(t: Trace, stops: Sequence[Stop]) -> list[FlowMetrics]:
 
 
 _NOTHING: Final = Sketch(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
-"""Of a module without a floating-point output, or without a gradient there."""
+"""For a module without a floating-point output, or without a gradient there."""
 
 
 def _turbulence(grad: Sketch) -> float:

@@ -1,4 +1,4 @@
-"""Numbers from a device, all at once: asked for one by one, each would wait for it."""
+"""Fetches numbers from a device all at once: fetched one by one, each would wait for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Gathered:
-    """The numbers in some tensors, laid side by side on their device. To gather does not wait; `numbers` does."""
+    """The numbers in some tensors, concatenated on their device. Gathering does not wait; `numbers` does."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._lengths = [tensor.numel() for tensor in tensors]
@@ -22,7 +22,7 @@ class Gathered:
         ]
 
     def numbers(self) -> list[list[float]]:
-        """Of each tensor, in its order; one transfer for each device and dtype."""
+        """The numbers of each tensor, in order; one transfer for each device and dtype."""
         found: list[list[float]] = [[] for _ in self._lengths]
         for indices, row in self._rows:
             numbers = iter(row.tolist())

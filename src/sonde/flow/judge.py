@@ -1,7 +1,7 @@
-"""How well each layer is. Everything is compared with the model's own other layers, so the loss may have any scale.
+"""The health of each layer. Everything is compared with the model's own other layers, so the loss may have any scale.
 
-The numbers the Gradient Flow Toolkit documents (pressure below 0.01, above 100, …) are there as `ABSOLUTE`, for those
-who want them: they judge a loss times 1000 differently.
+The thresholds that the Gradient Flow Toolkit documents (pressure below 0.01, above 100, …) are available as `ABSOLUTE`:
+they judge a loss times 1000 differently.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sonde.show.flow.issue import PENALTY, Issue, IssueSeverity
 from sonde.show.flow.metrics import WELL, FlowMetrics, Layer, LayerHealth, status_of
 
 DECADE: Final = 10.0
-"""What each decade costs that a flow is further from even than is free."""
+"""Points for each decade by which a flow deviates from even beyond the tolerance."""
 OUT_OF_RANGE: Final = 30.0
-"""What a pressure or turbulence outside its good range costs, without being an issue yet: the layer is then WARNING."""
+"""Points for a pressure or turbulence outside its good range that is not an issue yet: the layer is then WARNING."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """When a layer's pressure is too low or too high, and its turbulence too strong."""
+    """Limits for a layer's pressure and turbulence."""
 
     is_relative: bool = True
-    """Whether pressures are compared with the model's own level; else they are taken as they are."""
+    """Whether pressures are compared with the model's own level; otherwise their absolute values count."""
     vanishing: float = 1e-3
     vanished: float = 1e-5
     """Below `vanishing` an issue, below `vanished` a critical one."""
@@ -39,14 +39,14 @@ class Thresholds:
     good: tuple[float, float] | None = None
     """Pressures outside of this cost points."""
     turbulent: float = 30.0
-    """Ratio of spread to mean of the gradient's magnitude. A sparse gradient is uneven without being sick."""
+    """Ratio of spread to mean of the gradient's magnitude. A sparse gradient is uneven without being a problem."""
     very_turbulent: float = math.inf
     dead: float = 0.95
-    """Share of zeros in the output of an activation."""
+    """Fraction of zeros in the output of an activation."""
     silent: float = 0.5
-    """Share of units that give zero for the whole batch; above 0.9 severe."""
+    """Fraction of units that are zero for the whole batch; above 0.9 severe."""
     saturated: float = 0.5
-    """Share of values at the flat ends of an activation; above 0.9 severe."""
+    """Fraction of saturated values of an activation; above 0.9 severe."""
 
 
 RELATIVE: Final = Thresholds()
@@ -68,7 +68,7 @@ def judged(
     extra: Iterable[Issue] = (),
     behind_softmax: Container[str] = (),
 ) -> list[Layer]:
-    """The layers with their health. `extra` issues, found by an analyzer, lower the score of the layer they name."""
+    """The layers with their health. `extra` issues, found by an analyzer, lower the score of their layer."""
     listed = list(layers)
     others: dict[str, list[Issue]] = {}
     for issue in extra:
@@ -84,7 +84,8 @@ def judged(
 
 
 def _lenient(thresholds: Thresholds) -> Thresholds:
-    """For queries and keys: while attention is still even, as at initialisation, they rightly get next to nothing."""
+    """For queries and keys: while attention is still uniform, as at initialisation, they rightly get next to
+    nothing."""
     if not thresholds.is_relative:
         return thresholds
     return replace(
@@ -102,7 +103,7 @@ def _typical_ratio(layers: list[Layer]) -> float:
 
 
 def _health(layer: Layer, issues: list[Issue], thresholds: Thresholds) -> LayerHealth:
-    """100, less what each issue costs, less what an uneven flow costs."""
+    """100, minus the cost of each issue, minus the cost of an uneven flow."""
     cost = (_unevenness if thresholds.is_relative else _out_of_range)(layer.metrics, thresholds)
     if not issues and not cost:
         return WELL
@@ -115,18 +116,18 @@ def _health(layer: Layer, issues: list[Issue], thresholds: Thresholds) -> LayerH
 
 
 def _unevenness(metrics: FlowMetrics, thresholds: Thresholds) -> float:
-    """Ten points for each decade that flow or pressure is further from even than is free."""
+    """Ten points for each decade by which flow or pressure deviates from even beyond the tolerance."""
     flow, pressure = _decades(metrics.relative_flow), _decades(metrics.relative_pressure)
     return DECADE * max(0.0, flow - thresholds.free_decades, pressure - thresholds.free_decades - 1)
 
 
 def _decades(level: float) -> float:
-    """How far from 1."""
+    """Distance from 1."""
     return abs(math.log10(level)) if level > 0 else 0.0
 
 
 def _out_of_range(metrics: FlowMetrics, thresholds: Thresholds) -> float:
-    """The documented ranges, as they are. A pressure beyond them costs as an issue; turbulence has none of its own."""
+    """The documented absolute ranges. A pressure beyond them costs as much as an issue; turbulence has no issue."""
     cost = 0.0
     level, turbulence = metrics.mean_pressure, metrics.turbulence
     if thresholds.good is not None and metrics.grad_norm > 0:
@@ -166,8 +167,8 @@ _RECTIFIERS: Final = ("ReLU", "ReLU6", "LeakyReLU", "Threshold", "Hardtanh")
 
 
 def _level(metrics: FlowMetrics, thresholds: Thresholds, typical: float) -> float | None:
-    """What is compared with the thresholds. Relative: the pressure, or, where that is further off, what does not depend
-    on the scale of values: flow and gradient/weight must both be off, since either alone differs between widths."""
+    """The value that is compared with the thresholds. Relative: the pressure or, if that is further off, a value that
+    does not depend on scale: flow and gradient/weight must both be off, since either alone differs between widths."""
     if not thresholds.is_relative:
         return metrics.mean_pressure if metrics.grad_norm > 0 else None
     if not (metrics.weight_norm > 0 and typical > 0) or not metrics.relative_pressure:

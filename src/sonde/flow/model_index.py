@@ -1,4 +1,4 @@
-"""What an analysis knows of a model before anything runs, each thing looked for once: a GPU waits for all of it.
+"""Facts about a model that an analysis collects before anything runs, each once: a GPU would wait for all of it.
 
 Attention is found by its layers: `nn.MultiheadAttention`, three projections under their usual names, or a fused one.
 """
@@ -22,7 +22,7 @@ _FUSED: Final = ("qkv", "c_attn", "in_proj", "query_key_value", "Wqkv", "qkv_pro
 
 
 class ModelIndex:
-    """The names in a model, its modules, and where its attention is. Holds the model: not to be kept."""
+    """The names in a model, its modules, and its attention layers. Holds the model: must not be kept."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -39,7 +39,7 @@ class ModelIndex:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """An attention module and where its three projections are: parameter names, and the rows that belong to each."""
+    """An attention module and its three projections: parameter names, and the rows that belong to each."""
 
     layer: str
     module: nn.Module
@@ -50,10 +50,10 @@ class Attention:
 
 
 def find_attention(modules: Iterable[nn.Module], names: ModelNames) -> list[Attention]:
-    """Every attention among the modules of a model, in their order."""
+    """Every attention among the modules of a model, in order."""
     found = []
     for module in modules:
-        place = names.place(module) if module._modules else None  # nothing that holds no layers is an attention
+        place = names.place(module) if module._modules else None  # a module without layers is not an attention
         if place is None:
             continue
         parameters = _multihead(module) or _triple(module) or _fused(module)
@@ -83,7 +83,7 @@ def _multihead(module: nn.Module) -> _Parts | None:
 
 
 def weight_of(module: nn.Module | None) -> nn.Parameter | None:
-    """A layer's weight, or what it is made from. Not by `.weight`: a spectral norm changes when asked."""
+    """A layer's weight, or the parameter behind it. Not by `.weight`: a spectral norm changes on access."""
     if module is None:
         return None
     own = module._parameters.get("weight")

@@ -1,4 +1,4 @@
-"""Scale a gradient on its way back, and nothing on its way forward."""
+"""Scales a gradient in the backward pass, and nothing in the forward pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GradientScale(torch.autograd.Function):
 
 
 class _WithTangent(GradientScale):
-    """The same in forward mode, where there is no way back to scale. torch.compile refuses a class that has this."""
+    """The same in forward mode, which has no backward pass to scale. torch.compile rejects a class that has this."""
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor, _: Any) -> Tensor:  # noqa: ARG004
@@ -38,7 +38,7 @@ class _WithTangent(GradientScale):
 
 
 def gradient_scale(x: Tensor, scale: float) -> Tensor:
-    """`x` as it is, whose gradient arrives multiplied by `scale`.
+    """`x` unchanged, with its gradient multiplied by `scale`.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> gradient_scale(x, 0.01).sum().backward()

@@ -1,4 +1,4 @@
-"""The numbers of one tensor that the analysis needs, for all tensors of a pass at once."""
+"""The statistics of one tensor that the analysis needs, for all tensors of a pass at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sonde.schema.sketch import INF, MAX, MIN, NAN, SUMABS, SUMSQ, ZERO, Array, 
 
 
 class Sketch(NamedTuple):
-    """Plain numbers: numpy's, one at a time, take ten times as long."""
+    """Plain Python numbers: those of numpy, one at a time, take ten times as long."""
 
     n: float
     mean_abs: float
@@ -22,7 +22,7 @@ class Sketch(NamedTuple):
 
 
 def sketches_of(rows: Array) -> list[Sketch]:
-    """One for each row. Of a tensor without a single finite value nothing but the number of elements is known."""
+    """One for each row. For a tensor without a finite value only the number of elements is known."""
     n, squares = rows[:, N], rows[:, SUMSQ]
     finite = n - rows[:, NAN] - rows[:, INF]
     is_known = finite > 0

@@ -1,4 +1,4 @@
-"""Gradients by time step and by gate, caught in one pass; a module that is called once per step is one that loops."""
+"""Gradients by time step and by gate, from one pass; a module that is called once per step counts as a loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TimeWatch:
 
     @contextmanager
     def inputs_with_gradients(self) -> Iterator[None]:
-        """Give the inputs of recurrent layers a gradient where the data have none."""
+        """Make the inputs of recurrent layers require a gradient if the data do not."""
         recurrent = [m for m in self.modules if _is_recurrent(m)]
         handles: list[Any] = [m.register_forward_pre_hook(self._before) for m in recurrent]
         for module in recurrent:
@@ -48,7 +48,7 @@ class TimeWatch:
             return None
         if isinstance(args[0], PackedSequence) or not isinstance(args[0], Tensor):
             return None
-        # A view of what the user gave: a hook on the tensor itself would stay on it.
+        # A view of the user's tensor: a hook on the tensor itself would stay on it.
         x = args[0].view_as(args[0]) if args[0].requires_grad else args[0].detach().clone().requires_grad_(True)
         self.types[place.name] = type(module).__name__
         x.register_hook(self._note_sequence(place.name, module))  # type: ignore[no-untyped-call]
@@ -87,7 +87,7 @@ class TimeWatch:
         return {name: _gate_numbers(gates, found) for name, (gates, found) in self._gates.items()}
 
     def called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
-        """A module that is called once per time step: the gradient of each of its outputs."""
+        """For a module that is called once per time step: the gradient of each of its outputs."""
         if _is_recurrent(module):
             return
         tensor = output[0] if isinstance(output, tuple) and output else output

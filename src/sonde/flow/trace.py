@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Stop:
-    """One module on the way: its place in the order of the forward pass, and what it took and gave."""
+    """One module of the pass: its position in the forward order, and its inputs and outputs."""
 
     name: str
     type: str
@@ -40,22 +40,22 @@ class Stop:
     num_parameters: int = 0
     parameters: tuple[str, ...] = ()
     is_trainable: bool = False
-    """Whether any of its parameters learns."""
+    """Whether any of its parameters is trained."""
     calls: int = 0
 
 
 @dataclass(slots=True)
 class Trace:
-    """What one pass saw."""
+    """The observations of one pass."""
 
     loss: float
     stops: dict[str, Stop]
     sketches: dict[str, dict[str, Sketch]]
     """By kind ("act", "actgrad", "param", "grad") and name."""
     silent: dict[str, float] = field(default_factory=dict)
-    """Share of silent units, by module with a rectifier."""
+    """Fraction of silent units, by module with a rectifier."""
     saturated: dict[str, float] = field(default_factory=dict)
-    """Share of saturated values, by module with a sigmoid or tanh."""
+    """Fraction of saturated values, by module with a sigmoid or tanh."""
 
     def get(self, kind: str, name: str) -> Sketch | None:
         return self.sketches[kind].get(name)
@@ -70,7 +70,7 @@ class Trace:
 
 
 class _Collector:
-    """The sink of the forward tap during one pass. What it does for each module is what an analysis costs on a GPU."""
+    """The sink of the forward tap during one pass. Its work per module is the cost of an analysis on a GPU."""
 
     wants_activations = True
     wants_activation_grads = True
@@ -82,7 +82,7 @@ class _Collector:
         self.is_reentrant = False
 
     def forward_seen(self, place: ModuleRef, output: Any) -> None:
-        # Seen without gradients, in training, is what runs inside a reentrant checkpoint.
+        # A module seen without gradients, in training, runs inside a reentrant checkpoint.
         self.is_reentrant = self.is_reentrant or not torch.is_grad_enabled()
 
     def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
@@ -106,7 +106,7 @@ class _Collector:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Of the first floating-point tensor in what a module took or gave."""
+    """The shape of the first floating-point tensor in a module's input or output."""
     first = value[0] if type(value) is tuple and value else value
     if type(first) is Tensor and first.dtype.is_floating_point and not first.is_meta:  # nearly always
         return first.shape
@@ -115,9 +115,9 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _sketch_weights(reducer: Reducer, first_key: int, owned: Sequence[tuple[str, nn.Parameter]]) -> list[Key]:
-    """Parameters and gradients. Where both look alike, what was planned for the ones serves the others.
+    """Sketch parameters and gradients. If both have the same layout, they share a plan.
 
-    Returned is what each key stands for, from the first on."""
+    Returns the meaning of each key, in order."""
     weights = [(name, p) for name, p in owned if is_plain_tensor(p)]
     grads = [(name, p.grad) for name, p in owned if p.grad is not None and is_plain_tensor(p.grad)]
     keys = range(first_key, first_key + len(weights))
@@ -139,19 +139,19 @@ def _form(name: str, tensor: Tensor) -> tuple[object, ...]:
 
 
 def _describe(stop: Stop, names: ModelNames, module: nn.Module | None) -> None:
-    """What can be told after the pass, when nothing waits for it."""
+    """Facts that can be collected after the pass, when nothing waits for them."""
     assert module is not None  # the model holds it
     own = [(named.name, p) for p in module._parameters.values() if (named := names.parameter(p)) is not None]
     stop.is_leaf = not module._modules
     stop.num_parameters = sum(p.numel() for _, p in own if p is not None)
     stop.is_trainable = any(p is not None and p.requires_grad for _, p in own)
-    stop.parameters = tuple(name for name, _ in own)  # a tied one under the name it has first
+    stop.parameters = tuple(name for name, _ in own)  # a tied one under its first name
     stop.input_shape, stop.output_shape = tuple(stop.input_shape), tuple(stop.output_shape)
 
 
 @dataclass(slots=True)
 class PassResult:
-    """A pass whose numbers may still be on their way from the device. Only `trace` waits for them."""
+    """A pass whose numbers may still be being copied from the device. Only `trace` waits for them."""
 
     names: ModelNames
     loss: Tensor
@@ -162,7 +162,7 @@ class PassResult:
 
     def trace(self) -> Trace:
         with quiet():
-            # First, since torch waits for a device more closely than one who looks for numbers from time to time.
+            # First, since torch's own wait for a device is faster than polling for numbers.
             loss = float(self.loss)
             return Trace(loss, self.stops, _resolve(self.keys, self.tables), *self.units.shares())
 
@@ -177,9 +177,9 @@ def run_pass(
     observers: Sequence[Observer] = (),
     everywhere: bool = False,
 ) -> PassResult:
-    """Run it. To be called inside `preserved`. `observers` are called for every module call, as the hooks are.
+    """Run the pass. Call it inside `preserved`. `observers` are called for every module call, like the hooks.
 
-    `everywhere`: gradients are also wanted along other ways than those to the model's parameters."""
+    `everywhere`: also compute gradients along other paths than those to the model's parameters."""
     units = UnitWatch()
     collector = _Collector(Reducer(hist_samples=1, on_unreadable=lambda *_: None), units, observers)
     errors: list[Exception] = []
@@ -199,7 +199,7 @@ def run_pass(
 
 
 def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitWatch) -> PassResult:
-    """All that can be done while a GPU still works on the pass."""
+    """Everything that can be done while a GPU is still working on the pass."""
     reducer = collector.reducer
     owned = [(named.name, p) for named in names.parameters.values() if (p := named.ref()) is not None]
     keys = [(kind, place.name) for place in collector.stops for kind in ("act", "actgrad")]
@@ -216,14 +216,14 @@ def _passed(names: ModelNames, loss: Tensor, collector: _Collector, units: UnitW
 
 
 def _backward(loss: Tensor, model: nn.Module, *, everywhere: bool) -> None:
-    """Gradients of the model's own parameters, and of nothing else's.
+    """Gradients of the model's own parameters, and of nothing else.
 
-    `everywhere`: not only along the ways to them. An analyzer may have laid others, a batch may want a gradient, and a
-    reentrant checkpoint refuses to go along some ways only.
+    `everywhere`: not only along the paths to them. An analyzer may have added others, a batch may require a gradient,
+    and a reentrant checkpoint rejects a backward pass along some paths only.
     """
     own = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if own and not everywhere:
-        # torch leaves other leaves alone by itself, and faster than by looking for them.
+        # torch skips other leaves by itself, faster than we could search for them.
         loss.backward(inputs=own)  # type: ignore[no-untyped-call]
         return
     with _foreign_grads_kept(loss, model):
@@ -236,7 +236,7 @@ def _wants_grad(x: Any) -> bool:
 
 @contextmanager
 def _foreign_grads_kept(loss: Tensor, model: nn.Module) -> Iterator[None]:
-    """Gradients of what is not the model's stay as they were: of the inputs, of a discriminator inside the loss."""
+    """Gradients outside the model stay as they were: of the inputs, of a discriminator inside the loss."""
     own = {id(parameter) for parameter in model.parameters()}
     foreign = [(leaf, leaf.grad) for leaf in _leaves(loss) if id(leaf) not in own]
     for leaf, _ in foreign:

@@ -1,4 +1,4 @@
-"""Units that are silent and units at the flat ends of their activation, by module, in one pass."""
+"""Silent units and saturated values, by module, in one pass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ RECTIFIERS: Final = (nn.ReLU, nn.ReLU6, nn.Threshold)
 SIGMOIDS: Final = (nn.Sigmoid, nn.Tanh)
 CLIPPED: Final = (nn.Hardtanh, nn.Hardsigmoid)
 WATCHED: Final = (*RECTIFIERS, *SIGMOIDS, *CLIPPED)
-"""The modules whose calls are looked at."""
+"""The modules whose calls are checked."""
 MIN_ROWS: Final = 8
-"""Of fewer samples, a healthy unit may be silent for all of them by chance."""
+"""With fewer samples, a healthy unit may be silent for all of them by chance."""
 
 
 class UnitWatch:
-    """Collects while a forward pass runs; numbers stay on their device until they are asked for."""
+    """Collects while a forward pass runs; numbers stay on their device until they are needed."""
 
     functions: Final = ("relu", "tanh", "sigmoid")
-    """The calls it wants to hear of."""
+    """The calls of interest."""
 
     def __init__(self) -> None:
         self._silent: dict[str, list[Tensor]] = {}
@@ -47,7 +47,7 @@ class UnitWatch:
         module = place.ref()
         given = args[0] if args else kwargs.get("input")
         if isinstance(module, (*RECTIFIERS, *SIGMOIDS)):
-            return  # the module has told us
+            return  # the module was already reported
         if name == "relu":
             self._rectified(place.name, out)
         elif name in ("tanh", "sigmoid"):
@@ -64,7 +64,7 @@ class UnitWatch:
             self._saturated.setdefault(name, []).append(saturated(given))
 
     def together(self) -> Units:
-        """By module, over all its calls: units that gave zero for every sample, and values beyond ±5."""
+        """By module, over all its calls: units that were zero for every sample, and values beyond ±5."""
         return Units(
             {name: torch.cat(masks).float().mean() for name, masks in self._silent.items()},
             {name: torch.stack(shares).mean() for name, shares in self._saturated.items()},
@@ -73,7 +73,7 @@ class UnitWatch:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Shares by module, still on their device."""
+    """Fractions by module, still on their device."""
 
     silent: dict[str, Tensor]
     saturated: dict[str, Tensor]

@@ -1,1 +1,1 @@
-"""Take tensors out of a running model. Never computes on them, never stores them, never leaves a trace on the model."""
+"""Reads tensors from a running model. Never computes on them, never stores them, never leaves a trace on the model."""

@@ -1,4 +1,4 @@
-"""Whether the graphs of earlier steps are still in memory: a token hangs on each, and is counted by weak reference."""
+"""Detects graphs of earlier steps that are still in memory: each has a token, counted by weak reference."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ MIN_AGE: Final = 3
 
 
 class _Token:
-    """A hook that does nothing. The graph holds it; nobody else does."""
+    """A hook that does nothing. Only the graph holds it."""
 
     __slots__ = ("__weakref__",)
-    __torch_unserializable__ = True  # or saving the tensor it hangs on would warn
+    __torch_unserializable__ = True  # otherwise saving the tensor it is attached to would warn
 
     def __call__(self, grad: Tensor) -> None:
-        """Leave the gradient as it is."""
+        """Return the gradient unchanged."""
 
 
 class GraphTokens:
-    """Keeps nothing alive itself."""
+    """Counts live graphs without keeping any alive."""
 
     def __init__(self) -> None:
         self._tokens: deque[tuple[int, weakref.ref[_Token]]] = deque(maxlen=GRAPHS + MIN_AGE)
 
     def mark(self, step: int, output: Tensor) -> None:
-        """Hang a token on the graph of this output; once a step is enough."""
+        """Attach a token to the graph of this output; once per step is enough."""
         if output.grad_fn is None or (self._tokens and self._tokens[-1][0] == step):
             return
         token = _Token()
@@ -38,7 +38,7 @@ class GraphTokens:
         self._tokens.append((step, weakref.ref(token)))
 
     def count(self, step: int) -> tuple[int, int]:
-        """(graphs alive, of how many) among the last eight marked at least three steps ago."""
+        """(graphs alive, graphs marked) among the last eight marked at least three steps ago."""
         old = [ref for marked, ref in self._tokens if marked <= step - MIN_AGE][-GRAPHS:]
         return sum(ref() is not None for ref in old), len(old)
 

@@ -1,4 +1,5 @@
-"""Whether torch.compile may be at work on a model. Asks only what is already loaded; never imports the compiler."""
+"""Detects whether torch.compile may be active for a model. Checks only what is already loaded; never imports the
+compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ def has_compiled_parts(model: nn.Module) -> bool:
 
 
 def num_compiled_frames() -> int:
-    """How many Python functions this process has compiled so far."""
+    """The number of Python functions that this process has compiled so far."""
     utils = sys.modules.get("torch._dynamo.utils")
-    # `get`, because asking a defaultdict by key would leave one there.
+    # `get`, because indexing a defaultdict would create an entry.
     return int(utils.counters.get("frames", {}).get("total", 0)) if utils is not None else 0

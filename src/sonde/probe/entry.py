@@ -1,4 +1,4 @@
-"""The moment before the watched model itself runs, through one global hook that lets all other modules pass."""
+"""The moment before the watched model itself runs, from one global hook that ignores all other modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sonde.probe.model import ModelNames
 
 
 class EntryTap:
-    """Calls `on_enter` at the beginning of each forward pass that trains, and before that `on_call` of any."""
+    """Calls `on_enter` at the start of each training forward pass, and before that `on_call` for any call. Neither, if
+    `is_over` says that a call needs nothing more."""
 
     def __init__(
         self,
@@ -22,19 +23,22 @@ class EntryTap:
         on_enter: Callable[[], None],
         on_error: Callable[[str, Exception], None],
         on_call: Callable[[], None] | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         model = names.model
 
         def begin() -> None:
+            if is_over():
+                return
             if on_call is not None:
                 on_call()
             if torch.is_grad_enabled() and is_observable():
                 on_enter()
 
-        enter = protected(begin, on_error, "beginning of a forward pass")
+        enter = protected(begin, on_error, "start of a forward pass")
 
         def entered(module: nn.Module, args: Any) -> None:
-            # A compiler sees the first word only, and sees it say no.
+            # A compiler sees only the first condition, which is false for it.
             if torch.compiler.is_compiling() or module is not model():
                 return
             enter()

@@ -1,4 +1,4 @@
-"""Activations and their gradients, through one global forward hook that knows the model's modules by weak reference."""
+"""Activations and their gradients, from one global forward hook that knows the model's modules by weak reference."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook
 
-from sonde.probe.guards import is_in_checkpoint, is_observable, protected, quiet
+from sonde.probe.guards import is_in_backward, is_in_checkpoint, is_observable, protected, quiet
 from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.outputs import floating_tensors
 
 
 class ForwardSink(Protocol):
-    """What becomes of activations."""
+    """Receives activations."""
 
     wants_activations: bool
     wants_activation_grads: bool
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing at all is wanted of the modules that run now: asked at each call of each of them."""
+        """Whether nothing is wanted from the modules that run now: checked at each call of each of them."""
 
     def forward_seen(self, place: ModuleRef, output: Any) -> None:
-        """A module of the model ran in a training forward pass, and returned this."""
+        """A module of the model ran in a training forward pass and returned this."""
 
     def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
-        """A selected module of the model, or the model itself, ran: what it took and gave."""
+        """A selected module of the model, or the model itself, ran with these inputs and outputs."""
 
     def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
-        """A tensor a module returned."""
+        """A tensor that a module returned."""
 
     def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         """The gradient with respect to it."""
@@ -69,7 +69,7 @@ def _restore_compile_warning(tap: ForwardTap) -> None:
 
 
 class ForwardTap:
-    """Sees every module call of the watched model, and no other model's."""
+    """Sees every module call of the watched model, and of no other model."""
 
     def __init__(
         self,
@@ -79,19 +79,23 @@ class ForwardTap:
         on_root: Callable[[Any, Any, Any], None] | None = None,
         on_evaluated: Callable[[Any, Any, Any], None] | None = None,
         on_number: Callable[[nn.Module, Any, Tensor], None] | None = None,
+        on_recomputed: Callable[[ModuleRef, Any], None] | None = None,
     ) -> None:
         self.names, self.sink, self.on_error = names, sink, on_error
         self.on_root = on_root
-        """Given (args, kwargs, output) of each training call of the model itself."""
+        """Called with (args, kwargs, output) of each training call of the model itself."""
         self.on_evaluated = on_evaluated
-        """Given the same of its calls without gradients."""
+        """Called with the same for its calls without gradients."""
         self.on_number = on_number
-        """Given (module, args, output) of each call of a module outside the model that gives a single number."""
+        """Called with (module, args, output) of each call of a module outside the model that returns a single
+        number."""
+        self.on_recomputed = on_recomputed
+        """Called with (place, output) of each module that a backward pass runs again, in a checkpointed segment."""
         model = names.model()
         self._root = names.place(model) if model is not None else None
         self._is_attached = True
         self._running_in = 0
-        """The thread in which the model itself is running; 0: none."""
+        """The thread in which the model itself is running, or 0."""
         self._others: set[int] = set()
         """Threads that called it meanwhile. Their passes are not measured: they would be mixed with the first."""
         self._num_unknown = 0
@@ -100,19 +104,31 @@ class ForwardTap:
         self._instead_in = 0
         self._gone_back = protected(self._grad_seen, on_error, "activation gradient hook")
         _silence_compile_warning(self)
-        # Many models are called with keywords only: without them nothing would be seen of their inputs.
-        hook = protected(self._seen, on_error, "forward hook")
-        self._handle = register_module_forward_hook(hook, with_kwargs=True)
+        self._hook = protected(self._seen, on_error, "forward hook")
+        self._handle: Any = None
+        self.resume()
+
+    def resume(self) -> None:
+        """See module calls again."""
+        if self._handle is None and self._is_attached:
+            # Many models are called with keywords only: without them their inputs would not be seen.
+            self._handle = register_module_forward_hook(self._hook, with_kwargs=True)
+
+    def pause(self) -> None:
+        """See no module call: an empty global hook alone takes more than a microsecond for each."""
+        if self._handle is not None:
+            self._handle.remove()
+            # torch forgets to remove this mark, and continues as if there were a hook.
+            getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)
+            self._handle = None
 
     def detach(self) -> None:
         self._is_attached = False
-        self._handle.remove()
-        # torch forgets to take this mark away, and goes on as if there were a hook.
-        getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)
+        self.pause()
         _restore_compile_warning(self)
 
     def entered(self) -> bool:
-        """The model itself was called. Returns whether to measure this pass."""
+        """Called when the model itself is called. Returns whether to measure this pass."""
         here = threading.get_ident()
         if self._running_in not in (0, here) and self._is_running_elsewhere():
             self._others.add(here)
@@ -142,7 +158,7 @@ class ForwardTap:
             place = self._look_again(module)
         if place is None:
             if self.on_number is not None and type(output) is Tensor:
-                with quiet():  # a mode of the user's sees even a question for a tensor's shape
+                with quiet():  # a user's mode sees even a query of a tensor's shape
                     if output.dim() == 0:
                         self.on_number(module, args, output)
             return
@@ -163,6 +179,9 @@ class ForwardTap:
         if not is_observable() or not self._is_training_forward():
             if place is self._root and self.on_evaluated is not None:
                 self.on_evaluated(args, kwargs, output)
+            if self.on_recomputed is not None and is_in_backward() and torch.is_grad_enabled():
+                with quiet():
+                    self.on_recomputed(place, output)
             return
         place.has_fired = True
         sink.forward_seen(place, output)
@@ -177,13 +196,14 @@ class ForwardTap:
             for suffix, tensor in floating_tensors(output):
                 if sink.wants_activations:
                     sink.activation(place, suffix, tensor)
-                # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is no activation's.
+                # A hook on a leaf (a parameter, an input) would stay on it for ever; its gradient is not an
+                # activation's.
                 if sink.wants_activation_grads and tensor.grad_fn is not None:
                     self._follow_back(place, suffix, tensor)
 
     def _look_again(self, module: nn.Module) -> ModuleRef | None:
-        """A module that runs inside the model and is not known may have taken the place of another. Modules that are
-        made in every forward pass are none of the model's: each time in vain, twice as many are passed by."""
+        """An unknown module that runs inside the model may have replaced another. Modules created in every forward pass
+        do not belong to the model: after each failed search, twice as many are ignored."""
         self._num_unknown += 1
         if self._num_unknown < self._look_at or not is_observable():
             return None
@@ -199,7 +219,7 @@ class ForwardTap:
 
     @contextmanager
     def instead(self, seen: Callable[[ModuleRef, Any], None]) -> Iterator[None]:
-        """While a pass of ours runs, `seen` is given what the selected modules return, and nothing is recorded."""
+        """While a pass of ours runs, `seen` receives the outputs of selected modules, and nothing is recorded."""
         self._instead, self._instead_in = seen, threading.get_ident()
         try:
             yield
@@ -207,7 +227,7 @@ class ForwardTap:
             self._instead = None
 
     def _is_training_forward(self) -> bool:
-        """Of what `is_observable`."""
+        """The tensors for which `is_observable` is true."""
         if torch.is_grad_enabled():
             return True
         model = self.names.model()

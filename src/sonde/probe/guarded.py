@@ -1,4 +1,4 @@
-"""A part of our work that may fail without taking the rest along. Needs no torch: a session may have none."""
+"""Runs a part of our work that may fail without affecting the rest. Needs no torch: a session may have none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class attempt:  # noqa: N801 - reads as a statement: `with attempt(on_error, "clip"):`
-    """Reports a failure, and goes on behind the block. What ends the program on purpose passes through."""
+    """Reports a failure and continues after the block. Exceptions that end the program on purpose pass through."""
 
     __slots__ = ("_name", "_on_error")
 

@@ -1,4 +1,4 @@
-"""When a hook must look away, and the wrapper every hook runs in, which lets nothing out but Ctrl-C."""
+"""Conditions under which a hook must do nothing, and the wrapper of every hook, which lets only Ctrl-C through."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Hook = Callable[..., None]
 def protected(hook: Hook, on_error: Callable[[str, Exception], None], name: str) -> Callable[..., None]:
     """The hook, unable to harm its caller.
 
-    The first line is what a compiler sees while it traces: nothing is recorded there, so the graph stays whole and no
-    Python state of ours becomes a guard.
+    While tracing, a compiler sees only the first line: nothing is recorded there, so the graph stays whole and none of
+    our Python state becomes a guard.
     """
 
     def run(*args: Any, **kwargs: Any) -> None:
@@ -33,10 +33,10 @@ def protected(hook: Hook, on_error: Callable[[str, Exception], None], name: str)
 
 
 def is_observable(*, in_inference: bool = False) -> bool:
-    """Whether tensors seen now are real values of the real forward pass; `in_inference`, also of inference mode's.
+    """Whether tensors seen now are real values of the real forward pass; with `in_inference`, also in inference mode.
 
-    Not while tracing or under a function transform, where there are no values; not while the backward pass recomputes
-    a checkpointed segment, which has been seen before; not while a CUDA graph is captured, where nothing runs.
+    Not while tracing or under a function transform, where there are no values; not while the backward pass recomputes a
+    checkpointed segment, which was seen before; not while a CUDA graph is captured, where nothing runs.
     """
     return (
         torch._C._current_graph_task_id() == -1
@@ -48,7 +48,7 @@ def is_observable(*, in_inference: bool = False) -> bool:
 
 
 def is_in_backward() -> bool:
-    """Whether this runs inside a backward pass; on a GPU that is in a thread of autograd's."""
+    """Whether this runs inside a backward pass; on a GPU that is in one of autograd's threads."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -58,7 +58,7 @@ def is_capturing() -> bool:
 
 
 def is_in_checkpoint() -> bool:
-    """Whether this forward runs inside a reentrant checkpoint, which switches gradients off though it is training."""
+    """Whether this forward runs inside a reentrant checkpoint, which turns gradients off although it trains."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CHECKPOINT_FORWARD:
@@ -77,16 +77,16 @@ _CHECKPOINT_FORWARD = _checkpoint_forward()
 
 
 class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
-    """No autograd and no autocast around what we compute: both would change it, or keep the graph alive.
+    """No autograd and no autocast around our computation: both would change it, or keep the graph alive.
 
-    The user's modes do not see it either: a counter of operations counts theirs, and a selective checkpoint, which
-    saves what runs under it in order, would hand our results to their recomputation.
+    The user's modes do not see it either: a counter of operations must count only theirs, and a selective checkpoint,
+    which saves results in order, would pass our results to their recomputation.
     """
 
     __slots__ = ("_grad", "_modes")
 
     def __enter__(self) -> None:
-        # Every hook comes through here: what is not in force is not switched off.
+        # Every hook runs this: a mode that is not active is not switched off.
         modes: list[Any] = []
         if _function_modes():
             modes.append(torch._C.DisableTorchFunction())
@@ -97,7 +97,7 @@ class quiet:  # noqa: N801 - reads as a statement: `with quiet():`
         for mode in modes:
             mode.__enter__()
         self._modes = modes
-        # Last, because it cannot fail: were there an error behind it, the user would go on without gradients.
+        # Last, because it cannot fail: after an error here, the user would continue without gradients.
         self._grad = _is_grad_enabled()
         _set_grad_enabled(False)
 

@@ -1,8 +1,8 @@
-"""Activations inside a compiled region, if asked for: an operation of ours that the compiler keeps in its graph.
+"""Activations inside a compiled region, on request: an operation of ours that the compiler keeps in its graph.
 
-It is opt-in because it changes the program that is compiled: what it looks at must be written to memory, so that fusion
-ends there, and in half precision is rounded there. In bfloat16 the last bits of training may differ from a run without.
-Hooks are on the modules themselves, and must be there before the first compiled call.
+It is opt-in because it changes the compiled program: the observed value must be written to memory, so fusion ends
+there, and half precision is rounded there. In bfloat16 the last bits of training may differ from a run without it. The
+hooks are on the modules themselves, and must exist before the first compiled call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _receivers: dict[int, Callable[[Tensor], None]] = {}
 
 @torch.library.custom_op("sonde::tap", mutates_args=("stamp",))
 def tap(x: Tensor, stamp: Tensor, number: int) -> None:
-    """Look at a tensor. It claims to change `stamp`, or the compiler would find that it does nothing."""
+    """Observe a tensor. It claims to modify `stamp`; otherwise the compiler would remove it as having no effect."""
     receiver = _receivers.get(number)
     if receiver is not None:
         receiver(x)
@@ -35,7 +35,7 @@ def _(x: Tensor, stamp: Tensor, number: int) -> None:
 
 
 class InGraphHook:
-    """A forward hook that does something only while a compiler traces. A copy of the model has one that never does."""
+    """A forward hook that acts only while a compiler traces. A copy of the model has one that never does."""
 
     def __init__(self, stamp: Tensor | None, number: int) -> None:
         self.stamp, self.number = stamp, number
@@ -63,7 +63,7 @@ class InGraphTaps:
         for place in names.places.values():
             module = place.ref()
             if isinstance(module, torch.jit.ScriptModule):
-                continue  # it takes no hooks of this kind, and no compiler looks into it
+                continue  # it takes no hooks of this kind, and no compiler traces into it
             if module is not None and place.is_selected and not module._modules:
                 device = _device_of(module, names)
                 stamp = stamps.setdefault(device, torch.zeros(1, device=device))

@@ -10,7 +10,7 @@ _all: Final[list[ForkLock]] = []
 
 
 class ForkLock:
-    """A lock that is free in a forked child:  `with lock.held:`. Made once, for a module.
+    """A lock that is free in a forked child:  `with lock.held:`. Created once, for a module.
 
     Not a context manager itself: an interrupt at the first line of a release written in Python would leave it locked.
     """

@@ -5,17 +5,29 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from sonde.schema.names import site_name, strip_wrappers, unique_sites
 
+_GOLDEN: Final = 0.6180339887498949
+
+
+def is_in_part(number: int, part: tuple[int, int]) -> bool:
+    """Whether the n-th of many things belongs to this part of them, given as (number, parts). Models repeat: each part
+    gets some of every kind of module.
+
+    >>> [next(k for k in range(3) if is_in_part(number, (k, 3))) for number in range(9)]
+    [0, 1, 0, 2, 1, 0, 2, 0, 2]
+    """
+    return part[1] == 1 or int(number * _GOLDEN % 1 * part[1]) == part[0]
+
 
 @dataclass(slots=True, eq=False)
 class ModuleRef:
-    """A module of the watched model. `keys` caches what the sink knows it by."""
+    """A module of the watched model. `keys` caches the sink's keys for it."""
 
     ref: weakref.ref[nn.Module]
     name: str
@@ -24,6 +36,12 @@ class ModuleRef:
     is_selected: bool = True
     has_fired: bool = False
     keys: dict[tuple[str, str], Any] = field(default_factory=dict)
+    number: int = 0
+    """Its position among the modules."""
+
+    def is_in(self, part: tuple[int, int]) -> bool:
+        """Whether it belongs to this part of the modules, given as (number, parts)."""
+        return is_in_part(self.number, part)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +68,11 @@ class ModelNames:
         self.places: dict[int, ModuleRef] = {}
         self.parameters: dict[int, NamedParameter] = {}
         self.version = 0
-        """How often the names were read."""
+        """The number of times the names were read."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the names anew; a model may have grown, or its parameters been replaced."""
+        """Read the names again; a model may have grown, or its parameters may have been replaced."""
         model = self.model()
         if model is None:
             return
@@ -66,10 +84,10 @@ class ModelNames:
         parameters = dict(_parameters(named, root, self.prefix))
         for parameter in parameters.values():
             parameter.is_selected = self.choose(parameter)
-        self.parameters = parameters  # not before they are chosen: another thread may read them
+        self.parameters = parameters  # not before they are selected: another thread may read them
 
     def _known(self, key: int, place: ModuleRef) -> ModuleRef:
-        """What is known of a place survives a refresh."""
+        """Keep what is known about a place across a refresh."""
         known = self.places.get(key)
         if known is not None and known.ref() is place.ref():
             return known
@@ -80,7 +98,7 @@ class ModelNames:
         place = self.places.get(id(module))
         if place is not None:
             return place if place.ref() is module else None
-        # torch.compile(model) made after `watch`: the wrapper stands at the boundary of what it wraps.
+        # torch.compile(model) created after `watch`: the wrapper is called instead of the module inside.
         inner = child_of(module, "_orig_mod")
         return self.place(inner) if inner is not None else None
 
@@ -97,7 +115,7 @@ class ModelNames:
 
 
 def type_name(module: nn.Module) -> str:
-    """The name of its class; of a scripted module, of the class that it was made from.
+    """The name of its class; for a scripted module, of the original class.
 
     >>> type_name(torch.jit.script(nn.Tanh()))
     'Tanh'
@@ -106,13 +124,13 @@ def type_name(module: nn.Module) -> str:
 
 
 def class_of(module: nn.Module) -> type:
-    """Its class; of a scripted module the one of torch's that it was made from, if that is what it was."""
+    """Its class; for a scripted module, the torch class that it was made from, if it was one."""
     found = getattr(nn, type_name(module), None) if isinstance(module, torch.jit.ScriptModule) else None
     return found if isinstance(found, type) else type(module)
 
 
 def child_of(module: nn.Module, name: str) -> nn.Module | None:
-    """A module inside it. What a scripted module keeps its own in is not quite a dict: it lacks `get`."""
+    """A submodule. A scripted module keeps its submodules in something that is not quite a dict: it lacks `get`."""
     children: Any = vars(module).get("_modules")
     return children[name] if children is not None and name in children else None
 
@@ -122,7 +140,7 @@ _Named = list[tuple[str, nn.Module]]
 
 
 def _root_name(named: _Named) -> str:
-    """The model itself has no name; it is "model", unless one of its modules is (as in many a language model)."""
+    """The model itself has no name; it is "model", unless one of its modules is (as in many language models)."""
     first = {id(module): name for name, module in reversed(named)}
     names = {strip_wrappers(name) for name in first.values()}
     return next(name for name in ("model", "root", "the model") if name not in names)
@@ -140,17 +158,18 @@ def _places(named: _Named, root: str, prefix: str) -> Iterator[tuple[int, Module
             continue  # a list or a dict of modules is never called
         stripped = strip_wrappers(names[0])
         if names[0] and stripped == strip_wrappers(names[0].rpartition(".")[0]):
-            continue  # a wrapper and what it wraps are one place, and the wrapper is the one that is always called
+            continue  # a wrapper and its module are one place, and the wrapper is the one that is always called
         called[key] = names[0]
     sites = unique_sites(list(called.values()))
-    for key, site in zip(called, sites, strict=True):
+    for number, (key, site) in enumerate(zip(called, sites, strict=True)):
         module, names = found[key]
         site = (before + site).rstrip(".") or root
-        yield key, ModuleRef(weakref.ref(module), site, type_name(module), _aliases(site, prefix, names))
+        aliases = _aliases(site, prefix, names)
+        yield key, ModuleRef(weakref.ref(module), site, type_name(module), aliases, number=number)
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Looked up without being asked for: the class of a scripted module raises when it is."""
+    """Looked up in the class dictionary: the class of a scripted module raises on attribute access."""
     if "forward" in vars(module):
         return True
     defined = next(vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind))

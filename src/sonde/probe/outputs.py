@@ -1,4 +1,4 @@
-"""The tensors inside whatever a module returns: tensors, tuples, lists, dicts, dataclasses; others are left alone."""
+"""The tensors inside a module's output: tensors, tuples, lists, dicts, dataclasses; other types are ignored."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _MAX_TENSORS: Final = 32
 
 
 def is_plain_tensor(value: object) -> bool:
-    """A real tensor with data: no FakeTensor, BatchedTensor, DTensor or other subclass, nothing on `meta`."""
+    """Whether this is a real tensor with data: no FakeTensor, BatchedTensor, DTensor or other subclass, not on
+    `meta`."""
     return type(value) in _PLAIN and not value.is_meta  # type: ignore[attr-defined]
 
 
 def floating_tensors(output: Any) -> list[tuple[str, Tensor]]:
-    """(suffix, tensor) of the floating-point tensors; the first has no suffix, so a module has its own name.
+    """(suffix, tensor) of the floating-point tensors; the first has no suffix, so it has the module's own name.
 
     >>> [suffix for suffix, _ in floating_tensors((torch.zeros(1), {"h": torch.zeros(1)}))]
     ['', ':1.h']

@@ -1,4 +1,4 @@
-"""Leave a model exactly as it was found: parameters, buffers, gradients, mode, attributes, random generators."""
+"""Leaves a model exactly as it was found: parameters, buffers, gradients, mode, attributes, random generators."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from torch.nn.parameter import is_lazy
 from sonde.errors import UsageError
 
 COPIED_BYTES: Final = 1 << 28
-"""Parameters up to this size in all are copied, for models that change their own; above, only those known to."""
+"""Parameters up to this total size are copied, for models that change their own; above it, only those known to
+change."""
 _CONTAINERS: Final = (dict, list, set, deque)
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OWN: Final = frozenset({"_parameters", "_buffers", "_modules"})
 _EMPTY: Final = object()
-"""Stands for what was in a container that held nothing."""
+"""Marks an empty slot of a container."""
 
 
 @contextmanager
@@ -86,12 +87,12 @@ def modules_within(function: Any) -> list[nn.Module]:
 def _is_filled(cell: Any) -> bool:
     try:
         return bool(cell.cell_contents is not cell)
-    except ValueError:  # a name that has not been given a value yet
+    except ValueError:  # a name that has no value yet
         return False
 
 
 def _owned(modules: list[nn.Module]) -> list[nn.Parameter]:
-    """Each parameter once. As `model.parameters()`, which walks the modules anew and takes five times as long."""
+    """Each parameter once. The same as `model.parameters()`, which walks the modules and takes five times as long."""
     found = {id(p): p for module in modules for p in module._parameters.values() if p is not None}
     return list(found.values())
 
@@ -105,26 +106,26 @@ def _refuse_lazy(model: nn.Module, tensors: Iterable[Tensor]) -> None:
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise UsageError(f"{name} has no shape yet. Let the model see a batch first:  model(x)")
+            raise UsageError(f"{name} has no shape yet. Run the model on a batch first:  model(x)")
 
 
-# -------------------------------------------------------------------------------------------- buffers and parameters
+# ----------------------------------------------------------------------------------------------- buffers and parameters
 
 _Saved = dict[str, tuple[Tensor, Tensor] | None]
 
 
 def _tensors(owned: dict[str, Any]) -> _Saved:
-    """Each tensor, and what is in it."""
+    """Each tensor, and its contents."""
     return {name: None if t is None else (t, t.detach().clone()) for name, t in owned.items()}
 
 
 def _changing(module: nn.Module, is_small: bool) -> dict[str, Any]:
-    """Parameters that a forward pass may change. An embedding with a largest norm rescales its rows as it is used."""
+    """Parameters that a forward pass may change. An embedding with a max_norm rescales its rows as it is used."""
     return dict(module._parameters) if is_small or getattr(module, "max_norm", None) is not None else {}
 
 
 def _restore(owned: dict[str, Any], saved: _Saved) -> None:
-    for name in [name for name in owned.keys() if name not in saved]:  # noqa: SIM118 - of a scripted module it is no dict
+    for name in [name for name in owned.keys() if name not in saved]:  # noqa: SIM118 - for a scripted module it is not a dict
         del owned[name]
     _write_back(saved)
     for name, entry in saved.items():
@@ -135,7 +136,7 @@ def _restore(owned: dict[str, Any], saved: _Saved) -> None:
 
 def _write_back(saved: _Saved) -> None:
     for entry in saved.values():
-        # Only what changed is written: a copy would count as a change of a tensor that autograd may have saved.
+        # Only changed tensors are written: a copy would count as a change of a tensor that autograd may have saved.
         if entry is not None and not _same_bits(*entry):
             with torch.no_grad():
                 if entry[0].shape != entry[1].shape:
@@ -144,26 +145,26 @@ def _write_back(saved: _Saved) -> None:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """As integers: a NaN is then equal to itself, and 0 is not -0."""
+    """Compared as integers: a NaN then equals itself, and 0 differs from -0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     kind = _INTEGERS.get(a.element_size())
     if kind is None or a.layout is not torch.strided:
-        return False  # written back unseen
+        return False  # written back unconditionally
     return torch.equal(a.detach().view(kind), b.view(kind))
 
 
-# -------------------------------------------------------------------------------------------------------- attributes
+# ----------------------------------------------------------------------------------------------------------- attributes
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Every attribute, and what is in it where it holds other things: counters, caches, hidden states, hooks."""
+    """Every attribute, and the contents of containers: counters, caches, hidden states, hooks."""
     return {name: (value, _inside(value)) for name, value in vars(module).items() if name not in _OWN}
 
 
 def _inside(value: Any) -> Any:
     if isinstance(value, _CONTAINERS):
-        return value.copy() if len(value) else _EMPTY  # as nearly all are: the hooks that a module has not
+        return value.copy() if len(value) else _EMPTY  # most are empty: the hooks that a module does not have
     return value.detach().clone() if type(value) is Tensor else None
 
 
@@ -201,14 +202,14 @@ def _refill(value: Any, inside: Any) -> None:
     value.extend(inside) if isinstance(value, list | deque) else value.update(inside)
 
 
-# ---------------------------------------------------------------------------------------------------- random numbers
+# ------------------------------------------------------------------------------------------------------- random numbers
 
 
 def _random_states(devices: set[torch.device]) -> list[tuple[Any, Any]]:
-    """(what puts it back, state) of torch, of each GPU among the devices, of numpy and of Python."""
+    """(function that restores it, state) for torch, for each GPU among the devices, for numpy and for Python."""
     states: list[tuple[Any, Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),
-        (np.random.set_state, np.random.get_state()),  # noqa: NPY002 - what a model draws from is the model's choice
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002 - a model may draw from the global generator
         (random.setstate, random.getstate()),
     ]
     for device in sorted((device for device in devices if device.type == "cuda"), key=str):

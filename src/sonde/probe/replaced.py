@@ -1,4 +1,4 @@
-"""Names in other people's modules and classes that are ours for a while. What somebody has put there since stays."""
+"""Names in foreign modules and classes that are temporarily replaced. A later replacement by others is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Replaced:
-    """What was replaced, to be put back. A name that is not there, as in another version, is left alone."""
+    """Replacements, to be undone. A name that does not exist, as in another version, is ignored."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, Any, Any, bool]] = []
@@ -23,7 +23,7 @@ class Replaced:
             self._all.append((holder, name, ours, original, is_inherited))
 
     def restore(self) -> None:
-        """What was inherited is so again: then ours is only taken away."""
+        """An inherited name is inherited again: ours is only removed."""
         for holder, name, ours, original, is_inherited in self._all:
             if getattr(holder, name, None) is not ours:
                 continue

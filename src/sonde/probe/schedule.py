@@ -1,15 +1,15 @@
-"""When to record: a schedule is a function of the step, such as `every(10)` or `first(100) | every(500)`."""
+"""Schedules: functions of the step that say when to record, such as `every(10)` or `first(100) | every(500)`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from sonde.errors import UsageError
 
 
 class Schedule:
-    """A function `step -> bool` that can be joined with others and prints as it was written.
+    """A function `step -> bool` that can be combined with others and prints as it was written.
 
     >>> schedule = first(2) | every(100)
     >>> [step for step in range(301) if schedule(step)]
@@ -18,11 +18,13 @@ class Schedule:
     first(2) | every(100)
     """
 
-    __slots__ = ("_function", "_text")
+    __slots__ = ("_function", "_text", "share")
 
-    def __init__(self, function: Callable[[int], bool], text: str) -> None:
+    def __init__(self, function: Callable[[int], bool], text: str, share: float = 1.0) -> None:
         self._function = function
         self._text = text
+        self.share = share
+        """The fraction of steps it selects in a long run; 1 if that is not known."""
 
     def __call__(self, step: int) -> bool:
         return self._function(step)
@@ -30,36 +32,42 @@ class Schedule:
     def __or__(self, other: Schedule) -> Schedule:
         if not isinstance(other, Schedule):
             return NotImplemented
-        return Schedule(lambda step: self(step) or other(step), f"{self._text} | {other._text}")
+        share = min(self.share + other.share, 1.0)
+        return Schedule(lambda step: self(step) or other(step), f"{self._text} | {other._text}", share)
 
     def __and__(self, other: Schedule) -> Schedule:
         if not isinstance(other, Schedule):
             return NotImplemented
-        return Schedule(lambda step: self(step) and other(step), f"({self._text}) & ({other._text})")
+        share = min(self.share, other.share)
+        return Schedule(lambda step: self(step) and other(step), f"({self._text}) & ({other._text})", share)
 
     def __repr__(self) -> str:
         return self._text
 
 
+When: TypeAlias = Schedule | bool | int | Callable[[int], bool] | None
+"""A schedule; True for the default one; False or None for never; n for every n-th step; or a function of the step."""
+
+
 def every(steps: int) -> Schedule:
     """Step 0 and each multiple of `steps`."""
     _check_count("every", steps)
-    return Schedule(lambda step: step % steps == 0, f"every({steps})")
+    return Schedule(lambda step: step % steps == 0, f"every({steps})", 1 / steps)
 
 
 def first(steps: int) -> Schedule:
     """The first `steps` steps."""
     _check_count("first", steps)
-    return Schedule(lambda step: step < steps, f"first({steps})")
+    return Schedule(lambda step: step < steps, f"first({steps})", 0.0)
 
 
 def _check_count(name: str, steps: object) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UsageError(f"{name}() takes a number of steps, 1 or more; got {steps!r}. For example {name}(10).")
+        raise UsageError(f"{name}() takes a number of steps, at least 1, for example {name}(10); got {steps!r}.")
 
 
 ALWAYS: Final = Schedule(lambda _: True, "every(1)")
-NEVER: Final = Schedule(lambda _: False, "never")
+NEVER: Final = Schedule(lambda _: False, "never", 0.0)
 
 
 def as_schedule(value: object, *, default: Schedule, argument: str) -> Schedule:
@@ -74,12 +82,12 @@ def as_schedule(value: object, *, default: Schedule, argument: str) -> Schedule:
         return every(value)
     if callable(value):
         return _with_first_step(Schedule(lambda step: bool(value(step)), getattr(value, "__name__", "custom")))
-    raise UsageError(f"{argument}= takes True, False, every(n), first(n) or a function of the step; got {value!r}.")
+    raise UsageError(f"{argument}= must be True, False, every(n), first(n) or a function of the step; got {value!r}.")
 
 
 def _with_first_step(schedule: Schedule) -> Schedule:
     """People look at step 0 first."""
-    return Schedule(lambda step: step == 0 or schedule(step), repr(schedule))
+    return Schedule(lambda step: step == 0 or schedule(step), repr(schedule), schedule.share)
 
 
 DEFAULT_ACTIVATIONS: Final = first(100) | every(10)

@@ -1,20 +1,28 @@
-"""Which sites to record: by glob, regular expression or module type, a list of these, or a function."""
+"""Selection of sites: by glob, regular expression or module type, a list of these, or a function."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import UsageError
 from sonde.schema.names import matches_any
 
+if TYPE_CHECKING:
+    from torch import nn
+
+Sites: TypeAlias = (
+    "str | re.Pattern[str] | type[nn.Module] | Iterable[str | re.Pattern[str] | type[nn.Module]]"
+    " | Callable[[str, nn.Module], object]"
+)
+"""A glob, a regular expression, a module type, several of these, or a function of name and module."""
 Chooser = Callable[[str, str, Any], bool]
-"""(site, alias or same, module that owns it) -> whether to record it."""
+"""(site, alias or the same, owning module) -> whether to record it."""
 
 
 def chooser(sites: object) -> Chooser:
-    """Make one function of whatever the user gave as `sites=`.
+    """Turn the value of `sites=` into one function.
 
     >>> choose = chooser(["layers.*.mlp", "!layers.0.*"])
     >>> choose("layers.3.mlp", "layers.3.mlp", None), choose("layers.0.mlp", "layers.0.mlp", None)
@@ -27,13 +35,14 @@ def chooser(sites: object) -> Chooser:
     if isinstance(sites, Iterable):
         return _by_list(list(sites))
     raise UsageError(
-        "sites= takes a glob, a regular expression, a module type, a list of these, or a function of name and module; "
+        "sites= must be a glob, a regular expression, a module type, a list of these, or a function of name and "
+        "module; "
         f"got {sites!r}."
     )
 
 
 def is_chosen(choose: Chooser, name: str, aliases: Iterable[str], modules: Iterable[Any]) -> bool:
-    """Whether a site is wanted, by any of its names and any of the modules that own it."""
+    """Whether a site is selected, by any of its names and any of the modules that own it."""
     owners = list(modules)
     return any(choose(name, alias, module) for alias in (name, *aliases) for module in owners)
 
@@ -46,7 +55,7 @@ def _by_list(items: list[object]) -> Chooser:
     wrong = [item for item in items if not isinstance(item, str | type | re.Pattern)]
     if wrong:
         raise UsageError(
-            f"sites= takes globs such as 'layers.*.mlp' and module types such as nn.Linear; got {wrong[0]!r}."
+            f"sites= may hold globs such as 'layers.*.mlp' and module types such as nn.Linear; got {wrong[0]!r}."
         )
     everything = not wanted and not types and not patterns
 
@@ -62,7 +71,7 @@ def _by_list(items: list[object]) -> Chooser:
 def _is_of(module: Any, types: tuple[type, ...]) -> bool:
     if not hasattr(module, "original_name"):
         return isinstance(module, types)
-    from sonde.probe.model import class_of  # a scripted module, which only torch can have made
+    from sonde.probe.model import class_of  # a scripted module, which only torch can have created
 
     return issubclass(class_of(module), types)
 

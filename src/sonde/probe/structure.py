@@ -1,4 +1,4 @@
-"""What a model is made of, in plain words and numbers: modules, parameters, optimizers. Reads no tensor's values.
+"""The structure of a model as plain words and numbers: modules, parameters, optimizers. Reads no tensor values.
 
 Also finds layers and parameters kept in plain lists, dicts or attributes, where `model.parameters()` misses them.
 """
@@ -42,15 +42,15 @@ _KINDS: Final[tuple[tuple[str, tuple[type, ...]], ...]] = (
     ("softmax", (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin)),
     ("loss", (nn.modules.loss._Loss,)),
 )
-# Models from elsewhere bring layers of their own; their class names follow torch's.
+# Models from elsewhere have their own layers, whose class names follow torch's.
 _ENDINGS: Final = (("norm", "Norm"), ("loss", "Loss"), ("attention", "Attention"), ("linear", "Linear"))
 MAX_ITEMS: Final = 256
 _OWN: Final = ("_parameters", "_buffers", "_modules")
-"""Where torch keeps what is registered."""
+"""The dictionaries in which torch keeps registered members."""
 
 
 def kind_of(module: nn.Module) -> str:
-    """One word for what a module does.
+    """One word for the function of a module.
 
     >>> kind_of(nn.ReLU()), kind_of(nn.Linear(2, 2)), kind_of(nn.Sequential(nn.Linear(2, 2)))
     ('activation', 'linear', 'container')
@@ -66,7 +66,8 @@ def kind_of(module: nn.Module) -> str:
 
 
 def is_mode_dependent(module: nn.Module) -> bool:
-    """Whether `train()` and `eval()` make a difference to it: dropout that drops, batch norm that keeps averages."""
+    """Whether `train()` and `eval()` make a difference to it: dropout that drops, batch norm with running
+    statistics."""
     if isinstance(module, nn.modules.batchnorm._NormBase):
         return module.track_running_stats
     return isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
@@ -82,7 +83,7 @@ def describe(
     """The structure document. `optimizers` are listed by their numbers; `calls` is name -> (order of first call, number
     of calls) in one forward pass.
 
-    `fed_by` names, for a linear layer, the one whose output it takes with nothing that bends in between.
+    `fed_by` names, for a linear layer, the one whose output it takes without a nonlinearity in between.
     """
     fed_by = fed_by or {}
     groups = {
@@ -94,7 +95,7 @@ def describe(
     parameters = [(named, named.ref()) for named in names.parameters.values()]
     described = [_parameter(named, p, groups.get(id(p))) for named, p in parameters if p is not None]
     model = names.model()
-    # Not `if model`: a compiled model is asked for its length then, and has none.
+    # Not `if model`: that would ask a compiled model for its length, which it does not have.
     weights = list(model.parameters()) if model is not None else []
     return {
         "modules": [_module(place, calls, fed_by) for place in names.places.values() if place.ref() is not None],
@@ -132,7 +133,7 @@ def _module(place: ModuleRef, calls: Mapping[str, tuple[int, int]], fed_by: Mapp
 
 
 def _scaling(module: nn.Module) -> dict[str, float]:
-    """What a low-rank adapter multiplies its B A by, by the adapter's name; it is in no tensor."""
+    """The factor of B A in a low-rank adapter, by the adapter's name; it is not in any tensor."""
     if not any(name.startswith("lora_") for name in (*module._modules.keys(), *module._parameters.keys())):
         return {}  # attention has a number of the same name
     value = module.__dict__.get("scaling")
@@ -158,7 +159,7 @@ def _parameter(named: NamedParameter, parameter: nn.Parameter, group: tuple[int,
 
 
 def _fan_in(shape: list[int], module_type: str) -> int:
-    """How many inputs add up to one output; 0 where nothing is added up."""
+    """The number of inputs that are summed into one output; 0 if nothing is summed."""
     if len(shape) < 2 or "Embedding" in module_type:
         return 0
     size = 1
@@ -185,7 +186,7 @@ def _group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """A number, an answer, or several of them."""
+    """A number, a bool, or several of them."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float) or (isinstance(value, Tensor) and value.numel() == 1)
@@ -193,7 +194,7 @@ def _is_plain(value: Any) -> bool:
 
 def _number(value: Any) -> Any:
     if isinstance(value, Tensor):
-        # A learning rate that lives on a device is not waited for.
+        # A learning rate on a device is not waited for.
         return value.item() if value.device.type == "cpu" else None
     if isinstance(value, list | tuple):
         return [_number(item) for item in value]
@@ -201,12 +202,12 @@ def _number(value: Any) -> Any:
 
 
 def _is_lazy(parameter: Any) -> bool:
-    """It has no shape yet."""
+    """Whether it has no shape yet."""
     return bool(is_lazy(parameter))
 
 
 def unregistered(model: nn.Module) -> list[str]:
-    """Where they are, and of what type: `blocks[0] (Linear)`. Frozen ones are left out: a teacher is hidden on purpose.
+    """Their places and types: `blocks[0] (Linear)`. Frozen ones are left out: a teacher is hidden on purpose.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -229,7 +230,7 @@ def unregistered(model: nn.Module) -> list[str]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a plain container holds, or a tensor that stands alone. Modules that stand alone are always registered."""
+    """The contents of a plain container, or a single tensor. Single modules are always registered."""
     if isinstance(value, list | tuple):
         yield from ((f"[{index}]", item) for index, item in enumerate(value[:MAX_ITEMS]))
     elif isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""From disk to tables: find a run, tell the truth about it, read its series lazily. Never writes, never needs torch."""
+"""Reading of runs: find a run, determine its true status, read its series lazily. Never writes, never needs torch."""

@@ -1,1 +1,2 @@
-"""Tensor -> sketch, on the device it lives on, without a sync. `numpy.py` is the specification; the others are fast."""
+"""Turns tensors into sketches on their own device, without a sync. `numpy.py` is the specification; the others are
+fast."""

@@ -1,4 +1,4 @@
-"""Any torch tensor as a flat dense real one, without a copy where possible; says which kinds it cannot read.
+"""Any torch tensor as a flat dense real one, without a copy if possible; reports unsupported kinds.
 
 Nothing here waits for the device: no branch depends on a value.
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-# No conversion kernel exists for these; they are named once and skipped.
+# No conversion kernel exists for these; they are reported once and skipped.
 _UNREADABLE: Final = frozenset(
     getattr(torch, name)
     for name in [
@@ -42,15 +42,13 @@ _COMPLEX_HALF: Final = getattr(torch, "complex32", None)
 
 
 class UnreadableError(Exception):
-    """A kind of tensor no sketch can be taken of; the message says which."""
+    """An unsupported kind of tensor; the message says which."""
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, if that is all of it: neither split over ranks, nor without values."""
+    """The local data of a tensor, if that is all of it: neither sharded over ranks, nor without values."""
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise UnreadableError(
-            "inside vmap or grad a tensor stands for many values. Return it, and record what comes back"
-        )
+        raise UnreadableError("inside vmap or grad a tensor represents many values. Return it, and record the result")
     if type(tensor).__name__ == "FakeTensor":
         raise UnreadableError("a FakeTensor has no value")
     distributed: Any = tensor
@@ -58,13 +56,13 @@ def whole(tensor: Tensor) -> Tensor:
     if placements is None:
         return tensor
     if not all(placement.is_replicate() for placement in placements):
-        raise UnreadableError("the DTensor is split over ranks. Record tensor.full_tensor()")
+        raise UnreadableError("the DTensor is sharded over ranks. Record tensor.full_tensor()")
     local: Tensor = distributed.to_local()
     return local
 
 
 def work_dtype(tensor: Tensor) -> torch.dtype:
-    """What the arithmetic is done in: float32 where it holds every value exactly, otherwise float64."""
+    """The dtype of the arithmetic: float32 if it represents every value exactly, otherwise float64."""
     dtype = tensor.dtype
     if dtype in _LOW_PRECISION or (dtype.itemsize == 1 and dtype.is_floating_point):
         return torch.float32
@@ -73,7 +71,7 @@ def work_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """A strided real tensor of an ordinary dtype, which is nearly every tensor there is."""
+    """Whether this is a strided real tensor of an ordinary dtype, as nearly every tensor is."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         return False
     dtype = tensor.dtype
@@ -81,7 +79,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def dense(tensor: Tensor) -> tuple[Tensor, int]:
-    """A strided real tensor with the same values, and how many zeros a sparse layout left out."""
+    """A strided real tensor with the same values, and the number of zeros that a sparse layout leaves out."""
     if is_plain(tensor):
         return tensor, 0
     if tensor.dtype in _UNREADABLE:
@@ -91,7 +89,7 @@ def dense(tensor: Tensor) -> tuple[Tensor, int]:
     if tensor.is_nested:
         return dense(_joined_parts(tensor))
     if tensor.layout is torch.sparse_coo:
-        # Uncoalesced duplicates add up; coalesce() returns a new tensor and leaves the gradient as it is.
+        # Uncoalesced duplicates add up; coalesce() returns a new tensor and does not change the gradient.
         stored = dense(tensor.coalesce().values())[0]
         return stored, _numel(tensor) - stored.numel()
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
@@ -111,7 +109,7 @@ def _numel(tensor: Tensor) -> int:
 
 
 def _joined_parts(tensor: Tensor) -> Tensor:
-    # values() of a jagged tensor is a view, but with lengths it also holds what lies between the parts.
+    # values() of a jagged tensor is a view, but with lengths it also includes the gaps between the parts.
     jagged: Any = tensor  # torch's stubs do not know its methods
     if tensor.layout is torch.jagged and jagged.lengths() is None:
         return tensor.values()
@@ -120,7 +118,7 @@ def _joined_parts(tensor: Tensor) -> Tensor:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """One dimension. Sketches do not care for order: a dense permutation (channels_last, a transpose) is not copied."""
+    """One dimension. Sketches ignore order: a dense permutation (channels_last, a transpose) is not copied."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     if _is_permuted_dense(tensor):
@@ -129,16 +127,16 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def addressable(tensor: Tensor) -> Tensor:
-    """What begins at its address and lies side by side, for kernels that are given no more than that. The tensor itself
-    where it does, which is nearly always: a view would take longer to make than all the rest."""
+    """A tensor whose elements are contiguous from its address on, for kernels that get nothing else. Usually the tensor
+    itself: creating a view would take longer than all the rest."""
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
-    # One dimension may still have gaps, as that of x[::2] and x[..., 0] has.
+    # One dimension may still have gaps, as in x[::2] and x[..., 0].
     return flat(tensor.detach().resolve_neg()).contiguous()
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether its elements lie side by side, in whatever order."""
+    """Whether its elements are contiguous, in whatever order."""
     return tensor.is_contiguous() or _is_permuted_dense(tensor)
 
 

@@ -1,4 +1,4 @@
-"""Histograms of binary exponents from samples, on the host; and places to sample where a compiler must know them.
+"""Histograms of binary exponents from samples, on the host; and sample positions that a compiler knows in advance.
 
 Knows no framework.
 """
@@ -13,7 +13,22 @@ from numpy.typing import NDArray
 from sonde.schema.sketch import INF, MIN_EXPONENT, NAN, NUM_BINS, ZERO, Array, N
 
 LEAP: Final = 40_507
-"""A prime: it shares no factor with the length of a row. Times any place of a sample it stays within 32 bits."""
+"""A prime: it shares no factor with the length of a row. Times any position in a sample it stays within 32 bits."""
+
+# A float64 begins with its sign and eleven bits of exponent. NaN and infinity share the last exponent; zero and
+# subnormal numbers share the first, and nearly all of those are zero.
+_MANTISSA_BITS: Final = 52
+_NOT_FINITE, _TINY, _NUM_COLUMNS = NUM_BINS, NUM_BINS + 1, NUM_BINS + 2
+
+
+def _bins_by_exponent() -> NDArray[np.intp]:
+    """The column for each sign and exponent."""
+    bins = np.clip(np.arange(1 << 11) - 1023 - MIN_EXPONENT, 0, NUM_BINS - 1)
+    bins[0], bins[-1] = _TINY, _NOT_FINITE
+    return np.concatenate([bins, bins]).astype(np.intp)
+
+
+_BIN_OF: Final = _bins_by_exponent()
 
 
 def histograms(samples: NDArray[np.floating], rows: Array) -> Array:
@@ -22,17 +37,19 @@ def histograms(samples: NDArray[np.floating], rows: Array) -> Array:
     A sampled count is scaled by (non-zero finite elements / those in the sample), so that histograms of differently
     sampled tensors merge without bias, and a row's histogram adds up to its number of non-zero finite elements.
     """
-    num = len(samples)
-    usable = np.isfinite(samples) & (samples != 0)
-    _, exponent = np.frexp(np.where(usable, samples, 1.0))
-    bins = np.clip(exponent - 1 - MIN_EXPONENT, 0, NUM_BINS - 1)
-    bins = np.where(usable, bins, NUM_BINS) + (np.arange(num) * (NUM_BINS + 1))[:, None]
-    counts = np.bincount(bins.ravel(), minlength=num * (NUM_BINS + 1)).reshape(num, NUM_BINS + 1)[:, :NUM_BINS]
-    return scaled(counts.astype(np.float64), rows)
+    bits = np.ascontiguousarray(samples, np.float64).view(np.int64) >> _MANTISSA_BITS
+    bits &= len(_BIN_OF) - 1
+    bins = _BIN_OF[bits]
+    bins += (np.arange(len(samples)) * _NUM_COLUMNS)[:, None]
+    counts = np.bincount(bins.ravel(), minlength=len(samples) * _NUM_COLUMNS).reshape(len(samples), _NUM_COLUMNS)
+    tiny = counts[:, _TINY].sum() - (samples.size - np.count_nonzero(samples))
+    if tiny:
+        counts[:, 0] += counts[:, _TINY] - (samples == 0).sum(axis=1)
+    return scaled(counts[:, :NUM_BINS].astype(np.float64), rows)
 
 
 def scaled(counts: Array, rows: Array) -> Array:
-    """What the counts of a sample stand for: as many as there are non-zero finite elements."""
+    """Scale sampled counts to the number of non-zero finite elements."""
     seen = counts.sum(axis=1)
     there = rows[:, N] - rows[:, NAN] - rows[:, INF] - rows[:, ZERO]
     scale = np.divide(there, seen, out=np.zeros(len(counts)), where=seen > 0)
@@ -41,8 +58,8 @@ def scaled(counts: Array, rows: Array) -> Array:
 
 
 def places(numel: int, size: int) -> NDArray[np.int32]:
-    """Which elements to look at: all, or one of each of `size` equal stretches. Those are not evenly apart: a distance
-    that is a multiple of a row's length would meet one column only.
+    """The elements to sample: all, or one from each of `size` equal ranges. They are not evenly spaced: a distance that
+    is a multiple of a row's length would only hit one column.
 
     >>> places(3, 8).tolist(), len(set((places(64 * 64, 64) % 64).tolist())) > 32
     ([0, 1, 2], True)

@@ -1,5 +1,5 @@
-"""A list of tensors that is the same in every step, to tables of sketches: by fused kernels where there are some, by
-torch elsewhere. Memory is made once.
+"""Sketches of a list of tensors that is the same at every step: by fused kernels if possible, otherwise by torch.
+Memory is allocated once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sonde.schema.sketch import Array, empty_rows
 
 
 def current_stream(device: torch.device) -> Any:
-    """The stream on which what is launched now will run; None on devices without."""
+    """The current stream for launches; None on devices without streams."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 class TensorList:
-    """A list of tensors that is the same in every step, split by device and work dtype, with memory made once."""
+    """A list of tensors that is the same at every step, split by device and work dtype, with memory allocated once."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TensorList:
             elif not tensor.numel():
                 self.empty.append(index)
             else:
-                # The fused kernels take one dtype at a time; elsewhere what is added up alike goes together.
+                # The fused kernels take one dtype at a time; elsewhere, tensors with the same work dtype go together.
                 dtype = tensor.dtype if tensor.device.type == "cuda" else work_dtype(tensor)
                 groups.setdefault((tensor.device, dtype), []).append(index)
         self.on_unreadable = on_unreadable
@@ -85,8 +85,8 @@ class TensorList:
         turn: int | None,
         keys: NDArray[np.int32] | None = None,
     ) -> Table:
-        """The table of one part's rows, with samples of the tensors given, or of what it keeps; under its own keys, or
-        under others."""
+        """The table of one part's rows, with samples of these tensors or of the kept copy; under its own keys, or under
+        others."""
         stream = current_stream(part.plan.device)
         table = Table((self.keys if keys is None else keys)[part.key_order], rows, stream=stream)
         if turn is not None and part.chunks is not None:
@@ -99,7 +99,7 @@ class TensorList:
         return table
 
     def _odd_tables(self, tensors: Sequence[Tensor], turn: int | None) -> list[Table]:
-        """Sparse, complex, quantized, nested and empty tensors: one by one, made dense first."""
+        """Sparse, complex, quantized, nested and empty tensors: one by one, converted to dense first."""
         tables = []
         for index in self.odd:
             try:
@@ -114,7 +114,7 @@ class TensorList:
         return tables + self.empty_tables(self.keys)
 
     def empty_tables(self, keys: NDArray[np.int32]) -> list[Table]:
-        """Of the tensors without elements, under these keys."""
+        """The table of the tensors without elements, under these keys."""
         return [Table(keys[self.empty], empty_rows(len(self.empty)))] if self.empty else []
 
 
@@ -127,29 +127,30 @@ class Part:
         device, dtype = tensors[0].device, work_dtype(tensors[0])
         self.plan = Plan([t.numel() for t in tensors], dtype, device, large=large)
         self.chunks = chunk_list(self.plan.numels.tolist(), dtype if keep else tensors[0].dtype, device)
-        """The fused kernels of a GPU, where there are some: they read the tensors where they lie."""
+        """The fused kernels of a GPU, if there are any: they read the tensors in place."""
         self._shapes = [t.shape for t in tensors]
         self.updates = update_chunks(self.plan.numels.tolist(), device) if keep else None
         self.paired: dict[str, Held] = {}
-        """Memory for what is multiplied with these tensors, by purpose."""
+        """Memory for tensors that are multiplied with these, by purpose."""
         self.key_order = np.array(indices, dtype=np.intp)[self.plan.order]
         self.addresses = native.addresses(self.in_order(tensors))
-        """For the native kernel on the CPU, where there is one: it too reads the tensors where they lie."""
+        """For the native kernel on the CPU, if there is one: it also reads the tensors in place."""
         by_torch = device.type == "cpu" and self.addresses is None
         self.partials = Partials(self.plan.num_rows, dtype) if by_torch else None
 
     @cached_property
     def held(self) -> Held:
-        """Memory for copies; where the fused kernels read and nothing is kept, none is ever made."""
+        """Memory for copies; never allocated if fused kernels read and nothing is kept."""
         return Held(self.plan, self._shapes, keep_large=self.keeps)
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether fused kernels are given addresses only, and nothing is kept."""
+        """Whether fused kernels get only addresses, and nothing is kept."""
         return self.chunks is not None and not self.keeps
 
     def read(self, tensors: Sequence[Tensor]) -> Array | Tensor:
-        """Sketch rows of these tensors in the plan's order, on the host or on the device; copies are kept if asked."""
+        """Sketch rows of these tensors in the plan's order, on the host or on the device; copies are kept on
+        request."""
         if self.addresses is not None:
             if self.keeps:
                 return self.addresses.rows(self.in_order(tensors), self.in_order(None), Act.COPY)
@@ -165,11 +166,11 @@ class Part:
         return self._rows(None if self.keeps else tensors, fill)
 
     def can_pair(self, tensors: Sequence[Tensor], pairs: Pairs) -> bool:
-        """Whether `subtract` can take the paired sums on the way; `pairs` are in the plan's order."""
+        """Whether `subtract` can also compute the paired sums; `pairs` are in the plan's order."""
         return self.addresses is not None and self.addresses.can_pair(self.in_order(tensors), pairs)
 
     def subtract(self, tensors: Sequence[Tensor], *, is_read: bool, pairs: Pairs | None = None) -> Array | Tensor:
-        """Sketch rows of what is kept minus these. Only if it `is_read` afterwards must that be what is kept then."""
+        """Sketch rows of the kept copy minus these. The copy is updated only if it `is_read` afterwards."""
         if self.addresses is not None:
             act = Act.SUBTRACT_INTO if is_read else Act.SUBTRACT
             return self.addresses.rows(self.in_order(tensors), self.in_order(None), act, pairs)
@@ -182,7 +183,7 @@ class Part:
         return self._rows(None, fill)
 
     def _rows(self, tensors: Sequence[Tensor] | None, fill: Fill | None) -> Array | Tensor:
-        """Of the tensors given or of what is kept; on the CPU that is filled bit by bit, as it is read."""
+        """Sketch rows of these tensors or of the kept copy, which the CPU fills chunk by chunk, as it is read."""
         if self.chunks is not None:
             return self.chunks.rows(self.in_order(tensors))
         blocks = self.plan.blocks(self.held, tensors, fill=fill)
@@ -192,7 +193,7 @@ class Part:
         return combine([self.partials], self.plan.starts, self.plan.numels)
 
     def in_order(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
-        """The plan's order: of the tensors given, or of what is kept."""
+        """In the plan's order: these tensors, or the kept copy."""
         if tensors is None:
             return [*self.held.slots, *self.held.large_slots]
         return [tensors[i] for i in self.plan.order]

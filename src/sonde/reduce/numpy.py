@@ -54,7 +54,7 @@ def sketch(x: NDArray[Any], *, histogram: bool = True) -> Sketch:
 
 
 def exponent_counts(finite: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How many non-zero values fall into each bin of floor(log2 |x|)."""
+    """The number of non-zero values in each bin of floor(log2 |x|)."""
     _, exponent = np.frexp(finite[finite != 0])  # |x| = m * 2**e with m in [0.5, 1), so floor(log2 |x|) = e - 1
     bins = np.clip(exponent - 1 - MIN_EXPONENT, 0, NUM_BINS - 1)
     return np.bincount(bins, minlength=NUM_BINS).astype(np.float64)

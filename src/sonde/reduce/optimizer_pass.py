@@ -1,6 +1,6 @@
-"""What an optimizer step did to a list of parameters: their sketches before, the true update after, and paired sums.
+"""The effect of an optimizer step on a list of parameters: sketches before, the true update after, and paired sums.
 
-The update is what really happened to the weights (after - before), whatever the optimizer, weight decay included.
+The update is the actual change of the weights (after - before), whatever the optimizer, weight decay included.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Moments:
     exp_avg: Sequence[Tensor]
     exp_avg_sq: Sequence[Tensor]
     correction: Any
-    """1 - beta2**t, which undoes the start of the second moment at zero. One for each parameter, as an array or as a
+    """1 - beta2**t, which corrects the start of the second moment at zero. One for each parameter, as an array or as a
     tensor on the device; or a single number for all."""
     floor: Any
     """eps**2 * correction: a second moment below it has no effect on the step. One for each parameter, as above."""
 
     def corrections(self, part: Part) -> Any:
-        """Of each row of a part."""
+        """For each row of a part."""
         return _of_rows(self.correction, part)
 
     def floors(self, part: Part) -> Any:
-        """Of each row of a part."""
+        """For each row of a part."""
         return _of_rows(self.floor, part)
 
 
@@ -63,7 +63,7 @@ class OptimizerPass:
         self._before: dict[Hashable, tuple[TensorList, list[int]]] = {}
 
     def forget(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         self._before.clear()
 
     def before(
@@ -77,7 +77,7 @@ class OptimizerPass:
         pairs: bool = False,
         histogram: bool = False,
     ) -> None:
-        """Sketch the parameters; `keep` a copy where the update is wanted, for `pairs` laid out as gradients are."""
+        """Sketch the parameters; `keep` a copy if the update is needed, for `pairs` laid out like the gradients."""
         if not (sketch or keep):
             return
         ids, params = [id(p) for p in params], _real(params)
@@ -104,7 +104,7 @@ class OptimizerPass:
         """Sketch the update of the parameters kept by `before`; with gradients and moments, the paired sums too."""
         listed, ids = self._before.pop(name, (None, []))
         if listed is None or ids != [id(p) for p in params]:
-            return  # not the parameters that were kept: their difference would be no update
+            return  # not the kept parameters: their difference would not be an update
         params = _real(params)
         grads = None if grads is None else _real(grads)
         if moments is not None:
@@ -155,7 +155,7 @@ class OptimizerPass:
         moments: Moments | None,
         turn: int | None,
     ) -> Table | None:
-        """The whole of it in one reading, where the fused kernel can; it needs contiguous tensors of few dtypes."""
+        """Everything in one read, if the fused kernel can; it needs contiguous tensors of few dtypes."""
 
         def mine(tensors: Sequence[Tensor] | None) -> list[Tensor] | None:
             return None if tensors is None else [tensors[part.indices[i]].detach() for i in part.plan.order]
@@ -198,7 +198,7 @@ class OptimizerPass:
     def _walk(self, part: Part, purpose: str, tensors: Sequence[Tensor]) -> Any:
         mine = [tensors[i].detach() for i in part.indices]
         for large in part.plan.large:
-            # What is kept lies in the order of its elements, so that is how it must be walked.
+            # The copy is in element order, so it must be walked that way.
             mine[large] = mine[large].contiguous()
         held = part.paired.get(purpose)
         if held is None:
@@ -208,7 +208,7 @@ class OptimizerPass:
 
 
 def _pairs(part: Part, params: Sequence[Tensor], grads: Sequence[Tensor], moments: Moments | None) -> Pairs | None:
-    """For the native kernel, where it can read them all; else None."""
+    """For the native kernel, if it can read them all; otherwise None."""
     if part.addresses is None:
         return None
 
@@ -239,7 +239,7 @@ class _PairSums:
         if len(blocks) > 2:
             first_moment, second_moment = blocks[2:]
             torch.sum(torch.mul(grad, first_moment, out=product), 1, dtype=self.values.dtype, out=self.values[1, rows])
-            # A gradient whose square is zero in float32 is far below the floor: its quotient is nothing too.
+            # A gradient whose square is zero in float32 is far below the floor: its quotient is zero too.
             divisor = torch.maximum(second_moment, self.floors[rows], out=self._buffer(grad, "divisor"))
             torch.div(torch.mul(grad, grad, out=product), divisor, out=product)
             torch.sum(product, 1, dtype=self.values.dtype, out=self.values[2, rows])
@@ -258,21 +258,21 @@ class _PairSums:
 
 
 def _like(rows: Any, numbers: Any) -> Any:
-    """Where the rows are: numbers of the host are copied to a device, not waited for."""
+    """Copy numbers of the host to the rows' device, without waiting."""
     if isinstance(rows, Tensor) and isinstance(numbers, np.ndarray):
         return torch.from_numpy(numbers).to(rows.device, non_blocking=True)
     return numbers
 
 
 def _on(device: torch.device, numbers: Any, dtype: torch.dtype, count: int) -> Tensor:
-    """So many numbers on a device, from as many there or on the host, or from one for all."""
+    """`num` numbers on a device, from as many there or on the host, or from one for all."""
     held = numbers if isinstance(numbers, Tensor) else torch.from_numpy(np.array(numbers, np.float64))
     return held.to(device, dtype, non_blocking=True).expand(count).contiguous()
 
 
 def _matched(params: Sequence[Tensor], grads: Sequence[Tensor] | None) -> tuple[Sequence[Tensor] | None, set[int]]:
-    """The gradients, and which of them cannot be multiplied with their parameter, as a sparse one: the parameter itself
-    stands in, so that the others have their sums as always."""
+    """The gradients, and which of them cannot be multiplied with their parameter, such as sparse ones: the parameter
+    itself replaces those, so that the others get their sums as usual."""
     if grads is None:
         return None, set()
     unmatched = {i for i, (p, g) in enumerate(zip(params, grads, strict=True)) if not _matches(p, g)}
@@ -293,7 +293,7 @@ def _real(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _is_uniform(*lists: list[Tensor] | None) -> bool:
-    """Contiguous throughout, and of one ordinary dtype in each list."""
+    """Whether all are contiguous, and of one ordinary dtype in each list."""
     known = (torch.float32, torch.bfloat16, torch.float16)
     return all(
         tensors is None

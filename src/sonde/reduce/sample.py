@@ -1,4 +1,5 @@
-"""Stated, rotating samples of tensors: elements for histograms, rows of what is large. No random numbers are used."""
+"""Deterministic, rotating samples of tensors: elements for histograms, rows of large tensors. No random numbers are
+used."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ PRIME: Final = 2_654_435_761
 
 
 def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
-    """At most `size` elements, evenly apart; `turn` moves the start.
+    """At most `size` evenly spaced elements; `turn` moves the start.
 
-    The stride shares no factor with the number of elements, hence with no dimension: every column is met.
+    The stride shares no factor with the number of elements, hence with no dimension: every column is sampled.
     """
     values = flat(tensor)
     if values.numel() <= size:
@@ -29,7 +30,7 @@ def sample(tensor: Tensor, size: int, turn: int) -> Tensor:
 
 
 def stride_of(numel: int, size: int) -> int:
-    """How far apart the sampled elements are."""
+    """The distance between sampled elements."""
     stride = max(numel // size, 1)
     while math.gcd(stride, numel) > 1:
         stride -= 1
@@ -37,8 +38,8 @@ def stride_of(numel: int, size: int) -> int:
 
 
 def some_rows(tensor: Tensor, count: int, turn: int) -> Tensor:
-    """At most `count` rows of a strided tensor, evenly apart; `turn` moves the first. A row is as many neighbours in
-    memory as the last dimension has. What has no more rows, or lies scattered, is returned as it is.
+    """At most `count` evenly spaced rows of a strided tensor; `turn` moves the first. A row is as many neighbours in
+    memory as the last dimension has. A tensor with fewer rows, or with gaps, is returned unchanged.
 
     >>> some_rows(torch.arange(12).view(2, 3, 2), 2, turn=0).tolist()
     [[0, 1], [6, 7]]

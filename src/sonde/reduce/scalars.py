@@ -1,4 +1,4 @@
-"""Numbers that may still be on a device: their copy to the host is started, not waited for."""
+"""Numbers that may still be on a device: starts their copy to the host without waiting for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.schema.words import dtype_name
 
 
 def one_element(tensor: Tensor) -> Tensor:
-    """A tensor's one element, as a plain tensor; UnreadableError says why there is none. Waits for nothing.
+    """A tensor's one element, as a plain tensor; UnreadableError says why there is none. Never waits.
 
     >>> float(one_element(torch.tensor([[2.5]], requires_grad=True)))
     2.5
@@ -22,25 +22,26 @@ def one_element(tensor: Tensor) -> Tensor:
     if tensor.is_nested or tensor.numel() != 1:
         shape = "nested parts" if tensor.is_nested else f"shape {tuple(tensor.shape)}"
         raise UnreadableError(
-            f"a tensor of {shape} is not one number. Log its mean, say, or record its statistics with "
+            f"a tensor of {shape} is not a single number. Log its mean, for example, or record its statistics with "
             "sonde.tap(name, tensor)"
         )
     if tensor.is_complex():
         raise UnreadableError(
-            f"{dtype_name(tensor.dtype)} is not a real number. Log tensor.abs(), or its parts under two names"
+            f"{dtype_name(tensor.dtype)} is not a real number. Log tensor.abs(), or its real and imaginary parts "
+            "under two names"
         )
     if tensor.is_meta:
         raise UnreadableError("a tensor on the meta device has no value")
     values, num_zeros = dense(tensor.detach())
     if num_zeros:
         return torch.zeros((), device=values.device)
-    # The training loop may change its tensors in place right after. From a GPU they are copied when they are sent, and
-    # on the host they are read at once.
+    # The training loop may change its tensors in place right after. On a GPU they are copied when they are sent, and on
+    # the host they are read at once.
     return values.reshape(()) if values.is_cuda or values.is_cpu else values.reshape(()).clone()
 
 
 class PendingScalars:
-    """One-element tensors on their way to the host. `resolve()` waits; it is called on the writer's thread."""
+    """One-element tensors being copied to the host. `resolve()` waits; it is called on the writer thread."""
 
     __slots__ = ("_places", "_transfers", "_values")
 
@@ -52,7 +53,7 @@ class PendingScalars:
                 self._values.append(None)
                 by_device.setdefault(tensor.device, []).append(place)
             else:
-                # A copy is taken now: the training loop may change its tensors in place right after.
+                # Copy now: the training loop may change its tensors in place right after.
                 self._values.append(tensor if are_ours else tensor.detach().clone())
         self._places = list(by_device.values())
         self._transfers = [HostTransfer([tensors[place].detach() for place in places]) for places in self._places]

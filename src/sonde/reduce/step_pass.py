@@ -1,6 +1,7 @@
-"""What the coming optimizer step will do, from one reading before it, and whether it did; see `triton_step.py`.
+"""Predicts the next optimizer step from one read before it, and verifies it; see `triton_step.py`.
 
-Refuses what the fused kernels cannot read: then the caller keeps a copy of the parameters (`optimizer_pass.py`).
+Refuses tensors that the fused kernels cannot read: then the caller keeps a copy of the parameters
+(`optimizer_pass.py`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 Stream = Literal["param", "grad", "first", "second", "update"]
 _STREAMS: Final[tuple[Stream, ...]] = ("param", "grad", "first", "second", "update")
 _READ: Final = frozenset({"param", "grad"})
-"""Streams that are there before the step; the others are true only if the step does what the formula says."""
+"""Streams that exist before the step; the others are correct only if the step follows the formula."""
 _KNOWN: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True)
 class _Plan:
-    """The fused kernels for one list of parameters, as long as its sizes, dtypes and places are the same."""
+    """The fused kernels for one list of parameters, as long as its sizes, dtypes and addresses are the same."""
 
     form: list[object]
     kernels: StepChunks
@@ -42,10 +43,10 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Foreseen:
-    """What is waiting for the step to be made."""
+    """A prediction that waits for the step."""
 
     params: list[Tensor]
-    """The user's, and kept no longer than the step lasts."""
+    """The user's tensors, kept no longer than the step lasts."""
     kernels: StepChunks
     tables: list[Table]
     samples: Tensor
@@ -63,7 +64,7 @@ class StepPass:
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         self._plans.clear()
         self._foreseen.clear()
 
@@ -77,7 +78,8 @@ class StepPass:
         *,
         histogram: bool = False,
     ) -> list[Table] | None:
-        """Read everything once. The gradients' tables, which may still be adjusted; None where this cannot be done."""
+        """Read everything once. Returns the gradients' tables, which may still be adjusted; None if this is not
+        possible."""
         if name in self._wrong:
             return None
         lists = []
@@ -118,7 +120,7 @@ class StepPass:
         return tables.get("grad")
 
     def after(self, name: Hashable) -> None:
-        """The step has been made: compare, and hand over what was foreseen. What was wrong is left out on arrival."""
+        """The step has been made: compare, and add the predicted tables. Wrong rows are removed on arrival."""
         for foreseen in self._foreseen.pop(name, ()):
             errors = foreseen.kernels.verify(foreseen.params, foreseen.samples, foreseen.turn)
             for table in foreseen.tables:
@@ -126,21 +128,21 @@ class StepPass:
                 self.reducer.hold(table)
 
     def take_wrong(self) -> dict[Hashable, tuple[int, float]]:
-        """Lists whose steps turned out not to follow the formula, told once: how many parameters, and how far off."""
+        """Lists whose steps did not follow the formula, each returned once: the number of parameters, and the error."""
         with self._lock:
             told = {name: found for name, found in self._wrong.items() if found[0]}
             self._wrong.update(dict.fromkeys(told, (0, 0.0)))
         return told
 
     def _note_wrong(self, name: Hashable, num: int, worst: float) -> None:
-        with self._lock:  # on the writer's thread
+        with self._lock:  # on the writer thread
             if name not in self._wrong:
                 self._wrong[name] = num, worst
 
     def _kernels(
         self, name: Hashable, params: Sequence[Tensor], grads: Sequence[Tensor], rule: UpdateFormula
     ) -> StepChunks | None:
-        """The kernels for this list. What they need of the tensors is looked at again when one has moved."""
+        """The kernels for this list. The tensors are checked again when one has moved."""
         form: list[object] = [(p.shape, p.dtype, p.device) for p in params]
         plan = self._plans.get(name)
         is_known = plan is not None and plan.form == form
@@ -165,7 +167,7 @@ class StepPass:
 
 
 def _alike(params: Sequence[Tensor], grads: Sequence[Tensor], rule: UpdateFormula) -> list[list[int]]:
-    """Places of the parameters that one launch can read: of one device, and of the same dtypes."""
+    """Positions of the parameters that one launch can read: on one device, and of the same dtypes."""
     groups: dict[object, list[int]] = {}
     for place, (p, g, m) in enumerate(zip(params, grads, rule.first, strict=True)):
         groups.setdefault((p.device, p.dtype, g.dtype, None if m is None else m.dtype), []).append(place)
@@ -173,7 +175,7 @@ def _alike(params: Sequence[Tensor], grads: Sequence[Tensor], rule: UpdateFormul
 
 
 def _can_read(tensors: Sequence[Tensor | None], params: Sequence[Tensor]) -> bool:
-    """On one GPU, of one ordinary dtype, without gaps, and laid out as the parameters are."""
+    """Whether they are on one GPU, of one ordinary dtype, without gaps, and laid out like the parameters."""
     device = params[0].device
     dtype = next((t.dtype for t in tensors if t is not None), torch.float32)
     return (

@@ -1,4 +1,4 @@
-"""Sketches of one step as a table, on the host or on its way there; what may be done to it, and how it arrives."""
+"""The sketches of one step as a table, on the host or being copied there, and operations on it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from sonde.schema.sketch import (
 
 @dataclass(slots=True)
 class Check:
-    """A comparison with the truth, made on the device: (T, 2), squared errors and what of them is allowed."""
+    """A comparison with the actual values, made on the device: (T, 2), squared errors and the allowed ones."""
 
     errors: Tensor
     on_wrong: Callable[[list[int], float], None]
-    """Told the keys of the rows that were wrong, and by how many times more than allowed the worst was."""
+    """Called with the keys of the wrong rows, and the worst ratio of error to tolerance."""
 
     def good_rows(self, errors: Array, keys: NDArray[np.int32]) -> NDArray[np.bool_]:
         wrong: NDArray[np.bool_] = errors[:, 0] > errors[:, 1]
@@ -49,22 +49,22 @@ class Check:
 
 @dataclass(slots=True)
 class Table:
-    """Sketches of one step. `rows` and `samples` may still be on their way from a device."""
+    """Sketches of one step. `rows` and `samples` may still be being copied from a device."""
 
     keys: NDArray[np.int32]
     rows: Any
     """float64 (T, NUM_FIELDS): an array on the host, or a tensor on a device."""
     samples: Tensor | None = None
     sampled: NDArray[np.int64] | None = None
-    """How many elements of each row were sampled; 0 = none."""
+    """The number of sampled elements of each row; 0 = none."""
     sample_rows: NDArray[np.int64] | None = None
-    """Which row of `samples` belongs to each key, where they are not in order; -1 = none."""
+    """The row of `samples` that belongs to each key, if they are not in order; -1 = none."""
     stream: Any = None
-    """The stream on which it was made, where it was made on a GPU."""
+    """The stream on which it was made, if it was made on a GPU."""
     check: Check | None = None
-    """Whether the rows can be believed."""
+    """A check of whether the rows are correct."""
     transfer: tuple[HostTransfer, int] | None = None
-    """Where rows, samples and check are travelling, and from which piece on."""
+    """The transfer of rows, samples and check, and the index of its first piece."""
 
     @property
     def num_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Table:
         )
 
     def resolve(self) -> tuple[NDArray[np.int32], Array, Array | None]:
-        """Keys, rows and histograms. Waits for the device, so not for the training thread."""
+        """Keys, rows and histograms. Waits for the device, so do not call it on the training thread."""
         pieces = self._arrived()
         rows = next(pieces)
         hist = None
@@ -89,7 +89,7 @@ class Table:
         return self.keys, rows, hist
 
     def pieces(self) -> list[Tensor]:
-        """What has to travel to the host."""
+        """The tensors to copy to the host."""
         return [t for t in (self.rows, self.samples, self.check and self.check.errors) if isinstance(t, Tensor)]
 
     def _arrived(self) -> Iterator[Array]:
@@ -124,10 +124,10 @@ def resolve_all(tables: Sequence[Table]) -> tuple[NDArray[np.int32], Array, NDAr
 def _merge_repeated(
     keys: NDArray[np.int32], rows: Array, hist: Array | None
 ) -> tuple[NDArray[np.int32], Array, Array | None]:
-    """A module called several times, or seen in several micro-batches, is one site."""
-    unique, counts = np.unique(keys, return_counts=True)
-    if len(unique) == len(keys):
+    """A module called several times, or in several micro-batches, is one site."""
+    if np.bincount(keys).max(initial=0) <= 1:
         return keys, rows, hist
+    unique, counts = np.unique(keys, return_counts=True)
     order = np.argsort(keys, kind="stable")
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
     merged = merge_groups(rows[order], starts)
@@ -135,9 +135,9 @@ def _merge_repeated(
 
 
 def scale_rows(table: Table, factor: Any) -> None:
-    """Make it the sketches of `factor * x`, factor > 0; the factor may be on the host or on a device."""
+    """Turn it into the sketches of `factor * x`, factor > 0; the factor may be on the host or on a device."""
     rows, factor = table.rows, _beside(table.rows, factor)
-    with np.errstate(over="ignore", invalid="ignore"):  # a scaler that has halved its scale to nothing
+    with np.errstate(over="ignore", invalid="ignore"):  # a scaler that has halved its scale to zero
         for column in (SUM, SUMABS, MIN, MAX):
             rows[:, column] *= factor
         rows[:, SUMSQ] *= factor * factor
@@ -146,15 +146,15 @@ def scale_rows(table: Table, factor: Any) -> None:
 
 
 def set_raw(table: Table, factors: Mapping[int, Any]) -> None:
-    """The sum of squares before clipping, from what each gradient was multiplied by; infinite where that is 0, which
-    leaves nothing to work it out from."""
+    """The sum of squares before clipping, from each gradient's factor; infinite for a factor of 0, from which it cannot
+    be computed."""
     by_factor: dict[int, tuple[Any, list[int]]] = {}  # clipping by norm multiplies all gradients by one number
     for row, key in enumerate(table.keys.tolist()):
         if key in factors:
             by_factor.setdefault(id(factors[key]), (factors[key], []))[1].append(row)
     for factor, rows in by_factor.values():
         factor = _beside(table.rows, factor)
-        # A list as an index would be copied to the device, and waited for: all rows at once, or one by one.
+        # A list as an index would be copied to the device with a wait: all rows at once, or one by one.
         places: list[Any] = [slice(None)] if len(rows) == len(table.keys) else rows
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for place in places:
@@ -168,7 +168,7 @@ def _divided(values: Any, by: Any) -> Any:
 
 
 def _beside(rows: Array | Tensor, factor: Any) -> Any:
-    """The factor where the rows are. On the CPU that is a number; on a device it stays a tensor, and nothing waits."""
+    """The factor on the rows' device. On the CPU that is a number; on a device it stays a tensor, and nothing waits."""
     if isinstance(rows, np.ndarray):
         return float(factor)
     return factor.to(rows.device, rows.dtype, non_blocking=True) if isinstance(factor, Tensor) else factor
@@ -184,7 +184,7 @@ def add_zeros(rows: Any, num_zeros: int) -> None:
 
 
 def negate_rows(table: Table) -> None:
-    """Make it the sketches of `-x`."""
+    """Turn it into the sketches of `-x`."""
     rows = table.rows
     rows[:, SUM] *= -1
     lowest = -rows[:, MAX]
@@ -193,7 +193,7 @@ def negate_rows(table: Table) -> None:
 
 
 def send(tables: Sequence[Table]) -> None:
-    """Start the copies to the host, one for each stream; nothing waits. Where there is no CUDA, `resolve` copies."""
+    """Start the copies to the host, one for each stream; nothing waits. Without CUDA, `resolve` copies."""
     far = [t for t in tables if isinstance(t.rows, Tensor) and t.rows.device.type == "cuda"]
     groups: dict[tuple[torch.device, int], list[Table]] = {}
     for table in far:
@@ -218,7 +218,7 @@ def _send(tables: Sequence[Table]) -> None:
     transfer = HostTransfer(pieces)
     for table, first in zip(tables, firsts, strict=True):
         table.transfer = transfer, first
-        # Only their shapes are asked for from now on.
+        # Only their shapes are needed from now on.
         table.rows = _shape_of(table.rows)
         table.samples = None if table.samples is None else _shape_of(table.samples)
         if table.check is not None:
@@ -226,5 +226,5 @@ def _send(tables: Sequence[Table]) -> None:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """A stand-in without memory, so that the device's can be used again."""
+    """A stand-in without memory, so that the device's can be reused."""
     return torch.empty(tensor.shape, device="meta")

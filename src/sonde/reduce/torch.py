@@ -1,7 +1,7 @@
-"""Torch tensors to sketches: many in one go, or one at a time, on any device, without waiting for it.
+"""Torch tensors to sketches: many at once, or one at a time, on any device, without waiting for it.
 
-`Reducer` collects the tensors of one step; `take()` hands a step's tables over. A table of an accelerator is still on
-its way then: `Table.resolve()` waits for it and is called on the writer's thread.
+`Reducer` collects the tensors of one step; `take()` returns a step's tables. A table from an accelerator is still being
+copied then: `Table.resolve()` waits for it and is called on the writer thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Single:
 
     key: int
     sums: Partials | Array
-    """Of its rows, or its sketch already where the native kernel read it."""
+    """The partials of its rows, or its finished sketch if the native kernel read it."""
     dtype: torch.dtype
     numel: int
     unstored_zeros: int
@@ -51,7 +51,7 @@ class _Single:
 class Reducer:
     """Sketches of the tensors of one step.
 
-    `add` takes one tensor (an activation), `add_all` a list that is the same in every step (gradients, parameters).
+    `add` takes one tensor (an activation), `add_all` a list that is the same at every step (gradients, parameters).
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Reducer:
     ) -> None:
         self.hist_samples = hist_samples
         self.max_rows = max_rows
-        """How many rows of a single tensor are read; None: all."""
+        """The number of rows of a single tensor to read; None: all."""
         self.on_unreadable = on_unreadable or (lambda *_: None)
         self.turn = 0
         self._singles: list[_Single] = []
         self._tables: list[Table] = []
         self._lists: dict[Hashable, tuple[Any, TensorList]] = {}
         self._banks: dict[tuple[torch.device, int], tuple[Any, Bank]] = {}
-        """What was read one by one on a GPU, by its stream."""
+        """Tensors read one by one on a GPU, by stream."""
         self._free: dict[tuple[int, torch.dtype], list[Partials]] = {}
         self._last: tuple[weakref.ref[Tensor], int, _Single | tuple[Bank, Read]] | None = None
         self._lock = threading.RLock()
@@ -131,7 +131,7 @@ class Reducer:
     def list_for(
         self, name: Hashable, keys: Sequence[int], tensors: Sequence[Tensor], *, keep: bool = False, large: int = LARGE
     ) -> TensorList:
-        """The cached plan for this list; made anew when a shape, dtype or device has changed."""
+        """The cached plan for this list; rebuilt when a shape, dtype or device has changed."""
         # A strided nested tensor has no shape, and asking for it raises.
         form = [
             (key, None if t.is_nested else t.shape, t.dtype, t.device, t.layout)
@@ -152,22 +152,22 @@ class Reducer:
         return len(self._tables)
 
     def held_since(self, num_tables: int) -> list[Table]:
-        """The tables that came when there had been so many."""
+        """The tables added since this position."""
         return self._tables[num_tables:]
 
     def drop(self, tables: Sequence[Table]) -> None:
-        """Leave tables of this step out of it; those of one that was handed over already stay in that."""
+        """Remove tables from this step; those of a step that was already returned stay in it."""
         unwanted = {id(table) for table in tables}
         self._tables = [table for table in self._tables if id(table) not in unwanted]
 
     def take(self) -> list[Table]:
-        """The tables of the step, and start anew."""
+        """Return the tables of the step, and start again."""
         tables = self.cut()
         self.turn += 1
         return tables
 
     def cut(self) -> list[Table]:
-        """What there is of the step so far; more of it may follow."""
+        """The tables of the step so far; more may follow."""
         self._combine_singles()
         self._combine_banks()
         tables, self._tables = self._tables, []
@@ -175,7 +175,7 @@ class Reducer:
         return tables
 
     def forget(self) -> None:
-        """Let go of all memory."""
+        """Release all memory."""
         with self._lock:
             self._singles, self._tables, self._last = [], [], None
         self._lists, self._banks, self._free = {}, {}, {}
@@ -201,7 +201,7 @@ class Reducer:
         for wide in (False, True):
             if group := [s for s in singles if (s.dtype == torch.float64) == wide]:
                 self._tables.append(self._combine(group))
-        # Only what this step used is kept for the next one: where shapes change all the time, nothing piles up.
+        # Only what this step used is kept for the next one: with changing shapes, nothing accumulates.
         free: dict[tuple[int, torch.dtype], list[Partials]] = {}
         for partials in {id(s.sums): s.sums for s in singles if isinstance(s.sums, Partials)}.values():
             free.setdefault((partials.num_rows, partials.dtype), []).append(partials)
@@ -231,7 +231,7 @@ class Reducer:
     ) -> None:
         turn = self.turn if histogram else None
         if values.numel() and (bank := self._bank(values)) is not None:
-            with self._lock:  # a place in the bank is taken and filled in one go
+            with self._lock:  # a slot in the bank is claimed and filled at once
                 if not bank.has_room(values.numel()):
                     self._combine_banks()
                     bank.grow()
@@ -245,11 +245,11 @@ class Reducer:
             self._tables.append(table)
 
     def _bank(self, values: Tensor) -> Bank | None:
-        """Memory for what is read on the stream that is current now; None where the fused kernels cannot read it."""
+        """Memory for tensors read on the current stream; None if the fused kernels cannot read it."""
         if not values.is_cuda:
             return None
         device = values.device
-        # By its number: an object for the stream takes longer to make than all the rest here.
+        # By its number: creating a stream object takes longer than all the rest here.
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         place = device, stream
         known = self._banks.get(place)

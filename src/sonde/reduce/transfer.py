@@ -1,8 +1,8 @@
-"""From a device to the host without a wait: numbers are copied into pinned memory and followed by a ready flag.
+"""Copies numbers from a device to the host without waiting: into pinned memory, followed by a ready flag.
 
 The thread that opens a transfer polls the ready flag in its own memory and makes no CUDA call: a call from another
-thread while the training thread captures a CUDA graph would end that capture. So would pinned memory given back in
-between: that memory goes round in a ring of ours.
+thread while the training thread captures a CUDA graph would end that capture. So would freeing pinned memory in
+between: that memory is reused in a ring of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from sonde.schema.sketch import Array
 
 _PATIENCE_S: Final = 30.0
-"""After this long the device itself is asked: if it has failed, it says so."""
+"""After this long the device itself is queried: if it has failed, it says so."""
 _MAX_FREE: Final = 8
 
 _free: dict[int, deque[Tensor]] = {}
@@ -28,7 +28,7 @@ _ready_flags: dict[torch.device, Tensor] = {}
 
 
 class HostTransfer:
-    """Tensors of one device on their way to the host, as float64. Sent from the stream that is current there."""
+    """Tensors of one device being copied to the host, as float64. Sent from the device's current stream."""
 
     __slots__ = ("_event", "_host", "_lock", "_numels", "_opened")
 
@@ -41,7 +41,7 @@ class HostTransfer:
         self._host = _buffer(numbers.numel(), device)
         self._host[-1] = 0.0
         self._host[: numbers.numel()].copy_(numbers, non_blocking=True)
-        # In the order of the stream: when the ready flag is there, so is everything before it.
+        # In stream order: when the ready flag has arrived, so has everything before it.
         self._host[-1:].copy_(_ready_flag(device), non_blocking=True)
         self._event: Any = None
         if device.type == "cuda":
@@ -49,7 +49,7 @@ class HostTransfer:
             self._event.record(torch.cuda.current_stream(device))
 
     def open(self) -> list[Array]:
-        """The numbers of each piece. Waits for them, so not for the training thread."""
+        """The numbers of each piece. Waits for them, so do not call it on the training thread."""
         with self._lock:
             if self._opened is None:
                 host = self._host.numpy()
@@ -70,14 +70,14 @@ class HostTransfer:
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
-    """One after the other, in float64. Each conversion is a launch: of one dtype they are joined first."""
+    """All pieces in sequence, in float64. Each conversion is a launch: pieces of one dtype are joined first."""
     if all(piece.dtype == pieces[0].dtype for piece in pieces):
         return torch.cat(pieces).to(torch.float64)
     return torch.cat([piece.to(torch.float64) for piece in pieces])
 
 
 def _buffer(numel: int, device: torch.device) -> Tensor:
-    """Pinned memory for `numel` numbers and a ready flag; of a few sizes only, so that it can be used again."""
+    """Pinned memory for `numel` numbers and a ready flag; of a few sizes only, so that it can be reused."""
     size = max(1 << numel.bit_length(), 1024)
     try:
         return _free[size].pop()

@@ -1,1 +1,1 @@
-"""What a record is: names, the sketch and its algebra, records, windows, and the layout of a run folder. No I/O."""
+"""The data model: names, the sketch and its algebra, records, windows, and the layout of a run folder. No I/O."""

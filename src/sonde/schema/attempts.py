@@ -1,6 +1,6 @@
-"""Attempts: a run that returns to an earlier step begins a new one; the steps recorded after that step are abandoned.
+"""Attempts: a run that returns to an earlier step starts a new one; the steps recorded after that step are abandoned.
 
-An attempt covers every step from its first one on, and of each step the last attempt that covers it is shown. Nothing
+An attempt covers every step from its first one on, and for each step the last attempt that covers it is shown. Nothing
 is deleted: an earlier attempt is shown by leaving out the later ones. No I/O.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 from sonde.schema.layout import Stream
 
 NO_LIMIT: Final = (1 << 63) - 1
-"""Instead of a step: there is no such step."""
+"""Used instead of a step: there is no such step."""
 
 Reason = Literal["start", "resume", "rewind"]
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
@@ -24,9 +24,9 @@ class Mark:
     """How far an attempt has come. Every frame of scalars carries one, and is written after the sketches it covers."""
 
     complete: int = NO_LIMIT
-    """Steps below it are complete: a process that resumes the run begins here. NO_LIMIT: no steps were counted."""
+    """Steps before it are complete: a process that resumes the run starts here. NO_LIMIT: no steps were counted."""
     visible: int = NO_LIMIT
-    """Steps below it are shown if the process is killed; later ones may lack sketches or scalars."""
+    """Steps before it are shown if the process is killed; later ones may lack sketches or scalars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Attempt:
     rank: int = 0
     first_step: int = 0
     time: float = 0.0
-    """When it began."""
+    """When it started."""
     reason: Reason = "start"
     stats_sequence: int = 0
     """The first frame of sketches that belongs to it."""
@@ -51,7 +51,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Attempts in order, from the first to the one that is shown. A run without any has one that began at its start.
+    """Attempts in order, from the first to the one that is shown. A run without any has one that started with it.
 
     >>> history = History([Attempt(number=0), Attempt(number=1, first_step=10, stats_sequence=20)])
     >>> history.attempt_of("stats", 19), history.limit(0), history.attempt_of("stats", 20)
@@ -66,14 +66,14 @@ class History:
         return max(len(self.attempts) - 1, 0)
 
     def attempt_of(self, stream: Stream, sequence: int) -> int:
-        """The attempt that a frame belongs to: the last that had begun."""
+        """The attempt that a frame belongs to: the last one started before it."""
         for attempt in reversed(self.attempts):
             if attempt.first_sequence(stream) <= sequence:
                 return attempt.number
         return 0
 
     def limit(self, number: int) -> int:
-        """The first step at which rows of this attempt are not shown; below it all of them are."""
+        """The first step at which rows of this attempt are not shown; before it all of them are."""
         return min(self.attempts[number].mark.visible, self.abandoned_from(number)) if self.attempts else NO_LIMIT
 
     def abandoned_from(self, number: int) -> int:
@@ -81,5 +81,5 @@ class History:
         return min((attempt.first_step for attempt in self.attempts[number + 1 :]), default=NO_LIMIT)
 
     def until(self, number: int) -> History:
-        """The history as it was before the next attempt began."""
+        """The history as it was before the next attempt started."""
         return History(tuple(self.attempts[: number + 1]))

@@ -1,4 +1,4 @@
-"""What a checkpoint is on disk: the names of its folder and files, and its manifest. No I/O.
+"""The format of a checkpoint on disk: the names of its folder and files, and its manifest. No I/O.
 
 checkpoints/step-000000500/manifest.json      step, time, metrics, and size and sha256 of every other file
                            model.safetensors  weights and buffers
@@ -22,10 +22,10 @@ MANIFEST_FILE: Final = "manifest.json"
 STATE_FILE: Final = "state.json"
 LINK_FILE: Final = "sonde.json"
 RUN_STEP: Final = "run_step"
-"""Among the metrics of a checkpoint in the catalog: the step of the run that comes next, where it is another number."""
-"""In a folder of checkpoints outside a run: which run they belong to."""
+"""Among the metrics of a checkpoint in the catalog: the next step of the run, if its number differs."""
+"""In a folder of checkpoints outside a run: the run they belong to."""
 HIDDEN: Final = "."
-"""Folders that begin so are being written or deleted: nobody reads them."""
+"""Folders with this prefix are being written or deleted: no one reads them."""
 
 _FOLDER: Final = re.compile(r"step-(\d{9,18})(?:-(\d{1,6}))?")
 _FILE: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,120}\.(safetensors|json)", re.ASCII)
@@ -43,14 +43,14 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What manifest.json says."""
+    """The content of manifest.json."""
 
     step: int
     time: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, StoredFile] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else worth knowing: versions, why it was saved."""
+    """Other facts: versions, and why it was saved."""
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Manifest:
 
 
 def folder_of_step(step: int, copy: int = 1) -> str:
-    """A step saved again gets a folder of its own, so that there is never a moment without one.
+    """A step saved again gets a separate folder, so that a complete one always exists.
 
     >>> folder_of_step(500), folder_of_step(500, 2)
     ('step-000000500', 'step-000000500-2')
@@ -67,7 +67,7 @@ def folder_of_step(step: int, copy: int = 1) -> str:
 
 
 def parse_folder(name: str) -> tuple[int, int] | None:
-    """Step and copy, or None for a folder that is no checkpoint.
+    """Step and copy, or None for a folder that is not a checkpoint.
 
     >>> parse_folder("step-000000500-2"), parse_folder("step-1")
     ((500, 2), None)
@@ -99,15 +99,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """What the file says, or CorruptError; nothing in it is trusted."""
+    """The content of the file, or CorruptError; nothing in it is trusted."""
     if not _SIGNED.search(data) or not check_document(data):
         raise CorruptError(f"{where} does not match its checksum.")
     try:
         content = json.loads(data)
         if not isinstance(content["format"], int):
-            raise TypeError("it names no format")
+            raise TypeError("it has no format")
         if content["format"] > CHECKPOINT_FORMAT:
-            raise FormatError(f"{where} has format {content['format']}; this sonde reads up to {CHECKPOINT_FORMAT}.")
+            raise FormatError(
+                f"{where} has format {content['format']}; this version of sonde reads up to {CHECKPOINT_FORMAT}."
+            )
         files = {name: _file(name, entry) for name, entry in content["files"].items()}
         return Manifest(
             step=int(content["step"]),
@@ -122,7 +124,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 def _file(name: str, entry: Mapping[str, Any]) -> StoredFile:
     if not is_file_name(name):
-        raise ValueError(f"{name!r} is not the name of a checkpoint's file")
+        raise ValueError(f"{name!r} is not a valid checkpoint file name")
     file = StoredFile(int(entry["bytes"]), str(entry["sha256"]))
     if file.num_bytes < 0 or not _SHA256.fullmatch(file.sha256):
         raise ValueError(f"{name!r} has no size and hash")

@@ -1,4 +1,5 @@
-"""The order in which numbers of a step come about: batch, weights, activations, loss, gradients backwards, updates."""
+"""The order in which the numbers of a step are computed: batch, weights, activations, loss, gradients backwards,
+updates."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _UNKNOWN: Final = 1 << 30
 
 
 class ForwardOrder:
-    """The place of every series in a step: by the structure document, else in the order of first measurement."""
+    """The position of every series in a step: by the structure document, else in the order of first measurement."""
 
     def __init__(self, sites: Mapping[int, Site], structure: Mapping[str, Any]) -> None:
         self._sites = {(site.kind, site.name): (number, site) for number, site in sites.items()}
@@ -30,12 +31,12 @@ class ForwardOrder:
             for module in structure.get("modules", ())
             if isinstance(module.get("order"), int) and module["order"] >= 0
         }
-        if not self._orders:  # activations are measured as they come about
+        if not self._orders:  # activations are measured in the order of computation
             owners = [site.owner or site.name for _, site in sorted(sites.items()) if site.kind == "act"]
             self._orders = {owner: place for place, owner in enumerate(dict.fromkeys(owners))}
 
     def stage(self, kind: str, site: str) -> int:
-        """Which part of the step a series belongs to; scalars have the kind ""."""
+        """The part of the step that a series belongs to; scalars have the kind ""."""
         if kind == "":
             return SETTINGS if site.startswith("optim/") else LOSS
         if kind == "data":
@@ -45,7 +46,7 @@ class ForwardOrder:
         return _KINDS.get(kind, OTHER)
 
     def key(self, kind: str, site: str) -> tuple[int, int, int]:
-        """Sorts series as they come about within a step."""
+        """Sorts series in the order of computation within a step."""
         stage = self.stage(kind, site)
         number, _ = self._sites.get((kind, site), (_UNKNOWN, None))
         order = self._orders.get(self.owner(kind, site), _UNKNOWN)
@@ -54,7 +55,7 @@ class ForwardOrder:
         return stage, order, number
 
     def depth(self, module: str) -> int:
-        """Place of a module in the forward pass, from the input on; a very large number where it was not seen."""
+        """Position of a module in the forward pass, from the input on; a very large number if it was not seen."""
         return self._orders.get(module, _UNKNOWN)
 
     def owner(self, kind: str, site: str) -> str:

@@ -14,7 +14,7 @@ from sonde.schema.sketch import GRAD_MOMENT, GRAD_UPDATE, SUMSQ, Array
 
 @dataclass(frozen=True, slots=True)
 class JoinedStat:
-    """`function(own_rows, *partner_rows)`; partners are given as (kind, suffix to the site's name)."""
+    """`function(own_rows, *partner_rows)`; partners are given as (kind, suffix of the site's name)."""
 
     name: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""Where things are in a run folder, under which format version, and the tables of its catalog. No I/O."""
+"""The layout of a run folder, its format version, and the tables of its catalog. No I/O."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LATEST_LINK: Final = "latest"
 RANKS_FOLDER: Final = "ranks"
 TRASH_FOLDER: Final = ".trash"
 ENDING_FILE: Final = "ending.json"
-"""How the run ended, written before anything is waited for; gone again as soon as run.json says it."""
+"""The final status, written before waiting for the disk; removed as soon as run.json has it."""
 EXIT_CODE_FILE: Final = "exit_code"
-"""One byte: what the process that wrote the run ended with, where its end was not known before."""
+"""One byte: the exit code of the process that wrote the run, if it was not known earlier."""
 REQUESTS_FOLDER: Final = "requests"
-"""Where another process asks a run that is being recorded for something, one small file for each question."""
+"""Requests of other processes to a run that is being recorded, one small file each."""
 
 Stream = Literal["stats", "scalars"]
 STREAMS: Final[tuple[Stream, ...]] = ("stats", "scalars")
@@ -34,7 +34,7 @@ _STEP_BITS: Final = 44
 PYRAMID_FACTOR: Final = 4
 """Level k of the pyramid merges PYRAMID_FACTOR**k steps into one row."""
 UNKNOWN_CODE: Final = 120
-"""Python could not flush its output, as into a pipe that was closed: it says nothing about the program."""
+"""Python could not flush its output, for example to a closed pipe: this says nothing about the program."""
 ENDED_AT_EXIT: Final = "ended_at_exit"
 """A fact in run.json: the run ended with its process, whose exit code says how."""
 _STOPPED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
@@ -45,7 +45,7 @@ def stream_folder(run: Path, stream: Stream, rank: int = 0) -> Path:
 
 
 def rank_log(run: Path, rank: int) -> Path:
-    """What a rank other than the first saw, one signed JSON line per event."""
+    """Events of a rank other than the first, one signed JSON line each."""
     return run / RANKS_FOLDER / f"rank-{rank:04d}.jsonl"
 
 
@@ -94,11 +94,11 @@ create table if not exists snapshots (
 
 
 ATTEMPT_TABLES: Final = ("events", "findings", "system_metrics", "checkpoints")
-"""Tables whose rows say in their last column which attempt they belong to; those of format 1 have no such column."""
+"""Tables whose last column is the attempt of a row; those of format 1 have no such column."""
 
 
 def snapshot_row_id(attempt: int, step: int) -> int:
-    """The id of a snapshot's row: an attempt has one snapshot of a step, and a checksum needs to know all of a row.
+    """The id of a snapshot's row: an attempt has one snapshot of a step, and a checksum covers the whole row.
 
     >>> snapshot_row_id(0, 500), snapshot_row_id(1, 500) - (1 << 44)
     (500, 500)
@@ -107,7 +107,7 @@ def snapshot_row_id(attempt: int, step: int) -> int:
 
 
 def snapshot_row_attempt(id: int) -> int:
-    """The attempt whose place in the store a row's snapshot has. Earlier versions had one place for all attempts.
+    """The attempt under which a row's snapshot is stored. Earlier versions had one place for all attempts.
 
     >>> snapshot_row_attempt(snapshot_row_id(1, 500)), snapshot_row_attempt(500)
     (1, 0)
@@ -116,7 +116,7 @@ def snapshot_row_attempt(id: int) -> int:
 
 
 def row_text(*columns: object) -> bytes:
-    """What a catalog row's CRC is taken over."""
+    """The text that a catalog row's CRC is computed over."""
     return "\x1f".join(str(column) for column in columns).encode("utf-8", "surrogatepass")
 
 

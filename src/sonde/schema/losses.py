@@ -1,4 +1,4 @@
-"""Which scalars are losses, decided by their names alone. Rules, views, reports and commands all ask here."""
+"""Decides which scalars are losses, by their names alone. Used by rules, views, reports and commands."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 from sonde.schema.names import is_inspection
 
 SEEN_TRAINING: Final = "data/loss/train"
-"""The loss that sonde saw the model being trained on, for scripts that log none."""
+"""The training loss that sonde recorded itself, for scripts that log none."""
 SEEN_VALIDATION: Final = "data/loss/validation"
-"""The loss of batches that the model was evaluated on, seen in the same way."""
+"""The loss of evaluated batches, recorded in the same way."""
 SEEN_CALL: Final = "data/loss/value"
-"""The result of the first loss function called in a step, at inspected steps. In older runs it is all there is."""
+"""The result of the first loss function called in a step, at inspected steps. Older runs have nothing else."""
 SEEN: Final = (SEEN_TRAINING, SEEN_VALIDATION, SEEN_CALL)
 
 _TRAINING: Final = frozenset({"train", "training", "trn"})
@@ -24,7 +24,7 @@ _HELD_OUT: Final = (
 _RETAINED: Final = frozenset({"retained", "retention", "forgetting", "pretrained", "pretraining"})
 """In the name of a loss: measured on data that a model knew before it was fine-tuned. Not a validation loss."""
 
-# Words that may stand next to "loss" in the name of the training loss, from most to least preferred.
+# Words that may appear next to "loss" in the name of the training loss, from most to least preferred.
 _PLAIN: Final = frozenset({"metrics", "metric", "scalars", "log", "logs", "samples", "model", "main"})
 _PER_STEP: Final = frozenset({"step", "batch", "iter", "iteration", "inner"})
 _TOTAL: Final = frozenset({"total", "overall", "full", "combined", "objective", "final", "sum", "all"})
@@ -51,9 +51,10 @@ _WORD: Final = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
 
 
 def training_loss(names: Collection[str]) -> str | None:
-    """The training loss among all scalars of a run; None where no name says it.
+    """The training loss among all scalars of a run; None if no name matches.
 
-    What the user logged comes before what sonde saw itself; a single loss with an unknown qualifier comes last.
+    A loss logged by the user takes precedence over one recorded by sonde; a single loss with an unknown qualifier comes
+    last.
 
     >>> training_loss(["objective/loss", "val/loss", "loss", "data/loss/train"])
     'loss'
@@ -71,7 +72,7 @@ def training_loss(names: Collection[str]) -> str | None:
 
 
 def validation_loss(names: Collection[str]) -> str | None:
-    """The validation loss among all scalars of a run; None where there is none.
+    """The validation loss among all scalars of a run; None if there is none.
 
     >>> validation_loss(["loss", "test_loss", "val_loss_step", "val_loss_epoch"])
     'val_loss_epoch'
@@ -97,7 +98,7 @@ def validation_accuracy(names: Iterable[str]) -> str | None:
 
 
 def retained_losses(names: Iterable[str]) -> list[str]:
-    """Losses of data that the model knew before this training.
+    """Losses on data that the model knew before this training.
 
     >>> retained_losses(["eval_loss", "eval_retained_loss"])
     ['eval_retained_loss']
@@ -106,13 +107,22 @@ def retained_losses(names: Iterable[str]) -> list[str]:
 
 
 def shown_scalars(names: Collection[str]) -> list[str]:
-    """The scalars that views list: what the user logged, and the losses that sonde saw where the user logged none.
+    """The scalars that views list: those the user logged, and losses recorded by sonde if the user logged none.
 
     >>> shown_scalars(["lr", "data/loss/train", "data/input/std"])
     ['lr', 'data/loss/train']
     """
     losses = {training_loss(names), validation_loss(names)}
     return [name for name in names if name in losses or not is_inspection(name)]
+
+
+def logged_scalars(names: Collection[str]) -> list[str]:
+    """The scalars that the user logged; for a loss that was not logged, the one that sonde recorded.
+
+    >>> logged_scalars(["val_loss", "data/loss/train", "optim/lr", "data/input/std"])
+    ['val_loss', 'data/loss/train']
+    """
+    return [name for name in shown_scalars(names) if not name.startswith("optim/")]
 
 
 def is_loss(name: str) -> bool:
@@ -153,7 +163,7 @@ def _qualifiers(name: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _tier(name: str) -> int:
-    """The number of the last tier that its words need; one more than there are where they are in none."""
+    """The number of the last tier that its words need; one more than the number of tiers if they are in none."""
     rest = set(words(name)) - _TRAINING - {"loss"}
     needs = [next((n for n, tier in enumerate(_TIERS) if word in tier), len(_TIERS)) for word in rest]
     return max(needs, default=0)
@@ -164,8 +174,7 @@ def _training_rank(name: str) -> tuple[int, int, int, str]:
 
 
 def _held_out_rank(name: str, own: frozenset[str]) -> tuple[bool, bool, int, int, int, str]:
-    """First what has the qualifiers of the training loss, then means rather than single batches, then the set that is
-    usually validated on."""
+    """Prefer the qualifiers of the training loss, then means over single batches, then the usual validation set."""
     found = words(name)
     is_other = _qualifiers(name) not in (own, frozenset())
     which = min(_HELD_OUT.index(word) for word in found if word in _HELD_OUT)

@@ -1,4 +1,4 @@
-"""Names of kinds, sites and series: parse, format, match, and strip what wrappers add. Knows no model and no file."""
+"""Names of kinds, sites and series: parse, format, match, and strip wrapper prefixes. Knows no model and no file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_WEIGHTS: Final = "weights/fingerprint"
 INSPECTED: Final = ("unit", "attn", "rnn", "data", "model")
 """Kinds of the numbers that inspections add: stored as scalars, named like series (`unit/layers.3.act/dead`)."""
 
-# Wrappers put these in front of, or in the middle of, a name that the user never wrote.
+# Wrappers add these to a name, at the start or in the middle; the user never wrote them.
 _INNER_WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_flat_param")
 _LEADING_WRAPPERS: Final = ("module.", "base_model.model.")
 _MAYBE_WRAPPED: Final = re.compile("|".join((*_INNER_WRAPPERS, "^module", "^base_model")))
@@ -47,7 +47,7 @@ def parse_series(text: str) -> Series:
     """
     parts = text.split("/")
     if len(parts) != 3 or not all(parts):
-        raise UsageError(f'a series is named "kind/site/stat", as in "grad/layers.3.mlp.weight/rms"; got "{text}".')
+        raise UsageError(f'a series name is "kind/site/stat", such as "grad/layers.3.mlp.weight/rms"; got "{text}".')
     return Series(*parts)
 
 
@@ -65,7 +65,7 @@ def is_inspection(name: str) -> bool:
 
 
 def inspected_series(name: str) -> Series | None:
-    """The series that a scalar's name stands for, if an inspection could have added it.
+    """The series of a scalar's name, if an inspection could have added it.
 
     >>> inspected_series("unit/layers.3.act/dead")
     Series(kind='unit', site='layers.3.act', stat='dead')
@@ -75,7 +75,7 @@ def inspected_series(name: str) -> Series | None:
 
 
 def current_series(name: str) -> str:
-    """Today's name of a series that earlier versions called otherwise: a stat of a sketch, or a scalar.
+    """The current name of a series that earlier versions called differently: a stat of a sketch, or a scalar.
 
     >>> current_series("grad/0.weight/norm_raw"), current_series("model/model/fingerprint")
     ('grad/0.weight/norm_preclip', 'model/weights/fingerprint')
@@ -113,7 +113,8 @@ def strip_wrappers(name: str) -> str:
 
 
 def site_name(name: str) -> str:
-    """A name that is safe to store, show and split on "/": the unsafe is percent-encoded, so names stay distinct.
+    """A name that is safe to store, show and split on "/": unsafe characters are percent-encoded, so names stay
+    distinct.
 
     >>> site_name("heads.a/b")
     'heads.a%2Fb'
@@ -126,7 +127,7 @@ def percent_encoded(match: re.Match[str]) -> str:
 
 
 def unique_sites(names: Sequence[str]) -> list[str]:
-    """Strip wrappers from all names, except where that would make two of them equal."""
+    """Strip wrappers from all names, except if that would make two of them equal."""
     stripped = [strip_wrappers(name) for name in names]
     counts: dict[str, int] = {}
     for name in stripped:
@@ -135,7 +136,7 @@ def unique_sites(names: Sequence[str]) -> list[str]:
 
 
 def as_code(site: str, root: str = "model") -> str:
-    """The expression that reaches a module or parameter in Python.
+    """The Python expression for a module or parameter.
 
     >>> as_code("blocks.0.mlp.fc1")
     'model.blocks[0].mlp.fc1'
@@ -163,7 +164,7 @@ def matches_any(patterns: Iterable[str], name: str) -> bool:
 
 
 def matches_stat(pattern: str, stat: str) -> bool:
-    """Whether a glob matches a stat by its name, or by one that earlier versions had for it.
+    """Whether a glob matches a stat by its name, or by its name in earlier versions.
 
     >>> matches_stat("norm_raw", "norm_preclip")
     True
@@ -172,7 +173,7 @@ def matches_stat(pattern: str, stat: str) -> bool:
 
 
 def matches_scalar(patterns: Iterable[str], name: str) -> bool:
-    """Whether one of the globs matches a scalar by its name, or by the one that earlier versions had for it.
+    """Whether one of the globs matches a scalar by its name, or by its name in earlier versions.
 
     >>> matches_scalar(["unit/*/carry"], "unit/blocks.0/skip_gain")
     True
@@ -182,7 +183,7 @@ def matches_scalar(patterns: Iterable[str], name: str) -> bool:
 
 
 def split_pattern(pattern: str) -> Series:
-    """A glob over series, part by part; what is left out matches everything.
+    """A glob over series, part by part; an omitted part matches everything.
 
     >>> split_pattern("grad/*/norm")
     Series(kind='grad', site='*', stat='norm')
@@ -191,7 +192,7 @@ def split_pattern(pattern: str) -> Series:
     """
     parts = pattern.split("/")
     if len(parts) > 3 or not all(parts):
-        raise UsageError(f'a pattern is "kind/site/stat" with globs, as in "grad/layers.*/norm"; got "{pattern}".')
+        raise UsageError(f'a pattern is "kind/site/stat" with globs, such as "grad/layers.*/norm"; got "{pattern}".')
     kind, site, stat = (*parts, "*", "*")[:3]
     if not any(matches(kind, known) for known in (*KINDS, *INSPECTED)):
         raise UnknownNameError("kind", kind, KINDS)

@@ -1,7 +1,7 @@
-"""Names that earlier versions used, and today's names for them. The one table of them: to rename something, add a line.
+"""Names from earlier versions, and their current names. The only such table: to rename something, add a line.
 
-Runs, YAML files, variables and scripts keep an old name for as long as they exist. Whatever reads one translates it,
-and nothing writes it. A chain of renames is not followed: when a name changes again, its old lines change too.
+Runs, YAML files, variables and scripts keep an old name for as long as they exist. Readers translate it, and nothing
+writes it. A chain of renames is not followed: when a name changes again, its old lines change too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 """Settings: in YAML files, as keywords, and in capitals as variables (`SONDE_FINITE`)."""
 
+REMOVED_SETTINGS: Final[Mapping[str, str]] = {"free_steps": "budget_seconds"}
+"""Settings that are still accepted and have no effect, and the setting to use instead."""
+
 SETTING_VALUES: Final[Mapping[str, Mapping[str, str]]] = {"mode": {"on": "enabled"}}
-"""Values of settings, by today's name of the setting."""
+"""Values of settings, by the current name of the setting."""
 
 STATS: Final[Mapping[str, str]] = {
     "norm_raw": "norm_preclip",
@@ -30,7 +33,7 @@ INSPECTED_STATS: Final[Mapping[tuple[str, str], str]] = {
     ("unit", "carry"): "skip_gain",
     ("unit", "rank_of"): "rank_max",
 }
-"""Stats that inspections store as scalars `kind/site/stat`, by kind and stat: those of a user are left alone."""
+"""Stats that inspections store as scalars `kind/site/stat`, by kind and stat: a user's scalars are left alone."""
 
 SCALARS: Final[Mapping[str, str]] = {"model/model/fingerprint": "model/weights/fingerprint"}
 """Scalars, by their whole name."""
@@ -41,7 +44,7 @@ _OLD_SCALARS: Final = {new: old for old, new in SCALARS.items()}
 
 
 def current_stat(name: str) -> str:
-    """Today's name of a stat.
+    """The current name of a stat.
 
     >>> current_stat("norm_raw"), current_stat("norm")
     ('norm_preclip', 'norm')
@@ -50,7 +53,7 @@ def current_stat(name: str) -> str:
 
 
 def old_stats(name: str) -> tuple[str, ...]:
-    """What a stat was called before.
+    """Earlier names of a stat.
 
     >>> old_stats("norm_preclip"), old_stats("norm")
     (('norm_raw',), ())
@@ -59,7 +62,7 @@ def old_stats(name: str) -> tuple[str, ...]:
 
 
 def current_scalar(name: str) -> str:
-    """Today's name of a scalar, or of a pattern over scalars that ends in a stat.
+    """The current name of a scalar, or of a pattern over scalars that ends in a stat.
 
     >>> current_scalar("unit/blocks.0/carry"), current_scalar("unit/*/rank_of"), current_scalar("mine/carry")
     ('unit/blocks.0/skip_gain', 'unit/*/rank_max', 'mine/carry')
@@ -70,7 +73,7 @@ def current_scalar(name: str) -> str:
 
 
 def old_scalar(name: str) -> str | None:
-    """What a scalar was called before; None where it has its first name.
+    """The earlier name of a scalar; None if it was never renamed.
 
     >>> old_scalar("unit/blocks.0/skip_gain"), old_scalar("loss")
     ('unit/blocks.0/carry', None)

@@ -9,7 +9,7 @@ from sonde.errors import MissingPackageError
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
-    """The module; where its package is missing, an error that names the extra that installs it."""
+    """The module; if its package is missing, an error that names the extra that installs it."""
     try:
         return import_module(module)
     except ImportError:

@@ -1,8 +1,8 @@
-"""The highest value of a stat in each cell of steps × sites: whatever stands out is kept, never averaged away.
+"""The highest value of a stat in each cell of steps × sites: outliers are kept, never averaged away.
 
 Cells hold *places*: the log10 of the magnitude for stats that span decades, the value itself for fractions and cosines.
 -inf means that nothing was recorded, +inf that the tensor or the stat was not finite. So the highest place of some
-cells is always what deserves attention, and pooling is `maximum`.
+cells is always the one that deserves attention, and pooling is `maximum`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINEAR: Final = ("clip_factor", "dynamic_range", "below_fp16_normal", "grad_cos
 
 
 def scale_of(stat: str) -> Scale:
-    """Shares and cosines are shown as they are, everything else by its order of magnitude."""
+    """Fractions and cosines are shown as they are, everything else by its order of magnitude."""
     return "linear" if stat in _LINEAR or stat.endswith("_fraction") else "log10"
 
 
@@ -40,7 +40,7 @@ class Cells:
 
     steps: NDArray[np.int64]
     places: Places
-    """(steps, rows): rows lie side by side, so that pooling steps runs over whole rows at once."""
+    """(steps, rows): rows are contiguous, so that pooling steps processes whole rows at once."""
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +52,7 @@ def no_cells(num_rows: int) -> Cells:
 
 
 def to_places(values: NDArray[np.float64], scale: Scale) -> Places:
-    """Where values lie on their scale."""
+    """The position of values on their scale."""
     if scale == "linear":
         places = values.astype(np.float32)
     else:
@@ -67,7 +67,7 @@ def to_places(values: NDArray[np.float64], scale: Scale) -> Places:
 
 
 def join(parts: Sequence[Cells]) -> Cells:
-    """Cells of several parts; where they have the same step, the higher."""
+    """Cells of several parts; for the same step, the higher."""
     steps = np.concatenate([part.steps for part in parts])
     order = np.argsort(steps, kind="stable")
     places = np.concatenate([part.places for part in parts])[order]
@@ -77,7 +77,7 @@ def join(parts: Sequence[Cells]) -> Cells:
 
 
 def pool(cells: Cells, bucket: int) -> Cells:
-    """The highest of each `bucket` steps, which begin at multiples of it."""
+    """The highest of each `bucket` steps, which start at multiples of it."""
     if bucket == 1 or not len(cells.steps):
         return cells
     group = cells.steps // bucket

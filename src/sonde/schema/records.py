@@ -1,4 +1,4 @@
-"""The records that travel from the training thread to disk, and their bytes in the log. No I/O.
+"""The records that go from the training thread to disk, and their bytes in the log. No I/O.
 
 A log is a header and frames. A frame is
 
@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.distribution import DISTRIBUTION
 from sonde.errors import FormatError
 from sonde.schema.attempts import Mark
 from sonde.schema.layout import FORMAT_VERSION
@@ -40,7 +41,7 @@ _SIGNATURE: Final = re.compile(rb', "crc32": "([0-9a-f]{8})"\}\s*\Z')
 
 STATS_FRAME: Final = 1
 SCALARS_FRAME: Final = 2
-"""Of format 1, without a mark."""
+"""A frame of format 1, without a mark."""
 MARKED_SCALARS_FRAME: Final = 3
 
 Severity = Literal["info", "warning", "critical"]
@@ -90,8 +91,7 @@ class ScalarsRecord:
     times: Array
     values: Array
     counted: NDArray[np.int64] | None = None
-    """The step that was being made, where the user logs by a count of their own that is ahead of it; None where no row
-    is ahead."""
+    """The current step, if the user logs by their own count that is ahead of it; None if no row is ahead."""
 
     @property
     def last_step(self) -> int:
@@ -99,7 +99,7 @@ class ScalarsRecord:
 
     @property
     def made_at(self) -> NDArray[np.int64]:
-        """By which step a row is kept or abandoned."""
+        """The step that decides whether a row is kept or abandoned."""
         return self.steps if self.counted is None else np.minimum(self.steps, self.counted)
 
     def where(self, keep: NDArray[np.bool_]) -> ScalarsRecord:
@@ -114,7 +114,7 @@ class ScalarsRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened once: a skipped step, dropped rows, a change of cadence, a failure of ours."""
+    """A single event: a skipped step, dropped rows, a changed recording schedule, an internal failure."""
 
     type: str
     message: str
@@ -128,12 +128,12 @@ LOSSES: Final = (
     "warning", "damaged", "lost", "record_failed", "measurement_failed", "switched_off", "observer_failed", "gap",
     "snapshot_skipped", "snapshot_lost", "snapshot_failed",
 )  # fmt: skip
-"""Types of events that say what was not recorded, or not as it was asked for: `Run.warnings` lists them."""
+"""Types of events about data that was not recorded as requested: `Run.warnings` lists them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemSample:
-    """One reading of the machine. Numbers that could not be read are absent."""
+    """One sample of system metrics. Numbers that could not be read are absent."""
 
     time: float
     step: int
@@ -146,7 +146,7 @@ def log_header() -> bytes:
 
 
 def check_log_header(data: bytes) -> bool:
-    """Whether these bytes begin a log we can read; a newer format is an error with the remedy."""
+    """Whether these bytes start a log we can read; a newer format is an error with the remedy."""
     if len(data) < LOG_HEADER_SIZE:
         return False
     magic, version, crc = _LOG_HEADER.unpack_from(data)
@@ -154,7 +154,8 @@ def check_log_header(data: bytes) -> bool:
         return False
     if version > FORMAT_VERSION:
         raise FormatError(
-            f"this run has format {version}; this sonde reads up to {FORMAT_VERSION}. Run:  pip install -U sonde"
+            f"this run has format {version}; this version of sonde reads up to {FORMAT_VERSION}. Run:  pip install "
+            f"-U {DISTRIBUTION}"
         )
     return True
 
@@ -166,13 +167,17 @@ def encode_frame(sequence: int, record: StatsRecord | ScalarsRecord, mark: Mark 
         if isinstance(record, StatsRecord)
         else (MARKED_SCALARS_FRAME, _encode_scalars(record, mark))
     )
-    body = _BODY_HEADER.pack(sequence, kind) + payload
-    return _FRAME_HEADER.pack(FRAME_MAGIC, len(body), zlib.crc32(body)) + body
+    body = [_BODY_HEADER.pack(sequence, kind), *payload]
+    length, crc = 0, 0
+    for part in body:  # each is copied once, by `join`
+        length += len(part)
+        crc = zlib.crc32(part, crc)
+    return b"".join((_FRAME_HEADER.pack(FRAME_MAGIC, length, crc), *body))
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A decoded frame and the offset just behind it."""
+    """A decoded frame and the offset just after it."""
 
     sequence: int
     record: StatsRecord | ScalarsRecord
@@ -181,7 +186,7 @@ class Frame:
 
 
 def decode_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame]:
-    """Frames from `start` (behind the log's header) up to the first that is incomplete or damaged."""
+    """Frames from `start` (after the log's header) up to the first that is incomplete or damaged."""
     view = memoryview(data)
     position = start
     while position + _FRAME_HEADER.size <= len(view):
@@ -195,7 +200,7 @@ def decode_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame]:
         sequence, kind = _BODY_HEADER.unpack_from(body)
         try:
             record, mark = _decode(kind, body[_BODY_HEADER.size :])
-        except (ValueError, struct.error):  # a right checksum over a wrong body: somebody made it so
+        except (ValueError, struct.error):  # a valid checksum over an invalid body was made on purpose
             return
         if record is not None:
             yield Frame(sequence, record, end, mark)
@@ -203,7 +208,7 @@ def decode_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame]:
 
 
 def _decode(kind: int, payload: memoryview) -> tuple[StatsRecord | ScalarsRecord | None, Mark | None]:
-    """A record and its mark; no record for a type of frame that a later sonde added."""
+    """A record and its mark; no record for a frame type of a later version of sonde."""
     if kind == STATS_FRAME:
         return _decode_stats(payload), None
     if kind == MARKED_SCALARS_FRAME:
@@ -213,16 +218,19 @@ def _decode(kind: int, payload: memoryview) -> tuple[StatsRecord | ScalarsRecord
     return None, None
 
 
-def _encode_stats(record: StatsRecord) -> bytes:
-    return b"".join(
-        (
-            _STATS_HEADER.pack(record.step, record.time, len(record.site_ids), len(record.hist_index)),
-            record.site_ids.astype("<i4", copy=False).tobytes(),
-            record.rows.astype("<f8", copy=False).tobytes(),
-            record.hist_index.astype("<i4", copy=False).tobytes(),
-            record.hist.astype("<f4", copy=False).tobytes(),
-        )
-    )
+def _encode_stats(record: StatsRecord) -> list[bytes | memoryview]:
+    return [
+        _STATS_HEADER.pack(record.step, record.time, len(record.site_ids), len(record.hist_index)),
+        _bytes_of(record.site_ids, "<i4"),
+        _bytes_of(record.rows, "<f8"),
+        _bytes_of(record.hist_index, "<i4"),
+        _bytes_of(record.hist, "<f4"),
+    ]
+
+
+def _bytes_of(column: NDArray[Any], dtype: str) -> memoryview:
+    """Its bytes, row by row, without a copy if possible."""
+    return np.ascontiguousarray(column, dtype).reshape(-1).view(np.uint8).data
 
 
 def _decode_stats(payload: memoryview) -> StatsRecord:
@@ -237,22 +245,20 @@ def _decode_stats(payload: memoryview) -> StatsRecord:
         take("<f4", num_hists * NUM_BINS).reshape(num_hists, NUM_BINS),
     )
     if num_hists and not (record.hist_index.min() >= 0 and record.hist_index.max() < num_rows):
-        raise ValueError("a histogram belongs to a row that is not there")
+        raise ValueError("a histogram refers to a row that does not exist")
     return record
 
 
-def _encode_scalars(record: ScalarsRecord, mark: Mark) -> bytes:
+def _encode_scalars(record: ScalarsRecord, mark: Mark) -> list[bytes | memoryview]:
     counted = record.counted
-    return b"".join(
-        (
-            _MARKED_HEADER.pack(mark.complete, mark.visible, len(record.name_ids), counted is not None),
-            record.name_ids.astype("<i4", copy=False).tobytes(),
-            record.steps.astype("<i8", copy=False).tobytes(),
-            record.times.astype("<f8", copy=False).tobytes(),
-            record.values.astype("<f8", copy=False).tobytes(),
-            b"" if counted is None else counted.astype("<i8", copy=False).tobytes(),
-        )
-    )
+    return [
+        _MARKED_HEADER.pack(mark.complete, mark.visible, len(record.name_ids), counted is not None),
+        _bytes_of(record.name_ids, "<i4"),
+        _bytes_of(record.steps, "<i8"),
+        _bytes_of(record.times, "<f8"),
+        _bytes_of(record.values, "<f8"),
+        b"" if counted is None else _bytes_of(counted, "<i8"),
+    ]
 
 
 def _decode_marked(payload: memoryview) -> tuple[ScalarsRecord, Mark]:
@@ -284,7 +290,7 @@ class _Columns:
 
 
 def sign_document(text: str) -> str:
-    """A JSON object with a checksum of itself as its last member: a flipped bit in JSON is mostly still JSON.
+    """A JSON object with a checksum of itself as its last member: JSON with a flipped bit is usually still JSON.
 
     >>> sign_document('{"lr": 0.1}')
     '{"lr": 0.1, "crc32": "c2e28f68"}\\n'
@@ -294,13 +300,13 @@ def sign_document(text: str) -> str:
 
 
 def check_document(data: bytes) -> bool:
-    """Whether a document is as it was signed; one without a signature is taken as it is."""
+    """Whether a document matches its signature; one without a signature is accepted."""
     match = _SIGNATURE.search(data)
     return match is None or zlib.crc32(data[: match.start()]) == int(match.group(1), 16)
 
 
 def to_json(value: Any) -> str:
-    """JSON without bare NaN, for anything a user may put into a config; what JSON lacks becomes its `str`."""
+    """JSON without bare NaN, for anything a user may put into a config; values that JSON lacks become their `str`."""
     return json.dumps(_jsonable(value), allow_nan=False, ensure_ascii=False, sort_keys=False)
 
 
@@ -341,19 +347,19 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def fields_of(value: Any) -> Mapping[Any, Any] | None:
-    """What a mapping, a dataclass or a namespace holds, by name; None for anything else."""
+    """The contents of a mapping, a dataclass or a namespace, by name; None for anything else."""
     if isinstance(value, Mapping):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in fields(value)}
-    # By name: importing argparse takes time, and only who has it can have made one.
+    # By name: importing argparse takes time, and only a program that has imported it can have created one.
     return (
         vars(value) if type(value).__name__ in ("Namespace", "SimpleNamespace") and hasattr(value, "__dict__") else None
     )
 
 
 def text_of(value: Any) -> str:
-    """Its text, also of an object that fails at it."""
+    """Its text, even if its `__str__` fails."""
     try:
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     except Exception as error:  # noqa: BLE001  it is the user's object, and may do anything

@@ -1,11 +1,11 @@
 """The sketch: sufficient statistics of a tensor that merge. Stores nothing that can be derived (see `stats.py`).
 
-A table of sketches is two arrays: `rows`, float64 of shape (..., NUM_FIELDS), and `hist`, float64 of shape
-(..., NUM_BINS). One algebra, `merge`, joins micro-batches, repeated calls, ranks, shards and steps.
+A table of sketches is two arrays: `rows`, float64 of shape (..., NUM_FIELDS), and `hist`, float64 of shape (...,
+NUM_BINS). One algebra, `merge`, joins micro-batches, repeated calls, ranks, shards and steps.
 
 Non-finite values are counted (`nan`, `inf`) and left out of everything else. So an infinite `sum`, `sumsq` or `sumabs`
-means one thing only: finite elements whose sum float64 cannot hold (squares of 1e300); `min` and `max` stay exact. A
-`sum` in which such overflows of both signs meet is NaN: unknown.
+means one thing only: finite elements whose sum float64 cannot represent (squares of 1e300); `min` and `max` stay exact.
+A `sum` in which such overflows of both signs meet is NaN: unknown.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# Exact counts (below 2**53 a float64 holds them exactly), moments of the finite values, extremes of the finite values,
-# what clipping took away, the sums paired over (grad, update, moments), and how many elements the histogram looked at.
+# Exact counts (below 2**53 a float64 represents them exactly), moments of the finite values, extremes of the finite
+# values, the effect of clipping, the sums paired over (grad, update, moments), and the number of elements in the
+# histogram.
 FIELDS: Final = (
     "n", "nan", "inf", "zero",
     "sum", "sumsq", "sumabs",
@@ -31,7 +32,7 @@ NUM_FIELDS: Final = len(FIELDS)
 INDEX: Final = {name: i for i, name in enumerate(FIELDS)}
 COUNTS: Final = ("n", "nan", "inf", "zero", "hist_n")
 PAIRED: Final = ("grad_update", "grad_moment", "grad_sq_over_v")
-"""Absent (NaN) unless taken in the optimizer pass, in which case they sit on the `update` row."""
+"""Absent (NaN) unless measured in the optimizer pass, in which case they are on the `update` row."""
 
 NUM_BINS: Final = 64
 MIN_EXPONENT: Final = -48
@@ -65,7 +66,8 @@ def merge_rows(a: Array, b: Array) -> Array:
     out[..., MIN] = np.minimum(a[..., MIN], b[..., MIN])
     out[..., MAX] = np.maximum(a[..., MAX], b[..., MAX])
     out[..., SUMSQ_RAW] = _merge_raw(a, b)
-    # A sum over a part is no sum over the whole: if one side lacks it, so does the result, unless that side is empty.
+    # A sum over a part is not a sum over the whole: if one side lacks it, so does the result, unless that side is
+    # empty.
     a_paired, b_paired, paired = a[..., _PAIRED_COLUMNS], b[..., _PAIRED_COLUMNS], out[..., _PAIRED_COLUMNS]
     paired = np.where(_nothing_to_sum(b, b_paired), a_paired, paired)
     out[..., _PAIRED_COLUMNS] = np.where(_nothing_to_sum(a, a_paired), b_paired, paired)
@@ -73,7 +75,7 @@ def merge_rows(a: Array, b: Array) -> Array:
 
 
 def _nothing_to_sum(rows: Array, paired: Array) -> NDArray[np.bool_]:
-    """Where a paired sum is absent because there was nothing to sum."""
+    """Whether a paired sum is absent because there was nothing to sum."""
     nothing: NDArray[np.bool_] = (rows[..., N, None] == 0) & np.isnan(paired)
     return nothing
 

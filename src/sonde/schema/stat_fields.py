@@ -1,4 +1,4 @@
-"""Which fields of a sketch a stat reads, found by running it once on a row that writes down what it is asked for."""
+"""The sketch fields that a stat reads, found by running it once on a row that records each access."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _FieldSpy:
 
 @cache
 def fields_of(stat: str) -> frozenset[int]:
-    """The fields a stat needs, of its own site and of its partners alike; all of them when that cannot be told."""
+    """The fields that a stat needs, from its own site and from its partners alike; all of them if unknown."""
     if stat in INDEX and stat not in STATS:
         return frozenset({INDEX[stat]})
     spy = _FieldSpy()

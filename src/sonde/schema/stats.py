@@ -1,7 +1,7 @@
-"""Every stat: a number read off a sketch. Pure functions of `rows` (…, NUM_FIELDS) and `hist` (…, NUM_BINS).
+"""Every stat: a number read from a sketch. Pure functions of `rows` (…, NUM_FIELDS) and `hist` (…, NUM_BINS).
 
-To add a stat, write one decorated function here. Where a value does not exist (no finite elements, no histogram taken)
-a stat is NaN, never a made-up zero. Where a sum overflowed float64 a stat is inf or NaN, never a wrapped number.
+To add a stat, write one decorated function here. If a value does not exist (no finite elements, no histogram taken) a
+stat is NaN, never a made-up zero. If a sum overflowed float64 a stat is inf or NaN, never a wrapped number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ StatFunction = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """A stat's name, what it says, and how it is read off a sketch."""
+    """A stat's name, its meaning, and how it is read from a sketch."""
 
     name: str
     meaning: str
@@ -74,7 +74,7 @@ def stat(name: str, *, needs_hist: bool = False) -> Callable[[StatFunction], Sta
 
 
 def find_stats(pattern: str) -> list[Stat]:
-    """The stats a glob names; a plain name that is unknown is an error with the nearest known one."""
+    """The stats that match a glob; an unknown plain name is an error with the nearest known one."""
     found = [s for s in STATS.values() if matches_stat(pattern, s.name)]
     if not found:
         raise UnknownNameError("stat", pattern, STATS)
@@ -86,14 +86,14 @@ def needs_hist(stats: Iterable[Stat]) -> bool:
 
 
 def _finite(rows: Array) -> Array:
-    """How many finite values the moments were taken over; NaN when there are none."""
+    """The number of finite values in the moments; NaN if there are none."""
     count = rows[..., N] - rows[..., NAN] - rows[..., INF]
     finite: Array = np.where(count > 0, count, np.nan)
     return finite
 
 
 def _where_finite(rows: Array, values: Array) -> Array:
-    """NaN where no element is finite: a gradient of nothing but NaN has no norm, least of all 0."""
+    """NaN if no element is finite: a gradient of nothing but NaN has no norm, least of all 0."""
     kept: Array = np.where(np.isnan(_finite(rows)), np.nan, values)
     return kept
 
@@ -111,7 +111,7 @@ def _register_fields() -> None:
         "sum": "Sum of the finite elements.",
         "sumsq": "Sum of squares of the finite elements.",
         "sumabs": "Sum of magnitudes of the finite elements.",
-        "hist_n": "Number of elements the histogram looked at; less than n for a sample, 0 when none was taken.",
+        "hist_n": "Number of elements in the histogram; less than n for a sample, 0 when none was taken.",
     }
     for name, meaning in meanings.items():
         STATS[name] = Stat(name, meaning, _field(FIELDS.index(name)))
@@ -132,7 +132,7 @@ def var(rows: Array, hist: Array) -> Array:
     """Population variance of the finite elements; rounding hides a std below about 1e-8 of the rms."""
     count = _finite(rows)
     average = rows[..., SUM] / count
-    # Rounding can leave a tiny negative number where all elements are equal.
+    # Rounding can leave a tiny negative number if all elements are equal.
     return np.maximum(rows[..., SUMSQ] / count - average * average, 0.0)
 
 
@@ -144,7 +144,7 @@ def std(rows: Array, hist: Array) -> Array:
 
 @stat("rms")
 def rms(rows: Array, hist: Array) -> Array:
-    """Root mean square of the finite elements: the norm, free of the tensor's size."""
+    """Root mean square of the finite elements: the norm, independent of the tensor's size."""
     return np.sqrt(rows[..., SUMSQ] / _finite(rows))
 
 
@@ -182,37 +182,37 @@ def max_abs(rows: Array, hist: Array) -> Array:
 
 @stat("zero_fraction")
 def zero_fraction(rows: Array, hist: Array) -> Array:
-    """Share of elements that are exactly zero."""
+    """Fraction of elements that are exactly zero."""
     return rows[..., ZERO] / rows[..., N]
 
 
 @stat("nan_fraction")
 def nan_fraction(rows: Array, hist: Array) -> Array:
-    """Share of elements that are NaN."""
+    """Fraction of elements that are NaN."""
     return rows[..., NAN] / rows[..., N]
 
 
 @stat("inf_fraction")
 def inf_fraction(rows: Array, hist: Array) -> Array:
-    """Share of elements that are infinite."""
+    """Fraction of elements that are infinite."""
     return rows[..., INF] / rows[..., N]
 
 
 @stat("nonfinite_fraction")
 def nonfinite_fraction(rows: Array, hist: Array) -> Array:
-    """Share of elements that are NaN or infinite."""
+    """Fraction of elements that are NaN or infinite."""
     return (rows[..., NAN] + rows[..., INF]) / rows[..., N]
 
 
 @stat("rms_over_abs_mean")
 def rms_over_abs_mean(rows: Array, hist: Array) -> Array:
-    """rms / abs_mean: 1 when all magnitudes are equal, 1.25 for a normal distribution, large when a few dominate."""
+    """rms / abs_mean: 1 if all magnitudes are equal, 1.25 for a normal distribution, large if a few dominate."""
     return rms(rows, hist) / abs_mean(rows, hist)
 
 
 @stat("norm_preclip")
 def norm_preclip(rows: Array, hist: Array) -> Array:
-    """Norm before gradient clipping; equal to norm when nothing was clipped, NaN when it cannot be known."""
+    """Norm before gradient clipping; equal to norm if nothing was clipped, NaN if unknown."""
     raw = rows[..., SUMSQ_RAW]
     before = np.sqrt(np.where(np.isnan(raw), rows[..., SUMSQ], raw))
     return _where_finite(rows, np.where(np.isinf(raw), np.nan, before))
@@ -220,14 +220,14 @@ def norm_preclip(rows: Array, hist: Array) -> Array:
 
 @stat("clip_factor")
 def clip_factor(rows: Array, hist: Array) -> Array:
-    """What clipping multiplied the norm by; 1 when nothing was clipped, NaN when it cannot be known."""
+    """Factor by which clipping scaled the norm; 1 if nothing was clipped, NaN if unknown."""
     factor = np.where(np.isnan(rows[..., SUMSQ_RAW]), 1.0, norm(rows, hist) / norm_preclip(rows, hist))
     return _where_finite(rows, factor)
 
 
 @stat("grad_update_dot")
 def grad_update_dot(rows: Array, hist: Array) -> Array:
-    """<gradient, update>: negative when the step goes downhill. On `update` rows."""
+    """<gradient, update>: negative if the step goes downhill. On `update` rows."""
     return rows[..., GRAD_UPDATE]
 
 
@@ -244,15 +244,16 @@ def second_moment_lag(rows: Array, hist: Array) -> Array:
 
 
 def quantile(q: float) -> StatFunction:
-    """The q-quantile of |x| over finite elements, zeros included; right to the width of a bin, log-linear inside it.
+    """The q-quantile of |x| over finite elements, including zeros; accurate to the width of a bin, log-linear inside
+    it.
 
     The last bin reaches from 2**15 to the largest magnitude. The first holds everything below 2**-47, so a quantile
-    that small says only "at most this".
+    that small only means "at most this".
     """
 
     def of(rows: Array, hist: Array) -> Array:
         finite = _finite(rows)
-        target = q * finite - rows[..., ZERO]  # how many non-zero elements lie below the quantile
+        target = q * finite - rows[..., ZERO]  # number of non-zero elements below the quantile
         total = hist.sum(axis=-1)
         share = np.clip(target / (finite - rows[..., ZERO]), 0.0, 1.0) * total
         cumulative = np.cumsum(hist, axis=-1)
@@ -277,7 +278,7 @@ for _percent in (1, 5, 25, 50, 75, 95, 99):
 
 @stat("dynamic_range", needs_hist=True)
 def dynamic_range(rows: Array, hist: Array) -> Array:
-    """How many powers of two lie between the 1 % and the 99 % quantile of the non-zero magnitudes."""
+    """Number of powers of two between the 1 % and the 99 % quantile of the non-zero magnitudes."""
     total = hist.sum(axis=-1)
     cumulative = np.cumsum(hist, axis=-1)
     low = (cumulative < 0.01 * total[..., None]).sum(axis=-1)
@@ -287,7 +288,7 @@ def dynamic_range(rows: Array, hist: Array) -> Array:
 
 
 def underflow(exponent: int) -> StatFunction:
-    """Share of the non-zero elements whose magnitude is below 2**exponent."""
+    """Fraction of the non-zero elements whose magnitude is below 2**exponent."""
 
     def of(rows: Array, hist: Array) -> Array:
         total = hist.sum(axis=-1)
@@ -295,7 +296,7 @@ def underflow(exponent: int) -> StatFunction:
         share: Array = np.where(total > 0, below / total, np.nan)
         return share
 
-    of.__doc__ = f"Share of the non-zero elements below 2**{exponent}."
+    of.__doc__ = f"Fraction of the non-zero elements below 2**{exponent}."
     return of
 
 

@@ -1,6 +1,6 @@
-"""Fewer points for a line, without hiding anything: of each bucket the lowest, the highest and the first non-finite.
+"""Reduces the points of a line without hiding anything: keeps each bucket's lowest, highest and first non-finite.
 
-The one definition of thinning: tables, reports, the dashboard and the terminal all draw what this file keeps.
+The one definition of thinning: tables, reports, the dashboard and the terminal all draw the points that this keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Index = NDArray[np.intp]
 
 
 def min_max(steps: NDArray[np.int64], values: Array, num_buckets: int) -> Index:
-    """Which points of one series to draw, in order: about two per bucket, and its first and last.
+    """The points of one series to draw, in order: about two per bucket, and its first and last.
 
     >>> min_max(np.arange(6), np.array([0.0, 5.0, 1.0, 1.0, -7.0, 1.0]), 2).tolist()
     [0, 1, 4, 5]
@@ -31,7 +31,8 @@ def min_max(steps: NDArray[np.int64], values: Array, num_buckets: int) -> Index:
 
 
 def extremes(bucket: NDArray[np.int64], values: Array) -> tuple[Index, Index]:
-    """Places of the lowest and of the highest value of each bucket; of several, the first lowest and last highest."""
+    """Positions of the lowest and of the highest value of each bucket; of several, the first lowest and last
+    highest."""
     starts = group_starts(bucket)
     if not len(starts):
         return starts, starts
@@ -44,7 +45,7 @@ def extremes(bucket: NDArray[np.int64], values: Array) -> tuple[Index, Index]:
 
 
 def group_starts(*columns: NDArray[np.generic]) -> Index:
-    """Where each stretch of equal values begins; of several columns, of equal combinations.
+    """The start of each run of equal values; with several columns, of equal combinations.
 
     >>> group_starts(np.array([3, 3, 5]))
     array([0, 2])

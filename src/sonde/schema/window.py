@@ -1,4 +1,4 @@
-"""The last rows of some series, by site: what a rule sees. Pure data; a window never reads a file."""
+"""The last rows of some series, by site: the input of a rule. Pure data; a window never reads a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def once(steps: NDArray[np.int64], values: Array) -> Column:
 
 
 def ends(column: Column | None) -> tuple[float | None, float | None, float | None]:
-    """The last value, and the lowest and highest finite one; None where there is none."""
+    """The last value, and the lowest and highest finite one; None if there is none."""
     if column is None or not len(column[1]):
         return None, None, None
     values = column[1]
@@ -47,7 +47,7 @@ def ends(column: Column | None) -> tuple[float | None, float | None, float | Non
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One stat of many sites over common steps; NaN where a site lacks a step."""
+    """One stat of many sites over common steps; NaN if a site lacks a step."""
 
     sites: tuple[str, ...]
     steps: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Series with their own steps, scalars likewise, and what is known of the run.
+    """Series with their own steps, scalars likewise, and facts about the run.
 
     >>> steps = np.arange(3)
     >>> window = Window({Series("grad", "0.weight", "rms"): (steps, np.ones(3))})
@@ -78,20 +78,20 @@ class Window:
     _index: dict[tuple[str, str], list[Series]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _grids: dict[str, Grid] = field(default_factory=dict, init=False, repr=False, compare=False)
     notes: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was worked out of this window once, for all rules."""
+    """Results computed once for this window, shared by all rules."""
 
     def __post_init__(self) -> None:
         for name in self.series:
             self._index.setdefault((name.kind, name.stat), []).append(name)
 
     def by_site(self, pattern: str) -> Iterator[tuple[str, NDArray[np.int64], Array]]:
-        """(site, steps, values) of every series a pattern names, in the order in which they were first measured."""
+        """(site, steps, values) of every series that matches a pattern, in the order of first measurement."""
         for name in self.names(pattern):
             steps, values = self.series[name]
             yield name.site, steps, values
 
     def names(self, pattern: str) -> list[Series]:
-        """The series a pattern `kind/site/stat` names."""
+        """The series that match a pattern `kind/site/stat`."""
         kind, site, stat = split_pattern(pattern)
         found = [
             name
@@ -102,7 +102,7 @@ class Window:
         return found if site == "*" else [name for name in found if matches(site, name.site)]
 
     def get(self, name: str) -> Column:
-        """One series or scalar by its full name; empty when it was not measured.
+        """One series or scalar by its full name; empty if it was not measured.
 
         >>> Window(scalars={"loss": (np.arange(2), np.ones(2))}).get("loss")[1].tolist()
         [1.0, 1.0]
@@ -113,7 +113,7 @@ class Window:
         return found if found is not None else (np.empty(0, np.int64), np.empty(0))
 
     def _find(self, name: str) -> Column | None:
-        # From both ends: in a run that was not written by us, a site may have slashes of its own.
+        # From both ends: in a run that was not written by us, a site may contain slashes.
         kind, _, rest = name.partition("/")
         site, _, stat = rest.rpartition("/")
         return self.series.get(Series(kind, site, stat)) or self.scalars.get(name)
@@ -127,8 +127,8 @@ class Window:
 
     @property
     def last_step(self) -> int:
-        """The newest step of all; -1 when there is none. Samples of the machine do not count: one may be taken at the
-        step that comes next, which is perhaps never made."""
+        """The newest step of all; -1 if there is none. System samples do not count: one may be taken at the next step,
+        which may never be made."""
         logged = [column for name, column in self.scalars.items() if not name.startswith("system/")]
         columns = [*self.series.values(), *logged]
         return max((int(steps[-1]) for steps, _ in columns if len(steps)), default=-1)
@@ -147,7 +147,7 @@ class Window:
 
 
 def noted(measure: Callable[[Window], Measure]) -> Callable[[Window], Measure]:
-    """A measure that is worked out once for each window, however many rules ask for it."""
+    """A measure that is computed once for each window, however many rules use it."""
 
     key = f"{measure.__module__}.{measure.__qualname__}"
 
@@ -169,7 +169,7 @@ def _between(first: int, last: int, steps: NDArray[np.int64], values: Array) -> 
 def _grid(columns: list[tuple[str, NDArray[np.int64], Array]]) -> Grid:
     if not columns:
         return Grid((), np.empty(0, np.int64), np.empty((0, 0)))
-    # Most series share one and the same array of steps: the union is then that array.
+    # Most series share the same array of steps: the union is then that array.
     first = columns[0][1]
     shared = all(steps is first or np.array_equal(steps, first) for _, steps, _ in columns)
     steps = first if shared else np.unique(np.concatenate([steps for _, steps, _ in columns]))

@@ -1,4 +1,4 @@
-"""How errors, sizes and dtypes are put into words, the same everywhere. No I/O."""
+"""Errors, sizes and dtypes in words, the same everywhere. No I/O."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sonde.errors import SondeError
 MIB: Final = 1 << 20
 _MARKS: Final = " |`->x\t"
 _WHERE: Final = re.compile(r"context:|\d+: \w+::.*|with \w+=.*|at \S+\.rs:\d+")
-"""Lines of a Rust error that name places in its source, and nothing that a reader could do something about."""
+"""Lines of a Rust error that name places in its source, which do not help the reader."""
 
 
 def in_words(error: BaseException, most: int = 300) -> str:
-    """One line for somebody who did not write the code: our own errors as they are, the system's without their number.
+    """One line for someone who did not write the code: our own errors unchanged, the system's without their number.
 
-    Of a foreign library's error the causes from the outermost to the innermost, without where in its source they were.
+    For an error of a foreign library, its causes from the outermost to the innermost, without places in its source.
 
     >>> in_words(ValueError("  x cannot open\\n  | context:\\n  |  0: ice::open\\n  |-> io error\\n  `-> refused"))
     'ValueError: cannot open: io error: refused'

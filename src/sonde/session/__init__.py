@@ -1,4 +1,4 @@
-"""The training side, composed: the only room that knows probe, reduce, budget and write.
+"""The training side: the only package that combines probe, reduce, budget and write.
 
     probe ─► reduce ─► write ─► (run folder)
 
@@ -23,10 +23,12 @@ from sonde.session.entry.current import (
 from sonde.session.entry.decorator import record
 from sonde.session.entry.script import run_script
 from sonde.session.null import NullSession
+from sonde.session.observers.mirror import Mirror
 from sonde.session.session import Session
-from sonde.session.snapshots.plan import Snapshots
+from sonde.session.snapshot_plan import Snapshots
 
 __all__ = [
+    "Mirror",
     "NullSession",
     "Session",
     "Snapshots",

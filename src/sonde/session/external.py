@@ -1,4 +1,4 @@
-"""What another framework has computed, sketches and numbers: the writer waits for it, the training does not."""
+"""Sketches and numbers computed by another framework: the writer waits for them, training does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def put_rows(
     step: int | None = None,
 ) -> None:
     """Record a row of numbers for each site, with a histogram each or none at all. `rows` is called on the writer
-    thread, and may wait there for a device; None is nothing to record."""
+    thread and may wait there for a device; None records nothing."""
     ids = np.array([recording.writer.site_id(site) for site in sites], np.int32)
     at = recording.step_number if step is None else step
     now = time.time()
@@ -48,9 +48,9 @@ def put_scalars(recording: Recording, values: Mapping[str, SupportsFloat], *, st
 def put_settings(
     recording: Recording, known: Hyperparameters, names: Sequence[str], values: Callable[[], Array]
 ) -> None:
-    """Record hyperparameters that are still on a device: learning rates, and of the others those that have changed.
+    """Record hyperparameters that are still on a device: learning rates, and any others that have changed.
 
-    `values` is called on the writer thread, in the order of steps, and so is `known`.
+    `values` is called on the writer thread, in step order, and so is `known`.
     """
     at, now = recording.step_number, time.time()
     ids = {name: recording.writer.scalar_id(f"optim/{name}") for name in names}

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from sonde.schema.layout import RunStatus
+from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class NullSession:
-    """A session that does nothing: sonde is disabled, or this is not the process that records."""
+    """A session that does nothing: sonde is disabled, or this process does not record."""
 
     path: Path | None = None
     is_finished = is_fresh = False
     step_number = 0
 
-    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> NullSession:
+    @spelled_out(WatchKeywords)
+    def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> NullSession:
         return self
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
@@ -27,7 +32,7 @@ class NullSession:
 
     def tap(self, name: str, tensor: Any) -> None: ...
 
-    def snapshot(self, kinds: Any = None) -> int | None:
+    def snapshot(self, kinds: str | Iterable[str] | None = None) -> int | None:
         return None
 
     def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None: ...

@@ -1,4 +1,4 @@
-"""One number out of whatever `log` was given, from any library, without waiting for a device; or why it is not one."""
+"""Turns any value passed to `log` into a number without waiting for a device, or explains why it cannot."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MAX_DEPTH: Final = 16
 
 
 class NotANumberError(Exception):
-    """Why a value cannot be recorded, and what to do."""
+    """A value that cannot be recorded: the message says why, and what to do."""
 
 
 def take(value: Any) -> Any:
-    """The number as a float; where it is still on a device a `Late`, or a tensor of one element on a GPU.
+    """The number as a float; if it is still on a device, a `Late` or a one-element tensor on a GPU.
 
     >>> take(3), take(np.array([2.5])), take([np.float16(0.5)])
     (3.0, 2.5, 0.5)
@@ -34,7 +34,7 @@ def take(value: Any) -> Any:
 
 
 def as_float(value: Any) -> float:
-    """An int too large for a float is infinite, as it would be to any tensor.
+    """An int too large for a float becomes infinite, as it would in any tensor.
 
     >>> as_float(10**400), as_float(True)
     (inf, 1.0)
@@ -46,7 +46,7 @@ def as_float(value: Any) -> float:
 
 
 def numeric_array(value: Any) -> np.ndarray[Any, Any]:
-    """An array of real or complex numbers; values that a mask hides are left out.
+    """An array of real or complex numbers, without masked values.
 
     >>> numeric_array(np.ma.masked_greater([1, 2, 9], 5))
     array([1, 2])
@@ -55,7 +55,7 @@ def numeric_array(value: Any) -> np.ndarray[Any, Any]:
     if array.dtype.kind in "biufc":
         return array
     if array.dtype.kind == "V" and not array.dtype.names and array.dtype.type is not np.void:
-        return array.astype(np.float64)  # bfloat16 and the like, which numpy itself does not know
+        return array.astype(np.float64)  # bfloat16 and similar types, which numpy itself does not know
     raise NotANumberError(f"it holds {array.dtype}, not numbers")
 
 
@@ -89,37 +89,35 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _late(value: Any) -> Late | None:
-    """Arrays of JAX and TensorFlow, which are computed while the program continues; None for anything else."""
+    """Reads arrays of JAX and TensorFlow, which are computed while the program continues; None for anything else."""
     if _is_a(value, "jax", "Array"):
         if _is_a(value, "jax.core", "Tracer"):
-            raise NotANumberError("it is traced by jax.jit and has no value yet. Return it, and log what comes back")
+            raise NotANumberError("it is traced by jax.jit and has no value yet. Return it, and log the result")
         _check_one(value)
-        copied = value.copy()  # the next step may be given the memory that this one is in
+        copied = value.copy()  # the next step may reuse the memory of this one
         copied.copy_to_host_async()
         return lambda: _plain(np.asarray(copied))
     if _is_a(value, "tensorflow", "Variable"):
         value = value.read_value()
     if _is_a(value, "tensorflow", "Tensor"):
         if not hasattr(value, "numpy"):
-            raise NotANumberError(
-                "it is traced by tf.function and has no value yet. Return it, and log what comes back"
-            )
+            raise NotANumberError("it is traced by tf.function and has no value yet. Return it, and log the result")
         _check_one(value)
         return lambda: _plain(value.numpy())
     return None
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Of a class that only a program which has imported it can have made."""
+    """Checks the type by name: only a program that has imported the class can have created the value."""
     return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
 def _plain(value: Any) -> float:
-    """A number that is in the memory of this process."""
+    """A number in the memory of this process."""
     if value is None:
-        raise NotANumberError("None is not a number. Leave the name out at steps without a value")
+        raise NotANumberError("None is not a number. Omit the name at steps without a value")
     if isinstance(value, str | bytes | bytearray):
-        raise NotANumberError(f"{value!r:.40} is a text. Texts belong in config= or notes=")
+        raise NotANumberError(f"{value!r:.40} is a string. Put strings in config= or notes=")
     if isinstance(value, Mapping):
         raise NotANumberError("the mapping is nested too deeply, or contains itself")
     if isinstance(value, list | tuple):
@@ -129,13 +127,13 @@ def _plain(value: Any) -> float:
     if not isinstance(value, np.generic) and hasattr(value, "dtype") and hasattr(value, "shape"):
         return _array(value)
     if isinstance(value, np.datetime64 | np.timedelta64 | np.void) or not _is_float_like(value):
-        hint = ". Log what its compute() returns" if hasattr(value, "compute") else ""
+        hint = ". Log the result of its compute()" if hasattr(value, "compute") else ""
         raise NotANumberError(f"{type(value).__name__} is not a number{hint}")
     return as_float(value)
 
 
 def _alone(value: Any) -> Any:
-    """What lists of one hold: `[[x]]` is x."""
+    """Unwraps one-element lists: `[[x]]` is x."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(value, list | tuple) or len(value) != 1:
             break
@@ -162,13 +160,16 @@ def _check_one(value: Any) -> None:
 
 
 def _several(what: str) -> str:
-    return f"{what} is not one number. Log its mean, say, or record its statistics with sonde.tap(name, value)"
+    return (
+        f"{what} is not a single number. Log its mean, for example, or record its statistics with sonde.tap(name, "
+        "value)"
+    )
 
 
 def _complex(what: str) -> str:
-    return f"{what} is not a real number. Log its absolute value, or its parts under two names"
+    return f"{what} is not a real number. Log its absolute value, or its real and imaginary parts under two names"
 
 
 def _is_float_like(value: Any) -> bool:
-    """`Decimal`, `Fraction` and their like, but not a class."""
+    """Whether this is a `Decimal`, `Fraction` or similar, but not a class."""
     return not isinstance(value, type) and (hasattr(value, "__float__") or hasattr(value, "__index__"))

@@ -1,8 +1,9 @@
-"""What `watch` was given: a model, its optimizers, and what to record of it and when. Anything else is an error that
-says what was given instead."""
+"""The arguments of `watch`: a model, its optimizers, and what to record when. Anything else is an error that names the
+wrong argument."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,15 +13,17 @@ from torch.optim import Optimizer
 
 from sonde.errors import NotAModelError
 from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, Schedule, as_schedule
+from sonde.probe.select import chooser
+from sonde.session.keywords import DEFAULTS, WatchKeywords
 
 IN_GRAPH: Final = "in-graph"
-"""`activations="in-graph"`: those inside compiled regions as well, by an operation in the compiled program."""
+"""`activations="in-graph"`: also those inside compiled regions, by an operation in the compiled program."""
 SCHEDULED: Final = ("params", "grads", "updates", "optim", "activations", "activation_grads", "inspect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One schedule for each kind, and the sites they hold for."""
+    """One schedule for each kind, and the sites they apply to."""
 
     params: Schedule
     grads: Schedule
@@ -29,77 +32,65 @@ class Plan:
     activations: Schedule
     activation_grads: Schedule
     inspect: Schedule
-    """When the numbers that rules look at are taken: kinds unit, attn, rnn, data and model."""
+    """When the numbers for the rules are measured: kinds unit, attn, rnn, data and model."""
     sites: object
     prefix: str = ""
     in_graph: bool = False
-    """Activations inside compiled regions too, which changes what is compiled."""
+    """Also record activations inside compiled regions, which changes the compiled program."""
 
     @classmethod
-    def of(
-        cls,
-        *,
-        params: Any,
-        grads: Any,
-        updates: Any,
-        optim: Any,
-        activations: Any,
-        activation_grads: Any,
-        inspect: Any,
-        sites: Any,
-        when: Any,
-        prefix: str,
-        **others: Any,
-    ) -> Plan:
-        """By the keywords of `watch`. `others` are those of `wandb.watch`."""
-        if others:
-            from sonde.session.wandb_keywords import translate
+    def of(cls, given: WatchKeywords) -> Plan:
+        """Build a plan from the keywords of `watch`."""
+        from sonde.session.wandb_keywords import translate
 
-            asked = {"params": params, "grads": grads, "updates": updates, "optim": optim, "when": when}
-            params, grads, updates, optim, when = (asked | translate(others)).values()
-        default = as_schedule(when, default=ALWAYS, argument="when")
+        asked: dict[str, Any] = {**DEFAULTS, **given, **translate(given)}
+        default = as_schedule(asked["when"], default=ALWAYS, argument="when")
 
-        def schedule(value: Any, argument: str, default: Schedule = default) -> Schedule:
-            return as_schedule(value, default=default, argument=argument)
+        def schedule(argument: str, default: Schedule = default) -> Schedule:
+            is_in_graph = argument == "activations" and asked[argument] == IN_GRAPH
+            return as_schedule(True if is_in_graph else asked[argument], default=default, argument=argument)
 
+        sites = asked["sites"]
+        if isinstance(sites, Iterator):
+            sites = list(sites)
+        chooser(sites)  # refuses what does not select sites
         return cls(
-            params=schedule(params, "params"),
-            grads=schedule(grads, "grads"),
-            updates=schedule(updates, "updates"),
-            optim=schedule(optim, "optim"),
-            activations=schedule(True if activations == IN_GRAPH else activations, "activations", DEFAULT_ACTIVATIONS),
-            activation_grads=schedule(activation_grads, "activation_grads", DEFAULT_ACTIVATIONS),
-            inspect=schedule(inspect, "inspect", DEFAULT_INSPECT),
+            params=schedule("params"),
+            grads=schedule("grads"),
+            updates=schedule("updates"),
+            optim=schedule("optim"),
+            activations=schedule("activations", DEFAULT_ACTIVATIONS),
+            activation_grads=schedule("activation_grads", DEFAULT_ACTIVATIONS),
+            inspect=schedule("inspect", DEFAULT_INSPECT),
             sites=sites,
-            prefix=prefix,
-            in_graph=activations == IN_GRAPH,
+            prefix=asked["prefix"],
+            in_graph=asked["activations"] == IN_GRAPH,
         )
 
     def described(self) -> dict[str, str]:
-        """Each schedule in words."""
+        """A description of each schedule."""
         return {name: repr(getattr(self, name)) for name in SCHEDULED}
 
 
 def check_model(model: object) -> nn.Module:
-    """The model, or an error that says what was given instead."""
+    """The model, or an error that says what was passed instead."""
     if isinstance(model, nn.Module):
         return model
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise NotAModelError(
-            f"watch() was given the class {model.__name__}; give it an instance: watch({model.__name__}(...))."
-        )
+        raise NotAModelError(f"watch() got the class {model.__name__}; pass an instance: watch({model.__name__}(...)).")
     if isinstance(model, Optimizer):
-        raise NotAModelError("watch() was given an optimizer first; the order is watch(model, optimizer).")
+        raise NotAModelError("watch() got an optimizer as its first argument; the order is watch(model, optimizer).")
     if isinstance(model, list | tuple):
         raise NotAModelError(
-            f"watch() takes one model; got a {type(model).__name__} of {len(model)}. Call it for each, with a name: "
+            f"watch() takes one model; got a {type(model).__name__} of {len(model)}. Call it once for each, with a "
+            "prefix: "
             'watch(model, optimizer, prefix="generator.").'
         )
     raise NotAModelError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
 
 
 def check_optimizers(optimizer: object) -> list[Optimizer] | None:
-    """The optimizers as a list; None means: whichever steps this model."""
+    """The optimizers as a list; None means every optimizer that updates this model."""
     if optimizer is None:
         return None
     if isinstance(optimizer, dict):
@@ -108,8 +99,8 @@ def check_optimizers(optimizer: object) -> list[Optimizer] | None:
     found = []
     for item in items:
         if isinstance(item, _Loss):
-            continue  # the criterion, in the second place as in wandb.watch
-        inner = getattr(item, "optimizer", item)  # accelerate and others wrap the one that steps
+            continue  # the criterion, as second argument like in wandb.watch
+        inner = getattr(item, "optimizer", item)  # accelerate and others wrap the optimizer that steps
         if not isinstance(inner, Optimizer):
             raise NotAModelError(
                 f"watch(model, optimizer) takes a torch optimizer, or several; got {type(item).__name__}."

@@ -1,4 +1,4 @@
-"""What every part of a session is given: the writer, the settings, the step, and how to warn or report a failure."""
+"""Shared by every part of a session: the writer, the settings, the step, warnings and failure reports."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from sonde.budget.ledger import Ledger
 from sonde.config import Settings
+from sonde.display import print_line
 from sonde.schema.records import Event, Severity
 from sonde.session.observers.mirror import Observers
-from sonde.session.process.ending import print_line
 from sonde.write.writer import Writer, WriterOptions
 
 _MAX_WARNINGS: Final = 100
-"""The maximum number of different warnings of one session: each step may bring new names."""
+"""Maximum number of different warnings in one session. A program may create new names at every step."""
 
 
 class Breaker:
-    """Our own failures: each is reported once and counted, and after too many sonde switches itself off.
+    """Counts internal failures: each is reported once, and after too many sonde switches itself off.
 
     Keeps no exception, since a traceback would keep the user's tensors alive.
     """
@@ -30,29 +31,29 @@ class Breaker:
         self._told: set[str] = set()
 
     def __call__(self, where: str, error: Exception) -> None:
-        """Report a failure in a hook. Training continues."""
+        """Record a failure in a hook. Training continues."""
         self.num_errors += 1
         what = f"{where}: {type(error).__name__}: {error}"[:500]
         key = f"{where}: {type(error).__name__}"
         if key not in self._told:
             self._told.add(key)
-            self.warn(f"a measurement failed and was left out ({what}). Training is not affected.")
+            self.warn(f"a measurement failed and was skipped ({what}). Training is not affected.")
         if self.num_errors >= self.max_errors and not self.is_open:
             self.is_open = True
             self.on_open(what)
 
 
 class StepCount(Protocol):
-    """How far a training thread is."""
+    """The position of a training thread."""
 
     number: int
-    """The step that is being made, or that was made last."""
+    """The current step, or the last one that was made."""
     is_over: bool
-    """Its optimizers have stepped, and nothing of the next one was seen."""
+    """Whether its optimizers have stepped and the next step has not started."""
 
 
 class Recording:
-    """One run that is being written. It knows nothing of models, so anything in a session may hold it."""
+    """One run that is being written. It knows nothing about models, so any part of a session may hold it."""
 
     def __init__(
         self,
@@ -65,14 +66,15 @@ class Recording:
     ) -> None:
         self.path, self.settings, self.observers = path, settings, observers
         self.is_finished = False
+        self.ledger = Ledger(settings.budget, settings.budget_seconds)
         self.count: Callable[[], StepCount] | None = None
-        """The count of the calling thread, once something counts steps."""
+        """The step count of the calling thread, once there is one."""
         self.at_beat: list[Callable[[], None]] = []
-        """Called on the writer thread, every second or so."""
+        """Called on the writer thread, about once per second."""
         self.at_finish: list[Callable[[], Any]] = []
         """Called when the session ends, however it ends."""
         self.is_logged_ahead = False
-        """Whether something was logged at a step that was not made yet."""
+        """Whether something was logged at a future step."""
         self.breaker = Breaker(settings.max_errors, self._measurement_failed, self._switched_off)
         self._warned: set[str] = set()
         options = settings.writer.model_dump() | ({} if settings.system_metrics else {"system_interval_s": 0.0})
@@ -87,33 +89,33 @@ class Recording:
         )
         self.first_step = self.writer.next_step
 
-    # ---------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------------------------------- step
 
     @property
     def step_number(self) -> int:
-        """The step that is being made, or that was made last."""
+        """The current step, or the last one that was made."""
         return self.first_step if self.count is None else self.count().number
 
     @property
     def is_step_over(self) -> bool:
-        """Whether the optimizers have stepped and the next forward pass has not begun."""
+        """Whether the optimizers have stepped and the next forward pass has not started."""
         return self.count is not None and self.count().is_over
 
     @property
     def next_step(self) -> int:
-        """The number of the step that has not begun yet."""
+        """The number of the next step."""
         return self.step_number + self.is_step_over
 
-    # -------------------------------------------------------------------------------------------------- what to say
+    # --------------------------------------------------------------------------------------------------------- messages
 
     def event(
         self, type: str, message: str, *, severity: Severity = "info", details: dict[str, Any] | None = None
     ) -> None:
-        """Record something that happened once."""
+        """Record an event."""
         self.writer.event(self._event(type, message, severity, details))
 
     def warn(self, message: str) -> None:
-        """One line on stderr. Not the warnings module: a user's filter may turn warnings into exceptions."""
+        """Print a warning. Not with the warnings module: a user's filter may turn warnings into exceptions."""
         print_line(f"sonde: warning: {message}")
 
     def warn_once(self, key: str, message: str) -> None:
@@ -122,7 +124,7 @@ class Recording:
             self.writer.event(event)
 
     def warned(self, key: str, message: str) -> Event | None:
-        """Warn about something once; the event is for the caller to record. None: it is known."""
+        """Warn once per key and return the event for the caller to record; None if this warning was given before."""
         if key in self._warned or len(self._warned) > _MAX_WARNINGS:
             return None
         self._warned.add(key)
@@ -132,7 +134,7 @@ class Recording:
         return self._event("warning", message, severity="warning")
 
     def say(self, message: str) -> None:
-        """One line on stderr, unless the settings ask for silence."""
+        """Print one line, unless `verbose` is off."""
         if self.settings.verbose:
             print_line(f"sonde: {message}")
 
@@ -140,9 +142,10 @@ class Recording:
         at, now = self.step_number, time.time()
         return Event(type=type, message=message, step=at, time=now, severity=severity, details=details or {})
 
-    # ------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _beat(self) -> None:
+        self.ledger.thread_clock.mark()
         for call in self.at_beat:
             call()
 
@@ -152,7 +155,8 @@ class Recording:
 
     def _switched_off(self, what: str) -> None:
         self.warn(
-            f"switched off after {self.breaker.num_errors} failures of its own, the last in {what}. Training continues."
+            f"recording switched off after {self.breaker.num_errors} internal errors, the last in {what}. Training "
+            "continues."
         )
         self.event("switched_off", f"sonde switched itself off: {what}", severity="critical")
         self.writer.note(switched_off=what)

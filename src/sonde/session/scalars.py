@@ -1,6 +1,6 @@
-"""Numbers that `log` was given, on their way to the writer: plain ones, and such as are still on a device.
+"""Passes the numbers of `log` to the writer: plain ones, and those still on a device.
 
-A value that cannot be recorded costs that value and one warning, never the others of its call.
+A value that cannot be recorded costs that value and one warning, never the others in its call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sonde.write.writer import Writer
 
 MAX_STEP: Final = 1 << 53
-"""Beyond it neighbours are one number to JSON and to a browser."""
+"""Above this, neighbouring integers are the same number in JSON and in a browser."""
 
 
 def log_values(recording: Recording, training: TrainingThread, values: Any, step: Any = None) -> None:
@@ -40,13 +40,13 @@ def log_values(recording: Recording, training: TrainingThread, values: Any, step
 
 
 def _put_logged(recording: Recording, training: TrainingThread, values: Any, step: Any = None) -> None:
-    """Hand them to the writer. What cannot be recorded is named once and left out: it is no failure of ours. Without a
-    step they belong to the one that the training thread is in."""
+    """Pass them to the writer. A value that cannot be recorded causes one warning and is left out; it does not count as
+    an internal failure. Without a step, values belong to the current step of the training thread."""
     at = _step_of(recording, step, training)
     if not isinstance(values, Mapping):
-        _leave_out(recording, "values", f'a mapping of names to numbers, log({{"loss": loss}}), not {_short(values)}')
+        _leave_out(recording, "values", f'a mapping from names to numbers, log({{"loss": loss}}), not {_short(values)}')
     elif at is None:
-        _leave_out(recording, "step", f"a whole number as its step, not {_short(step)}")
+        _leave_out(recording, "step", f"a whole number as step=, not {_short(step)}")
     else:
         writer = recording.writer if step is not None else training.step_writer
         put_numbers(recording, _taken(recording, values), at, writer, made=training.steps.number)
@@ -60,8 +60,7 @@ def put_numbers(
     *,
     made: int | None = None,
 ) -> None:
-    """Floats, `Late` numbers, and tensors of one element on a GPU, each under its name. `made` is the step that is
-    being made."""
+    """Record floats, `Late` numbers, and one-element tensors on a GPU by name. `made` is the current step."""
     writer = writer or recording.writer
     taken = _sent(recording, taken)
     if not taken:
@@ -97,19 +96,19 @@ def _taken(recording: Recording, values: Mapping[Any, Any]) -> dict[str, Any]:
         for name, value in flattened(values):
             if name in found:
                 recording.warn_once(
-                    f"log twice {name}", f'log() was given "{name}" twice in one call; the last is recorded.'
+                    f"log twice {name}", f'log() got "{name}" twice in one call; the last value is recorded.'
                 )
             try:
                 found[name] = take(value)
-            except Exception as error:  # noqa: BLE001 - whatever the value does when it is read, it is the user's
+            except Exception as error:  # noqa: BLE001 - reading a user's value may fail in any way
                 recording.warn_once(f"log {name}", _refusal(name, error))
-    except Exception as error:  # noqa: BLE001 - the mapping is the user's as well
-        recording.warn_once("log mapping", f"log() could not read all names of a mapping: {_in_words(error)}.")
+    except Exception as error:  # noqa: BLE001 - so may reading a user's mapping
+        recording.warn_once("log mapping", f"log() could not read every name in a mapping: {_in_words(error)}.")
     return found
 
 
 def _sent(recording: Recording, taken: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Tensors on a GPU become `Late` numbers; their copies to the host are under way, all in one."""
+    """Tensors on a GPU become `Late` numbers, all copied to the host in one transfer."""
     on_gpu = {name: value for name, value in taken.items() if getattr(value, "is_cuda", False)}
     if not on_gpu:
         return taken
@@ -118,7 +117,7 @@ def _sent(recording: Recording, taken: Mapping[str, Any]) -> Mapping[str, Any]:
     others = {name: value for name, value in taken.items() if name not in on_gpu}
     try:
         transfer = _ScalarTransfer(PendingScalars(list(on_gpu.values())))
-    except Exception as error:  # noqa: BLE001 - a device that has failed is no failure of ours
+    except Exception as error:  # noqa: BLE001 - a failed device is not an internal failure
         for name in on_gpu:
             recording.warn_once(f"log {name}", _refusal(name, error))
         return others
@@ -126,7 +125,7 @@ def _sent(recording: Recording, taken: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _ScalarTransfer:
-    """Numbers copied from a device together, or not at all: a device that has failed is waited for once."""
+    """Numbers copied from a device together, or not at all: a failed device is waited for only once."""
 
     def __init__(self, pending: PendingScalars) -> None:
         self._pending = pending
@@ -156,12 +155,12 @@ def _step_of(recording: Recording, step: Any, training: TrainingThread) -> int |
         return None
     if at > made and not recording.is_logged_ahead:
         recording.is_logged_ahead = True
-        recording.writer.note(logged_ahead=True)  # a count of the user's own: it says nothing of where to go on
+        recording.writer.note(logged_ahead=True)  # the user's own count: it does not say where to resume
     return at
 
 
 def _whole(step: Any) -> int:
-    """A step is waited for, should it be on a device: nothing can be recorded without it."""
+    """Waits for a step that is on a device: nothing can be recorded without it."""
     taken = take(step)
     number = float(taken() if callable(taken) and not hasattr(taken, "is_cuda") else taken)
     if not number.is_integer():
@@ -170,15 +169,15 @@ def _whole(step: Any) -> int:
 
 
 def _leave_out(recording: Recording, key: str, wanted: str) -> None:
-    recording.warn_once(f"log, {key}", f"log() takes {wanted}. It was left out.")
+    recording.warn_once(f"log, {key}", f"log() takes {wanted}. This call was ignored.")
 
 
 def _refusal(name: str, error: Exception) -> str:
-    return f'"{name}" was left out of log(): {_in_words(error)}.'
+    return f'log() did not record "{name}": {_in_words(error)}.'
 
 
 def _in_words(error: Exception) -> str:
-    """An error of ours is a sentence; a foreign one comes with its type."""
+    """A sonde error is a sentence; any other error is shown with its type."""
     if isinstance(error, NotANumberError):
         return str(error)
     return f"it cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"[:300]

@@ -1,4 +1,4 @@
-"""Sketches of tensors the user hands over: `tap` and `batch`. Works with torch tensors and with numpy arrays."""
+"""Sketches of tensors that the user passes to `tap` and `batch`. Works with torch tensors and with numpy arrays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def readable(recording: Recording, name: str, value: Any) -> Any:
-    """A tensor or an array of numbers that can be read; None, and one warning, for anything else."""
+    """A readable tensor or array of numbers; None, and one warning, for anything else."""
     try:
         return _whole(value) if hasattr(value, "detach") else numeric_array(value)
-    except Exception as error:  # noqa: BLE001 - whatever the value does when it is read, it is the user's
+    except Exception as error:  # noqa: BLE001 - reading a user's value may fail in any way
         why = str(error) if isinstance(error, NotANumberError) else f"{type(error).__name__}: {error}"
         recording.warn_once(f"tap {name}", f'"{name}" is not recorded: {why[:300]}.')
         return None
@@ -37,7 +37,7 @@ def _whole(tensor: Any) -> Any:
 
 
 def put_sketches(recording: Recording, training: TrainingThread, named: list[tuple[str, Any]]) -> None:
-    """Sketch each tensor or array that can be read now, and hand it to the writer."""
+    """Sketch each tensor or array that can be read now, and pass it to the writer."""
     values = [(name, readable(recording, name, value)) for name, value in named]
     arrays = [(name, value) for name, value in values if isinstance(value, np.ndarray)]
     tensors = [(name, value) for name, value in values if value is not None and not isinstance(value, np.ndarray)]

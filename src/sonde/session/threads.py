@@ -1,4 +1,4 @@
-"""Which thread of the program trains which models. Each training thread counts its own steps.
+"""Assigns models to the threads of the program that train them. Each training thread counts its own steps.
 
 A thread trains a model once it runs a forward pass of it with gradients on, and for certain once it steps one of its
 optimizers. Autograd's threads, replicas and evaluations never count as training threads. Almost every program has one
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from sonde.session.recording import Recording
-from sonde.session.training.budget import joined_facts
+from sonde.session.training.budget import facts_of
 from sonde.session.training.position import Position
 from sonde.session.training.thread import ThreadHost, TrainingThread
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from sonde.session.model.watched import WatchedModel
 
 _IDLE_STEPS: Final = 1000
-"""A thread that makes no step while another makes this many no longer holds back where a resumed run begins."""
+"""Number of steps of another thread after which a thread that makes none no longer holds back the step at which a
+resumed run starts."""
 
 
 class _Life:
-    """Freed when its thread ends. Python reuses thread idents, so they cannot tell."""
+    """An object freed when its thread ends. Python reuses thread idents, so they cannot identify a thread."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Here(threading.local):
-    """What is known about the calling thread."""
+    """State of the calling thread."""
 
     training: TrainingThread | None = None
     """Counts the steps of the models it trained last."""
@@ -49,11 +50,11 @@ class TrainingThreads:
         self._recording, self._host, self._on_moved = recording, host, on_moved
         self.first_step = first = recording.first_step
         self.models: list[WatchedModel] = []
-        """All that are watched. Replaced and never changed: other threads may be going through it."""
+        """All watched models. Replaced, never modified: other threads may be iterating over it."""
         self.position = Position()
         self.all: tuple[TrainingThread, ...] = (TrainingThread(recording, first, host),)
         self._here = _Here()
-        # Taken before the locks of `Steps`, never while one of them is held.
+        # Acquired before the locks of `Steps`, never while one of them is held.
         self._lock = threading.RLock()
         self._complete = first
         recording.count = lambda: self.current.steps
@@ -62,11 +63,11 @@ class TrainingThreads:
         """The models that this thread trains."""
         return [model for model in self.models if model.training is training]
 
-    # ------------------------------------------------------------------------------------------------ which one it is
+    # ----------------------------------------------------------------------------------------------- the current thread
 
     @property
     def current(self) -> TrainingThread:
-        """The calling thread's; for a thread that trains nothing, the one that is furthest ahead."""
+        """The training thread of the caller; for a thread that trains nothing, the one that is furthest ahead."""
         if len(self.all) == 1:
             return self.all[0]
         return self._own or self.furthest
@@ -86,8 +87,8 @@ class TrainingThreads:
         return self._here.id
 
     def may_use(self, model: WatchedModel) -> bool:
-        """Whether what the calling thread does may concern this model; not if it trains others. A model not run
-        so far may belong to a thread that has yet to begin, unless the calling thread watched it."""
+        """Whether the activity of the calling thread may concern this model; not if it trains others. A model not run
+        so far may belong to a thread that has yet to start, unless the calling thread watched it."""
         if len(self.all) == 1 and model.has_run:
             return True
         own = self._own
@@ -100,7 +101,7 @@ class TrainingThreads:
         training = model.training
         return model.is_trained and training.is_alive and training.thread is not self._here.id
 
-    # ------------------------------------------------------------------------------------------ what the threads do
+    # ---------------------------------------------------------------------------------------------- activity of threads
 
     def runs(self, model: WatchedModel) -> None:
         """The calling thread runs a forward pass of this model with gradients on."""
@@ -140,7 +141,7 @@ class TrainingThreads:
                     self._take(self._new(self.first_step))
         return self.current
 
-    # ---------------------------------------------------------------------------------------------- who trains what
+    # --------------------------------------------------------------------------------------------- assignment of models
 
     def _assign(self, model: WatchedModel, *, is_step: bool, is_alone: bool) -> None:
         """Decide which training thread the model belongs to. `is_alone`: no other thread used its models since the
@@ -174,7 +175,6 @@ class TrainingThreads:
 
     def _new(self, first: int) -> TrainingThread:
         made = TrainingThread(self._recording, first, self._host)
-        made.governing.governor.budget = self.all[0].governing.governor.budget
         made.seen_at = self.furthest.steps.number
         self.all = (*self.all, made)
         return made
@@ -185,7 +185,7 @@ class TrainingThreads:
 
     def _move(self, model: WatchedModel, training: TrainingThread) -> None:
         before = model.training
-        with before.steps.lock:  # or it could hand over what is measured from now on
+        with before.steps.lock:  # otherwise it could pass on measurements made from now on
             passes = before.steps.leave(model, {id(one) for one in model.optimizers.watched})
             model.join(training)
         training.steps.join(passes)
@@ -196,11 +196,11 @@ class TrainingThreads:
             self.all = tuple(other for other in self.all if other is not before)
         self._on_moved()
 
-    # -------------------------------------------------------------------------------------------------- the session's
+    # ------------------------------------------------------------------------------------------------------ the session
 
     def step_ended(self, ended: TrainingThread) -> None:
-        """Tell the writer how far all threads are. After a kill, steps up to the furthest thread's are shown, and a
-        resumed run begins at the step of the thread that is furthest behind."""
+        """Tell the writer how far all threads are. After a kill, steps up to those of the furthest thread are shown,
+        and a resumed run starts at the step of the slowest thread."""
         step, writer = ended.steps.number, self._recording.writer
         if len(self.all) == 1:
             self._complete = step
@@ -219,15 +219,12 @@ class TrainingThreads:
         return len(self.all) > 1 and sum(bool(self.models_of(training)) for training in self.all) > 1
 
     def restart(self, step: int) -> None:
-        """Continue with this step; only where one thread trains."""
+        """Continue with this step; only if a single thread trains."""
         self.first_step = self._complete = step
         for training in self.all:
+            training.governing.restart(step)
             training.steps.restart(step)
 
-    def set_budget(self, budget: float | None) -> None:
-        for training in self.all:
-            training.governing.governor.budget = budget
-
     def facts(self) -> dict[str, Any]:
-        """What recording costs."""
-        return joined_facts([training.governing for training in self.all])
+        """The cost of recording."""
+        return facts_of(self._recording.ledger, [training.governing for training in self.all])

@@ -1,11 +1,11 @@
-"""What is done in a training step, from its first forward pass to the beginning of the next one, in this order:
+"""The work of a training step, from its first forward pass to the start of the next one, in this order:
 
     model_begins ─► model_entered ─► forward_seen, module_returned … ─► model_returned     the forward pass
     optimizer_step                                                                          one step of an optimizer
     optimizers_stepped ─► step_ended ─► step_begins                                         the end of the step
 
-Taps call the first two rows, through `WatchedModel`; `Steps` finds out when the third is due. Each part is attempted by
-itself: one that fails costs its own numbers only, and the step counts all the same.
+Taps call the first two rows, through `WatchedModel`; `Steps` detects when the third is due. Each part runs separately:
+one that fails costs only its own numbers, and the step counts all the same.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ if TYPE_CHECKING:
     from sonde.session.model.structure import ModelDocument
     from sonde.session.model.watched import WatchedModel
     from sonde.session.plan import Plan
+    from sonde.session.rest import Rest
 
 _FACTS_EVERY: Final = 100
 
 
 class StepRecorder:
-    """Of one session. A `ModelHost` for its models and a `ThreadHost` for the threads that train them."""
+    """Records the steps of one session. A `ModelHost` for its models and a `ThreadHost` for its training threads."""
 
     data: DataInspection
     document: ModelDocument
     optimizer_names: OptimizerNames
+    rest: Rest
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -56,7 +58,10 @@ class StepRecorder:
         """None until a model is watched, as is all that needs torch: a session may log numbers without it."""
         self._watching = threading.RLock()
 
-    # --------------------------------------------------------------------------------------------- the forward pass
+    # ----------------------------------------------------------------------------------------------------- forward pass
+
+    def is_resting(self, model: WatchedModel) -> bool:
+        return self.rest.model_begins(model)
 
     def model_begins(self, model: WatchedModel) -> None:
         self.data.model_begins(model)
@@ -71,7 +76,7 @@ class StepRecorder:
             model.inspection.forward_begins()
 
     def forward_seen(self, model: WatchedModel, place: ModuleRef, output: Any) -> None:
-        # Parts of a pass that was seen to begin may run in other threads, which train nothing.
+        # Parts of a pass that has started may run in other threads, which train nothing.
         if not model.forward.is_running:
             self.threads.runs(model)
         if model.is_root(place):
@@ -99,33 +104,32 @@ class StepRecorder:
         self.snapshots.restart(model)
         self.data.restart(model)
 
-    # ------------------------------------------------------------------------------------- one step of an optimizer
+    # --------------------------------------------------------------------------------------------------- optimizer step
 
     def optimizer_step(self, model: WatchedModel, step: OptimizerStep) -> Iterator[None]:
         """Before the step, gradients are what the optimizer will use and parameters what they were computed at; after
         it, the update is known. With a closure the gradients are made inside the step."""
-        part, quiet, meter, kind = self._attempt, self._quiet, model.meter, model.main_kind
+        part, quiet, meter = self._attempt, self._quiet, model.meter
         are_grads_made = not (step.has_closure or step.is_made)
 
         self.snapshots.before_update(model, step)
-        with part("loss of the step"):
+        with part("step loss"):
             self.data.before_update(model, step)
         with quiet():
             with part("gradients and parameters"):
                 model.read_before(step)
-            with part("inspection"), meter.span(kind):
+            with part("inspection"), meter.span("inspect" if model.wants_inspection else ""):
                 model.inspection.before_update(model.training.steps.number)
-            with part("scalars of the optimizer"), meter.span(kind):
+            with part("optimizer scalars"), meter.span("scalars" if model.wants_scalars else ""):
                 model.log_optimizer(step)
-            if are_grads_made:
-                with part("scalars of the gradients"), meter.span(kind):
+                if are_grads_made:
                     model.log_gradients(step)
 
         yield  # the optimizer steps
 
         with quiet(), meter.span(model.main_kind):
             if step.has_closure:
-                with part("scalars of the gradients"):
+                with part("gradient scalars"), meter.span("scalars" if model.wants_scalars else ""):
                     model.log_gradients(step)
                 with part("gradients"):
                     model.read_grads(step)
@@ -139,10 +143,10 @@ class StepRecorder:
             with part("fingerprint"):
                 model.note_weights(step)
         self.snapshots.after_update(model, step)
-        with part("loss of the step"):
+        with part("step loss"):
             self.data.after_update(model, step)
 
-    # ------------------------------------------------------------------------------------------ the end of the step
+    # -------------------------------------------------------------------------------------------------- end of the step
 
     def optimizers_stepped(self, training: TrainingThread, step: int) -> None:
         self._emit(training, step)
@@ -150,48 +154,56 @@ class StepRecorder:
         if step != training.described_at:  # again at the end: in the first step more of them may follow
             training.described_at = step
             self._describe(training)
+        with self._attempt("rest"):
+            self.rest.begin(training, step)
 
     def step_ended(self, training: TrainingThread, step: int, wall_s: float) -> None:
-        self._emit(training, step)
-        self.threads.position.step_made()
-        self.threads.step_ended(training)
-        with self._attempt("budget"):
-            if self._has_data_of(training):
-                # Batches are told apart in every step, which nothing thins out.
-                training.governing.meter.add("inspect" if self.data.is_inspecting else "", self.data.take_own_s())
+        meter = training.governing.meter
+        if self._has_data_of(training):
+            meter.add(self.data.kind, self.data.take_own_s())
+        with meter.span(""):
+            self._emit(training, step)
+            self.threads.position.step_made()
+            self.threads.step_ended(training)
+        with self._attempt("budget"), meter.span(""):
             training.governing.end_step(step, wall_s)
-        self._describe(training)
-        if step % _FACTS_EVERY == 0:
-            with self._attempt("facts"):
-                self.note_facts()
+        with meter.span(""):
+            self._describe(training)
+            if step % _FACTS_EVERY == 0:
+                with self._attempt("facts"):
+                    self.note_facts()
+
+    def step_counted(self, training: TrainingThread, step: int) -> None:
+        self._emit(training, step)  # an evaluation may have followed it
+        self.threads.step_ended(training)
 
     def step_begins(self, training: TrainingThread, step: int) -> None:
         for model in self.threads.models_of(training):
-            with self._attempt("schedule"):
+            with self._attempt("schedule"), model.meter.span(""):
                 model.begin_step(step)
         if self.snapshots.are_of(training):
-            with self._attempt("schedule of snapshots"):
+            with self._attempt("snapshot schedule"):
                 self.snapshots.begin_step(step)
 
     def optimizers(self, training: TrainingThread) -> set[int]:
         return {id(one) for model in self.threads.models_of(training) for one in model.optimizers.watched}
 
     def _emit(self, training: TrainingThread, step: int) -> None:
-        """Hand what was measured to the writer, as a part of this step."""
+        """Pass the measurements to the writer, as part of this step."""
         for model in self.threads.models_of(training):
-            with self._attempt("handing over"):
+            with self._attempt("writing records"):
                 self._emit_model(model, step)
         if self._has_data_of(training):
-            with self._attempt("data inspection"):
+            with self._attempt("data inspection"), training.governing.meter.span(self.data.kind):
                 self.data.emit(step)
 
     def _emit_model(self, model: WatchedModel, step: int) -> None:
         part, quiet, meter, kind = self._attempt, self._quiet, model.meter, model.main_kind
-        with part("handing over"), quiet(), meter.span(kind):
+        with part("writing records"), quiet(), meter.span(kind):
             tables = model.take()
             if tables:
                 self._put_tables(self.recording.writer, tables, step)
-        with part("handing over an inspection"), quiet(), meter.span(kind):
+        with part("writing an inspection"), quiet(), meter.span("inspect" if model.wants_inspection else ""):
             values = model.inspection.take()
             if values:
                 model.log(values, step)
@@ -206,19 +218,48 @@ class StepRecorder:
                 self.snapshots.step_over()
 
     def _describe(self, training: TrainingThread) -> None:
-        """model.json, if what it says has changed."""
+        """Write model.json, if its content has changed."""
         models = self.threads.models_of(training)
         if models:
-            with self._attempt("structure of the model"):
+            with self._attempt("model structure"):
                 self.document.refresh(models, self.threads.models)
 
     def _has_data_of(self, training: TrainingThread) -> bool:
         return self.hooks is not None and self.data.thread is training
 
-    # ---------------------------------------------------------------------------------- steps that the user ends
+    # ---------------------------------------------------------------------------------------- steps that record nothing
+
+    def next_recorded(self, training: TrainingThread, after: int) -> int:
+        if len(self.threads.all) > 1 or self.is_keeping_tensors or self.recording.breaker.is_open:
+            return after + 1
+        until = min((model.next_recorded(after) for model in self.threads.models_of(training)), default=after + 1)
+        return next((step for step in range(after + 1, until) if self.snapshots.is_due(step)), until)
+
+    def modes(self, training: TrainingThread) -> dict[int, bool]:
+        models = [(model, model.names.model()) for model in self.threads.models_of(training)]
+        return {id(model): module.training for model, module in models if module is not None}
+
+    def resting(self, *, is_on: bool) -> None:
+        for model in self.models:
+            model.rest(is_on=is_on)
+        self.data.rest(is_on=is_on)
+
+    def evaluated(self, training: TrainingThread, step: int) -> None:
+        if self._has_data_of(training):
+            with self._attempt("data inspection"):
+                self.data.trained_again()
+                self.data.emit(step)
+
+    def _wake(self) -> None:
+        if self.hooks is not None:
+            with self._attempt("rest"):
+                self.rest.disturb()
+
+    # ------------------------------------------------------------------------------------------ steps ended by the user
 
     def end_by_user(self) -> None:
-        """`sonde.step()`. Where optimizers are watched their steps count; otherwise take what is there now."""
+        """`sonde.step()`. With watched optimizers, their steps count; otherwise record the current state."""
+        self._wake()
         training = self.training
         with self._attempt("step"):
             if not (training.steps.is_counted_by_hooks or training.steps.is_over):
@@ -231,7 +272,7 @@ class StepRecorder:
         with training.steps.lock:
             models = self.threads.models_of(training)
             for model in models:
-                # A thread that has not begun yet may own a model that was not run: reading its gradients while that
+                # A thread that has not started yet may own a model that was not run: reading its gradients while that
                 # thread clears them would crash torch.
                 if model.has_run or len(models) == 1 or model.watched_in is training.thread:
                     model.is_trained = True
@@ -251,16 +292,17 @@ class StepRecorder:
             model.read_params(step)
 
     def skip(self) -> None:
-        """The step counts, though the optimizer was kept from it: a scaler found gradients that are not finite."""
+        """Count a step that the optimizer skipped because a gradient scaler found non-finite gradients."""
+        self._wake()
         with self._attempt("skipped step"):
             self.training.steps.skip()
 
-    # ----------------------------------------------------------------------------------------- what is being trained
+    # --------------------------------------------------------------------------------------------------- watched models
 
     @property
     def training(self) -> TrainingThread:
-        """Where the steps of the calling thread are counted; for a thread that trains nothing, those of the training
-        thread that is furthest ahead. Most programs have only one."""
+        """The training thread that counts the steps of the calling thread; for a thread that trains nothing, the
+        training thread that is furthest ahead. Most programs have only one."""
         return self.threads.current
 
     @property
@@ -279,16 +321,15 @@ class StepRecorder:
 
     @property
     def overhead(self) -> float:
-        """Share of all time that recording took, as far as is known."""
-        if len(self.threads.all) == 1:
-            return self.training.governing.governor.overhead
+        """Fraction of all time that recording took, as far as it is known."""
         return float(self.threads.facts()["fraction"] or 0.0)
 
     def watch(self, module: nn.Module, optimizers: list[Optimizer] | None, plan: Plan, snapshots: Any) -> None:
-        """Begin with a model. Watching it again replaces what was asked for before."""
+        """Watch a model. Watching it again replaces the earlier options."""
         from sonde.session.model.replaced import watched_before
         from sonde.session.model.watched import WatchedModel
 
+        self._wake()
         with self._watching:
             replaced = watched_before(module, plan.prefix, self.models)
             self._tell_taken_over(replaced)
@@ -324,6 +365,7 @@ class StepRecorder:
         from sonde.session.model.structure import ModelDocument
         from sonde.session.model.tables import put_tables
         from sonde.session.model.unseen_steps import warn_of_missing
+        from sonde.session.rest import Rest
 
         # Not imported where they are used, which is in every step.
         self._quiet, self._put_tables, self._warn_of_missing = quiet, put_tables, warn_of_missing
@@ -336,8 +378,17 @@ class StepRecorder:
             on_begin=self._optimizer_begins,
             on_end=self._optimizer_ended,
             on_unseen=self._optimizer_unseen,
+            timed=lambda: self.training.governing.meter.span(""),
         )
+        self.rest = self.hooks.counter = Rest(self)
+        self.snapshots.asks.on_put = self.rest.disturb
+        self.recording.at_beat.append(self._report_rest)
         self.recording.at_finish += [ScalerTap(self.hooks.skip, failed).detach, self.data.detach]
+
+    def _report_rest(self) -> None:
+        """Called on the writer thread: steps that are only counted are not reported one by one."""
+        if self.rest.is_on:
+            self.recording.writer.set_step(self.training.steps.last)
 
     def _optimizer_begins(self, call: Call) -> None:
         for training in self.threads.of_call(call):
@@ -356,8 +407,8 @@ class StepRecorder:
         if any(self.threads.is_elsewhere(model) for model in replaced):
             self.recording.warn_once(
                 "watched in two threads",
-                "a model that another thread trains is no longer recorded: one with the same parameter names was "
-                'watched in its place. Tell them apart by a name: watch(model, optimizer, prefix="generator.").',
+                "a model that another thread trains is no longer recorded: a model with the same parameter names was "
+                'watched instead. Tell them apart with a prefix: watch(model, optimizer, prefix="generator.").',
             )
 
     def _keep_snapshots(self, model: WatchedModel, snapshots: Any) -> None:
@@ -372,10 +423,10 @@ class StepRecorder:
     def _moved(self) -> None:
         self.snapshots.check_threads()
 
-    # ------------------------------------------------------------------------------------------ where it goes, and ends
+    # --------------------------------------------------------------------------------------------------- rewind and end
 
     def rewind(self, step: Any) -> bool:
-        """Begin a new attempt at this step. A step that cannot be is ignored, with a warning."""
+        """Start a new attempt at this step. An invalid step is ignored, with a warning."""
         try:
             at = operator.index(step)
         except TypeError:
@@ -385,16 +436,16 @@ class StepRecorder:
         if threads.are_several:
             recording.warn_once(
                 "rewind of several threads",
-                f"rewind({step!r}) is ignored: several threads have trained in this run, and each counts its own "
+                f"rewind({step!r}) was ignored: several threads have trained in this run, and each counts its own "
                 "steps.",
             )
             return False
         if not threads.position.may_return_to(at, next_step):
             recording.warn_once(
-                "rewind", f"rewind({step!r}) is ignored: it takes a step from 0 to the next one, which is {next_step}."
+                "rewind", f"rewind({step!r}) was ignored: the step must be between 0 and the next one, {next_step}."
             )
             return False
-        self.finish()  # a step in progress is given up; what was measured of it stays in the attempt that ends
+        self.finish()  # the step in progress is abandoned; its measurements stay in the attempt that ends
         self.snapshots.rewound()
         recording.writer.begin_attempt(at, after=next_step)
         threads.position.returned(next_step)
@@ -404,26 +455,37 @@ class StepRecorder:
         return True
 
     def flush(self) -> None:
-        """Do not wait any longer for what is not known yet."""
+        """Stop waiting for what is not known yet."""
+        self._wake()
         for training in self.threads.all:
             training.steps.flush()
 
     def warn_of_uncounted(self) -> None:
-        """The session ends as it should: tell of steps that nothing counted."""
+        """The session ends normally: warn about steps that nothing counted."""
         for model in self.models:
             with self._attempt("finish"):
                 model.unseen_updates.finish(model.training.steps)
 
     def finish(self) -> None:
-        """No step follows."""
+        """Finish: no step follows."""
+        if self.hooks is not None:
+            with self._attempt("rest"):
+                self.rest.wake()
         for training in self.threads.all:
             with training.steps.lock:
                 with self._attempt("finish"):
                     training.steps.finish()
                 if training.steps.is_over:
                     with self._attempt("finish"):
+                        self._mark_last(training)
                         training.steps.close()
                 self._emit(training, training.steps.number)
+
+    def _mark_last(self, training: TrainingThread) -> None:
+        """A run ends at its last record: if the last step has none, record its learning rate."""
+        for model in self.threads.models_of(training):
+            if not model.wants_scalars:
+                model.log(model.optimizer_scalars.rates_now(), training.steps.number)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -432,7 +494,7 @@ class StepRecorder:
         self.threads.models = []
 
     def note_facts(self) -> None:
-        """What a viewer should know of how this was recorded."""
+        """Facts about the recording, for viewers."""
         facts: dict[str, Any] = {"overhead": self.threads.facts()}
         if self.models:
             from sonde.session.model.coverage import coverage_of
@@ -443,11 +505,12 @@ class StepRecorder:
         self.recording.writer.note(**facts)
 
     def snapshot(self, kinds: Any) -> int | None:
-        """The number of the step whose tensors will be kept; None, with a warning, where there will be none."""
+        """The number of the step whose tensors will be kept; None, with a warning, if there will be no snapshot."""
+        self._wake()
         try:
             return self.snapshots.ask(kinds)
         except UsageError as error:
-            self.recording.warn_once(f"snapshot {error}", f"no snapshot: {error}")
+            self.recording.warn_once(f"snapshot {error}", f"no snapshot was taken: {error}")
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
             self.recording.breaker("snapshot", error)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sonde.diagnose.diagnosis import Diagnosis
+from sonde.diagnose.diagnosis import Diagnosis, Gap
 from sonde.diagnose.finding import Finding
 from sonde.run import Run
 from sonde.show.term.number import counted
@@ -18,7 +18,7 @@ _WORDS: Final = {
 
 
 def diagnosis_dict(run: Run, found: Diagnosis) -> dict[str, Any]:
-    """What `sonde diagnose --json` says."""
+    """The output of `sonde diagnose --json`."""
     return {
         "id": run.id,
         "project": run.project,
@@ -38,7 +38,7 @@ def diagnosis_dict(run: Run, found: Diagnosis) -> dict[str, Any]:
 
 
 def anomaly_dicts(found: Diagnosis) -> list[dict[str, Any]]:
-    """Findings one by one, each with the finding that explains it; in order of their first step."""
+    """All findings by first step, each with the finding that caused it."""
     causes = {_key(symptom): root.rule for root in found.roots for symptom in root.cause_of}
     rows = []
     for finding in found.findings:
@@ -52,13 +52,13 @@ def _key(finding: Finding) -> tuple[Any, ...]:
 
 
 def health_of(found: Diagnosis) -> float | None:
-    """The newest score of the run; None when nothing was measured."""
+    """The newest health score of the run; None if nothing was measured."""
     last = found.health.last
     return None if last != last else round(last, 1)
 
 
 def counts_in_words(counts: Mapping[str, int]) -> str:
-    """How many findings of each severity.
+    """The number of findings of each severity, in words.
 
     >>> counts_in_words({"critical": 1, "warning": 2, "info": 0})
     '1 critical, 2 warnings'
@@ -67,24 +67,44 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
 
 
 def what_was_checked(found: Diagnosis) -> str:
-    """How far the silence of the rules can be trusted, as one clause."""
-    num_looked = found.num_rules - len(found.blind) - len(found.failed)
-    steps = found.health.steps
-    text = f"{num_looked} rules looked at {counted(len(steps), 'recorded step')}"
+    """Sentences on what the rules checked and what they could not check."""
+    if found.is_blind:
+        what = ", ".join(gap.what.removeprefix("the ").removeprefix("a ") for gap in found.gaps)
+        return f"Not recorded: {what}."
+    num_ran = found.num_rules - len(found.blind) - len(found.failed)
+    sentences = [f"{counted(num_ran, 'rule')} checked {counted(len(found.health.steps), 'recorded step')}."]
     if found.failed:
-        text += f"; {len(found.failed)} failed and were skipped ({', '.join(found.failed)})"
+        sentences.append(f"{counted(len(found.failed), 'rule')} failed and skipped: {', '.join(found.failed)}.")
     if found.gaps:
-        missing = ", ".join(f"{gap.what} ({gap.hides})" for gap in found.gaps)
-        text += f"; not checked, because not recorded: {missing}"
+        missing = "; ".join(f"{gap.hides} ({not_recorded(gap)})" for gap in found.gaps)
+        sentences.append(f"Not checked: {missing}.")
     elif found.blind:
-        text += f"; {len(found.blind)} had nothing to look at"
-    return text
+        sentences.append(f"{counted(len(found.blind), 'rule')} had no data to check.")
+    return " ".join(sentences)
+
+
+def verdict(found: Diagnosis) -> str:
+    """The verdict on a run without findings."""
+    return "nothing was recorded that the rules could check" if found.is_blind else "no problems found"
+
+
+def not_recorded(gap: Gap) -> str:
+    """The missing data of a gap, in words.
+
+    >>> from sonde.diagnose.diagnosis import Gap
+    >>> not_recorded(Gap("a validation loss", "overfitting", 'sonde.log({"val_loss": val_loss})'))
+    'no validation loss recorded'
+    """
+    return f"no {gap.what.removeprefix('the ').removeprefix('a ')} recorded"
 
 
 def stored_diagnosis(run: Run) -> tuple[dict[str, int] | None, float | None]:
-    """What the recorder itself found while training: counts by severity, and health. Reads nothing but run.json."""
+    """Live findings by severity, and health, as stored in run.json.
+
+    Both are None, for unknown, if nothing was recorded or if what they were computed from no longer exists.
+    """
     stored = run.manifest.facts.get("diagnosis")
-    if not isinstance(stored, Mapping):
+    if not isinstance(stored, Mapping) or run.last_step < 0 or not run.catalog.is_complete:
         return None, None
     counts = {key: value for key in _WORDS if isinstance(value := stored.get(key), int)}
     health = stored.get("health")

@@ -1,4 +1,4 @@
-"""Where two runs part, in sentences: which step, which place, which numbers, and what agreed until then."""
+"""Sentences on where two runs diverge: the step, the site, both values, and what agreed until then."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from sonde.run import Comparison, Divergence
-from sonde.show.term.number import number
+from sonde.show.term.number import counted, number
 
 _PLACES: Final = {
     "param": "the weights of",
@@ -14,29 +14,30 @@ _PLACES: Final = {
     "actgrad": "the gradient of the output of",
     "grad": "the gradient of",
     "update": "the update of",
-    "optim": "the optimizer's state of",
+    "optim": "the optimizer state of",
     "custom": "the tensor",
     "data": "the data:",
 }
 
 
 def divergence_sentences(found: Comparison) -> list[str]:
-    """What there is to say, most important first."""
+    """Describe the first divergence, most important sentence first."""
     first = found.first_divergence
     if first is None:
         if not found.divergence.num_rows:
             return ["The runs have no series in common."]
-        return [f"No difference beyond rounding in {found.num_steps:,} common steps."]
+        return [f"No difference beyond rounding in {counted(found.num_steps, 'common step')}."]
     sentences = [
-        f"a and b differ first at step {first.step:,}, in {_place(first)}.",
+        f"a and b first differ at step {first.step:,}, in {_place(first)}.",
         f"{_stat(first)}: {_values(first)}.",
-        f"{what_agreed(first)} {first.num_apart} series differ at this step.",
+        f"{what_agreed(first)} Number of series that differ at this step: {first.num_apart:,}.",
     ]
     if first.unseen:
-        sentences.append(f"At this step {' and '.join(first.unseen)} were not recorded in both: it may begin there.")
+        missing = " and ".join(first.unseen)
+        sentences.append(f"At this step, {missing} were not recorded in both runs; the difference may start there.")
     if first.before > first.tolerance / 30:
         sentences.append(
-            f"It may have grown out of rounding: earlier this series was up to {first.before:.1e} apart, not far below."
+            f"It may be accumulated rounding: at earlier steps, this series differed by up to {first.before:.1e}."
         )
     return sentences
 
@@ -54,15 +55,15 @@ def _stat(first: Divergence) -> str:
 
 def _values(first: Divergence) -> str:
     if not first.tolerance and first.kind == "data":
-        return "not the same batch"
+        return "different batches"
     apart = "" if math.isnan(first.difference) else f", {first.difference:.1e} apart"
     digits = _digits(first)
-    rounding = f"rounding in {first.dtype} explains {first.tolerance:g}"
+    rounding = f"rounding in {first.dtype} explains up to {first.tolerance:g}"
     return f"{_shown(first.a, digits)} in a, {_shown(first.b, digits)} in b{apart}; {rounding}"
 
 
 def _digits(first: Divergence) -> int:
-    """Enough to see the two apart."""
+    """The number of digits that shows the two values to be different."""
     if not first.difference or math.isnan(first.difference):
         return 4
     return min(max(4, 2 - math.floor(math.log10(first.difference))), 17)
@@ -73,9 +74,12 @@ def _shown(value: float, digits: int) -> str:
 
 
 def what_agreed(first: Divergence) -> str:
-    """How much came before the first difference and was the same."""
+    """Describe what comes before the first difference and agrees."""
+    steps = "the step before" if first.step == 1 else f"the {first.step:,} steps before"
     if not first.num_before:
-        earlier = f"; everything agreed in the {first.step:,} steps before" if first.step else " and of the run"
-        return f"It is the first number of this step{earlier}."
-    earlier = f"so did everything in the {first.step:,} steps before" if first.step else "it is the first step"
-    return f"The {first.num_before} series that come about before it in this step agree; {earlier}."
+        if not first.step:
+            return "It is the first value of the first step."
+        return f"It is the first value of this step; everything agreed in {steps}."
+    series = "The earlier series" if first.num_before == 1 else f"The {first.num_before:,} earlier series"
+    agree = f"{series} in this step {'agrees' if first.num_before == 1 else 'agree'}"
+    return f"{agree}, and so does everything in {steps}." if first.step else f"{agree}. This is the first step."

@@ -1,4 +1,4 @@
-"""Hold a folder's lock while its contents are moved or removed, so that no writer begins meanwhile."""
+"""A lock on a folder, held while its contents are moved or deleted, so that no writer starts meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sonde.schema.layout import LOCK_FILE
 
 @contextmanager
 def held(folder: Path, refusal: str) -> Iterator[None]:
-    """Inside, no other process holds the lock; one that does already is not disturbed: a RunLockedError says why."""
+    """Hold the lock inside the block; if another process has it already, raise RunLockedError with this message."""
     try:
         import fcntl
     except ImportError:  # a system without such locks

@@ -1,4 +1,4 @@
-"""A table for files that know only plain columns: dictionaries written out, nested values as JSON."""
+"""Flat tables for formats without nesting: dictionary columns are expanded, nested values become JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sonde.schema.records import to_json
 
 
 def plain_columns(table: pa.Table) -> pa.Table:
-    """The same rows with columns of numbers and text only."""
+    """The same rows, with only numbers and text."""
     columns: list[Any] = []
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_dictionary(field.type):

@@ -1,4 +1,4 @@
-"""A stat of many sites over steps, squeezed into as many columns as there is room for. A spike or a NaN never hides."""
+"""A stat of many sites over steps, pooled into as many columns as fit. Spikes and NaN always remain visible."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from sonde.schema.pooling import MISSING, NOT_FINITE
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 COLUMNS: Final = 256
-"""Of a pool that is filled while a run is written."""
+"""Number of columns of a pool that is filled while a run is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """Rows are sites in the order in which they were first measured, columns are equal stretches of steps."""
+    """A pooled stat: rows are sites in the order of their first measurement, columns are equal intervals of steps."""
 
     sites: tuple[str, ...]
     """`kind/site`."""
     first_step: int
     steps_per_column: float
     cells: Floats
-    """(sites, columns): the highest of each stretch, as in schema/pooling.py: +inf where something was not finite,
+    """(sites, columns): the maximum of each interval, as in schema/pooling.py: +inf where a value was non-finite,
     -inf where nothing was recorded."""
 
     @property
     def values(self) -> Floats:
-        """(sites, columns): NaN where there is no finite value, or where it is of what a NaN left of a tensor."""
+        """(sites, columns): NaN without a finite value, or if the value covers only the finite part of a tensor."""
         return np.where(np.isfinite(self.cells), self.cells, np.nan)
 
     @property
     def is_odd(self) -> Bools:
-        """(sites, columns): whether something in the stretch was NaN or infinite."""
+        """(sites, columns): whether a value in the interval was NaN or infinite."""
         return np.isposinf(self.cells)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Lowest and highest finite value; NaN when there is none."""
+        """Minimum and maximum finite value; NaN if there is none."""
         finite = self.cells[np.isfinite(self.cells)]
         return (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
 
@@ -53,16 +53,16 @@ class Pooled:
 
 
 def pool(run: Run, pattern: str, *, width: int, steps: Any = None) -> Pooled:
-    """What one pattern with one stat names, as in `grad/*/rms`, in at most `width` columns."""
+    """Pool the series of one stat that match a pattern, e.g. `grad/*/rms`, into at most `width` columns."""
     kind, site, stat = pattern.split("/")
-    # Values that are not finite are counted beside the moments: a norm looks healthy while half the tensor is NaN.
+    # Non-finite values are counted separately: a norm looks healthy while half the tensor is NaN.
     odd = f"{kind}/{site}/nonfinite_fraction"
     wanted = [pattern] if stat == "nonfinite_fraction" else [pattern, odd]
     return pool_table(run.overview(wanted, steps=steps, points=width), current_stat(stat), _order(run), width)
 
 
 def pool_table(table: pa.Table, stat: str, order: Sequence[str], width: int) -> Pooled:
-    """The same of a long table (step, kind, site, stat, value) that was read already."""
+    """Pool a long table (step, kind, site, stat, value) that has already been read."""
     if not table.num_rows:
         return Pooled((), 0, 1.0, np.empty((0, 0)))
     names, row_of = rows_of(table, order)
@@ -75,16 +75,16 @@ def pool_table(table: pa.Table, stat: str, order: Sequence[str], width: int) -> 
 
 
 def cells_of(table: pa.Table, stat: str) -> Floats:
-    """The cell of each row of a table that holds one stat and the non-finite fraction of the same sites."""
+    """The cell for each row of a table that holds one stat and the non-finite fraction of the same sites."""
     values = table["value"].to_numpy()
     own = np.where(np.isfinite(values), values, NOT_FINITE)
-    # A stat of a tensor without finite elements is NaN; a fraction of NaN above zero says the same of some elements.
+    # A stat of a tensor without finite elements is NaN; a non-finite fraction above zero marks some elements.
     is_odd = _codes(table, "stat", "nonfinite_fraction") & (values > 0)
     return np.where(is_odd, NOT_FINITE, np.where(_codes(table, "stat", stat), own, MISSING))
 
 
 def rows_of(table: pa.Table, order: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Names of the rows, and the row of each value."""
+    """The names of the rows, and the row of each value."""
     kinds, sites = (table[name].unify_dictionaries().combine_chunks() for name in ("kind", "site"))
     num_sites = max(len(sites.dictionary), 1)
     pair = kinds.indices.to_numpy().astype(np.int64) * num_sites + sites.indices.to_numpy()
@@ -99,7 +99,7 @@ def rows_of(table: pa.Table, order: Sequence[str]) -> tuple[tuple[str, ...], NDA
 
 
 def _codes(table: pa.Table, column: str, wanted: str) -> Bools:
-    """Which rows have this value in a dictionary column."""
+    """A mask of the rows with this value in a dictionary column."""
     coded = table[column].unify_dictionaries().combine_chunks()
     words = coded.dictionary.to_pylist()
     if wanted not in words:
@@ -114,7 +114,7 @@ def _order(run: Run) -> list[str]:
 
 
 class LivePool:
-    """Stretches double in length whenever the columns are full, so that a run of any length fits."""
+    """A pool whose intervals double in length whenever its columns are full, so that a run of any length fits."""
 
     def __init__(self, stat: str, num_columns: int = COLUMNS) -> None:
         self.stat, self.num_columns = stat, num_columns
@@ -123,7 +123,7 @@ class LivePool:
         self.cells = np.full((0, num_columns), float(MISSING))
 
     def add(self, table: pa.Table, order: Sequence[str] = ()) -> None:
-        """Take in rows of a long table; rows that were taken in before change nothing."""
+        """Add rows of a long table; rows that were added before change nothing."""
         if not table.num_rows:
             return
         steps = table["step"].to_numpy()
@@ -147,13 +147,13 @@ class LivePool:
         return np.pad(cells, missing, constant_values=float(MISSING))
 
     def _halve(self) -> None:
-        """Two columns become one."""
+        """Merge columns in pairs."""
         pairs = self.cells.reshape(len(self.cells), self.num_columns // 2, 2)
         self.cells = self._padded(pairs.max(axis=2), len(self.cells))
         self.steps_per_column *= 2
 
     def pooled(self) -> Pooled:
-        """What is there now, without the columns that are still to come."""
+        """The pool so far, without the columns that are still empty."""
         used = np.flatnonzero((self.cells > MISSING).any(axis=0))
         end = int(used[-1]) + 1 if len(used) else 0
         cells = self.cells[:, :end].copy()

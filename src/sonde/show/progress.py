@@ -1,4 +1,4 @@
-"""A bar on stderr for long work, where somebody is there to see it."""
+"""A progress bar on stderr for long work, if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.show.term.console import make_console
 
 @contextmanager
 def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told (done, total); without a terminal it draws nothing."""
+    """A function to call with (done, total); without a terminal it draws nothing."""
     from rich.progress import Progress
 
     with Progress(console=make_console(stderr=True), transient=True, disable=quiet or not sys.stderr.isatty()) as bar:

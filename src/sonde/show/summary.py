@@ -1,4 +1,4 @@
-"""A run in few numbers: its scalars, its largest gradients, its times. What every view shows first; draws nothing."""
+"""A run in a few numbers: scalars, largest gradients, durations. Shared by all views; draws nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.schema.losses import shown_scalars, training_loss
 from sonde.schema.names import is_setting
+from sonde.schema.overhead import recording_took
 from sonde.schema.window import Column
 from sonde.show.diagnosis import stored_diagnosis
 
@@ -22,7 +23,7 @@ Steps = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SeriesSummary:
-    """One series: its ends, its extremes over finite values, and the series itself for a picture."""
+    """A series with its first and last value, and its extremes over finite values."""
 
     name: str
     steps: Steps
@@ -53,7 +54,7 @@ class SeriesSummary:
         return float(function(finite)) if len(finite) else math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` says of it."""
+        """The series as `--json` prints it."""
         return {
             "name": self.name,
             "count": len(self.values),
@@ -68,24 +69,24 @@ class SeriesSummary:
 
 
 def scalar_series(run: Run, pattern: str = "*", steps: Any = None) -> list[SeriesSummary]:
-    """The scalars that views list and a glob names, none of them empty.
+    """The non-empty scalars that match a glob and that views list.
 
-    What is damaged is left out, and in `run.warnings`.
+    Damaged data is left out and listed in `run.warnings`.
     """
     try:
         shown = set(shown_scalars(run.scalar_names))
         lines = run.scalar_lines(pattern, steps=steps)
         found = [SeriesSummary(name, *line) for name, line in lines.items() if name in shown]
-        # One that never changed is in `run.structure()`, and would push what was logged out of sight.
+        # A constant one is in `run.structure()`, and would push logged scalars out of sight.
         return [series for series in found if len(series.values) > 1 or not is_setting(series.name)]
     except CorruptError:
         return []
 
 
 def loss_series(run: Run) -> SeriesSummary | None:
-    """The training loss; None where there is none.
+    """The training loss; None if there is none.
 
-    What is damaged is left out, and in `run.warnings`.
+    Damaged data is left out and listed in `run.warnings`.
     """
     try:
         names = set(run.scalar_names)
@@ -99,9 +100,9 @@ def loss_series(run: Run) -> SeriesSummary | None:
 
 
 def largest_gradients(run: Run, *, at: int | None = None, num_sites: int = 10) -> list[SeriesSummary]:
-    """Norms of the gradients that are largest at a step (the last one recorded), each with its history up to there.
+    """Norms of the largest gradients at a step (default: the last recorded), each with its history up to that step.
 
-    What is damaged is left out, and in `run.warnings`.
+    Damaged data is left out and listed in `run.warnings`.
     """
     try:
         return _largest_gradients(run, at, num_sites)
@@ -116,17 +117,17 @@ def _largest_gradients(run: Run, at: int | None, num_sites: int) -> list[SeriesS
     if not top:
         return []
     found = run.lines([f"grad/{name}/norm" for name in top], steps=range(last + 1))
-    # A glob may name more than it was made from: "a[0]" also matches "a0".
+    # A glob may match more than the name it was made from: "a[0]" also matches "a0".
     return [SeriesSummary(name, *found[key]) for name in top if (key := f"grad/{name}/norm") in found]
 
 
 def _order(value: float) -> float:
-    """A norm that is not a number is worse than any that is."""
+    """A sort key that puts non-finite norms first."""
     return value if math.isfinite(value) else math.inf
 
 
 def _norms_at(run: Run, last: int, *, exactly: bool) -> dict[str, float]:
-    """The norm of each gradient at its newest step up to `last`; looks back further and further until one is found."""
+    """The norm of each gradient at its newest step up to `last`; searches further back until one is found."""
     if not run.sites("grad").num_rows:
         return {}
     reach = 1
@@ -139,7 +140,7 @@ def _norms_at(run: Run, last: int, *, exactly: bool) -> dict[str, float]:
 
 
 def steps_per_second(steps: Steps, times: Floats, num_stretches: int) -> Column:
-    """Speed over about equal stretches, at the last step of each, without those in which the clock went back."""
+    """Speed over roughly equal intervals, at the last step of each; intervals with a clock set back are dropped."""
     if len(steps) < 2:
         return steps[:0], times[:0]
     picked = np.unique(np.linspace(0, len(steps) - 1, min(num_stretches + 1, len(steps))).astype(np.intp))
@@ -149,14 +150,14 @@ def steps_per_second(steps: Steps, times: Floats, num_stretches: int) -> Column:
 
 
 def duration_s(run: Run) -> float | None:
-    """From the beginning to the end, or to the last sign of life."""
+    """Seconds from the start to the end of the run, or to its last heartbeat."""
     manifest = run.manifest
     end = manifest.ended_time or manifest.heartbeat.time
     return max(end - manifest.created_time, 0.0) if end and manifest.created_time else None
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """What `list` says of a run, ready for JSON."""
+    """The facts that `list` shows about a run, ready for JSON."""
     loss = loss_series(run)
     findings, health = stored_diagnosis(run)
     return {
@@ -172,6 +173,7 @@ def describe(run: Run) -> dict[str, Any]:
         "loss": None if loss is None else loss.to_dict(),
         "findings": findings,
         "health": health,
+        "recording": recording_took(run.manifest.facts.get("overhead")),
         "tags": list(run.tags),
         "notes": run.notes,
         "warnings": run.warnings,

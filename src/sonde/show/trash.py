@@ -1,4 +1,4 @@
-"""Deleted runs: moved in one go to `.trash` in the folder of runs, from where they can be brought back."""
+"""Deleted runs: moved atomically to `.trash` in the folder of runs, from where they can be restored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.schema.layout import LATEST_LINK, RUN_FILE, TRASH_FOLDER
 from sonde.show.folder_lock import held
 
 ORIGINS_FILE: Final = "origins.json"
-"""In the trash: where each run lay, below the folder of runs."""
+"""File in the trash with the original path of each run, relative to the folder of runs."""
 _MAX_ORIGINS_BYTES: Final = 8 << 20
 
 
@@ -27,15 +27,24 @@ class Trashed:
     origin: Path
     manifest: Manifest
     time: float
-    """When it was thrown away."""
+    """Time of deletion."""
+
+
+def delete_run(run: Run, *, permanently: bool = False, dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """Move a run to the trash of its folder of runs, or delete it. Returns its path in the trash."""
+    target = move_to_trash(run, run.path.parent.parent if dir is None else Path(dir))
+    if not permanently:
+        return target
+    remove(target)
+    return None
 
 
 def move_to_trash(run: Run, dir: Path) -> Path:
-    """Move a run to the trash of its folder of runs and say where it is now. A run that is written is refused."""
+    """Move a run to the trash of its folder of runs and return its new path. A running run is refused."""
     if run.status == "running":
         raise RunLockedError(f"run {run.id} ({run.project}/{run.name}) is running. Stop it first, then delete it.")
     home = home_of(run.path, dir)
-    with held(run.path, f"run {run.id} is in use by another process. Try again when it has ended."):
+    with held(run.path, f"run {run.id} is in use by another process. Try again when that process has ended."):
         target = _free_name(home, run.path.name)
         run.path.rename(target)
     _note_origin(home, target.name, run.path.relative_to(home))
@@ -46,7 +55,7 @@ def move_to_trash(run: Run, dir: Path) -> Path:
 
 
 def remove(trashed: Path) -> None:
-    """Remove for good what `move_to_trash` moved."""
+    """Permanently delete a run that `move_to_trash` moved."""
     shutil.rmtree(trashed)
     origins = _origins(trashed.parent)
     if origins.pop(trashed.name, None) is not None:
@@ -57,10 +66,10 @@ def remove(trashed: Path) -> None:
 
 
 def restore(trashed: Trashed) -> Path:
-    """Move a run from the trash to where it was."""
+    """Move a run from the trash back to its original path."""
     origin = trashed.origin
     if origin.exists():
-        raise RunError(f"{origin} exists again; move {trashed.path} back by hand, under another name.")
+        raise RunError(f"{origin} already exists. Move {trashed.path} back by hand, under another name.")
     origin.parent.mkdir(exist_ok=True)
     trashed.path.rename(origin)
     origins = _origins(trashed.path.parent)
@@ -70,14 +79,14 @@ def restore(trashed: Trashed) -> Path:
 
 
 def list_trash(dir: Path) -> list[Trashed]:
-    """Runs that can be brought back, newest first."""
+    """Runs that can be restored, newest first."""
     folder = dir / TRASH_FOLDER
     found = []
     for name, origin in _origins(folder).items():
         try:
             manifest = read_manifest(folder / name)
             changed = (folder / name).stat().st_ctime  # a rename changes it
-        except (SondeError, OSError):  # removed by hand, or damaged: nothing to bring back
+        except (SondeError, OSError):  # removed by hand, or damaged: nothing to restore
             continue
         found.append(Trashed(folder / name, dir / origin, manifest, changed))
     return sorted(found, key=lambda one: one.time, reverse=True)
@@ -89,7 +98,7 @@ def home_of(path: Path, dir: Path) -> Path:
 
 
 def mend_latest(dir: Path) -> None:
-    """`latest` points to the newest run that is left, or is gone with the last."""
+    """Point `latest` to the newest remaining run, or remove it if there is none."""
     link = dir / LATEST_LINK
     if not link.is_symlink() or (link / RUN_FILE).is_file():
         return
@@ -114,7 +123,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _origins(trash: Path) -> dict[str, str]:
-    """Names in the trash and where they lay. What leads elsewhere is left out: the file may be anybody's."""
+    """Names in the trash and their original paths. Unsafe paths are left out: the file is not trusted."""
     try:
         with open_inside(trash, ORIGINS_FILE) as file:
             document = json.loads(file.read(_MAX_ORIGINS_BYTES))
@@ -126,7 +135,7 @@ def _origins(trash: Path) -> dict[str, str]:
 
 
 def _is_plain(path: object, max_parts: int) -> bool:
-    """Whether a path stays below where it begins and names nothing hidden."""
+    """Whether a relative path stays below its start and has no hidden parts."""
     if not isinstance(path, str) or not path or "\0" in path:
         return False
     parts = PurePosixPath(path).parts

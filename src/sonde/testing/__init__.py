@@ -1,9 +1,14 @@
-"""Test suites for authors of extensions: what every store and every trainer integration must pass."""
+"""Test suites for authors of extensions, which every store and every trainer integration must pass."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sonde.testing.adapters import AdapterTests, TruthTests
+    from sonde.testing.by_hand import Recipe
+    from sonde.testing.stores import StoreTests
 
 _SUITES: Final = {
     "AdapterTests": "sonde.testing.adapters",
@@ -19,3 +24,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUITES:
         return getattr(import_module(_SUITES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,4 +1,4 @@
-"""What an adapter for a trainer must pass. A new one is tested by one class that says how it trains.
+"""The test suite for trainer adapters. To test a new one, write one class that says how it trains.
 
 class TestMyTrainer(AdapterTests):
     module, package = "my_adapter", "my_trainer"
@@ -20,7 +20,6 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +28,7 @@ import pytest
 import torch
 from torch import nn
 
+from sonde.distribution import DISTRIBUTION, EXTRAS
 from sonde.errors import MissingPackageError
 from sonde.reduce.numpy import sketch
 from sonde.run import Run, runs
@@ -46,12 +46,12 @@ from sonde.testing.by_hand import (
 )
 
 COMPARED = ("norm", "mean", "std", "abs_mean", "max_abs", "zero_fraction")
-"""Stats of a gradient that must be those of the loop by hand."""
+"""Gradient stats that must equal those of the manual loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one training came to; `run` where it was recorded."""
+    """The result of one training; `run` if it was recorded."""
 
     losses: list[float]
     weights: str
@@ -62,29 +62,31 @@ class Outcome:
 
 
 class TruthTests:
-    """A trainer with sonde in it does what it does without, and what is recorded is what a loop by hand has seen.
+    """Checks that a trainer behaves the same with sonde as without, and that the recorded values equal those of a
+    manual loop.
 
-    For the ways to train that an adapter has: accumulation, precision. `AdapterTests` has more, for the adapter itself.
+    For the training modes of an adapter: accumulation, precision. `AdapterTests` adds tests of the adapter itself.
     """
 
     recipe: ClassVar[Recipe] = Recipe()
-    """How to train; the loop by hand follows it."""
+    """How to train; the manual loop follows it."""
     loss_name: ClassVar[str] = "loss"
-    """What the trainer calls the loss among the numbers it logs at every step."""
+    """The trainer's name for the loss among the numbers it logs at every step."""
     prefix: ClassVar[str] = ""
-    """What comes before the names of parameters in the run, where a trainer has the net inside of another module."""
+    """The prefix of parameter names in the run, if a trainer wraps the net in another module."""
     rtol: ClassVar[float] = 1e-5
 
     def recorder(self, **options: Any) -> Any:
-        """The adapter's callback, or what it calls it, with options of `sonde.init`."""
+        """The adapter's callback or equivalent, with options of `sonde.init`."""
         raise NotImplementedError
 
     def train(self, net: Any, recorder: Any) -> list[float]:
-        """Train a `Net` by `self.recipe`; without sonde where `recorder` is None. The loss of every forward pass."""
+        """Train a `Net` by `self.recipe`; without sonde if `recorder` is None. Returns the loss of every forward
+        pass."""
         raise NotImplementedError
 
     def net(self, error: BaseException | None = None) -> nn.Module:
-        """What is trained: the same each time. `error` is to be raised after three steps."""
+        """The net to train: the same each time. `error` is raised after three steps."""
         return Net(error)
 
     def by_hand(self) -> tuple[list[float], list[Gradients]]:
@@ -92,10 +94,10 @@ class TruthTests:
         return train_by_hand(self.recipe)
 
     def raw_norms(self) -> list[dict[str, float]]:
-        """The norm of every gradient before clipping, step by step; [] where the loop by hand does not know it."""
+        """The norm of every gradient before clipping, step by step; [] if the manual loop does not know it."""
         return norms_before_clipping(self.recipe)
 
-    # ----------------------------------------------------------------------------------------------------- trained once
+    # ----------------------------------------------------------------------------------------------------- one training
 
     def _outcome(self, folder: Path, *, is_recorded: bool = True, error: BaseException | None = None) -> Outcome:
         for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -103,13 +105,13 @@ class TruthTests:
         net = self.net(error)
         before = hooks_on(net)
         on_interrupt = signal.getsignal(signal.SIGINT)
-        with contextlib.chdir(folder):  # trainers leave files where they are
+        with contextlib.chdir(folder):  # trainers write files to the working directory
             recorder = self.recorder(dir=folder / "runs", project="suite", verbose=False) if is_recorded else None
             losses = self._train(net, recorder, error)
             state = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
-        signal.signal(signal.SIGINT, on_interrupt)  # and some are deaf once they were interrupted
+        signal.signal(signal.SIGINT, on_interrupt)  # and some ignore signals once they were interrupted
         found = runs(dir=folder / "runs")
-        assert len(found) == is_recorded, f"one training is one run; there are {len(found)}"
+        assert len(found) == is_recorded, f"expected one run for one training; found {len(found)}"
         return Outcome(
             losses, digest(net.state_dict()), digest(state), found[0] if found else None, (before, hooks_on(net))
         )
@@ -117,7 +119,7 @@ class TruthTests:
     def _train(self, net: Any, recorder: Any, error: BaseException | None) -> list[float]:
         if error is None:
             return self.recipe.losses(self.train(net, recorder))
-        with pytest.raises((type(error), SystemExit)):  # some trainers answer an interrupt by leaving
+        with pytest.raises((type(error), SystemExit)):  # some trainers return after an interrupt
             self.train(net, recorder)
         return []
 
@@ -136,27 +138,27 @@ class TruthTests:
     def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         return cls()._outcome(tmp_path_factory.mktemp("recorded"))
 
-    # ------------------------------------------------------------------------------------------------------------ truth
+    # ------------------------------------------------------------------------------------------------------ correctness
 
     def test_gradients_are_those_of_a_loop_by_hand(self, recorded: Outcome) -> None:
         assert recorded.run is not None
         losses, gradients = self.by_hand()
-        np.testing.assert_allclose(recorded.losses, losses, rtol=self.rtol, err_msg="it is another training")
+        np.testing.assert_allclose(recorded.losses, losses, rtol=self.rtol, err_msg="this is a different training")
         gradients = [{self.prefix + name: grad for name, grad in step.items()} for step in gradients]
         table = recorded.run.stats([f"grad/*/{stat}" for stat in COMPARED]).to_pandas()
-        assert sorted(set(table.site)) == sorted(gradients[0]), "not the gradients of every parameter"
+        assert sorted(set(table.site)) == sorted(gradients[0]), "the gradients of some parameters are missing"
         for (site, stat), rows in table.groupby(["site", "stat"]):
             rows = rows.sort_values("step")
             assert rows.step.tolist() == list(range(len(gradients))), f"{site}: steps are counted wrongly"
             wanted = [STATS[stat].of(made.rows, made.hist) for made in (sketch(step[site]) for step in gradients)]
-            # A mean is a small difference of large numbers: what it may be off by goes by how large they are.
+            # A mean is a small difference of large numbers: its tolerance depends on their size.
             slack = self.rtol * max(float(np.abs(step[site]).max(initial=0.0)) for step in gradients)
             np.testing.assert_allclose(rows.value, wanted, rtol=self.rtol, atol=slack, err_msg=f"{site} {stat}")
 
     def test_norms_before_clipping_are_those_of_a_loop_by_hand(self, recorded: Outcome) -> None:
         wanted = self.raw_norms()
         if not wanted:
-            pytest.skip("the loop by hand has no norms before clipping")
+            pytest.skip("the manual loop has no norms before clipping")
         assert recorded.run is not None
         for name in wanted[0]:
             rows = recorded.run.stats(f"grad/{self.prefix}{name}/norm_preclip").to_pandas().sort_values("step")
@@ -186,17 +188,17 @@ class TruthTests:
 
 
 class AdapterTests(TruthTests):
-    """Inherit, name the adapter, and say how it trains."""
+    """Subclass it, name the adapter, and say how it trains."""
 
     module: ClassVar[str]
-    """Where the adapter is imported from."""
+    """The module of the adapter."""
     package: ClassVar[str]
-    """What it is for, by the name it is imported by."""
+    """The package it is for, by its import name."""
     alternatives: ClassVar[tuple[str, ...]] = ()
-    """Other packages that would do as well."""
+    """Other packages that would also work."""
 
     def check_failed(self, folder: Path, error: BaseException, status: str) -> None:
-        """A training that ends with this error has a run that says so, with what was recorded before."""
+        """A training that ends with this error has a run that says so, with everything recorded before it."""
         failed = self._outcome(folder, error=error)
         assert failed.run is not None
         assert failed.run.status == status
@@ -238,6 +240,6 @@ def check_hint(module: str, package: str, monkeypatch: pytest.MonkeyPatch, *, al
     assert "\n" not in hint
     assert package in hint
     assert "pip install" in hint
-    _, ours, extra = hint.partition("'sonde[")
+    _, ours, extra = hint.partition(f"'{DISTRIBUTION}[")
     if ours:
-        assert extra.partition("]")[0] in (metadata("sonde").get_all("Provides-Extra") or ()), f"no such extra: {hint}"
+        assert extra.partition("]")[0] in EXTRAS, f"no such extra: {hint}"

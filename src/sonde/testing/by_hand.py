@@ -1,4 +1,4 @@
-"""A small training written by hand, with nothing of sonde in it: what trainers with sonde in them are compared with."""
+"""A small manual training loop without sonde, as a reference for trainers with sonde."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, Dataset
 
 BATCH: Final = 4
 FAILS_AT: Final = 3
-"""The forward pass, counted from 0, in which a net fails that is told to."""
+"""The forward pass, counted from 0, in which a net with an `error` fails."""
 Gradients = Mapping[str, NDArray[Any]]
 
 
 class Net(nn.Module):
-    """Two layers that give (loss, output), as trainers want it, and remember every loss they were trained with.
+    """Two layers that return (loss, output), as trainers expect, and remember every training loss.
 
-    With `error` it is raised in the fourth forward pass: what happens to a training that fails?
+    `error` is raised in the fourth forward pass, to test a training that fails.
     """
 
     def __init__(self, error: BaseException | None = None) -> None:
@@ -66,14 +66,14 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the small training goes. A trainer that is compared follows it: AdamW, batches in order, no schedule."""
+    """The settings of the small training. A trainer under test follows them: AdamW, batches in order, no schedule."""
 
     num_steps: int = 6
     lr: float = 0.01
     clip: float = 1.0
     """The norm of all gradients is clipped to this before the optimizer steps."""
     accumulate: int = 1
-    """Micro-batches of one step; their mean loss is what is minimised."""
+    """Micro-batches of one step; their mean loss is minimised."""
     is_bf16: bool = False
     """Whether the forward pass runs under autocast to bfloat16."""
 
@@ -87,18 +87,18 @@ class Recipe:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16)
 
     def losses(self, of_batches: list[float]) -> list[float]:
-        """One of each step, of those of each micro-batch."""
+        """One value per step, from those of each micro-batch."""
         return [float(loss) for loss in np.reshape(of_batches, (-1, self.accumulate)).mean(1)]
 
 
 def train_by_hand(recipe: Recipe) -> tuple[list[float], list[Gradients]]:
-    """The loss of every step, and the gradients as the optimizer used them, by the name of their parameter."""
+    """The loss of every step, and the gradients as the optimizer used them, by parameter name."""
     losses, steps = _train(recipe)
     return losses, [used for _, used in steps]
 
 
 def norms_before_clipping(recipe: Recipe) -> list[dict[str, float]]:
-    """The norm of every gradient before clipping, step by step, by the name of its parameter."""
+    """The norm of every gradient before clipping, step by step, by parameter name."""
     return [{name: float(np.linalg.norm(grad)) for name, grad in raw.items()} for raw, _ in _train(recipe)[1]]
 
 
@@ -122,13 +122,13 @@ def _train(recipe: Recipe) -> tuple[list[float], list[tuple[Gradients, Gradients
 
 
 def gradients_of(net: nn.Module) -> Gradients:
-    """A copy of those that are there now."""
+    """A copy of the current gradients."""
     found = {name: parameter.grad for name, parameter in net.named_parameters()}
     return {name: grad.detach().double().numpy().copy() for name, grad in found.items() if grad is not None}
 
 
 def hooks_on(net: nn.Module) -> dict[str, Any]:
-    """Everything in torch, and on the net, by which training can be watched. The same before and after, please."""
+    """Every hook in torch, and on the net, by which training can be observed. Must be the same before and after."""
     places = {name: vars(torch_module)[name] for name in vars(torch_module) if name.startswith("_global_")}
     places |= {name: vars(torch_optimizer)[name] for name in vars(torch_optimizer) if name.startswith("_global_")}
     for name, module in net.named_modules():

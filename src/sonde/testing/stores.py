@@ -1,4 +1,4 @@
-"""What every store must pass. A new store is tested by one class that says how it is opened.
+"""The test suite for stores. To test a new one, write one class that says how it is opened.
 
 class TestMyStore(StoreTests):
     def open(self, run):
@@ -21,7 +21,7 @@ SHAPES = ((), (1,), (0,), (3, 5), (2, 0, 4), (40, 33))
 
 
 def awkward_tensors(seed: int = 0) -> dict[str, HostTensor]:
-    """Every type in every shape that has tripped a store, of random bits: every NaN there is, among others."""
+    """Every type in every shape that has broken a store, with random bits, including every NaN."""
     random = np.random.default_rng(seed)
     tensors = {}
     for dtype in STORAGE:
@@ -43,7 +43,7 @@ def awkward_tensors(seed: int = 0) -> dict[str, HostTensor]:
 
 
 def drifting(step: int, *, size: int = 4000) -> dict[str, HostTensor]:
-    """Weights that change little from step to step, and gradients that change altogether."""
+    """Weights that change little from step to step, and gradients that change completely."""
     random = np.random.default_rng(7)
     weight = random.standard_normal(size).astype(np.float32)
     for at in range(step):
@@ -68,10 +68,10 @@ def assert_same(found: Snapshot, written: Snapshot) -> None:
 
 
 class StoreTests:
-    """Inherit, and say how the store is opened."""
+    """Subclass it, and say how the store is opened."""
 
     survives_reopening = True
-    """Whether a store opened again on the same run has what was written before."""
+    """Whether a store that is opened again on the same run still has its snapshots."""
 
     def open(self, run: Path) -> Store:
         raise NotImplementedError
@@ -113,7 +113,7 @@ class StoreTests:
     def test_what_is_written_is_a_copy(self, store: Store) -> None:
         weight = np.ones(1000, np.float32)
         store.write(Snapshot(0, 0.0, "", {"param/w": HostTensor.of(weight)}))
-        weight[:] = 2  # the staging memory is used again
+        weight[:] = 2  # the staging memory is reused
         store.write(Snapshot(1, 0.0, "", {"param/w": HostTensor.of(weight)}))
         assert store.read(0).tensors["param/w"].values().tolist() == [1.0] * 1000
 
@@ -132,7 +132,7 @@ class StoreTests:
     def test_a_step_is_written_once(self, store: Store) -> None:
         first = Snapshot(1, 0.0, "first", drifting(1))
         store.write(first)
-        with pytest.raises(UsageError, match="step 1 is in the store already"):
+        with pytest.raises(UsageError, match="step 1 is already in the store"):
             store.write(Snapshot(1, 0.0, "second", drifting(2)))
         assert_same(store.read(1), first)
 
@@ -141,7 +141,7 @@ class StoreTests:
         later = Snapshot(7, 1.0, "later", drifting(7), attempt=12_345)
         for written in (first, again, later):
             store.write(written)
-        with pytest.raises(UsageError, match="step 1 of attempt 1 is in the store already"):
+        with pytest.raises(UsageError, match="step 1 of attempt 1 is already in the store"):
             store.write(again)
         assert store.attempts() == [0, 1, 12_345]
         assert [store.steps(), store.steps(1), store.steps(2), store.steps(12_345)] == [[1], [1], [], [7]]

@@ -1,4 +1,4 @@
-"""Fine-tuning with everything recorded, and checkpoints that a run continues from bit by bit."""
+"""Fine-tuning with everything recorded, and checkpoints from which a run resumes bit by bit."""
 
 from __future__ import annotations
 
@@ -11,34 +11,45 @@ if TYPE_CHECKING:
     from sonde.tune.checkpoint.loader import ResumableLoader
     from sonde.tune.checkpoint.manager import CheckpointManager
     from sonde.tune.checkpoint.storage import LocalStorage, StorageBackend
+    from sonde.tune.config import ModelConfig, load_config
+    from sonde.tune.example import EXAMPLE
     from sonde.tune.live import LiveAnalyzer
     from sonde.tune.method import FineTuningMethod
+    from sonde.tune.train.data import generate
     from sonde.tune.train.wrapper import TrainingResult, TrainingWrapper
 
 __all__ = [
+    "EXAMPLE",
     "CheckpointAnalyzer",
     "CheckpointManager",
     "FineTuningMethod",
     "LiveAnalyzer",
     "LocalStorage",
+    "ModelConfig",
     "ResumableLoader",
     "StandardReport",
     "StorageBackend",
     "TrainingResult",
     "TrainingWrapper",
+    "generate",
+    "load_config",
 ]
 
 _HOME_OF = {
+    "EXAMPLE": "sonde.tune.example",
     "CheckpointAnalyzer": "sonde.tune.analyzer",
     "CheckpointManager": "sonde.tune.checkpoint.manager",
     "FineTuningMethod": "sonde.tune.method",
     "LiveAnalyzer": "sonde.tune.live",
     "LocalStorage": "sonde.tune.checkpoint.storage",
+    "ModelConfig": "sonde.tune.config",
     "ResumableLoader": "sonde.tune.checkpoint.loader",
     "StandardReport": "sonde.show.report.standard",
     "StorageBackend": "sonde.tune.checkpoint.storage",
     "TrainingResult": "sonde.tune.train.wrapper",
     "TrainingWrapper": "sonde.tune.train.wrapper",
+    "generate": "sonde.tune.train.data",
+    "load_config": "sonde.tune.config",
 }
 
 

@@ -1,4 +1,4 @@
-"""`CheckpointAnalyzer`: what a folder of checkpoints and the run behind it tell. Reads only; needs no torch."""
+"""`CheckpointAnalyzer`: reports about a folder of checkpoints and its run. Reads only; needs no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gradients(Mapping[str, Any]):
 
 
 class CheckpointAnalyzer:
-    """Of a folder that `TrainingWrapper` wrote, of a run, or of any folder of checkpoints.
+    """Analyses a folder that `TrainingWrapper` wrote, a run, or any folder of checkpoints.
 
     report = CheckpointAnalyzer("checkpoints").generate_standard_report()
     print(report.text)
@@ -51,7 +51,7 @@ class CheckpointAnalyzer:
         self.checkpoints: list[Checkpoint] = list_checkpoints(checkpoints_folder(self.folder))
         self._foreign = {} if self.checkpoints else _foreign_weights(self.folder)
         if self.run is None and not self.checkpoints and not self._foreign:
-            raise RunNotFoundError(f"{self.folder} holds no checkpoints and names no run.")
+            raise RunNotFoundError(f"{self.folder} contains no checkpoints and refers to no run.")
 
     def generate_standard_report(self, save_to: str | os.PathLike[str] | None = None) -> StandardReport:
         """Convergence, gradient flow, weight evolution, overfitting; with `save_to`, also as a file."""
@@ -63,12 +63,14 @@ class CheckpointAnalyzer:
         return report
 
     def export_raw_gradients(self, path: str | os.PathLike[str] | None = None, pattern: str = "*") -> Gradients:
-        """Whole gradients where snapshots of them were recorded, else their statistics at every step.
+        """Whole gradients if snapshots of them were recorded, else their statistics at every step.
 
         With `path`, also written there: whole ones to .npz, statistics to .parquet.
         """
         if self.run is None:
-            raise RunNotFoundError(f"{self.folder} names no run; gradients are recorded in runs, not in checkpoints.")
+            raise RunNotFoundError(
+                f"{self.folder} refers to no run; gradients are recorded in runs, not in checkpoints."
+            )
         found = _snapshots(self.run, pattern)
         whole = Gradients(bool(found), found or _statistics(self.run, pattern))
         if path is not None:
@@ -87,15 +89,15 @@ class CheckpointAnalyzer:
         elif path.suffix == ".parquet":
             import pyarrow.parquet as pq
 
-            pq.write_table(self.run.stats(f"grad/{pattern}/*"), path)
+            pq.write_table(self.run.stats(f"grad/{pattern}/*").arrow, path)
         else:
             raise UsageError(
-                f"whole gradients are written to .npz and statistics to .parquet; got {path.name!r}, and "
+                f"whole gradients are written to .npz and statistics to .parquet; got {path.name!r}, but "
                 f"{'whole gradients' if found.is_whole else 'only statistics'} were recorded."
             )
 
     def _weights(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Step and lazy tensors of each checkpoint that can be read, oldest first."""
+        """Step and lazy tensors of each readable checkpoint, oldest first."""
         for checkpoint in self.checkpoints:
             if not checkpoint.problem and (checkpoint.path / "model.safetensors").is_file():
                 yield checkpoint.step, open_tensors(checkpoint.path / "model.safetensors")
@@ -104,7 +106,7 @@ class CheckpointAnalyzer:
 
 
 def _foreign_weights(folder: Path) -> dict[int, Path]:
-    """Step -> weights, of the folders `checkpoint-500` that transformers' own trainer leaves."""
+    """Step -> weights, from the folders `checkpoint-500` that transformers' own trainer writes."""
     found: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
         step = path.name.removeprefix("checkpoint-")
@@ -116,8 +118,8 @@ def _foreign_weights(folder: Path) -> dict[int, Path]:
 
 def _snapshots(run: Run, pattern: str) -> dict[str, tuple[NDArray[np.int64], Any]]:
     found: dict[str, list[tuple[int, Any]]] = {}
-    for step in run.snapshots().column("step").to_pylist():
-        for name, tensor in run.snapshot(step, f"grad/{pattern}").items():
+    for step in run.tensors.snapshots().column("step").to_pylist():
+        for name, tensor in run.tensors.snapshot(step, f"grad/{pattern}").items():
             found.setdefault(name.removeprefix("grad/"), []).append((step, np.asarray(tensor)))
     return {
         name: (np.array([step for step, _ in rows]), [tensor for _, tensor in rows]) for name, rows in found.items()

@@ -1,4 +1,4 @@
-"""What `sonde train` is told, and what `TrainingWrapper` fills in: every key is known, every value checked."""
+"""The configuration of `sonde train` and `TrainingWrapper`: every key is known, every value checked."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class _Part(BaseModel):
 
 
 class ModelConfig(_Part):
-    """A model of the hub or of a folder by `name`, or a new one by `architecture`."""
+    """A model from the hub or a folder by `name`, or a new one by `architecture`."""
 
     name: str | None = None
     """A folder with a saved model, or its name on the Hugging Face Hub."""
     architecture: str | None = None
-    """A kind of model, built anew with random weights: `llama`, `gpt2`, `qwen2`, …; nothing is downloaded."""
+    """A type of model, created with random weights: `llama`, `gpt2`, `qwen2`, …; nothing is downloaded."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the architecture: `hidden_size`, `num_hidden_layers`, …"""
+    """Options of the architecture: `hidden_size`, `num_hidden_layers`, …"""
     tokenizer: str | None = None
-    """Another tokenizer than the model's own; a model built anew learns one, word by word, from the data."""
+    """A tokenizer other than the model's own; for a new model, one is learned, word by word, from the data."""
     vocab_size: int = Field(default=8192, ge=8)
-    """Words such a tokenizer knows at most."""
+    """Maximum vocabulary of such a tokenizer."""
 
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, values: Any) -> Any:
-        """`model: {architecture: llama, hidden_size: 64}`: what is not ours is the architecture's."""
+        """`model: {architecture: llama, hidden_size: 64}`: keys that are not ours belong to the architecture."""
         if not isinstance(values, Mapping) or "architecture" not in values:
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields}
@@ -43,41 +43,41 @@ class ModelConfig(_Part):
     def _one_of_two(self) -> Self:
         if (self.name is None) == (self.architecture is None):
             raise ValueError(
-                "give model.name for a saved model or model.architecture for a new one, and not both: "
-                "model.architecture=null takes away the one in the file"
+                "set either model.name for a saved model or model.architecture for a new one, not both "
+                "(model.architecture=null removes the one in the file)"
             )
         return self
 
 
 class DataConfig(_Part):
-    """Where texts come from: a file, or a generator."""
+    """The source of texts: a file, or a generator."""
 
     path: Path | None = None
     """A .txt file with one text per line; a .jsonl, .json, .csv, .tsv or .parquet file with `text`, `prompt` and
     `completion`, or `messages`; a folder that datasets' `save_to_disk` wrote."""
     eval_path: Path | None = None
-    """Held-out texts; without it, a share of the others is held out."""
+    """Held-out texts; without it, a fraction of the others is held out."""
     retained_path: Path | None = None
-    """Texts the model can do already: whether it forgets them is watched."""
+    """Texts that the model already knows, to detect forgetting."""
     generate: Literal["counting", "copying", "sorting"] | None = None
-    """Made-up texts, for trying things out."""
+    """Synthetic texts, for trying things out."""
     num_samples: int = Field(default=1000, ge=2)
-    """Texts that are generated."""
+    """Number of texts to generate."""
     eval_share: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """How many are held out where no `eval_path` is given."""
+    """Number of texts to hold out if there is no `eval_path`."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.path is None) == (self.generate is None):
             raise ValueError(
-                "give data.path for a file or data.generate for made-up texts, and not both: "
-                "data.generate=null takes away the one in the file"
+                "set either data.path for a file or data.generate for synthetic texts, not both "
+                "(data.generate=null removes the one in the file)"
             )
         return self
 
 
 class MethodConfig(_Part):
-    """How the model is changed. Which options count depends on the method."""
+    """How the model is changed. The options that apply depend on the method."""
 
     name: str = "lora"
     r: int = Field(default=8, ge=1)
@@ -86,13 +86,13 @@ class MethodConfig(_Part):
     """Its scale is alpha / r."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     target_modules: str | list[str] | None = None
-    """Names or a pattern of modules; without, all linear layers, or what is usual for the model."""
+    """Names or a pattern of modules; by default all linear layers, or the usual ones for the model."""
     num_virtual_tokens: int = Field(default=8, ge=1)
-    """Of prefix and prompt tuning."""
+    """For prefix and prompt tuning."""
 
 
 class TrainingConfig(_Part):
-    """The loop. What is not here goes to `arguments`, which are those of transformers' `TrainingArguments`."""
+    """The training loop. Further options go to `arguments`, which are those of transformers' `TrainingArguments`."""
 
     num_epochs: float = Field(default=3.0, gt=0)
     max_steps: int = -1
@@ -101,23 +101,23 @@ class TrainingConfig(_Part):
     batch_size: int = Field(default=8, ge=1)
     gradient_accumulation: int = Field(default=1, ge=1)
     max_length: int = Field(default=512, ge=2)
-    """Tokens of one text; longer ones are cut."""
+    """Maximum tokens of one text; longer ones are truncated."""
     weight_decay: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
     scheduler: str = "linear"
     max_grad_norm: float = Field(default=1.0, ge=0)
     eval_interval: int | None = Field(default=None, ge=1)
-    """Steps between evaluations; without, as often as checkpoints."""
+    """Steps between evaluations; by default as often as checkpoints."""
     logging_interval: int = Field(default=1, ge=1)
     seed: int = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What the forward pass computes in."""
+    """The precision of the forward pass."""
     gradient_checkpointing: bool = False
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
 class KeepConfig(_Part):
-    """Which checkpoints are saved and stay."""
+    """The checkpoints to save and to keep."""
 
     interval: int = Field(default=100, ge=1)
     keep_last: int | None = Field(default=None, ge=1)
@@ -137,13 +137,13 @@ class RecordConfig(_Part):
     notes: str = ""
     wandb_project: str | None = None
     snapshots: int | None = Field(default=None, ge=1)
-    """Whole gradients and weights every so many steps, for `export_raw_gradients`."""
+    """Steps between snapshots of whole gradients and weights, for `export_raw_gradients`."""
     adapters: int = Field(default=10, ge=1)
     """Steps between measurements of each adapter's product."""
 
 
 class TuneConfig(_Part):
-    """A whole file for `sonde train`."""
+    """A complete file for `sonde train`."""
 
     model: ModelConfig
     data: DataConfig
@@ -155,7 +155,7 @@ class TuneConfig(_Part):
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> TuneConfig:
-    """A YAML file with `key=value` put over it: `training.learning_rate=1e-3`."""
+    """Load a YAML file with `key=value` overrides: `training.learning_rate=1e-3`."""
     import yaml
 
     try:
@@ -165,24 +165,24 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> TuneConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not YAML: {error}") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise UsageError(f"cannot read {path}: {error.strerror or error}.") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} holds no keys: it begins with model:, data:, …")
+        raise SettingsError(f"{path} has no keys; it should have model:, data:, …")
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            raise UsageError(f'an override is key=value, as in training.learning_rate=1e-3; got "{override}".')
+            raise UsageError(f'an override must be key=value, such as training.learning_rate=1e-3; got "{override}".')
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise UsageError(f'"{key}": {text!r} is not a value in YAML.') from None
+            raise UsageError(f'"{key}": {text!r} is not a valid YAML value.') from None
         _put(content, key.split("."), value, key)
     loaded: TuneConfig = checked(TuneConfig, content)
     return loaded
 
 
 def checked(kind: type[Any], content: Mapping[str, Any], prefix: str = "") -> Any:
-    """The part of a configuration, or SettingsError that names the key and the nearest one that exists."""
+    """The part of a configuration, or a SettingsError that names the key and the nearest existing one."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -212,7 +212,7 @@ def _sentence(kind: type[BaseModel], found: Any, prefix: str) -> str:
 
 
 def _elsewhere(kind: type[BaseModel], place: list[str]) -> str:
-    """` Did you mean "training.learning_rate"?` of a key that is one of a group."""
+    """` Did you mean "training.learning_rate"?` for a key that belongs to a group."""
     groups = [name for name in kind.model_fields if place[-1] in _fields(kind, [name])] if len(place) == 1 else []
     return f' Did you mean "{groups[0]}.{place[-1]}"?' if groups else ""
 

@@ -1,4 +1,4 @@
-"""`LiveAnalyzer`: watches a fine-tuning run while it goes on. The pictures are the terminal monitor's."""
+"""`LiveAnalyzer`: watches a fine-tuning run while it trains. It shows the terminal monitor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.write.folder import absolute
 
 
 class LiveAnalyzer:
-    """Of a folder that `TrainingWrapper` writes to, or of a run.
+    """Watches a folder that `TrainingWrapper` writes to, or a run.
 
     LiveAnalyzer(checkpoint_dir="./checkpoints").start_monitoring()
     """
@@ -23,9 +23,10 @@ class LiveAnalyzer:
         self.folder = absolute(checkpoint_dir)
 
     def start_monitoring(self, *, wait_s: float = 60.0, block: bool = True) -> subprocess.Popen[bytes]:
-        """`sonde monitor` in this terminal until it is left; without a terminal, one frame. Waits for a run to begin.
+        """Run `sonde monitor` in this terminal until the user leaves it; without a terminal, print one frame. Waits for
+        a run to start.
 
-        A process of its own: what draws must not slow down what trains, nor be imported by it.
+        A separate process: drawing must not slow down training, nor be imported by it.
         """
         command = [sys.executable, "-m", "sonde.cli.main", "monitor", str(self._wait(wait_s))]
         if not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -44,7 +45,7 @@ class LiveAnalyzer:
         while (run := linked_run(self.folder)) is None:
             if time.monotonic() >= deadline:
                 raise RunNotFoundError(
-                    f"no run began in {self.folder} within {wait_s:g} s. Train with output_dir={str(self.folder)!r}."
+                    f"no run started in {self.folder} within {wait_s:g} s. Train with output_dir={str(self.folder)!r}."
                 )
             time.sleep(0.2)
         return run

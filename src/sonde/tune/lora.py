@@ -1,7 +1,7 @@
-"""Numbers of low-rank adapters while they train: what B·A has become, without ever forming it.
+"""Statistics of low-rank adapters while they train: the product B·A, without ever computing it.
 
-Small matrices of products, AAᵀ and BᵀB, hold the norm and all singular values of B·A. They are made where the adapter
-is; the rest is done on the writer's thread.
+The small matrices AAᵀ and BᵀB determine the norm and all singular values of B·A. They are computed on the adapter's
+device; the rest is done on the writer thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATS: Final = ("a_norm", "b_norm", "norm", "rank", "drift", "change", "dead")
 
 @dataclass(slots=True)
 class _Followed:
-    """One adapter and what is kept of it: its factors at the last measurement, and the norm of its frozen weight."""
+    """One adapter and its state: its factors at the last measurement, and the norm of its frozen weight."""
 
     adapter: Adapter
     site: str
@@ -45,7 +45,7 @@ class AdapterRecorder:
     followed: list[_Followed] = field(default_factory=list)
 
     def follow(self, model: nn.Module) -> int:
-        """Find the adapters of what the session watches; how many there are."""
+        """Find the adapters in the watched models; returns their number."""
         scales = _scales(model)
         for watching in self.session.steps.models:
             for adapter in find_adapters(watching.names):
@@ -55,7 +55,7 @@ class AdapterRecorder:
         return len(self.followed)
 
     def record(self, step: int) -> None:
-        """Nothing is waited for."""
+        """Never waits."""
         began_s = time.perf_counter()
         with torch.no_grad():
             for device, group in self._by_device().items():
@@ -99,7 +99,8 @@ class AdapterRecorder:
 
 
 def _grams(followed: _Followed, a: Tensor, b: Tensor, base: Tensor) -> list[Tensor]:
-    """Of the factors now and at the last measurement side by side: [A; A'][A; A']ᵀ, [B B']ᵀ[B B']; the norm of W."""
+    """From the current factors and those at the last measurement side by side: [A; A'][A; A']ᵀ, [B B']ᵀ[B B']; the norm
+    of W."""
     dtype = torch.float32 if a.device.type == "mps" else torch.float64
     a, b = a.detach(), b.detach()
     before_a, before_b = followed.before if followed.before is not None else (a, b)
@@ -108,13 +109,13 @@ def _grams(followed: _Followed, a: Tensor, b: Tensor, base: Tensor) -> list[Tens
     followed.before = a.clone(), b.clone()
     if followed.base_norm is None:
         weight = base.detach()
-        is_plain = weight.is_floating_point()  # packed to four bits it has no norm of its own
+        is_plain = weight.is_floating_point()  # packed to four bits it has no norm
         followed.base_norm = torch.linalg.vector_norm(weight, dtype=torch.float32) if is_plain else a.new_tensor(np.nan)
     return [right @ right.T, left.T @ left, followed.base_norm]
 
 
 def measure(parts: list[Array], rank: int, scale: float, num_before: int) -> dict[str, float]:
-    """What the small matrices say. The eigenvalues of (BᵀB)(AAᵀ) are the squared singular values of B·A."""
+    """The statistics from the small matrices. The eigenvalues of (BᵀB)(AAᵀ) are the squared singular values of B·A."""
     both_a, both_b = (part.reshape(2 * rank, 2 * rank) for part in parts[:2])
     gram_a, gram_b = both_a[:rank, :rank], both_b[:rank, :rank]
     product = gram_b @ gram_a
@@ -139,7 +140,7 @@ def measure(parts: list[Array], rank: int, scale: float, num_before: int) -> dic
 
 
 def _site(adapter: Adapter) -> str:
-    """The module both factors are in: `layers.0.q_proj` of `layers.0.q_proj.lora_A.default.weight`."""
+    """The module of both factors: `layers.0.q_proj` for `layers.0.q_proj.lora_A.default.weight`."""
     a, b = adapter.a_name.split("."), adapter.b_name.split(".")
     shared = 0
     while shared < min(len(a), len(b)) and a[shared] == b[shared]:
@@ -148,7 +149,7 @@ def _site(adapter: Adapter) -> str:
 
 
 def _scales(model: nn.Module) -> dict[int, float]:
-    """id of B -> what its product is multiplied by, where the module says so."""
+    """id of B -> the factor of its product, if the module has one."""
     found: dict[int, float] = {}
     for module in model.modules():
         scaling = getattr(module, "scaling", None)

@@ -1,6 +1,6 @@
-"""`FineTuningMethod`: what is trained, and how a step goes. One method, one file in `methods/`; yours anywhere.
+"""`FineTuningMethod`: what is trained, and how a step works. One method, one file in `methods/`; yours anywhere.
 
-`TransformersMethod` and `PeftMethod` are what the methods in `methods/` share.
+`TransformersMethod` and `PeftMethod` are shared by the methods in `methods/`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from sonde.tune.config import MethodConfig
 
 
 class FineTuningMethod(ABC):
-    """Three steps that a way of fine-tuning is made of."""
+    """A fine-tuning method in three steps."""
 
     uses_trainer_step: ClassVar[bool] = False
-    """Whether transformers' own forward and backward are used in place of `train_step`."""
+    """Whether transformers' own forward and backward are used instead of `train_step`."""
     is_adapter: ClassVar[bool] = False
-    """Whether the base model stays as it was: checkpoints then leave it out."""
+    """Whether the base model stays unchanged: checkpoints then leave it out."""
 
     @abstractmethod
     def setup_training(self, model: nn.Module, config: MethodConfig) -> nn.Module:
-        """The model to train: what is frozen is frozen, what is added is added."""
+        """The model to train, with parameters frozen and modules added."""
 
     @abstractmethod
     def train_step(self, batch: Mapping[str, Any]) -> Tensor:
-        """The loss of one micro-batch. Where this calls `loss.backward()` itself, the loss may be detached; where it
-        does not, the trainer does. Either way gradients are averaged over the micro-batches of a step, the forward pass
-        runs in the precision of the training, and the optimizer steps elsewhere."""
+        """The loss of one micro-batch. If this calls `loss.backward()` itself, the loss may be detached; otherwise the
+        trainer calls it. Either way gradients are averaged over the micro-batches of a step, the forward pass runs in
+        the precision of the training, and the optimizer steps elsewhere."""
 
     @abstractmethod
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write what was trained, as others read it."""
+        """Save the trained weights in a format that others can load."""
 
     def load_options(self, config: MethodConfig) -> dict[str, Any]:
-        """What `from_pretrained` needs besides a name. Raises where the method cannot work here."""
+        """Arguments of `from_pretrained` besides a name. Raises if the method cannot work here."""
         return {}
 
 
 class TransformersMethod(FineTuningMethod):
-    """What the methods for models of transformers share."""
+    """The common part of methods for transformers models."""
 
     uses_trainer_step = True
     model: Any = None
@@ -57,7 +57,7 @@ class TransformersMethod(FineTuningMethod):
 
     @abstractmethod
     def prepare(self, model: Any, config: MethodConfig) -> Any:
-        """Freeze and add."""
+        """Freeze parameters and add modules."""
 
     def train_step(self, batch: Mapping[str, Any]) -> Tensor:
         loss: Tensor = self.model(**batch).loss
@@ -81,19 +81,21 @@ class PeftMethod(TransformersMethod):
         peft = import_peft()
         if isinstance(model, peft.PeftModel):
             raise UsageError(
-                "the model has adapters already. Merge them first (model.merge_and_unload()), or give the base model."
+                "the model already has adapters. Merge them first (model.merge_and_unload()), or pass the base model."
             )
         try:
             return peft.get_peft_model(model, self.adapter(peft, config))
-        except ValueError as error:  # no such module, a model that PEFT does not know
+        except ValueError as error:  # no such module, or a model that PEFT does not know
             names = ", ".join(
                 sorted({name.rpartition(".")[2] for name, m in model.named_modules() if _is_linear(m)})[:12]
             )
-            raise UsageError(f"{error} Linear layers of this model: {names}. Choose with target_modules.") from error
+            raise UsageError(
+                f"{error} Linear layers of this model: {names}. Choose some with target_modules."
+            ) from error
 
 
 def import_peft() -> Any:
-    return require("peft", "tune", "tuning adapters")
+    return require("peft", "tune", "Tuning adapters")
 
 
 def _is_linear(module: Any) -> bool:

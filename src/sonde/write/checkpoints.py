@@ -1,4 +1,4 @@
-"""Checkpoints appear whole and vanish whole: written in a hidden folder, synced, renamed. Knows no tensor.
+"""Writes and deletes checkpoints atomically: written to a hidden folder, synced, renamed. Knows no tensor.
 
 All system calls go through `os`, where a test can break them.
 """
@@ -31,16 +31,17 @@ from sonde.write.lock import RunLock
 WRITING: Final = f"{HIDDEN}writing-"
 DELETING: Final = f"{HIDDEN}deleting-"
 LOCK_PATIENCE_S: Final = 60.0
-"""Another process may be saving into the same folder; that takes as long as its tensors are large."""
+"""Another process may be saving to the same folder; how long that takes depends on the size of its tensors."""
 _BLOCK: Final = 1 << 20
 
 FileWriter = Callable[[Path], None]
-"""Writes one file at the path it is given; syncing and hashing it is done here."""
+"""Writes one file at the given path; the caller syncs and hashes it."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time changes a folder of checkpoints. Whoever holds the lock may clear what the dead left."""
+    """One process at a time changes a folder of checkpoints. The holder of the lock may remove what a dead process
+    left."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder, patience_s=LOCK_PATIENCE_S)
     try:
@@ -51,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_checkpoint(folder: Path, manifest: Manifest, files: Mapping[str, FileWriter]) -> tuple[Path, Manifest]:
-    """Durable and visible when this returns; not there at all when it raises. Call it `locked`."""
+    """Durable and visible when this returns; absent if it raises. Call it `locked`."""
     tmp = folder / f"{WRITING}{os.getpid()}-{secrets.token_hex(4)}"
     os.mkdir(tmp)  # noqa: PTH102
     try:
@@ -69,19 +70,19 @@ def write_checkpoint(folder: Path, manifest: Manifest, files: Mapping[str, FileW
 
 
 def delete_checkpoint(path: Path) -> None:
-    """Gone in one rename; its bytes a moment later. Call it `locked`."""
+    """Deleted by one rename; the bytes follow a moment later. Call it `locked`."""
     hidden = path.parent / f"{DELETING}{secrets.token_hex(4)}"
     os.rename(path, hidden)  # noqa: PTH104
     sync_folder(path.parent)
-    shutil.rmtree(hidden, ignore_errors=True)  # what stays is cleared by the next who holds the lock
+    shutil.rmtree(hidden, ignore_errors=True)  # the next holder of the lock removes the rest
 
 
 def _write(path: Path, write: FileWriter) -> StoredFile:
-    """The hash is of what the disk gives back, so a file that was written wrongly is noticed on loading."""
+    """The hash of the bytes read back from disk, so that a corrupted write is noticed on loading."""
     write(path)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with ThreadPoolExecutor(1) as pool:  # the disk is waited for while the hash is worked out
+        with ThreadPoolExecutor(1) as pool:  # the disk syncs while the hash is computed
             synced = pool.submit(os.fsync, fd)
             stored = _hashed(fd)
             synced.result()
@@ -104,7 +105,7 @@ def _free_name(folder: Path, step: int) -> str:
 
 
 def _drop_older(folder: Path, path: Path) -> None:
-    """Other copies of the same step: this one is on disk now."""
+    """Remove other copies of the same step: this one is on disk now."""
     step, newest = parse_folder(path.name) or (-1, 0)
     for name in _names(folder):
         at, copy = parse_folder(name) or (-1, 0)
@@ -113,7 +114,7 @@ def _drop_older(folder: Path, path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """A hidden folder while we hold the lock belongs to a process that died."""
+    """A hidden folder, while we hold the lock, belongs to a process that died."""
     for name in _names(folder):
         if name.startswith((WRITING, DELETING)):
             shutil.rmtree(folder / name, ignore_errors=True)

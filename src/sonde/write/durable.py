@@ -1,4 +1,4 @@
-"""Write a whole file so that it is either the old one or the new one, also after a power loss. Knows no format."""
+"""Atomic file writes: after a power loss a file is either the old one or the new one. Knows no format."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor that is none of the first three: where a program runs with stderr closed, what a library prints
-    there would otherwise be written into our file."""
+    """A descriptor other than the first three: if a program runs with stderr closed, anything a library prints there
+    would otherwise go into our file."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
     if fd > _LAST_STANDARD:
         return fd
@@ -35,7 +35,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 class DurableFile:
-    """A file that appears under its name only when it is whole: tmp + fsync + rename. `sha256` is of what was written.
+    """A file that appears under its name only when it is complete: tmp + fsync + rename. `sha256` is of the written
+    bytes.
 
     with DurableFile(path) as file:
         file.write(data)
@@ -55,17 +56,17 @@ class DurableFile:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is buffered."""
+        """Unbuffered."""
 
     def finish(self) -> int:
-        """Give the file its name, and its open descriptor away. The folder's entry still needs `sync_folder`."""
+        """Rename the file into place and return its open descriptor. The folder entry still needs `sync_folder`."""
         os.fsync(self.fd)
         os.replace(self._tmp, self.path)  # noqa: PTH105  all system calls here go through `os`, where a test can break them
         fd, self.fd = self.fd, -1
         return fd
 
     def discard(self) -> None:
-        """Half a file would keep the space that was missing."""
+        """An incomplete file would keep the space that was missing."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -84,7 +85,7 @@ class DurableFile:
 
 
 def create_durably(path: Path, data: bytes) -> int:
-    """A whole file under its name, and its open descriptor. The folder's entry still needs `sync_folder`."""
+    """Write a complete file and return its open descriptor. The folder entry still needs `sync_folder`."""
     file = DurableFile(path)
     try:
         file.write(data)
@@ -95,7 +96,7 @@ def create_durably(path: Path, data: bytes) -> int:
 
 
 def write_durably(path: Path, data: bytes, *, sync_name: bool = True) -> None:
-    """A whole file. `sync_name=False` where losing the newest version is no loss."""
+    """Write a complete file. Use `sync_name=False` if losing the newest version does not matter."""
     os.close(create_durably(path, data))
     if sync_name:
         sync_folder(path.parent)

@@ -1,8 +1,8 @@
-"""The end of a run, recorded before the disk is waited for and after Python is gone.
+"""Records the end of a run before the disk has synced, and after Python has exited.
 
-A disk may take longer than a program that ends can wait. `announce_ending` writes a small file that is visible at once;
-it is removed when run.json has the same status. Only the C library knows the exit code of a program that did not call
-`sys.exit`; `leave_exit_code` makes it write that code into the run folder.
+A disk may take longer than a program can wait at its end. `announce_ending` writes a small file that is visible at
+once; it is removed when run.json has the same status. Only the C library knows the exit code of a program that did not
+call `sys.exit`; `leave_exit_code` makes it write that code into the run folder.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def announce_ending(run: Path, status: RunStatus, reason: str) -> None:
     who = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
     text = sign_document(to_json({"status": status, "reason": reason, **who}))
     draft = run / f"{ENDING_FILE}{TMP_SUFFIX}"
-    with contextlib.suppress(OSError):  # a full disk, or a folder that is gone: then run.json may still be written
+    with contextlib.suppress(OSError):  # a full disk or a missing folder: run.json may still be written
         draft.write_text(text, encoding="utf-8")
         draft.replace(run / ENDING_FILE)
 
 
 def forget_endings(run: Path) -> None:
-    """Of an earlier writer, or what run.json says by now."""
+    """Remove the file of an earlier writer, or one that run.json has replaced."""
     for name in (ENDING_FILE, EXIT_CODE_FILE):
         with contextlib.suppress(OSError):
             (run / name).unlink(missing_ok=True)
 
 
 def leave_exit_code(run: Path) -> bool:
-    """Have the exit code of this process written to the run, by the C library and when Python is gone. To be called
-    while the process ends. False where that cannot be done: of a C library other than glibc."""
+    """Have the C library write the exit code of this process to the run after Python has exited. Call it while the
+    process ends. Returns False with a C library other than glibc."""
     try:
         import ctypes
 
@@ -58,5 +58,5 @@ def leave_exit_code(run: Path) -> bool:
         return False
     file = ctypes.c_void_p(address)
     set_buffer(file, None, _UNBUFFERED, ctypes.c_size_t(0))
-    # exit(code) calls what was given to on_exit with (code, argument); fputc(byte, file) takes just that.
+    # exit(code) calls the on_exit function with (code, argument), which is the signature of fputc(byte, file).
     return bool(on_exit(ctypes.cast(write_byte, ctypes.c_void_p), file) == 0)

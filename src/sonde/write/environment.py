@@ -1,4 +1,4 @@
-"""What a run was made with: Python, machine, package versions, git revision. Imports none of the packages it names."""
+"""The environment of a run: Python, machine, package versions, git revision. Imports none of the packages it names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.distribution import DISTRIBUTION
+
 PACKAGES: Final = (
-    "sonde", "torch", "numpy", "pyarrow", "transformers", "accelerate", "lightning", "pytorch-lightning", "peft", "trl",
-    "datasets", "tokenizers", "deepspeed", "torchvision", "torchaudio", "triton", "bitsandbytes", "flash-attn",
+    DISTRIBUTION, "torch", "numpy", "pyarrow", "transformers", "accelerate", "lightning", "pytorch-lightning", "peft",
+    "trl", "datasets", "tokenizers", "deepspeed", "torchvision", "torchaudio", "triton", "bitsandbytes", "flash-attn",
     "xformers", "keras", "tensorflow", "jax", "jaxlib", "flax", "optax",
 )  # fmt: skip
 GIT_TIMEOUT_S: Final = 2.0
 
 
 def describe_machine() -> dict[str, Any]:
-    """The part that costs nothing."""
+    """The part that takes no time."""
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
@@ -32,7 +34,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def working_directory() -> Path | None:
-    """Where the program runs; None when that folder was deleted."""
+    """The working directory; None if that folder was deleted."""
     try:
         return Path.cwd()
     except OSError:
@@ -68,7 +70,7 @@ def git_state(folder: Path, *, timeout_s: float = GIT_TIMEOUT_S) -> dict[str, An
 
 
 def _git(folder: Path, timeout_s: float, *arguments: str) -> str | None:
-    """What git prints, or None when it refuses. It takes no locks, asks nobody, runs nothing the repository names."""
+    """The output of git, or None if it fails. It takes no locks, never prompts, and runs no code of the repository."""
     finished = subprocess.run(
         ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments],
         cwd=folder,

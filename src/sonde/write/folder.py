@@ -1,4 +1,4 @@
-"""Make run folders and find those that can be continued. No name, however hostile, leads out of the folder of runs."""
+"""Creates run folders and finds runs to resume. No name, however hostile, leads out of the folder of runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RESERVED: Final = frozenset({LATEST_LINK, TRASH_FOLDER})
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path as it is meant now: a program may change its working directory later.
+    """The absolute path: a program may change its working directory later.
 
     >>> absolute("/data/runs").as_posix()
     '/data/runs'
@@ -39,7 +39,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise RunError(
             f"cannot find the folder {path}: the working directory no longer exists ({error.strerror}). "
-            "Change to one that does, or give an absolute path with dir= or SONDE_DIR."
+            "Change to an existing directory, or pass an absolute path with dir= or SONDE_DIR."
         ) from error
 
 
@@ -53,7 +53,7 @@ def create_run(
     notes: str = "",
     command: Sequence[str] | None = None,
 ) -> Path:
-    """Make `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
+    """Create `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
     created_time = time.time()
     id = secrets.token_hex(4)
     dir = absolute(dir)
@@ -71,7 +71,7 @@ def create_run(
 
 
 def check_place(dir: Path) -> None:
-    """Raise the error that `create_run` would raise here, as far as can be told without making anything."""
+    """Raise the error that `create_run` would raise here, as far as that can be known without creating anything."""
     found = next(parent for parent in (dir, *dir.parents) if parent.exists())
     if not found.is_dir():
         raise RunError(_explain(dir, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))))
@@ -80,14 +80,28 @@ def check_place(dir: Path) -> None:
 
 
 def remove_run(run: Path) -> None:
-    """Delete a run that its own process began and recorded nothing in. What cannot be deleted stays an empty run."""
+    """Delete a run that its own process started and recorded nothing in, and the folders that are empty then.
+
+    If that fails, an empty run stays.
+    """
     shutil.rmtree(run, ignore_errors=True)
+    dir = run.parent.parent
+    with contextlib.suppress(OSError):
+        run.parent.rmdir()  # refuses unless empty
+    with contextlib.suppress(OSError):
+        if not (dir / LATEST_LINK).exists():
+            others = [path.parent for path in dir.glob(f"*/*/{RUN_FILE}")]
+            if others:
+                _point_latest(dir, max(others, key=lambda path: path.name))
+            else:
+                (dir / LATEST_LINK).unlink(missing_ok=True)
+        dir.rmdir()
 
 
 def find_resumable(dir: Path, *, project: str, name: str | None = None) -> Path | None:
-    """The newest run of that project, or of that name in it; an id, or a folder's name, is found in any project.
+    """The newest run of that project, or of that name in it; an id or a folder name is found in any project.
 
-    Whether another process still writes it, its lock says: to pass it over would be to resume some older run instead.
+    The lock shows whether another process still writes it: skipping such a run would resume an older one instead.
     """
     own = Path(dir) / folder_name(project, "default")
     found, foreign = [], []
@@ -107,7 +121,8 @@ def find_resumable(dir: Path, *, project: str, name: str | None = None) -> Path 
 
 
 def folder_name(name: str, empty: str) -> str:
-    """A name as one path component. One that had to be changed ends in a hash, so that two names never share a folder.
+    """A name as one path component. A name that had to be changed ends in a hash, so that two names never share a
+    folder.
 
     >>> folder_name("gpt-2", "default")
     'gpt-2'
@@ -135,7 +150,7 @@ def _make_folder(dir: Path, project: str, created_time: float, name: str) -> Pat
         except FileExistsError:
             continue
         return run
-    raise OSError(errno.EEXIST, "ten thousand runs began in one second", str(parent))
+    raise OSError(errno.EEXIST, "ten thousand runs started in the same second", str(parent))
 
 
 def _first_content(
@@ -181,7 +196,7 @@ def _first_content(
 
 
 def _point_latest(dir: Path, run: Path) -> None:
-    """Move the link in one step. A folder of runs without one is no reason to stop."""
+    """Move the link atomically. A folder of runs without one is not an error."""
     link = dir / LATEST_LINK
     tmp = dir / f".{LATEST_LINK}-{os.getpid()}-{secrets.token_hex(4)}{TMP_SUFFIX}"
     target = run.relative_to(dir)
@@ -198,7 +213,7 @@ def _point_latest(dir: Path, run: Path) -> None:
 
 def _explain(dir: Path, error: OSError) -> str:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        remedy = "It cannot be written to; choose another folder with dir= or SONDE_DIR."
+        remedy = "The folder is not writable; choose another one with dir= or SONDE_DIR."
     elif error.errno in (errno.ENOTDIR, errno.EEXIST):
         remedy = "A file is in the way; choose another folder with dir= or SONDE_DIR."
     elif error.errno in (errno.EMFILE, errno.ENFILE):
@@ -207,11 +222,11 @@ def _explain(dir: Path, error: OSError) -> str:
         remedy = "The disk is full; free some space, or choose another folder with dir= or SONDE_DIR."
     else:
         remedy = "Choose another folder with dir= or SONDE_DIR."
-    return f"cannot make a run in {dir}: {error.strerror or error}. {remedy}"
+    return f"cannot create a run in {dir}: {error.strerror or error}. {remedy}"
 
 
 def _text(text: str) -> str:
-    """As run.json will give it back."""
+    """The value as it will be read back from run.json."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

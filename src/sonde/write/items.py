@@ -1,4 +1,4 @@
-"""What travels through the queue besides records, and the check a record passes before it is written."""
+"""Items in the queue other than records, and the check that a record passes before it is written."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class NewScalar:
 
 @dataclass(frozen=True, slots=True)
 class StepBegan:
-    """Everything of the steps below this one was put before."""
+    """Everything of the steps before this one was put."""
 
     step: int
     is_first: bool = False
-    """Nothing has ended yet: steps are about to be made, and this will be the first."""
+    """No step has ended yet: steps are about to be made, and this will be the first."""
     visible: int = -1
-    """Where several threads train, the step of the one that is furthest ahead: what is below it is shown, though the
-    others have not come so far."""
+    """With several training threads, the step of the one that is furthest ahead: steps before it are shown, although
+    the other threads have not reached them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class NewAttempt:
 
 
 class AttemptNumber:
-    """The number of the attempt that is being recorded. The writer thread knows it, and tells it once the attempt is in
-    the catalog; from then on a return to an earlier step begins another one.
+    """The number of the current attempt. The writer thread knows it, and sets it once the attempt is in the catalog;
+    from then on a return to an earlier step starts another attempt.
 
     >>> AttemptNumber(3).wait(0), AttemptNumber().wait(0)
     (3, None)
@@ -73,14 +73,14 @@ class AttemptNumber:
         self._is_known.set()
 
     def wait(self, timeout_s: float) -> int | None:
-        """The number, or None when it is not known after so long."""
+        """The number, or None if it is not known within the timeout."""
         self._is_known.wait(timeout_s)
         return self._number
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Merged into run.json: under "facts", or at its top."""
+    """Merged into run.json: under "facts", or at its top level."""
 
     facts: dict[str, Any]
     is_top: bool = False
@@ -88,7 +88,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file of its own beside run.json, replaced whole and signed like it."""
+    """A separate file next to run.json, replaced atomically and signed like it."""
 
     name: str
     content: dict[str, Any]
@@ -96,7 +96,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """What a rule found, for the catalog. One with a number that is known replaces the earlier one."""
+    """A finding for the catalog. One with a known number replaces the earlier one."""
 
     number: int
     """Counted from 0 in each session."""
@@ -120,29 +120,29 @@ class KeptRow:
     step: int
     time: float
     where: str
-    """A checkpoint's folder, a snapshot's store."""
+    """The folder of a checkpoint, or the store of a snapshot."""
     details: dict[str, Any]
     attempt: int | None = None
-    """None: the one that was recorded at that time."""
+    """None: the attempt that was recorded at that time."""
     is_found: bool = False
-    """An earlier process left it, and may have died before it wrote the row: one that is there stays."""
+    """An earlier process left it, and may have died before it wrote the row: an existing row stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Answered when everything queued before it is acknowledged."""
+    """Set when everything queued before it is acknowledged."""
 
     reply: SimpleQueue[bool]
     is_asked: bool = False
-    """Somebody wants to see what there is, of a step that has not ended as well."""
+    """Asks for everything recorded so far to be shown, including a step that has not ended."""
 
 
 def check_record(record: Record) -> None:
-    """A frame whose counts do not fit would make the rest of its log unreadable: refuse it here."""
+    """Reject a frame whose counts do not match: it would make the rest of its log unreadable."""
     if isinstance(record, ScalarsRecord):
         columns = (record.name_ids, record.steps, record.times, record.values, record.made_at)
-        if any(column.shape != (len(record.name_ids),) for column in columns):
-            raise ValueError(f"columns of scalars have shapes {[column.shape for column in columns]}")
+        if {column.shape for column in columns} != {(len(record.name_ids),)}:
+            raise ValueError(f"scalar columns have shapes {[column.shape for column in columns]}")
         return
     num_rows, num_hists = len(record.site_ids), len(record.hist_index)
     if record.rows.shape != (num_rows, NUM_FIELDS) or record.hist.shape != (num_hists, NUM_BINS):
@@ -150,7 +150,7 @@ def check_record(record: Record) -> None:
             f"{num_rows} sites, rows of shape {record.rows.shape}, histograms of shape {record.hist.shape}"
         )
     if num_hists and not 0 <= record.hist_index.min() <= record.hist_index.max() < num_rows:
-        raise ValueError("a histogram belongs to a row that is not there")
+        raise ValueError("a histogram refers to a row that does not exist")
 
 
 def join_scalars(records: list[ScalarsRecord]) -> ScalarsRecord:

@@ -10,7 +10,7 @@ from sonde.schema.checkpoints import LINK_FILE
 
 
 def write_link(folder: Path, run: Path, *, step: int | None = None) -> None:
-    """Relative, so that both may be moved together. `step` is the one that comes after the checkpoint."""
+    """The path is relative, so that both may be moved together. `step` is the one that comes after the checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LINK_FILE
     tmp = path.with_suffix(".tmp")

@@ -1,4 +1,4 @@
-"""Exactly one writer per run, by `flock` on the file `lock`. The kernel frees it however the process ends."""
+"""Exactly one writer per run, by `flock` on the file `lock`. The kernel releases it however the process ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.write.durable import open_file
 from sonde.write.runfile import RunFile
 
 PATIENCE_S: Final = 1.0
-"""A reader that asks whether a run is alive holds a shared lock for a moment; that is no second writer."""
+"""A reader that checks whether a run is alive holds a shared lock for a moment; that is not a second writer."""
 
 
 class RunLock:
@@ -37,7 +37,7 @@ class RunLock:
         self.fd = fd
 
     def release(self) -> None:
-        """Let go. Closing is enough, unless a forked child still holds a copy: so unlock first."""
+        """Release the lock. Closing is enough, unless a forked child still holds a copy: so unlock first."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -60,7 +60,8 @@ def _acquire(fd: int, run: Path, patience_s: float) -> None:
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
                 raise RunError(
-                    f"cannot lock {run}: {error.strerror}. This file system has no locks; set SONDE_DIR to another."
+                    f"cannot lock {run}: {error.strerror}. This file system does not support locks; set SONDE_DIR to "
+                    "a folder on another one."
                 ) from error
             if time.monotonic() >= end:
                 raise RunLockedError(_held(run)) from error
@@ -70,17 +71,17 @@ def _acquire(fd: int, run: Path, patience_s: float) -> None:
 
 
 def _held(run: Path) -> str:
-    """By whom, as far as the folder says, and what to do."""
+    """The holder of the lock, as far as the folder says, and what to do."""
     try:
         content = RunFile.load(run).content
     except SondeError:
         content = {}
     pid, host = content.get("pid"), content.get("host")
     if (pid, host) == (os.getpid(), socket.gethostname()):
-        return f"{run} is being written by a session of this process that is still open. Call its finish() first."
+        return f"{run} is still being written by an open session in this process. Call its finish() first."
     writer = f"another process, {pid} on {host}" if pid and host else "another process"
     stop = f", or stop it (kill {pid})" if pid else ""
     return (
-        f"{run} is being written by {writer}. Wait for it to end{stop}. To begin a run next to it leave out resume=; "
+        f"{run} is being written by {writer}. Wait for it to end{stop}. To start a new run instead, omit resume=; "
         'to resume another one, name it: resume="project/name", or its folder.'
     )

@@ -1,4 +1,4 @@
-"""The interface of observers: on the writer thread they are given what is recorded, and add events, findings and facts.
+"""The interface of observers: on the writer thread they receive every record, and add events, findings and facts.
 
 The writer knows nothing else about an observer. It passes every item once, in order, and polls for outputs; an observer
 that raises is not called again.
@@ -21,20 +21,20 @@ class Observer(Protocol):
     """Called on the writer thread only."""
 
     def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
-        """What an earlier session of the run left, and the content of run.json."""
+        """Start, with the state that an earlier session of the run left, and the content of run.json."""
 
     def on_item(self, item: Item) -> None:
-        """Take an item as it was accepted. Must be quick; arrays may be kept and must not be changed."""
+        """Take an accepted item. Must be quick; arrays may be kept and must not be changed."""
 
     def poll(self, now: float) -> Iterable[Output]:
-        """What there is to add. Called after every flush; most often it is nothing."""
+        """Outputs to add, usually none. Called after every flush."""
 
     def finish(self, status: RunStatus) -> Iterable[Output]:
         """The last outputs. Called once, after the last item."""
 
 
 class GuardedObserver:
-    """An observer that cannot hurt: one that raises is reported once and never called again."""
+    """Wraps an observer safely: one that raises is reported once and never called again."""
 
     def __init__(self, observer: Observer | None, on_failure: Callable[[Exception], None]) -> None:
         self._observer, self._on_failure = observer, on_failure
@@ -61,6 +61,6 @@ class GuardedObserver:
             return
         try:
             what(self._observer)
-        except Exception as error:  # noqa: BLE001  whoever observes is not ours, and the recording must go on
+        except Exception as error:  # noqa: BLE001  observers are foreign code, and recording must continue
             self._observer = None
             self._on_failure(error)

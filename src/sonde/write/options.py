@@ -1,4 +1,4 @@
-"""How often the writer flushes, seals and beats, and how much it may hold."""
+"""Intervals and limits of the writer: flushing, sealing, heartbeats, and memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from sonde.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """Defaults suit a training job; tests make them small."""
+    """Defaults suit a training job; tests use small values."""
 
     flush_interval_s: float = 0.5
-    """What is recorded is on disk after this long."""
+    """Records are on disk after this long."""
     flush_mib: float = 1.0
-    """Or as soon as this much waits."""
+    """Or as soon as this much is waiting."""
     seal_steps: int = 1024
     """Recorded steps per sealed segment."""
     seal_mib: float = 64.0
     """Or as soon as the log is this large."""
     queue_mib: float = 64.0
-    """What may wait for the writer; beyond that records are dropped and counted."""
+    """Limit of records that wait for the writer; above it, records are dropped and counted."""
     heartbeat_s: float = 2.0
-    """How often run.json says that the run is alive."""
+    """Interval of the heartbeat in run.json."""
     system_interval_s: float = 10.0
-    """How often the machine is sampled; 0 for never."""
+    """Interval between system samples; 0 for never."""
     rank: int = 0
 
     def __post_init__(self) -> None:

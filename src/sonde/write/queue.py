@@ -1,4 +1,4 @@
-"""The way from the training thread to the writer: bounded by bytes; a full queue refuses and never waits.
+"""The queue from the training thread to the writer: bounded by bytes; when full, it refuses and never waits.
 
 Built on `queue.SimpleQueue`, which may be entered again from a signal handler or a finalizer. There is no lock here.
 """
@@ -43,7 +43,7 @@ class BoundedQueue:
         return self._items.empty()
 
     def offer(self, item: Any, num_bytes: int) -> bool:
-        """Queue an item, or refuse it when the queue would hold more than its bound."""
+        """Queue an item, or refuse it if the queue would exceed its limit."""
         queued = self._put_bytes - self._taken_bytes + num_bytes
         if queued > self.max_bytes:
             return False
@@ -64,7 +64,7 @@ class BoundedQueue:
             try:
                 item, num_bytes = self._items.get_nowait()
             except Empty:
-                # Two producers adding at once can lose one addition; here the truth is known again.
+                # Two producers adding at once can lose one addition; here the exact value is known again.
                 self._put_bytes = self._taken_bytes
                 return
             self._taken_bytes += num_bytes
@@ -77,7 +77,8 @@ class BoundedQueue:
         self._wakes.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until woken. Putting an item does not wake: a thread woken per step would fight for the interpreter."""
+        """Sleep until woken. Putting an item does not wake: a thread woken per step would compete for the
+        interpreter."""
         try:
             self._wakes.get(timeout=max(timeout_s, 0.0))
         except Empty:

@@ -1,6 +1,6 @@
-"""What the other ranks of a distributed job saw: how they find the run of the first, and the log each writes into it.
+"""The other ranks of a distributed job: how they find the run of the first rank, and the log that each writes into it.
 
-The first rank leaves a note beside the runs, named after the job, with the run's folder; the others look for it. No
+The first rank leaves a note next to the runs, named after the job, with the run's folder; the others look for it. No
 collective is ever used: a rank that finds nothing stays silent.
 """
 
@@ -34,14 +34,13 @@ def rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _process_group(environment: Mapping[str, str]) -> Any:
-    """torch.distributed, where this process has joined a group: not everybody who starts processes sets RANK.
-    Lightning does not."""
+    """torch.distributed, if this process has joined a group: not every launcher sets RANK. Lightning does not."""
     group = sys.modules.get("torch.distributed") if environment is os.environ else None
     return group if group is not None and group.is_available() and group.is_initialized() else None
 
 
 def job_name(environment: Mapping[str, str] = os.environ) -> str:
-    """The same in all processes of a job, and another after a restart."""
+    """The same in all processes of a job, and different after a restart."""
     parts = [environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     parts.append(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return _UNSAFE.sub("_", "-".join(part for part in parts if part))
@@ -57,7 +56,7 @@ def _note(dir: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Where the first rank of a job records, and which step it begins with."""
+    """The run of the first rank of a job, and the step it starts with."""
 
     run: Path
     step: int
@@ -65,15 +64,15 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a rank began, or returned to: by this its events are attributed to an attempt of the first rank."""
+    """The step at which a rank started or returned to: it attributes events to an attempt of the first rank."""
 
     time: float
     first_step: int | None
-    """None: with the step of the first rank."""
+    """None: the step of the first rank."""
 
 
 def announce(dir: Path, run: Path, *, step: int = 0) -> Path:
-    """Say where this job records. The note is gone when the run ends."""
+    """Publish where this job records. The note is removed when the run ends."""
     note = _note(dir)
     draft = note.with_suffix(".tmp")
     draft.write_text(to_json({"run": str(run.resolve()), "time": time.time(), "step": step}))
@@ -82,7 +81,7 @@ def announce(dir: Path, run: Path, *, step: int = 0) -> Path:
 
 
 def find_announced(dir: Path, *, since: float) -> Announced | None:
-    """The folder the first rank records into, if it has said so after this job began."""
+    """The folder that the first rank records to, if it has published it since this job started."""
     try:
         found = json.loads(_note(dir).read_text())
         run, said, step = Path(found["run"]), float(found["time"]), int(found.get("step", 0))
@@ -92,13 +91,13 @@ def find_announced(dir: Path, *, since: float) -> Announced | None:
 
 
 class RankLog:
-    """Events of one rank, a signed line each. Opened by the first event: a rank that saw nothing leaves no file."""
+    """Events of one rank, one signed line each. Opened by the first event: a rank without events leaves no file."""
 
     def __init__(self, run: Path, number: int, first_step: int = 0) -> None:
         self.path, self.number, self.first_step = rank_log(run, number), number, first_step
 
     def write(self, event: Event, start: Start) -> None:
-        """Until it returns to a step, a rank counts from 0: only the first one knows where a resumed run continues."""
+        """Until it returns to a step, a rank counts from 0: only the first rank knows where a resumed run continues."""
         self.path.parent.mkdir(exist_ok=True)
         step = event.step + (self.first_step if start.first_step is None else 0)
         message = event.message.replace(f"at step {event.step},", f"at step {step},", 1)

@@ -1,8 +1,9 @@
-"""What the writer thread does: take from the queue, write, acknowledge, seal, beat. Survives whatever the disk does.
+"""The work of the writer thread: reads the queue, writes, acknowledges, seals, sends heartbeats. Survives disk
+failures.
 
-Each turn stores in this order: catalog rows (a site is known before a frame speaks of it), frames of sketches and
-their `fdatasync`, then those of scalars. Only then is anything acknowledged. When a turn fails nothing is thrown away:
-the rows and frames wait, the queue fills up and refuses, and the turn is tried again until the disk answers.
+Each turn stores in this order: catalog rows (a site is known before a frame refers to it), frames of sketches and their
+`fdatasync`, then those of scalars. Only then is anything acknowledged. When a turn fails, nothing is discarded: the
+rows and frames wait, the queue fills up and refuses, and the turn is retried until the disk responds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -55,29 +55,31 @@ from sonde.write.stats.journal import Journal
 from sonde.write.stats.sealer import Sealer
 from sonde.write.stats.stream import StreamWriter
 from sonde.write.system import SystemSampler
+from sonde.write.thread_time import note_thread_time
 
 MAX_EVENTS: Final = 10_000
-NICENESS: Final = 10
 _MAX_REASONS: Final = 20
-"""Why records were refused: each reason is an event, up to this many."""
+"""Maximum number of reasons for refused records that become an event."""
 _SLOW_S: Final = 2.0
-"""Longer than this for the last records and the status, and the disk is slow."""
+"""If the last records and the status take longer than this, the disk counts as slow."""
 _FIRST_BACKOFF_S: Final = 0.5
 _LAST_BACKOFF_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """How the run ended, and until when (monotonic) the disk may be waited for."""
+    """How the run ended, and until when (monotonic) to wait for the disk."""
 
     status: RunStatus
     reason: str
     end: float
+    last_facts: Callable[[], dict[str, Any]] | None = None
+    """Facts that are known when all else is written. Must not raise."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """What both threads see. Each field has one writer."""
+    """State shared by both threads. Each field has one writer."""
 
     step: int = -1
     dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
@@ -87,21 +89,21 @@ class Shared:
     degraded: str = ""
     """Written by the writer thread."""
     failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
-    """Records that could not be made or encoded. Written by the writer thread."""
+    """Records that could not be created or encoded. Written by the writer thread."""
     shutdown: Shutdown | None = None
     is_complete: bool = False
-    """Everything that was put is on disk, and the writer thread has ended."""
+    """Whether everything that was put is on disk and the writer thread has ended."""
     said: threading.Event = field(default_factory=threading.Event)
-    """Set when everything that was put, and how the run ended, is on disk; what follows is tidying up."""
+    """Set when everything that was put, and the final status, is on disk; only cleanup follows."""
     is_slow: bool = False
-    """Whether the disk took so long for that, that `close` does not wait for the rest."""
+    """Whether that took so long that `close` does not wait for the rest."""
 
     def num_dropped(self) -> dict[str, int]:
         return {stream: self.dropped[stream] + self.failed[stream] for stream in STREAMS}
 
 
 class Recorder:
-    """Made and used in the writer thread only."""
+    """Created and used in the writer thread only."""
 
     def __init__(
         self,
@@ -140,12 +142,12 @@ class Recorder:
             segments,
             self.attempts,
             remember=lambda kind, message, severity: self._remember(self._event(kind, message, severity)),
-            tell=lambda what: self._warn_once(what, "Nothing recorded is lost; it will be tried again."),
+            tell=lambda what: self._warn_once(what, "Nothing recorded is lost; sonde will retry."),
         )
         self._rows: list[Row] = []
         self._barriers: list[Barrier] = []
         self._numbers: list[tuple[AttemptNumber, int]] = []
-        """To be told once their attempts are in the catalog."""
+        """Numbers to set once their attempts are in the catalog."""
         self._documents: dict[str, str] = {}
         self._num_events = 0
         self._sampler = SystemSampler(self.run) if options.system_interval_s > 0 else None
@@ -163,20 +165,22 @@ class Recorder:
         self._start(resume)
         self._observer.begin(self.sites, self.scalars, self.file.content)
 
-    # ------------------------------------------------------------------------------------------------------- the loop
+    # -------------------------------------------------------------------------------------------------------- main loop
 
     def work(self) -> None:
-        """Until shutdown."""
-        self._seal_due(time.monotonic())  # what an earlier writer left, before anything new is mixed with it
+        """Run until shutdown."""
+        self._seal_due(time.monotonic())  # data of an earlier writer first, before new data is mixed with it
         while self.shared.shutdown is None:
             self.queue.wait(self.options.flush_interval_s)
             self.turn()
             if not self._is_warm:
                 self._warm_up()
+            note_thread_time()
         self._finish(self.shared.shutdown)
+        note_thread_time()
 
     def turn(self, *, is_last: bool = False) -> None:
-        """Everything that is due now; at the end no more than what was put. Never raises."""
+        """Do everything that is due; at the end no more than was put. Never raises."""
         now = time.monotonic()
         if self._store_error and now < self._next_try:
             return
@@ -192,13 +196,13 @@ class Recorder:
                 return
             self._beat(now)
             self._keep_outputs(self._observer.poll(now))
-        except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told, counted and tried again
+        except Exception as error:  # noqa: BLE001  nothing may end this thread; failures are reported, counted and retried
             self._on_store_error(error)
             return
         self._seal_due(now)
 
     def _take(self) -> int:
-        """Move items from the queue to where they wait for the disk; none while older ones still wait."""
+        """Move items from the queue to the buffers for the disk; none while older ones still wait."""
         if self._store_error:
             return 0
         num_taken = 0
@@ -252,7 +256,7 @@ class Recorder:
         elif isinstance(item, AttemptNumber):
             self._numbers.append((item, self._journal.require_frame()))
         elif item is not None:
-            raise TypeError(f"a record was expected, not {type(item).__name__}")
+            raise TypeError(f"expected a record, got {type(item).__name__}")
         if item is not None and not isinstance(item, Barrier | KeptRow | StepBegan | AttemptNumber):
             self._observer.on_item(item)
 
@@ -276,10 +280,10 @@ class Recorder:
             barrier.reply.put(True)
         self._barriers = []
 
-    # -------------------------------------------------------------------------------------------------- the observer
+    # --------------------------------------------------------------------------------------------------------- observer
 
     def _keep_outputs(self, outputs: Iterable[Output]) -> None:
-        """Store what the observer adds."""
+        """Store the outputs of the observer."""
         rows = [self._row_of(item) for item in outputs]
         if rows:
             self._rows.extend(row for row in rows if row is not None)
@@ -302,7 +306,7 @@ class Recorder:
             self._sealing.seal_due(now, force=force)
             self._show_trouble()
 
-    # ------------------------------------------------------------------------------------------------------- trouble
+    # ---------------------------------------------------------------------------------------------------- disk failures
 
     def _on_store_error(self, error: Exception) -> None:
         now = time.monotonic()
@@ -315,11 +319,11 @@ class Recorder:
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
         self._show_trouble()
         self._warn_once(
-            f"cannot write to {self.run}: {self._store_error}", "Training goes on; recording waits for the disk."
+            f"cannot write to {self.run}: {self._store_error}", "Training continues; recording waits for the disk."
         )
 
     def _clear_error(self) -> None:
-        """The disk answers again: say what the trouble cost."""
+        """The disk responds again: report what the failure cost."""
         if not self._store_error:
             return
         why, self._store_error = self._store_error, ""
@@ -341,13 +345,13 @@ class Recorder:
         self.shared.degraded = self._store_error or self._sealing.error
 
     def _warn_once(self, what: str, consequence: str) -> None:
-        """Once in the life of a run; after that `degraded` and the events speak."""
+        """Warn once per run; after that, see `degraded` and the events."""
         if self._has_warned:
             return
         self._has_warned = True
         try:
             self._warn(f"{what}. {consequence}")
-        except Exception as error:  # noqa: BLE001  the messenger is not ours
+        except Exception as error:  # noqa: BLE001  the callback is not ours
             self._remember(self._event("warning_failed", f"the warning could not be shown: {in_words(error)}"))
 
     def _refuse(self, item: Any, error: Exception, num_records: int = 1) -> None:
@@ -370,7 +374,7 @@ class Recorder:
         if self._num_events <= MAX_EVENTS:
             self._rows.append(event_row(event, self._journal.attempt))
 
-    # ----------------------------------------------------------------------------------------------------- heartbeat
+    # -------------------------------------------------------------------------------------------------------- heartbeat
 
     def _beat(self, now: float) -> None:
         if self._sampler is not None and now >= self._next_sample:
@@ -411,7 +415,7 @@ class Recorder:
         self._remember(self._event("dropped", message, num_dropped=new, first_step=first, last_step=last))
 
     def _add_facts(self, item: Facts) -> None:
-        to_json(item.facts)  # what cannot be written down is refused here, not at every heartbeat
+        to_json(item.facts)  # reject facts that cannot be written here, not at every heartbeat
         if not item.is_top:
             self._facts.update(item.facts)
             return
@@ -423,11 +427,11 @@ class Recorder:
         self._next_beat = 0.0
 
     def _start(self, resume: bool) -> None:
-        """Say who writes now, and what an earlier writer left."""
+        """Record the current writer, and problems that an earlier writer left."""
         was = self.file.content.get("status")
         self.shared.step = self.next_step - 1
-        if resume and not self.attempts.is_new:  # a new attempt says it by itself
-            self._remember(self._event("resumed", f"continued at step {self.next_step}; it was {was}", "info"))
+        if resume and not self.attempts.is_new:  # a new attempt has its own event
+            self._remember(self._event("resumed", f"resumed at step {self.next_step}; the run was {was}", "info"))
         for name, stream in self.streams.items():
             if stream.num_damaged_bytes:
                 message = (
@@ -441,15 +445,16 @@ class Recorder:
         self._next_beat = time.monotonic() + self.options.heartbeat_s
 
     def _warm_up(self) -> None:
-        """Import what sealing needs while training is still starting."""
+        """Import the packages for sealing while training is still starting."""
         self._is_warm = True
-        with contextlib.suppress(Exception):  # a package that is missing or damaged: sealing will say so
+        with contextlib.suppress(Exception):  # a missing or damaged package: sealing will report it
             import sonde.write.stats.parquet  # noqa: F401
 
-    # ------------------------------------------------------------------------------------------------------- shutdown
+    # --------------------------------------------------------------------------------------------------------- shutdown
 
     def _finish(self, shutdown: Shutdown) -> None:
-        """Drain, say shutdown, seal. If time runs out while sealing, the shutdown is said and the log is complete."""
+        """Drain, write the final status, seal. If time runs out while sealing, the status is written and the log is
+        complete."""
         began = time.monotonic()
         self._next_try = 0.0
         self.turn(is_last=True)
@@ -479,6 +484,10 @@ class Recorder:
             self._store()
         except Exception as error:  # noqa: BLE001  as above
             self._on_store_error(error)
+        if shutdown.last_facts is not None and self.shared.said.is_set():
+            with contextlib.suppress(OSError):  # the run is complete without them
+                self._facts.update(shutdown.last_facts())
+                self.file.write(sync_name=False, facts=self._facts)
         for stream in self.streams.values():
             stream.close()
         self.catalog.close()
@@ -494,12 +503,3 @@ class Recorder:
             facts=self._facts,
         )
         forget_endings(self.run)
-
-
-def lower_priority() -> None:
-    """Let training go first: on Linux a thread has a priority of its own."""
-    if sys.platform == "linux":
-        try:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        except OSError:
-            return

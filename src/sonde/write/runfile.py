@@ -1,4 +1,4 @@
-"""run.json: what a run is, and how it is doing. Rewritten whole, so that a reader sees one version or the other."""
+"""run.json: the facts and the status of a run. Replaced atomically, so that a reader sees one version or the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHANGING = ("status", "reason", "ended_time", "heartbeat", "facts")
 
 
 class RunFile:
-    """The file in memory. What does not change between heartbeats is turned into JSON once."""
+    """The file in memory. The part that is constant between heartbeats is turned into JSON once."""
 
     def __init__(self, run: Path, content: Mapping[str, Any]) -> None:
         self.path = run / RUN_FILE
@@ -25,31 +25,32 @@ class RunFile:
 
     @staticmethod
     def load(run: Path) -> RunFile:
-        """Read a run's file, or say why it is none."""
+        """Read a run's file, or raise an error that says why it is invalid."""
         try:
             content = json.loads((run / RUN_FILE).read_bytes())
         except FileNotFoundError:
-            raise NotARunError(f"{run} is not a run: it has no {RUN_FILE}. Give the folder that holds one.") from None
+            raise NotARunError(f"{run} is not a run: it has no {RUN_FILE}. Pass a folder that contains one.") from None
         except OSError as error:
             raise RunError(f"cannot read {run / RUN_FILE}: {error.strerror}.") from error
         except (ValueError, RecursionError) as error:
             raise CorruptError(f"{run / RUN_FILE} is damaged ({error}). Start a new run.") from error
         if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-            raise NotARunError(f"{run / RUN_FILE} is not a run's: it names no format.")
+            raise NotARunError(f"{run / RUN_FILE} does not belong to a run: it has no format.")
         if content["format"] > FORMAT_VERSION:
             raise FormatError(
-                f"{run} has format {content['format']}; this sonde writes {FORMAT_VERSION}. Run:  pip install -U sonde"
+                f"{run} has format {content['format']}; this version of sonde writes {FORMAT_VERSION}. Run:  pip "
+                "install -U sonde"
             )
-        content.pop("crc32", None)  # of the file as it was; `write` signs what it writes
+        content.pop("crc32", None)  # of the previous content; `write` signs the new one
         return RunFile(run, content)
 
     def fix(self, **facts: Any) -> None:
-        """Change what does not change between heartbeats."""
+        """Change the part that is constant between heartbeats."""
         self.content.update(facts)
         self._fixed_json = ""
 
     def write(self, *, sync_name: bool = True, **changing: Any) -> None:
-        """Replace the file. A heartbeat may skip the folder's fsync: losing one is no loss."""
+        """Replace the file. A heartbeat may skip the folder's fsync: losing one does not matter."""
         self.content.update(changing)
         if not self._fixed_json:
             self._fixed_json = to_json({key: value for key, value in self.content.items() if key not in _CHANGING})

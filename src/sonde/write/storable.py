@@ -1,4 +1,4 @@
-"""Texts that SQLite and JSON can hold: lone surrogates and NUL are escaped, and different names stay different."""
+"""Strings that SQLite and JSON can store: lone surrogates and NUL are escaped, and different names stay different."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from sonde.schema.names import percent_encoded, site_name
 
 _UNSTORABLE: Final = re.compile(r"[\x00\ud800-\udfff]")
-# What an escaped name looks like; a name that merely looks so is escaped as well, or two names would become one.
+# The form of an escaped name; a name that merely looks like one is also escaped, or two names would become one.
 _LOOKS_ESCAPED: Final = re.compile(r"%(?:00|25|ED)")
 
 
 def storable_site(name: str) -> str:
-    """The name itself; one that was never made safe is made safe."""
+    """A safe name: the name itself, or an escaped one."""
     return site_name(name) if _UNSTORABLE.search(name) else name
 
 
 def storable_name(name: str) -> str:
-    """A scalar's name, slashes and all.
+    """The safe name of a scalar, including slashes.
 
     >>> storable_name("train/loss")
     'train/loss'

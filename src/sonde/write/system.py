@@ -1,4 +1,4 @@
-"""How the machine is doing: CPU, memory, disk, and GPUs where NVML answers. A number that cannot be read is absent."""
+"""System metrics: CPU, memory, disk, and GPUs if NVML responds. A number that cannot be read is absent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sonde.schema.words import MIB
 
 _GIB: Final = 1 << 30
 _LEAST_S: Final = 0.1
-"""In less time psutil counts too few ticks and says 0 %, which nobody measured."""
+"""In less time psutil counts too few ticks and reports a false 0 %."""
 _UNREADABLE: Final = (psutil.Error, OSError, RuntimeError, ValueError, AttributeError, NotImplementedError)
 
 
 class SystemSampler:
-    """Reads the machine when asked. Percentages are since the reading before.
+    """Samples the machine on request. Percentages cover the time since the previous sample.
 
     >>> "memory_percent" in SystemSampler(Path(".")).sample(step=0).values
     True

@@ -1,6 +1,6 @@
 """The writer as the session sees it: ids, `put`, `event`, `flush`, `close`. Nothing here waits for a disk or raises.
 
-The work is done by a `Recorder` on a daemon thread of its own; the two share a queue and a few numbers.
+A `Recorder` does the work on a separate daemon thread; the two share a queue and a few numbers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import sqlite3
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from sonde.display import warn
 from sonde.errors import CorruptError, RunError
 from sonde.schema.layout import RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site
@@ -40,8 +40,9 @@ from sonde.write.lock import RunLock
 from sonde.write.observer import Observer
 from sonde.write.options import WriterOptions
 from sonde.write.queue import BoundedQueue
-from sonde.write.recorder import MAX_EVENTS, Recorder, Shared, Shutdown, lower_priority
+from sonde.write.recorder import MAX_EVENTS, Recorder, Shared, Shutdown
 from sonde.write.storable import storable_name, storable_site
+from sonde.write.thread_time import note_thread_time, threads_cpu_s
 
 __all__ = ["Writer", "WriterOptions"]
 
@@ -53,15 +54,15 @@ _closing: dict[Path, threading.Thread] = {}
 """Writers of this process that still seal a run which has ended."""
 _STEP_BYTES: Final = 64
 _abandoned: list[Any] = []
-"""What a forked child must not let die: a destructor would touch the parent's files."""
+"""Objects that must stay alive in a forked child: a destructor would touch the parent's files."""
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"sonde: {message}", RuntimeWarning, stacklevel=2)
+    warn(f"sonde: {message}", RuntimeWarning, stacklevel=2)
 
 
 class Writer:
-    """Writes one run. Arrays given to `put` must not be changed afterwards.
+    """Writes one run. Arrays passed to `put` must not be changed afterwards.
 
     writer = Writer(create_run(Path("runs"), project="gpt"), WriterOptions())
     site = writer.site_id(Site(kind="grad", name="0.weight"))
@@ -113,7 +114,7 @@ class Writer:
         )
         self._environment.start()
 
-    # ------------------------------------------------------------------------------------------- the training thread
+    # -------------------------------------------------------------------------------------------------- training thread
 
     def site_id(self, site: Site) -> int:
         """The id of a site; the same in every session of a run."""
@@ -126,7 +127,7 @@ class Writer:
         return self._learn_scalar(name) if id is None else id
 
     def put(self, item: Record | LateRecord, num_bytes: int, *, step: int, stream: Stream = "stats") -> bool:
-        """Queue a record, or a function that makes one on the writer thread. False: it was dropped, and counted.
+        """Queue a record, or a function that creates one on the writer thread. False: it was dropped, and counted.
 
         `stream` says where a dropped function is counted; a record knows its own.
         """
@@ -144,13 +145,13 @@ class Writer:
         return False
 
     def event(self, event: Event) -> None:
-        """Record something that happened. After ten thousand they are only counted."""
+        """Record an event. After ten thousand they are only counted."""
         self._num_events += 1
         if not self._is_closed and self._num_events <= MAX_EVENTS:
             self._queue.add(event)
 
     def kept(self, row: KeptRow) -> None:
-        """Whole tensors became visible on disk: a row of the catalog says so."""
+        """Whole tensors became visible on disk: record it in the catalog."""
         if not self._is_closed:
             self._queue.add(row)
 
@@ -163,7 +164,7 @@ class Writer:
         self._shared.step = step
 
     def attempt(self) -> AttemptNumber:
-        """The number of the attempt that is recorded now, for tensors that belong to it. Never waits."""
+        """The number of the current attempt, for tensors that belong to it. Never waits."""
         if self._attempt is None:
             self._attempt = AttemptNumber()
             if not self._is_closed:
@@ -172,22 +173,27 @@ class Writer:
         return self._attempt
 
     def set_step(self, step: int, *, is_first: bool = False, visible: int = -1) -> None:
-        """Everything of the steps below this one was put. `is_first`: no step has ended yet. `visible`: where several
-        threads count steps, how far the furthest is."""
+        """Everything of the steps before this one was put. `is_first`: no step has ended yet. `visible`: with several
+        training threads, the step of the furthest."""
         self._shared.step = max(step, visible)
         if not self._is_closed:
-            # Where there is no room, the next one says it.
+            # If the queue is full, the next mark replaces this one.
             self._queue.offer(StepBegan(step, is_first, visible), _STEP_BYTES)
 
     def note(self, **facts: Any) -> None:
-        """Facts for run.json; they are there after the next heartbeat."""
+        """Facts for run.json, written at the next heartbeat."""
         if not self._is_closed:
             self._queue.add(Facts(facts))
 
     def document(self, name: str, content: dict[str, Any]) -> None:
-        """A file of its own in the run folder: replaced whole, signed like run.json. The name is one of ours."""
+        """A separate file in the run folder: replaced atomically, signed like run.json. The name is one of ours."""
         if not self._is_closed:
             self._queue.add(Document(name, content))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the run has neither a site nor a scalar yet."""
+        return not self._site_ids and not self._scalar_ids
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -196,18 +202,23 @@ class Writer:
 
     @property
     def degraded(self) -> str:
-        """Why nothing can be written at the moment; empty when all is well."""
+        """Why nothing can be written at the moment; empty if all is well."""
         return self._shared.degraded
 
     @property
     def is_done(self) -> bool:
-        """Whether everything that was put, and how the run ended, is on disk, or cannot be."""
+        """Whether everything that was put, and the final status, is on disk, or cannot be."""
         return self._shared.said.is_set() or not self._thread.is_alive()
 
-    def flush(self, timeout_s: float, *, is_asked: bool = False) -> bool:
-        """Wait until everything put so far is acknowledged; False when that took too long.
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that sonde's threads in this process have used, the writer and all others. Cheap to read."""
+        return threads_cpu_s()
 
-        `is_asked`: the user wants to see the open step, even if the process is killed in the middle of it.
+    def flush(self, timeout_s: float, *, is_asked: bool = False) -> bool:
+        """Wait until everything put so far is acknowledged; False if that took too long.
+
+        `is_asked`: the user wants to see the open step, even if the process is killed during it.
         """
         if self._is_closed:
             return self._shared.is_complete
@@ -219,8 +230,16 @@ class Writer:
         except Empty:
             return False
 
-    def close(self, status: RunStatus, *, reason: str = "", deadline_s: float = 10.0) -> None:
-        """Drain, write the status, seal, let go. Returns at the deadline even if the disk does not answer."""
+    def close(
+        self,
+        status: RunStatus,
+        *,
+        reason: str = "",
+        deadline_s: float = 10.0,
+        last_facts: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        """Drain, write the status, seal, release. Returns at the deadline even if the disk does not respond.
+        `last_facts` is called on the writer thread when all else is done, for facts about the end itself."""
         if self._is_closed:
             return
         end = time.monotonic() + deadline_s
@@ -229,7 +248,7 @@ class Writer:
         announcing = threading.Thread(target=announce_ending, args=(self.run, status, reason), daemon=True)
         announcing.start()
         announcing.join(min(_ANNOUNCING_PATIENCE_S, deadline_s))
-        self._shared.shutdown = Shutdown(status, reason, end)
+        self._shared.shutdown = Shutdown(status, reason, end, last_facts)
         self._queue.wake()
         self._wait_for_the_end(end)
 
@@ -252,7 +271,7 @@ class Writer:
                 stream.close()
             _abandoned.append(recorder)
 
-    # --------------------------------------------------------------------------------------------- the writer thread
+    # ---------------------------------------------------------------------------------------------------- writer thread
 
     def _main(
         self,
@@ -262,7 +281,8 @@ class Writer:
         on_warning: Callable[[str], None],
         observer: Observer | None,
     ) -> None:
-        lower_priority()
+        if self._on_beat is not None:
+            self._on_beat()
         try:
             recorder = Recorder(
                 self.run,
@@ -275,19 +295,19 @@ class Writer:
                 observer=observer,
                 on_beat=self._on_beat,
             )
-        except BaseException as error:  # noqa: BLE001  raised where somebody can hear it
+        except BaseException as error:  # noqa: BLE001  raised in the thread that waits
             answer.put(error)
             return
         answer.put(recorder)
         try:
             recorder.work()
-        except Exception as error:  # noqa: BLE001  no thread is left to try again: stop taking records, and say why
+        except Exception as error:  # noqa: BLE001  no thread is left to retry: stop taking records, and say why
             self._is_closed = True
             self._shared.degraded = f"the writer stopped: {error!r}"
         finally:
             self._lock.release()
 
-    # -------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _begin(self, answer: Recorder | BaseException) -> None:
         if isinstance(answer, sqlite3.DatabaseError) and not isinstance(answer, sqlite3.OperationalError):
@@ -308,9 +328,9 @@ class Writer:
         self._next_scalar = itertools.count(max(answer.scalars, default=-1) + 1)
 
     def _learn_site(self, site: Site) -> int:
-        """`setdefault` decides between two threads; a number that was not used is no loss."""
+        """`setdefault` decides between two threads; an unused number does not matter."""
         id = self._ids_by_name.setdefault((storable_site(site.kind), storable_site(site.name)), next(self._next_site))
-        # Also when the site was known with another shape: the newest description is kept.
+        # Also if the site was known with another shape: the newest description is kept.
         if self._site_ids.setdefault(site, id) == id and not self._is_closed:
             self._queue.add(NewSite(id, site))
         return id
@@ -326,7 +346,7 @@ class Writer:
 
 
 def wait_for_closing(run: Path) -> None:
-    """Where this process has just finished the run, its writer may still hold it."""
+    """If this process has just finished the run, its writer may still hold it."""
     thread = _closing.pop(run, None)
     if thread is not None:
         thread.join(_CLOSING_PATIENCE_S)
@@ -336,3 +356,4 @@ def _describe(queue: BoundedQueue, folder: Path | None) -> None:
     """git may be slow: neither training nor the writer waits for it."""
     git = None if folder is None else git_state(folder)
     queue.add(Facts({"environment": {"packages": package_versions()}, "git": git}, is_top=True))
+    note_thread_time()

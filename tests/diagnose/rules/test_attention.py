@@ -36,7 +36,7 @@ def test_a_head_that_is_sharp_for_a_moment_is_not() -> None:
 
 def test_logits_that_grow_a_hundredfold_are_named_with_a_rate_to_try() -> None:
     (finding,) = attention_logit_growth(seen(stuck(60), 0.5, GROWING))
-    assert "lr=6e-03" in finding.remedy
+    assert "`lr=0.006` (now" in finding.remedy
     assert 0 < finding.step < 60
 
 

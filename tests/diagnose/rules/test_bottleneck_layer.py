@@ -16,7 +16,7 @@ def test_a_single_unit_between_wide_layers_is_named() -> None:
     assert finding.sites == ("2",)
 
 
-def test_narrow_is_no_fault_where_the_loss_falls() -> None:
+def test_a_narrow_layer_is_not_a_fault_where_the_loss_falls() -> None:
     assert not list(bottleneck_layer(window(NARROW, falling(80), RANKS | CLASSES)))
 
 

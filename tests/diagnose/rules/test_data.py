@@ -66,7 +66,7 @@ class TestClassImbalance:
     def test_even_classes(self) -> None:
         assert not list(class_imbalance(window(MODEL, stuck(60), TEN)))
 
-    def test_a_discriminator_is_told_one_label_a_whole_batch_long(self) -> None:
+    def test_a_discriminator_gets_one_label_for_a_whole_batch(self) -> None:
         series = {**self.RARE, "data/target/top_share": 1.0, "data/loss/baseline": 0.0}
         assert not list(class_imbalance(window(MODEL, stuck(60), series)))
 
@@ -105,7 +105,7 @@ class TestDataNotShuffled:
         series = {**TEN, "data/batch/label_purity": purity, "data/input/size": size}
         assert not list(data_not_shuffled(window(MODEL, stuck(60), series)))
 
-    def test_a_single_class_is_no_order(self) -> None:
+    def test_a_single_class_is_not_an_order(self) -> None:
         series = {**TEN, "data/batch/label_purity": 1.0, "data/loss/baseline": 0.05}
         assert not list(data_not_shuffled(window(MODEL, stuck(60), series)))
 

@@ -1,4 +1,4 @@
-"""Dead layers are named when the net suffers; dead units that nobody misses, and late ones, are not a warning."""
+"""Dead layers are a warning if the network does not learn; spare dead units, and late ones, are not."""
 
 from __future__ import annotations
 

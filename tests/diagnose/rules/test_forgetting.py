@@ -44,5 +44,5 @@ def test_old_data_are_no_validation():
     assert len(validation(made)[0]) == 0
 
 
-def test_another_loss_is_not_looked_at():
+def test_another_loss_is_ignored():
     assert list(all_rules()["forgetting"](seen([1.0, 2.0, 3.0, 4.0], falling(100), "eval_loss"))) == []

@@ -41,7 +41,7 @@ def test_validation_that_turns_while_training_falls() -> None:
     ],
     ids=["a gap without a turn", "still good", "no gap", "only the last point"],
 )
-def test_a_gap_alone_is_no_overfitting(end: float, val: list[float]) -> None:
+def test_a_gap_alone_is_not_overfitting(end: float, val: list[float]) -> None:
     assert not list(overfitting(with_validation(falling(100, 2.3, end), val, SEEN)))
 
 
@@ -62,7 +62,7 @@ def test_a_loss_that_stays_near_guessing() -> None:
     assert finding.confidence <= 0.5
 
 
-def test_what_noise_leaves_is_no_underfitting() -> None:
+def test_what_noise_leaves_is_not_underfitting() -> None:
     assert not list(underfitting(window(MODEL, stuck(100, 1.5), SEEN)))
     assert not list(underfitting(window(MODEL, stuck(100), {"data/output/width": 10})))
 

@@ -43,7 +43,7 @@ def test_updates_larger_than_the_weights_with_a_loss_that_never_recovers_are_nam
     (finding,) = lr_too_high(moved(jumping(), BIG))
     assert finding.step == 0
     assert finding.sites == ("0.weight", "2.weight")
-    assert "# now 0.5" in finding.remedy
+    assert "from 0.5 to" in finding.remedy
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
@@ -83,7 +83,7 @@ def test_a_loss_that_becomes_infinite_after_large_steps_is_named() -> None:
 
 def test_tiny_updates_that_learn_nothing_are_named() -> None:
     (finding,) = lr_too_low(moved(stuck(STEPS), 1e-5, rate=1e-6))
-    assert "# now 1e-06" in finding.remedy
+    assert "from 1e-6 to" in finding.remedy
 
 
 @pytest.mark.parametrize(

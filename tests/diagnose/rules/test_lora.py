@@ -64,7 +64,7 @@ def two(num_steps: int, *, in_optimizer: bool = True, is_chosen: bool = True) ->
 def test_an_adapter_that_no_gradient_reaches_is_dead() -> None:
     (finding,) = lora_zero_init(two(30))
     assert finding.sites == ("fc.down", "fc.up")
-    assert finding.message.startswith("1 of 2 adapters are dead, fc first: in 30 steps no gradient")
+    assert finding.message.startswith("1 of 2 adapters is dead (fc): in 30 steps no gradient has reached it")
 
 
 def test_after_a_few_steps_or_left_out_of_the_optimizer_or_of_the_sites_it_is_not() -> None:
@@ -79,11 +79,25 @@ def loud(ratio: float) -> Window:
 
 def test_an_adapter_that_drowns_its_weight_is_named() -> None:
     (finding,) = lora_scale_too_large(loud(5.0))
-    assert "lora_alpha = 8 to 16" in finding.remedy
+    assert "`lora_alpha` to 8 to 16" in finding.remedy
 
 
 def test_an_adapter_that_adds_a_little_is_not() -> None:
     assert not list(lora_scale_too_large(loud(1.3)))
+
+
+def in_turn(ratio: float) -> Window:
+    """Each module is recorded at other steps."""
+    whole = loud(ratio)
+    parts = enumerate(whole.names("act/*/rms"))
+    turns = {name: (column[0][n::2], column[1][n::2]) for n, name in parts for column in [whole.series[name]]}
+    return Window({**whole.series, **turns}, whole.scalars, whole.facts)
+
+
+def test_modules_recorded_in_turn_are_compared_all_the_same() -> None:
+    (finding,) = lora_scale_too_large(in_turn(5.0))
+    assert "`lora_alpha` to 8 to 16" in finding.remedy
+    assert not list(lora_scale_too_large(in_turn(1.3)))
 
 
 def stalled(rank: int, used: float, end: float) -> Window:
@@ -93,7 +107,7 @@ def stalled(rank: int, used: float, end: float) -> Window:
 
 def test_rank_one_at_a_plateau_is_named() -> None:
     (finding,) = lora_rank_too_low(stalled(1, 1.0, 0.4))
-    assert "r = 8 (now 1)" in finding.remedy
+    assert "`r=8` (now 1)" in finding.remedy
 
 
 def test_a_larger_rank_a_low_loss_or_an_idle_rank_is_not() -> None:

@@ -19,7 +19,7 @@ def test_pairs_of_all_with_all_are_named() -> None:
     (finding,) = loss_shape_broadcast(
         window(MODEL, falling(30), {"data/loss/numel": 2500, "data/loss/target_numel": 50})
     )
-    assert "2500 pairs for 50 targets" in finding.message
+    assert "2,500 pairs for 50 targets" in finding.message
 
 
 @pytest.mark.parametrize(("terms", "targets"), [(50, 50), (50, 1)])

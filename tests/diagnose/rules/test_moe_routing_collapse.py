@@ -40,7 +40,7 @@ def test_experts_that_rest_now_and_then_are_not() -> None:
     assert not list(moe_routing_collapse(seen([STEPS, STEPS[::2], STEPS[::3], STEPS[::4]])))
 
 
-def test_a_list_of_layers_without_a_router_is_no_mixture() -> None:
+def test_a_list_of_layers_without_a_router_is_not_a_mixture() -> None:
     assert not list(moe_routing_collapse(seen([STEPS, STEPS[:5], STEPS[:3], STEPS[:0]], router=[5, 8])))
 
 

@@ -1,4 +1,4 @@
-"""Gradients that are kept, turned round, clipped away or drowned in eps are named; what merely looks so is not."""
+"""Gradients that are kept, flipped, clipped away or smaller than eps are reported; what only looks similar is not."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def shrinking(loss: Array, rate: float, decay: float = 0.3) -> Window:
 
 def test_weights_that_decay_to_nothing_are_named_with_a_smaller_decay() -> None:
     (finding,) = over_regularisation(shrinking(stuck(STEPS), 0.97))
-    assert "# now 0.3" in finding.remedy
+    assert "weight decay from 0.3" in finding.remedy
 
 
 def test_weights_that_shrink_a_little_or_while_learning_are_not() -> None:
@@ -96,7 +96,7 @@ def test_the_decay_is_that_of_the_group_which_the_weights_are_in() -> None:
     document = {**NET, "parameters": parameters, "optimizers": [first]}
     rates = {**made.scalars, "optim/group1/lr": (np.arange(STEPS), np.full(STEPS, 0.1))}
     (finding,) = over_regularisation(Window(made.series, rates, {"model": document}))
-    assert "# now 0.3" in finding.remedy
+    assert "weight decay from 0.3" in finding.remedy
     frozen = {**rates, "optim/group1/lr": (np.arange(STEPS), np.zeros(STEPS))}
     assert not list(over_regularisation(Window(made.series, frozen, {"model": document})))
 
@@ -163,7 +163,7 @@ def test_norms_of_a_second_optimizer_have_its_decay() -> None:
 
 
 def noisy(noise_share: float, batch: float = 64.0) -> Window:
-    """|g|^2 = 1, of which a share is noise, and the moments that Adam would have."""
+    """|g|^2 = 1, of which a fraction is noise, and the moments that Adam would have."""
     shrink = (1 - 0.9) / (1 + 0.9)
     moment = (1 - noise_share) + noise_share * shrink
     seen = {"grad/0.weight/sumsq": 1.0, "optim/0.weight.exp_avg/sumsq": moment, "data/input/size": batch}

@@ -28,7 +28,7 @@ def test_logits_that_began_large_have_not_grown() -> None:
     assert not list(output_logit_growth(seen(stuck(60), np.linspace(800, 300, 60), 200.0)))
 
 
-def test_huge_logits_of_fitted_data_are_named_when_held_out_data_suffer() -> None:
+def test_huge_logits_of_fitted_data_are_named_when_they_hurt_held_out_data() -> None:
     found = seen(falling(60), np.geomspace(0.5, 900, 60), np.linspace(3.2, 80, 60))
     steps = np.arange(0, 60, 10)
     losses = np.array([3.0, 1.0, 0.5, 1.0, 2.0, 3.0])

@@ -1,4 +1,4 @@
-"""Parameters nobody trains, cut graphs, the wrong mode, kept memory; and the same done on purpose."""
+"""Parameters that are not trained, cut graphs, the wrong mode, leaked memory; and the same done on purpose."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestDetached:
         series = {f"grad/{place}.weight/norm": 0.1 for place in (0, 2, 4)}
         assert not list(detached_graph(window(stack(*LAYERS), stuck(60), series)))
 
-    def test_a_second_output_that_is_not_used_is_no_cut(self) -> None:
+    def test_a_second_output_that_is_not_used_is_not_a_cut(self) -> None:
         series = {f"grad/{place}.weight/norm": 0.1 for place in (0, 2)}
         assert not list(detached_graph(window(stack(*LAYERS), stuck(60), series)))
 

@@ -1,4 +1,4 @@
-"""Outputs that do not depend on the input from the start are named; what comes later is a remark."""
+"""Outputs that do not depend on the input from the start are a warning; a later collapse is only info."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def findings(others: dict[int, list[float]], own: list[float]) -> list[Finding]:
 def test_the_rank_and_the_first_step_are_named() -> None:
     (finding,) = findings({1: [1.0, 2.0, 3.0], 2: [1.0, 2.5, 9.0]}, own=[1.0, 2.0, 3.0])
     assert finding.step == 10
-    assert "rank 2 are" in finding.message
+    assert "weights of rank 2 have differed" in finding.message
 
 
 @pytest.mark.parametrize("others", [{}, {1: [1.0, 2.0, 3.0]}, {1: [1.0, 2.0, float("nan")]}])

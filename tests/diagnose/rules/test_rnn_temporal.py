@@ -1,4 +1,4 @@
-"""Recurrent layers that forget or shout are named when that is a fault; short tasks and learnt memories are not."""
+"""Recurrent layers that forget or explode are reported if that is a fault; short tasks and learned memory are not."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_a_layer_that_forgets_and_does_not_learn_is_named() -> None:
 
 def test_nothing_at_all_that_arrives_is_said_in_words() -> None:
     (finding,) = rnn_vanishing_temporal(seen(stuck(60), 0.0))
-    assert "nothing reaches" in finding.message
+    assert "nothing of the gradient reaches it" in finding.message
 
 
 def test_a_short_memory_is_enough_for_a_task_that_is_learnt() -> None:
     assert not list(rnn_vanishing_temporal(seen(falling(60), 1e-12)))
 
 
-def test_a_layer_that_remembers_is_not_blamed_for_a_loss_that_stands() -> None:
+def test_a_layer_that_remembers_is_not_blamed_for_a_loss_that_does_not_improve() -> None:
     assert not list(rnn_vanishing_temporal(seen(stuck(60), 0.3)))
 
 

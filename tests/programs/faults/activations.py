@@ -44,7 +44,7 @@ def _dead_lr(seed: int, fixed: bool) -> Job:
 
 
 class _FunctionalNet(nn.Module):
-    """ReLUs as functions: there is no module whose output could be looked at."""
+    """ReLUs as functions: there is no module whose output could be recorded."""
 
     def __init__(self, bias: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small data sets made here: blobs, images of bars, regression, token sequences. Standardised unless told otherwise."""
+"""Small data sets made here: blobs, images of bars, regression, token sequences. Standardised by default."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from faults.program import Job, endless, program
 
 
 class Mixture(nn.Module):
-    """The best `chosen` experts of each row, weighed by the router. An expert nobody chose is not called."""
+    """The best `chosen` experts of each row, weighed by the router. An expert that no row chose is not called."""
 
     def __init__(self, width: int, experts: int, chosen: int, *, dense: bool = False) -> None:
         super().__init__()

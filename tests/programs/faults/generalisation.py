@@ -1,4 +1,4 @@
-"""Models that learn the training data by heart, models that cannot learn them, and noise that nobody can learn."""
+"""Models that learn the training data by heart, models that cannot learn them, and noise that no model can learn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _few(split: data.Split, num: int) -> data.Split:
 
 
 def _dropping(model: nn.Sequential, p: float) -> nn.Sequential:
-    """A dropout behind every activation."""
+    """A dropout after every activation."""
     layers: list[nn.Module] = []
     for layer in model.children():
         layers += [layer, nn.Dropout(p)] if isinstance(layer, nn.ReLU | nn.GELU) else [layer]

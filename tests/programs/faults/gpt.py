@@ -100,7 +100,7 @@ class GPT(nn.Module):
 
 
 class Encoder(nn.Module):
-    """torch's own encoder over tokens; one output per token. Causal only if it is told so."""
+    """torch's own encoder over tokens; one output per token. Causal only on request."""
 
     def __init__(self, vocabulary: int = 24, length: int = 32, *, width: int = 48, causal: bool = False) -> None:
         super().__init__()

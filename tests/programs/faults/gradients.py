@@ -101,7 +101,7 @@ def _tanh_tiny(seed: int, fixed: bool) -> Job:
 
 @program("healthy_deep_tanh_xavier")
 def _healthy_tanh(seed: int, fixed: bool) -> Job:
-    """Ten tanh layers whose gradients survive: depth alone is no fault."""
+    """Ten tanh layers whose gradients survive: depth alone is not a fault."""
     return _classify(fill(mlp([20, *[32] * 9, 5], nn.Tanh), xavier), data.clusters(), 1e-3, 300, seed)
 
 

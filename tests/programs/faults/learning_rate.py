@@ -252,7 +252,7 @@ def _long_warmup(seed: int, fixed: bool) -> Job:
 
 
 def _noisy(split: data.Split, seed: int) -> data.Split:
-    """A fifth of the labels drawn anew: the loss has a high floor."""
+    """A fifth of the labels drawn at random: the loss has a high floor."""
     (x, y), val = split
     g = torch.Generator().manual_seed(seed)
     other = torch.randint(int(y.max()) + 1, y.shape, generator=g)

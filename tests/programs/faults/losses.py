@@ -19,7 +19,7 @@ _STUCK = ("underfitting", "vanishing_gradients", "saturated_activations", "lr_to
 
 
 class Then(nn.Module):
-    """A model with a plain function behind it: an activation that no list of modules shows."""
+    """A model with a plain function after it: an activation that no list of modules shows."""
 
     def __init__(self, body: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plumbing: parameters nobody trains, graphs that are cut or kept, the wrong mode; and the same done on purpose."""
+"""Plumbing: untrained parameters, graphs that are cut or kept, the wrong mode; and the same done on purpose."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def programs() -> tuple[Program, ...]:
 
 
 class Observer:
-    """What is told of a training run; override what is needed."""
+    """The description of a training run; override what is needed."""
 
     def start(self, model: nn.Module, optimizer: Any, loss_fn: Any, total_steps: int, val: Any = None) -> None: ...
     def before_step(self, step: int, batch: Batch) -> None: ...

@@ -33,7 +33,7 @@ def cnn(
 
 
 def fill(model: nn.Module, weights: Fill, biases: Fill = nn.init.zeros_) -> nn.Module:
-    """Fill every Linear and every convolution anew."""
+    """Reinitialise every Linear and every convolution."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             weights(module.weight)

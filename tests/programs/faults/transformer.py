@@ -54,7 +54,7 @@ def _(seed: int, fixed: bool) -> Job:
 
 
 def _hidden_tokens(seed: int) -> Iterator[Batch]:
-    """Some tokens are replaced by a token of their own and are to be found again: both directions may be used."""
+    """Some tokens are replaced by a special token and are to be found again: both directions may be used."""
     g = torch.Generator().manual_seed(seed)
     for x, _ in language(seed, choices=2):
         hidden = torch.rand(x.shape, generator=g) < 0.2

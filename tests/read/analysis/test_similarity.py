@@ -28,7 +28,7 @@ def test_zero_gradient_has_no_direction_and_not_finite_is_left_out() -> None:
     assert found[1, 2] == pytest.approx(1.0)
 
 
-def test_layers_that_turn_together_are_told_from_those_that_do_not() -> None:
+def test_layers_that_turn_together_differ_from_those_that_do_not() -> None:
     turns = np.cumsum(RNG.normal(size=(12, 3)), axis=0)
     small = [turn @ RNG.normal(size=(3, 50)) for turn in turns]
     mixing = np.random.default_rng(1).normal(size=(3, 200))

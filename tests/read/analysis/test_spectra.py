@@ -106,7 +106,7 @@ def test_exponent_is_the_slow_reference() -> None:
 @pytest.mark.parametrize(
     "tensor", [np.ones(3), np.float64(1.0), np.ones((0, 3)), np.array([[1.0, np.nan]]), np.ones((2, 2), complex)]
 )
-def test_what_is_no_matrix_has_no_spectrum(tensor: np.ndarray) -> None:
+def test_only_a_matrix_has_a_spectrum(tensor: np.ndarray) -> None:
     assert spectrum_row(np.asarray(tensor)) == {}
 
 

@@ -1,4 +1,4 @@
-"""Whole tensors leave and come back: every format, every type, hostile names; a killed export goes on where it was."""
+"""Whole tensors leave and come back: every format, every type, hostile names; a killed export resumes."""
 
 from __future__ import annotations
 
@@ -161,12 +161,12 @@ def test_default_format_is_safetensors_and_names_are_globs(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--what", "activations"), "no activations were kept"),
-        (("--what", "gradients", "--steps", "1:50"), "steps, 0 to 200"),
+        (("--what", "activations"), "no activations at the requested steps"),
+        (("--what", "gradients", "--steps", "1:50"), "snapshots, steps 0 to 200"),
         (("--what", "weights", "--format", "csv"), 'no format for weights "csv"'),
         (("--what", "scalars", "--format", "safetensors"), 'no format for scalars "safetensors"'),
         (("--what", "weigths"), 'Did you mean "weights"'),
-        (("--what", "weights", "-o", "model.safetensors"), "steps are one file each in safetensors. Name a folder"),
+        (("--what", "weights", "-o", "model.safetensors"), "steps as one file each. Name a folder"),
         (("--what", "weights", "-o", "model.pt"), 'no format for weights "pt"'),
     ],
 )
@@ -208,7 +208,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_interrupted_export_goes_on_where_it_was(format: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_export_resumes(format: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(f"out.{FORMATS[format]}")
 
     def stop(done: int, total: int) -> None:
@@ -264,7 +264,7 @@ def test_parts_of_another_request_are_not_used(run: Run) -> None:
 
 def test_second_export_to_the_same_place_waits(run: Run) -> None:
     def meanwhile(done: int, total: int) -> None:
-        with pytest.raises(UsageError, match="under way"):
+        with pytest.raises(UsageError, match="is running"):
             write_export(plan_export(run, "weights", "hdf5"), Path("out.h5"))
 
     write_export(plan_export(run, "weights", "hdf5"), Path("out.h5"), meanwhile)
@@ -286,7 +286,7 @@ write_export(plan_export(Run(sys.argv[1]), "gradients", sys.argv[2]), Path(sys.a
 
 @pytest.mark.fault
 @pytest.mark.parametrize("format", FORMATS)
-def test_killed_export_goes_on_where_it_was(format: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_export_resumes(format: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(f"out.{FORMATS[format]}" if format in JOINERS else "out")  # a folder has no ending
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(run.path), format, str(path)]
     result = subprocess.run(command, capture_output=True, check=False, timeout=120, env={**os.environ})
@@ -296,7 +296,7 @@ def test_killed_export_goes_on_where_it_was(format: str, run: Run, capsys: pytes
     assert len(parts) == 3
     write_export(plan_export(run, "gradients", format), Path("again." + FORMATS[format]))
     sonde("export", run.path, "--what", "gradients", "--format", format, "-o", path)
-    assert "3 parts are there" in capsys.readouterr().err
+    assert "3 parts of this export are already done" in capsys.readouterr().err
     for step, found in open_export(path).items():
         assert_same(found, of("grad", step))
     assert not Path(f".{path.name}.parts").exists()
@@ -304,13 +304,13 @@ def test_killed_export_goes_on_where_it_was(format: str, run: Run, capsys: pytes
 
 def test_missing_package_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[h5\]'"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'sonde-ml\[h5\]'"):
         write_export(plan_export(run, "weights", "hdf5"), Path("o.h5"))
 
 
-def test_what_is_no_export_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_export_is_reported(tmp_path: Path) -> None:
     np.savez("a.npz", x=np.ones(1))
-    with pytest.raises(UsageError, match="does not say its step"):
+    with pytest.raises(UsageError, match="does not contain its step"):
         open_export("a.npz")
     with pytest.raises(UsageError, match=r"\.safetensors"):
         open_export("a.txt")

@@ -66,7 +66,7 @@ def test_pool_of_a_long_run_stays_small() -> None:
     assert found.values.max() == 1.0
 
 
-def test_site_that_appears_late_gets_a_row_of_its_own() -> None:
+def test_site_that_appears_late_gets_a_separate_row() -> None:
     live = LivePool("rms", 8)
     live.add(long_table([(0, "a", 1.0)]))
     live.add(long_table([(1, "b", 2.0), (1, "a", 3.0)]))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("textual", reason="the monitor needs Textual: pip install 'sonde[monitor]'")
-pytest.importorskip("textual_plotext", reason="the monitor needs textual-plotext: pip install 'sonde[monitor]'")
+pytest.importorskip("textual", reason="the monitor needs Textual: pip install 'sonde-ml[monitor]'")
+pytest.importorskip("textual_plotext", reason="the monitor needs textual-plotext: pip install 'sonde-ml[monitor]'")
 
 from textual.widgets import Static
 
@@ -122,7 +122,7 @@ def test_enter_opens_a_finding_with_its_remedy(two: Path) -> None:
         await pilot.pause()
         await pilot.press("enter")
         await pilot.pause()
-        assert "do  " in str(app.screen.query_one(Static).render())
+        assert "fix  " in str(app.screen.query_one(Static).render())
 
     play(two, script)
 
@@ -181,7 +181,7 @@ def drawn(values: list[float], *, is_log: bool | None) -> list[str]:
     return asyncio.run(run()).splitlines()
 
 
-NOTHING = ("loss: nothing yet", "")
+NOTHING = ("loss: no data yet", "")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_in_tmux_it_draws_takes_keys_and_leaves_a_clean_terminal(two: Path, term
     assert "×" in shown
     assert "grad/*/rms" in shown
     screen.press("?")
-    assert "logarithmic axis" in screen.wait_for("Esc closes")
+    assert "logarithmic axis" in screen.wait_for("Esc to close")
     screen.press("Escape")
     screen.wait_for("stand out in rms")  # a key that follows Escape at once would be Alt with that key
     screen.press("r")

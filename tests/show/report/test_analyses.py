@@ -32,11 +32,11 @@ def converged() -> np.ndarray:
 CURVES = {
     "converged": (converged(), "good", "has converged"),
     "still falling": ((3.0 - 0.008 * STEPS) * NOISE, "watch", "still falling"),
-    "flat": (2.0 * NOISE, "bad", "did not fall"),
+    "flat": (2.0 * NOISE, "bad", "did not improve"),
     "rising": (2.0 * NOISE + 0.01 * STEPS, "bad", "diverged: it rose from 2 to"),
     "turned": ((1.0 + ((STEPS - 150) / 100) ** 2) * NOISE, "watch", "has risen"),
     "broken": (np.where(STEPS < 200, converged(), np.nan), "bad", "at step 200"),
-    "huge": (np.where(STEPS % 2, 1.7e308, -1.7e308), "bad", "did not fall"),
+    "huge": (np.where(STEPS % 2, 1.7e308, -1.7e308), "bad", "did not improve"),
     "two values": (np.ones(2), "unknown", "2 finite values"),
 }
 
@@ -100,7 +100,7 @@ def test_validation_that_follows_is_not() -> None:
     assert found["gap"] == pytest.approx(1.1, rel=0.1)
 
 
-def test_validation_that_lags_without_turning_is_worth_a_look() -> None:
+def test_validation_that_lags_without_turning_is_worth_checking() -> None:
     assert overfitting(validation(4 * converged()[::10])).tone == "watch"
 
 
@@ -118,7 +118,7 @@ def falling(step: int) -> float:
     return 3.0 / (1 + step)
 
 
-def test_gradients_that_vanish_towards_the_input_are_told(begin: Any) -> None:
+def test_gradients_that_vanish_towards_the_input_are_reported(begin: Any) -> None:
     run = sonde.open(begin(layers=[f"{n}.weight" for n in range(7)]).steps(40, falling).finish())
     found = gradient_flow(run)
     assert found.tone == "bad", found.verdict
@@ -129,7 +129,7 @@ def test_gradients_that_vanish_towards_the_input_are_told(begin: Any) -> None:
     assert [row[0] for row in found.tables[0].rows] == [f"{n}.weight" for n in range(7)]
 
 
-def test_first_gradient_that_is_not_finite_is_named_with_its_step(begin: Any) -> None:
+def test_first_nonfinite_gradient_is_named_with_its_step(begin: Any) -> None:
     run = sonde.open(begin().steps(400, falling, nan_at=333).finish())
     found = gradient_flow(run)
     assert found.tone == "bad"
@@ -157,7 +157,7 @@ def test_no_analysis_raises_on_an_empty_run(begin: Any) -> None:
     assert {one.tone for one in found} == {"unknown"}
 
 
-def test_what_is_left_of_a_tensor_that_is_partly_nan_is_no_measure_of_it(begin: Any) -> None:
+def test_the_finite_part_of_a_tensor_that_is_partly_nan_does_not_measure_it(begin: Any) -> None:
     path = begin().steps(40, lambda step: 1.0, nan_at=30).finish()
     measured = measure(sonde.open(path), "grad", ("rms",))
     assert measured is not None

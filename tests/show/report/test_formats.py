@@ -180,9 +180,10 @@ def test_a_report_of_almost_nothing(begin: Any, built: Path) -> None:
 def test_format_is_what_was_asked_or_what_the_ending_says() -> None:
     assert pick_format(None, None) == "html"
     assert pick_format(Path("x.MD"), None) == "md"
+    assert pick_format(Path("x.txt"), None) == "txt"
     assert pick_format(Path("x.txt"), "json") == "json"
-    with pytest.raises(ValueError, match="--format"):
-        pick_format(Path("x.txt"), None)
+    with pytest.raises(ValueError, match="with format=: html, md"):
+        pick_format(Path("x.doc"), None)
     assert default_path(Path("runs/gpt/a"), "md") == Path("a-report.md")
 
 
@@ -204,6 +205,10 @@ def test_json_and_html_are_known_again(run: sonde.Run, report: Report, built: Pa
     (tmp_path / "a.html").write_text(to_html(run, report))
     assert is_report(tmp_path / "a.json")
     assert is_report(tmp_path / "a.html")
+
+
+def test_code_in_a_remedy_is_code(report: Report) -> None:
+    assert "(use `clamp_min`)" in to_markdown(report)
 
 
 def test_escaped_text_reads_the_same() -> None:

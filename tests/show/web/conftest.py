@@ -26,7 +26,7 @@ PLAN = Plan(num_tensors=16, num_steps=3000, kinds=("grad", "act"), planted=(NAN_
 
 @dataclass
 class Page:
-    """A logged-in browser page, and what is behind the server."""
+    """A logged-in browser page, and what the server holds."""
 
     client: TestClient
     answers: Answers

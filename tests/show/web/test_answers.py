@@ -60,7 +60,7 @@ def test_detail(page: Any, api: str) -> None:
     }
 
 
-def test_a_crash_is_told_with_the_last_step_there_is(open_page: Any, tmp_path: Path) -> None:
+def test_a_crash_is_shown_with_the_last_recorded_step(open_page: Any, tmp_path: Path) -> None:
     """The heartbeat is a few seconds behind what was recorded."""
     run = big_run(tmp_path, Plan(num_tensors=1, num_steps=20, status="running"))
     file = RunFile.load(run)
@@ -85,7 +85,7 @@ def test_a_crash_is_told_with_the_last_step_there_is(open_page: Any, tmp_path: P
         ("odd", None),
     ],
 )
-def test_an_overhead_that_nobody_measured_is_not_zero(overhead: Any, share: float | None) -> None:
+def test_an_overhead_that_was_not_measured_is_not_zero(overhead: Any, share: float | None) -> None:
     assert overhead_share(overhead) == share
 
 

@@ -1,4 +1,4 @@
-"""What is kept: so many bytes, and answers that take long only as long as they are true or about to change anyway."""
+"""The caches: bounded in bytes, and answers that take long only as long as they are true or about to change anyway."""
 
 from __future__ import annotations
 

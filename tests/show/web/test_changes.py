@@ -60,7 +60,7 @@ def test_undo_does_not_follow_what_others_wrote_into_the_trash(own: Any, tmp_pat
 def test_undo_does_not_replace_a_run_that_is_there_again(own: Any) -> None:
     own.delete(own.api)
     own.run.mkdir(parents=True)
-    assert "exists again" in own.post(f"{own.api}/restore", status=409).text
+    assert "already exists" in own.post(f"{own.api}/restore", status=409).text
 
 
 def test_a_running_run_is_not_deleted(own: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_finding_can_be_muted_and_opened_again(own: Any, open_page: Any, tmp_p
 
 
 def test_the_state_goes_to_the_finding_that_was_meant(own: Any) -> None:
-    """Findings move in their list while a run goes on; the key says which."""
+    """Findings move in their list while a run continues; the key says which."""
     findings = own.get(f"{own.api}/findings")["findings"]
     own.post(f"{own.api}/findings/{len(findings) + 3}/state", {"state": "acknowledged", "key": findings[0]["key"]})
     assert own.get(f"{own.api}/findings")["findings"][0]["state"] == "acknowledged"
@@ -109,7 +109,7 @@ def test_findings_that_are_not_there_have_no_state(own: Any, path: str, key: str
     own.post(own.api + path, {"state": "muted"} | ({"key": key} if key else {}), status=404)
 
 
-def test_a_file_of_states_that_is_nonsense_is_no_state(own: Any, tmp_path: Path) -> None:
+def test_a_file_of_nonsense_states_is_ignored(own: Any, tmp_path: Path) -> None:
     for text in ("{", "[]", '{"x": 1}', "[" * 100_000, json.dumps({"ecf0ffd4": {"k": {"state": "<b>"}}})):
         (tmp_path / "runs" / ".sonde-findings.json").write_text(text)
         time.sleep(0.01)

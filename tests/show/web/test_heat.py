@@ -1,4 +1,4 @@
-"""Heat maps: one NaN and one spike are seen at every zoom, and every cell is the highest of what it stands for."""
+"""Heatmaps: one NaN and one spike are seen at every zoom, and every cell is the highest of what it covers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ QUESTIONS = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them in one folder of runs, and a secret beside it. Not to be changed."""
+    """All of them in one folder of runs, and a secret next to it. Not to be changed."""
     root = tmp_path_factory.mktemp("hostile")
     secret = root / "secret.txt"
     secret.write_text(SECRET)
@@ -90,7 +90,7 @@ def test_damage_is_named_in_the_warnings(here: Any) -> None:
     here.client.get(f"/api/runs/{rows['linked-stats']}/lines?i=0&stat=rms")
     (warning, *_) = here.get(f"/api/runs/{rows['linked-stats']}")["warnings"]
     assert "leads out of the run folder" in warning
-    assert "cannot be read" in here.get(f"/api/runs/{rows['bad-catalog']}")["warnings"][0]
+    assert "cannot read" in here.get(f"/api/runs/{rows['bad-catalog']}")["warnings"][0]
 
 
 def test_a_linked_folder_of_tensors_is_not_followed(here: Any) -> None:

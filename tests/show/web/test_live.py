@@ -106,7 +106,7 @@ def test_a_spike_in_what_is_not_sealed_yet_is_seen(recording: Recording, open_pa
 def test_a_picture_that_grew_is_the_picture_of_somebody_who_comes_now(
     recording: Recording, open_page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames are looked at once; sealing in between, and joining what was seen, must not show."""
+    """Frames are read once; sealing in between, and joining what was seen, must not show."""
     monkeypatch.setattr(live_cells, "_MAX_PARTS", 3)
     page = open_page(tmp_path / "runs")
     page.answers.heats.ranges.max_bytes = 0  # colours are kept on purpose; here cells are compared
@@ -133,7 +133,7 @@ def test_colours_follow_a_young_run_and_rest_later(recording: Recording, open_pa
     assert buffers["codes"].max() == 254
 
 
-def test_listeners_that_do_not_keep_up_are_told_once() -> None:
+def test_listeners_that_do_not_keep_up_are_notified_once() -> None:
     import asyncio
 
     from sonde.show.web.runs import RunTable
@@ -143,7 +143,7 @@ def test_listeners_that_do_not_keep_up_are_told_once() -> None:
         queue: asyncio.Queue[Any] = asyncio.Queue(4)
         news._queues.add(queue)
         for n in range(10):
-            news.tell({"type": "run", "last_step": n})
+            news.notify({"type": "run", "last_step": n})
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
     heard = asyncio.run(flood())
@@ -205,7 +205,7 @@ def start_ui(tmp_path: Path) -> Iterator[Callable[..., Ui]]:
 
 
 @pytest.mark.slow
-def test_step_end_and_death_are_told_and_ctrl_c_ends_it_all(start_ui: Callable[..., Ui], tmp_path: Path) -> None:
+def test_step_end_and_death_are_sent_and_ctrl_c_ends_it_all(start_ui: Callable[..., Ui], tmp_path: Path) -> None:
     """One process for several behaviours: starting one takes a second."""
     (tmp_path / "runs").mkdir()
     child = tmp_path / "child.py"

@@ -54,7 +54,7 @@ def test_compare_takes_two_to_eight_ids(page: Any, api: str) -> None:
         assert page.client.get(f"/api/compare?ids={ids}").status_code == 400
 
 
-def test_a_body_that_is_no_json_is_refused(page: Any, api: str) -> None:
+def test_a_body_that_is_not_json_is_refused(page: Any, api: str) -> None:
     for body in (b"{", b"[" * 10_000, b"\xff\xfe"):
         response = page.client.post(
             f"{api}/findings/0/state", content=body, headers={"Origin": "http://127.0.0.1:7007"}

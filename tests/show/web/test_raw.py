@@ -113,7 +113,7 @@ def test_connections_that_never_finish_do_not_keep_others_out(raw: Raw) -> None:
             connection.close()
 
 
-def test_a_question_that_takes_long_keeps_nobody_waiting(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_does_not_delay_others(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
     get = raw.dashboard.answers.get
 

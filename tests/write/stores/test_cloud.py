@@ -91,9 +91,9 @@ def test_wrong_addresses_are_refused_at_once(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="environment"):
         open_store("s3://key:secret@bucket/prefix", tmp_path)
-    with pytest.raises(UnknownNameError, match="kind of store"):
+    with pytest.raises(UnknownNameError, match="store type"):
         open_store("ftp://bucket/prefix", tmp_path)
-    with pytest.raises(UsageError, match="names no bucket"):
+    with pytest.raises(UsageError, match="has no bucket"):
         open_store("s3:///prefix", tmp_path)
     with pytest.raises(UsageError, match="AZURE_STORAGE_ACCOUNT_NAME"):
         open_store("az://container/prefix", tmp_path)
@@ -103,7 +103,7 @@ def test_wrong_addresses_are_refused_at_once(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.fault
 def test_a_black_hole_is_never_waited_for(run_folder: Path, use_endpoint: Any, s3_server: Any) -> None:
-    """A server that takes connections and never answers: writing goes on, the reason is told, and all arrives later."""
+    """A server that accepts connections and never answers: writing continues, and all arrives later."""
     with socket.socket() as hole:
         hole.bind(("127.0.0.1", 0))
         hole.listen(64)
@@ -112,7 +112,7 @@ def test_a_black_hole_is_never_waited_for(run_folder: Path, use_endpoint: Any, s
         store: Any = open_store(url, run_folder, {"timeout_s": 2.0, "linger_s": 0.0, "close_s": 0.0})
         write(store, 1, 2, 3)
         assert store.read(2).tensors["param/weight"].flat().tobytes() == weight(2)
-        wait_for(lambda: "no answer" in store.status()["last_error"])
+        wait_for(lambda: "no response" in store.status()["last_error"])
         assert store.status()["waiting"] == 3
         store.close()
     use_endpoint(s3_server.url)
@@ -153,7 +153,7 @@ def test_a_server_that_dies_during_uploads_and_comes_back(tmp_path: Path, run_fo
 
 @pytest.mark.slow
 @pytest.mark.fault
-def test_uploads_go_on_after_kill_9_of_the_training(s3: Any, run_folder: Path, use_endpoint: Any) -> None:
+def test_uploads_continue_after_kill_9_of_the_training(s3: Any, run_folder: Path, use_endpoint: Any) -> None:
     """The training dies while the network is dead; `push` brings up what it left."""
     url = f"{URL}/killed"
     with socket.socket() as hole:
@@ -200,7 +200,7 @@ def test_an_uploader_that_is_killed_is_replaced(s3: Any, run_folder: Path) -> No
 
 @pytest.mark.slow
 def test_sixty_commits_of_two_writers_all_land(s3: Any, tmp_path: Path) -> None:
-    """Two ranks commit to one repository at the same time; each has arrays of its own."""
+    """Two ranks commit to one repository at the same time; each has its own arrays."""
     address = Address.parse(f"{URL}/two-writers")
     failures: list[BaseException] = []
 
@@ -233,7 +233,7 @@ def test_sixty_commits_of_two_writers_all_land(s3: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_address_for_the_same_run_is_refused(s3: Any, run_folder: Path) -> None:
     open_store(f"{URL}/one", run_folder).close()
-    with pytest.raises(RunError, match="A run has one store"):
+    with pytest.raises(RunError, match="A run has only one store"):
         open_store(f"{URL}/two", run_folder)
     state = upload_state(run_folder)
     assert state is not None

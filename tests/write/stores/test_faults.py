@@ -150,7 +150,7 @@ print(json.dumps([told, left, store.steps()]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     told, left, steps = json.loads(done.stdout)
-    assert "cannot keep the snapshot of step 2: File too large. The disk is full" in told
+    assert "cannot store the snapshot of step 2: File too large. The disk is full" in told
     assert left == ["lock"]
     assert steps == [1, 2]
     assert open_tensor_store(tmp_path).read(2, "param/weight").tobytes() == drifting(2)["param/weight"].flat().tobytes()
@@ -187,7 +187,7 @@ def test_a_full_file_system_is_a_clean_error(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_an_error_of_the_disk_when_the_name_is_synced_is_no_acknowledgement(
+def test_an_error_of_the_disk_when_the_name_is_synced_is_not_an_acknowledgement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store("zarr", tmp_path)
@@ -207,7 +207,7 @@ def test_an_error_of_the_disk_when_the_name_is_synced_is_no_acknowledgement(
 
 
 @pytest.mark.parametrize("kind", ["zarr", pytest.param("icechunk", marks=pytest.mark.slow)])
-def test_a_forked_child_that_lives_on_does_not_hold_the_store(tmp_path: Path, kind: str) -> None:
+def test_a_forked_child_that_outlives_its_parent_does_not_hold_the_store(tmp_path: Path, kind: str) -> None:
     """The training is killed; a worker of its data loader is not. The run can be gone on with."""
     code = f"""
 import os, signal, sys, time

@@ -107,9 +107,9 @@ def test_a_tag_names_the_step_that_was_asked_for_or_nothing(run_folder: Path) ->
     store.tag("second", 2)  # with no waiting in between: its commit does not exist yet
     store.tag("newest")
     for name_it in (store.tag, store.create_branch):
-        with pytest.raises(RunError, match=r"no commit brought step 7. There are: \[1, 2, 3\]"):
+        with pytest.raises(RunError, match=r"no commit contains step 7. Available: \[1, 2, 3\]"):
             name_it("seventh", 7)
-    with pytest.raises(RunError, match='there is a tag "second" already, and a tag never moves'):
+    with pytest.raises(RunError, match='the tag "second" already exists, and tags never move'):
         store.tag("second", 3)
     store.close()
     assert open_tensor_store(run_folder, tag="second").steps == [1, 2]
@@ -188,7 +188,7 @@ def test_a_second_writer_of_a_local_repository_is_refused(tmp_path: Path) -> Non
 def test_without_the_package_it_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spooled.importlib.util, "find_spec", lambda name: None)
     for kind in ("icechunk", "s3://bucket/prefix"):
-        with pytest.raises(MissingPackageError, match=r"pip install 'sonde\[tensors\]'"):
+        with pytest.raises(MissingPackageError, match=r"pip install 'sonde-ml\[tensors\]'"):
             open_store(kind, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -210,7 +210,7 @@ def test_a_tag_names_a_step_of_the_last_attempt_or_of_the_one_that_was_asked_for
         store.write(Snapshot(3, 0.0, "", drifting(attempt), attempt=attempt))
     store.tag("last", 3)
     store.tag("first", 3, attempt=0)
-    with pytest.raises(RunError, match="no commit brought step 3 of attempt 2"):
+    with pytest.raises(RunError, match="no commit contains step 3 of attempt 2"):
         store.tag("none", 3, attempt=2)
     store.delete(3, attempt=1)
     store.close()

@@ -1,4 +1,4 @@
-"""JAX, Flax and Optax: sketches are computed inside `jit` and handed over outside.
+"""JAX, Flax and Optax: sketches are computed inside `jit` and recorded outside.
 
     import sonde.adapters.jax as sonde_jax            # the same as sonde.jax
 
@@ -13,10 +13,10 @@
     sonde.init(project="jax")
     for batch in batches:
         params, opt_state, loss = train_step(params, opt_state, batch)
-        sonde_jax.step(opt_state, loss=loss)          # waits for nothing
+        sonde_jax.step(opt_state, loss=loss)          # never waits
 
-Any tree can be sketched by hand: `sketch({"grad": grads})` inside `jit`, `step(sketches)` outside. Of sharded arrays
-the sketch is of the whole; under `pmap` it is the first device's.
+Any tree can be sketched explicitly: `sketch({"grad": grads})` inside `jit`, `step(sketches)` outside. Sharded arrays
+are sketched as a whole; under `pmap` the sketch is of the first device.
 """
 
 from sonde.adapters.jax.recorder import describe, recorded, sketch, step

@@ -1,4 +1,4 @@
-"""Which modules a Flax model has, and in which order they are called. Computes nothing: shapes alone go through it."""
+"""The modules of a Flax model, in the order in which they are called. Computes nothing: only shapes pass through it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = "model"
 
 
 class Called(NamedTuple):
-    """A module, by its name in the tree of parameters."""
+    """A module, by its name in the parameter tree."""
 
     name: str
     type: str
@@ -21,16 +21,16 @@ class Called(NamedTuple):
 
 
 def modules_of(model: Any, *inputs: Any, **options: Any) -> list[Called]:
-    """Modules of an `nnx` model in the order they are written down; of a `linen` model as these inputs pass them."""
+    """Modules of an `nnx` model in source order; of a `linen` model in the order in which these inputs pass them."""
     from flax import linen, nnx
 
     if isinstance(model, nnx.Module):
         return [Called(ROOT, type(model).__name__), *_written(model, "", {id(model)})]
     if isinstance(model, linen.Module):
         if not inputs and not options:
-            raise UsageError("describe() needs what a linen model is called with: describe(model, x).")
+            raise UsageError("describe() needs an input to call a linen model with: describe(model, x).")
         return _called(model, inputs, options)
-    raise UsageError(f"describe() needs a Flax model (nnx or linen), not a {type(model).__name__}.")
+    raise UsageError(f"describe() needs a Flax model (nnx or linen); got {type(model).__name__}.")
 
 
 def _called(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> list[Called]:
@@ -61,7 +61,7 @@ def _written(part: Any, prefix: str, seen: set[int]) -> Iterator[Called]:
         name = f"{prefix}{key}"
         if isinstance(child, nnx.Module):
             seen.add(id(child))
-            if not hasattr(child, "__iter__"):  # nnx.List and nnx.Dict are modules that nobody calls
+            if not hasattr(child, "__iter__"):  # nnx.List and nnx.Dict are modules that are never called
                 yield Called(name, type(child).__name__)
         if isinstance(child, nnx.Module | list | tuple | dict):
             yield from _written(child, f"{name}.", seen)

@@ -1,4 +1,4 @@
-"""The functions of `sonde.jax`: sketches of trees inside `jit`, and their way into a session outside."""
+"""The functions of `sonde.jax`: sketch trees inside `jit`, and record them in a session outside."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ from sonde.session import Session, init
 from sonde.session.entry.current import active_session
 from sonde.session.external import put_rows, put_settings
 
-_NOTHING = "step() was given no sketches: give it the state of an optimizer that is recorded(), or what sketch() gave."
+_NOTHING = "step() got no sketches: pass the state of an optimizer wrapped in recorded(), or the result of sketch()."
 _OTHER_NAMES: Final = {"learning_rate": "lr", "b1": "beta1", "b2": "beta2"}
 _hyperparameters: WeakKeyDictionary[Session, Hyperparameters] = WeakKeyDictionary()
-_UNKNOWN = "sketches are a part of the compiled step; recorded(..., every=10) makes steps without to compare with"
+_UNKNOWN = (
+    "sketches are part of the compiled step; use recorded(..., every=10) to have steps without them to compare with"
+)
 
 
 def sketch(tree: Any, kind: str | None = None) -> Sketches:
     """Sketches of every array of a tree; a small tree that a jitted function may return.
 
-    `sketch({"grad": grads, "param": params})` names the kinds; `sketch(grads, kind="grad")` names the one.
+    `sketch({"grad": grads, "param": params})` names the kinds; `sketch(grads, kind="grad")` names one kind for all.
     """
     if kind is not None:
         return sketch_arrays(_named(kind, tree))
@@ -52,7 +54,7 @@ def sketch(tree: Any, kind: str | None = None) -> Sketches:
 
 
 class RecordedState(NamedTuple):
-    """The state of the optimizer inside, what the last recorded step looked like, and how many steps there were."""
+    """The state of the optimizer inside, the sketches of the last recorded step, and the number of steps."""
 
     inner: Any
     sketches: Sketches
@@ -60,17 +62,17 @@ class RecordedState(NamedTuple):
 
 
 def recorded(optimizer: Any, *, every: int = 1) -> Any:
-    """An Optax optimizer that sketches parameters, gradients and updates in each of its steps, or in one of `every`,
-    and changes none.
+    """Wrap an Optax optimizer so that it sketches parameters, gradients and updates in every step, or in one of
+    `every`, without changing them.
 
-    Its state holds the sketches: give it to `step`.
+    Its state holds the sketches: pass it to `step`.
     """
     if every < 1:
-        raise UsageError(f"recorded(every={every}): every must be 1 or more.")
+        raise UsageError(f"recorded(): every= must be at least 1; got {every}.")
     optax = require("optax", "jax", "recorded()")
 
     def begin(params: Any) -> RecordedState:
-        forms = jax.eval_shape(_sketches, params, params, params)  # nothing is computed before there is a step
+        forms = jax.eval_shape(_sketches, params, params, params)  # nothing is computed before the first step
         empty = jax.tree_util.tree_map(lambda form: jnp.zeros(form.shape, form.dtype), forms)
         return RecordedState(optimizer.init(params), empty, jnp.zeros((), jnp.int32))
 
@@ -86,10 +88,10 @@ def recorded(optimizer: Any, *, every: int = 1) -> Any:
 
 
 def step(tree: Any = None, /, **scalars: Any) -> None:
-    """End the step: record the sketches in a tree (an optimizer's state, an `nnx.Optimizer`, a `TrainState`, what
-    `sketch` returned) and these numbers.
+    """End the step: record these numbers and the sketches in a tree (an optimizer's state, an `nnx.Optimizer`, a
+    `TrainState`, the result of `sketch`).
 
-    Begins a run where there is none.
+    Starts a run if there is none.
     """
     session = active_session() or init()
     if not isinstance(session, Session):
@@ -115,9 +117,9 @@ def step(tree: Any = None, /, **scalars: Any) -> None:
 
 
 def describe(model: Any, *inputs: Any, **options: Any) -> None:
-    """Tell the run which modules a Flax model has, in the order they are called: model.json.
+    """Record the modules of a Flax model, in the order in which they are called, in model.json.
 
-    `describe(model)` for nnx, `describe(model, x)` for linen, with what the model is called with. Computes nothing.
+    `describe(model)` for nnx, `describe(model, x)` for linen, with the inputs of the model. Computes nothing.
     """
     modules = modules_of(model, *inputs, **options)
     session = active_session() or init()
@@ -127,7 +129,7 @@ def describe(model: Any, *inputs: Any, **options: Any) -> None:
 
 
 def _measure(session: Session, sketches: Sketches) -> None:
-    """What recording took, where some steps are made without it."""
+    """The cost of recording, if some steps run without it."""
     governing = session.steps.training.governing
     if not isinstance(governing.meter, CompiledMeter):
         governing.meter, governing.is_together, governing.unknown = CompiledMeter(), True, _UNKNOWN
@@ -138,9 +140,9 @@ def _measure(session: Session, sketches: Sketches) -> None:
 def _every(every: int, state: RecordedState, look: Callable[[], Sketches]) -> Sketches:
     if every == 1:
         return look()
-    # The other steps hand on what is there, and say that it is old.
+    # The other steps pass on the old sketches, and mark them as old.
     old = replace(state.sketches, is_new=jnp.asarray(False))
-    # What `init` made has the types of the parameters; those of gradients and updates are known after one step.
+    # `init` uses the types of the parameters; those of gradients and updates are known after one step.
     if not _is_alike(old, jax.eval_shape(look)):
         return look()
     found: Sketches = jax.lax.cond(state.count % every == 0, look, lambda: old)
@@ -161,7 +163,7 @@ def _sketches(params: Any, grads: Any, updates: Any) -> Sketches:
 
 
 def _kept(tree: Any) -> Any:
-    """A copy of these few numbers, on its way to the host: the next step may be given the memory they are in."""
+    """Start copying these few numbers to the host: the next step may reuse their memory."""
     tree = jax.tree_util.tree_map(_value, tree, is_leaf=_is_variable)
     if isinstance(tree, Sketches) and tree.counts.ndim == 3:  # of pmap, whose devices have one each
         tree = jax.tree_util.tree_map(lambda x: x[0], tree)
@@ -176,7 +178,7 @@ def _is_variable(leaf: Any) -> bool:
 
 
 def _value(leaf: Any) -> Any:
-    """nnx keeps each array of an optimizer's state in a variable of its own."""
+    """nnx keeps each array of an optimizer's state in a separate variable."""
     return leaf.get_value() if _is_variable(leaf) else leaf
 
 
@@ -198,7 +200,7 @@ def _is_injected(node: Any) -> bool:
 
 
 def _put_injected(session: Session, injected: Sequence[Mapping[str, Any]]) -> None:
-    """Those of a second optimizer in the same state, as of `optax.partition`, are a second group's."""
+    """A second optimizer in the same state, as in `optax.partition`, is a second group."""
     groups: list[dict[str, Any]] = []
     for state in injected:
         named = {_OTHER_NAMES.get(name, name): _value(value) for name, value in state.items()}
@@ -224,7 +226,7 @@ def _named(kind: str, tree: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _site(path: tuple[Any, ...]) -> str:
-    """`layers.0.kernel`: the keys on the way to a leaf, without Flax's wrappers."""
+    """`layers.0.kernel`: the keys on the path to a leaf, without Flax's wrappers."""
     keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
     if keys and keys[0] == "params":
         keys = keys[1:]

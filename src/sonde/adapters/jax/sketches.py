@@ -1,7 +1,7 @@
-"""Sketches of JAX arrays, computed where they are: inside `jit`, on any device, sharded or not. Nothing is waited for.
+"""Sketches of JAX arrays, computed in place: inside `jit`, on any device, sharded or not. Nothing waits.
 
-float32 is what JAX computes in unless told otherwise, so sums are taken of values divided by the largest, in blocks:
-no square overflows, and rounding stays below a millionth. Counts are integers.
+JAX computes in float32 by default, so sums are computed in blocks of values divided by the largest: no square
+overflows, and rounding stays below a millionth. Counts are integers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sonde.schema.sketch import (
 _BLOCK: Final = 1024
 _HIST_SAMPLES: Final = 512
 _TOGETHER: Final = 1 << 16
-"""Arrays of up to so many elements are copied beside one another; larger ones are read where they are."""
+"""Maximum number of elements of an array that is concatenated; larger ones are read in place."""
 
 
 @partial(
@@ -50,13 +50,13 @@ class Sketches:
     """Sketches of a tree of arrays; a tree itself, so that a jitted function may return it."""
 
     counts: Any
-    """(T, 4) integers: NaN, infinite, zero, looked at by the histogram."""
+    """(T, 4) integers: NaN, infinite, zero, in the histogram."""
     sums: Any
     """(T, 6): the largest magnitude, then sum, sum of squares and sum of magnitudes of values over it, min, max."""
     hist: Any
     """(T, NUM_BINS) integers."""
     is_new: Any
-    """Whether they are of the step that is made: an optimizer may hand on older ones."""
+    """Whether they belong to the current step: an optimizer may pass on older ones."""
     names: tuple[tuple[str, str], ...]
     """(kind, site) of each."""
     shapes: tuple[tuple[int, ...], ...]
@@ -64,7 +64,7 @@ class Sketches:
 
 
 def sketch_arrays(named: Iterable[tuple[str, str, Any]]) -> Sketches:
-    """Sketches of (kind, site, array). Numbers only; to be called inside `jit` or outside."""
+    """Sketches of (kind, site, array). Pure computation; may be called inside or outside `jit`."""
     items = [(kind, site, jnp.asarray(x)) for kind, site, x in named]
     counts, sums, hist = _sketch_all([_real(x) for _, _, x in items]) if items else _nothing()
     return Sketches(
@@ -79,7 +79,7 @@ def sketch_arrays(named: Iterable[tuple[str, str, Any]]) -> Sketches:
 
 
 def to_rows(sketches: Sketches) -> tuple[Array, Array] | None:
-    """(T, NUM_FIELDS) and (T, NUM_BINS) on the host; None where there is nothing new. This waits for the device."""
+    """(T, NUM_FIELDS) and (T, NUM_BINS) on the host; None if there is nothing new. This waits for the device."""
     if not bool(sketches.is_new):
         return None
     counts = np.asarray(sketches.counts).astype(np.float64)
@@ -98,9 +98,10 @@ def _nothing() -> tuple[Any, Any, Any]:
     return jnp.zeros((0, 4), jnp.int32), jnp.zeros((0, 6)), jnp.zeros((0, NUM_BINS), jnp.int32)
 
 
-@jax.jit  # for those who call it outside: operation by operation it takes many times as long
+@jax.jit  # for calls outside jit: operation by operation it takes many times as long
 def _sketch_all(arrays: Sequence[Any]) -> list[Any]:
-    """Small arrays of one size together: a compiler takes as long for each operation as for one on many."""
+    """Small arrays of one size are sketched together: a compiler takes as long for one operation as for a batched
+    one."""
     groups: dict[Any, list[int]] = {}
     for place, values in enumerate(arrays):
         is_small = values.size <= _TOGETHER
@@ -133,7 +134,7 @@ def _sketch(values: Any) -> tuple[Any, Any, Any]:
 
 
 def _real(x: Any) -> Any:
-    """One dimension of real numbers, as wide as JAX is set to compute in."""
+    """One dimension of real numbers, in the precision that JAX is set to."""
     if jnp.iscomplexobj(x):
         x = jnp.stack([x.real, x.imag])
     wide = x.dtype if x.dtype == jnp.float64 else jnp.float32
@@ -141,13 +142,13 @@ def _real(x: Any) -> Any:
 
 
 def _sum(values: Any) -> Any:
-    """By blocks: the error of a long sum grows with its length."""
+    """Sum by blocks: the error of a long sum grows with its length."""
     missing = -values.size % _BLOCK
     return jnp.sum(jnp.sum(jnp.pad(values, (0, missing)).reshape(-1, _BLOCK), axis=1))
 
 
 def _histogram(values: Any, finite: Any) -> tuple[Any, int]:
-    """Exponents of a sample, which is the same in every step: a compiled program has no turns."""
+    """Exponents of a sample, which is the same at every step: a compiled program cannot rotate it."""
     at = places(values.size, _HIST_SAMPLES)
     some, known = values[at], finite[at]
     _, exponent = jnp.frexp(some)

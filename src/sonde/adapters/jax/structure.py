@@ -1,4 +1,4 @@
-"""model.json of a JAX program: from the names of its parameters, and from its Flax model where that was shown."""
+"""model.json of a JAX program: from the names of its parameters, and from its Flax model if `describe` was called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.schema.records import Site
 from sonde.session.session import Session
 
 ROOT: Final = "model"
-"""The model itself, which has no name in the tree of its parameters."""
+"""The model itself, which has no name in its parameter tree."""
 _NUMBERED: Final = re.compile(r"([A-Z]\w*?)_\d+")
 """linen names a module after its class: Dense_0."""
 _OF_PARAMETERS: Final = ("param", "grad", "update")
@@ -23,7 +23,7 @@ Module = tuple[str, str, int]
 
 
 class JaxStructure:
-    """What is known of one session's model."""
+    """The known structure of one session's model."""
 
     def __init__(self) -> None:
         self.modules: Sequence[Module] = ()
@@ -31,7 +31,7 @@ class JaxStructure:
         self._seen: set[tuple[Any, ...]] = set()
 
     def is_new(self, names: tuple[Any, ...]) -> bool:
-        """Whether these names are seen for the first time; asked in every step."""
+        """Whether these names are new; called at every step."""
         is_new = names not in self._seen
         self._seen.add(names)
         return is_new
@@ -81,7 +81,7 @@ def _module(name: str, type_name: str, calls: int, order: int, sites: Sequence[S
 
 
 def _kind_of(parameters: dict[str, Site]) -> str:
-    """By what its parameters are called, where no class is known."""
+    """Guess a module's class from the names of its parameters."""
     if "embedding" in parameters:
         return "embedding"
     if "kernel" in parameters:
@@ -98,7 +98,7 @@ def _parameter(site: Site, types: dict[str, str]) -> dict[str, Any]:
         "dtype": site.dtype,
         "trainable": True,
         "owner": owner,
-        # Rules know tables of embeddings by this word; Flax says Embed.
+        # Rules know embedding tables by this word; Flax says Embed.
         "module_type": "Embedding" if is_embedding else types.get(owner, ""),
         "in_optimizer": True,
         "group": 0,
@@ -108,7 +108,7 @@ def _parameter(site: Site, types: dict[str, str]) -> dict[str, Any]:
 
 
 def _owners(sites: Iterable[Site]) -> list[str]:
-    """Every module on the way to a parameter, the outer ones first."""
+    """Every module on the path to a parameter, the outer ones first."""
     found: dict[str, None] = {}
     for site in sites:
         parts = site.name.split(".")[:-1]
@@ -130,5 +130,5 @@ def _class_of(name: str) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Dense_2 before Dense_10, as they were made; trees of JAX are sorted by letters."""
+    """Dense_2 before Dense_10, in order of creation; JAX trees are sorted alphabetically."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

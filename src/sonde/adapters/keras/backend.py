@@ -1,4 +1,4 @@
-"""In what Keras's back-ends differ: where values live, how they are kept, how many replicas there are."""
+"""Differences between Keras back-ends: where values are, how they are kept, and the number of replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKEND: Final[str] = keras.backend.backend()
 
 
 def place() -> Any:
-    """Where values made now may be used: the trace of JAX, the graph of TensorFlow."""
+    """The scope in which values created now may be used: the trace of JAX, the graph of TensorFlow."""
     if BACKEND == "jax":
         from jax.extend.core import get_opaque_trace_state
 
@@ -34,30 +34,30 @@ def no_grad() -> Any:
 
 
 def optimizers(model: Any) -> list[Any]:
-    """The one it was compiled with, and those a model of several parts keeps beside it."""
+    """The optimizer it was compiled with, and those that a model of several parts keeps in addition."""
     found = [model.optimizer, *vars(model).values()]
     known = {id(one): one for one in found if isinstance(one, keras.optimizers.Optimizer)}
     return list(known.values())
 
 
 def scale_of(optimizer: Any) -> Any:
-    """What the loss, and so each gradient, is a multiple of."""
+    """The factor of the loss, and so of each gradient."""
     dynamic = getattr(optimizer, "dynamic_scale", None)
     return optimizer.loss_scale_factor if dynamic is None else dynamic
 
 
 def copied(value: Any) -> Any:
-    """A value that stays what it is when the optimizer steps."""
+    """A value that does not change when the optimizer steps."""
     tensor = ops.convert_to_tensor(value)
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        return tf.identity(tensor)  # Keras may give the variable itself, which is read when it is used: after the step
+        return tf.identity(tensor)  # Keras may return the variable itself, which is read on use: after the step
     return tensor.detach().clone() if BACKEND == "torch" else tensor
 
 
 def dense(grad: Any) -> Any:
-    """TensorFlow's gradients of embeddings are rows and their places."""
+    """TensorFlow's gradients of embeddings are rows and their indices."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -66,22 +66,22 @@ def dense(grad: Any) -> Any:
 
 
 def clipped(optimizer: Any, grads: Sequence[Any]) -> list[Any] | None:
-    """What the optimizer makes of these gradients before it uses them; None where it leaves them as they are."""
+    """The gradients as the optimizer modifies them before use; None if it does not."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     limits = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue)
-    # Where gradients are accumulated it is their mean that is clipped, when all are there.
+    # With accumulated gradients, their mean is clipped, when all are there.
     if not any(limits) or inner.gradient_accumulation_steps:
         return None
     return list(inner._clip_gradients(list(grads)))
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether a compiler sees the training step, and no operation of ours may be anything but Keras's."""
+    """Whether the training step is compiled, so that we may only use Keras's operations."""
     return BACKEND != "torch" or bool(model.jit_compile)
 
 
 def kept(value: Any) -> Any:
-    """A number of its own: the next step may be given the memory of this one."""
+    """A separate copy of a number: the next step may reuse the memory of this one."""
     if BACKEND == "jax" and ops.is_tensor(value):
         import jax.numpy as jnp
 

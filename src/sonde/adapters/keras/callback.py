@@ -1,9 +1,9 @@
-"""Keras 3 on TensorFlow, JAX or torch: one callback records `fit`, with the gradients that the optimizer is given.
+"""Keras 3 on TensorFlow, JAX or torch: one callback records `fit`, with the gradients that the optimizer uses.
 
     model.fit(x, y, callbacks=[SondeCallback(project="mnist")])
 
-While `fit` runs, the model's training function is one that returns sketches beside its numbers, compiled like Keras's
-own; what was there before comes back afterwards, however `fit` ends. Nothing is waited for.
+While `fit` runs, the model's training function is replaced by one that returns sketches in addition to its numbers,
+compiled like Keras's own; the original is restored afterwards, however `fit` ends. Nothing waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from sonde.config import Settings
 from sonde.errors import MissingPackageError
@@ -27,53 +27,55 @@ from keras import ops
 
 from sonde.adapters.keras.backend import BACKEND
 from sonde.adapters.keras.recorder import KerasRecorder
-from sonde.probe.schedule import as_schedule, every, first
+from sonde.probe.schedule import When, as_schedule, every, first
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
+from sonde.session.keywords import RunKeywords, spelled_out
 
 DEFAULT_WHEN: Final = first(100) | every(10)
-"""Sketches made of a compiler's operations cost many times what our kernels for torch do. The budget thins out further,
-once the first steps, which it leaves alone, are over."""
+"""Sketches made of a compiler's operations cost many times as much as our torch kernels. The budget thins out further,
+once the first, free steps are over."""
 _TOLD: Final = tuple(
     f"on_{what}_{when}" for what in ("epoch", "train_batch", "test", "test_batch") for when in ("begin", "end")
 )
 
 
 class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Records `fit`. A session given, or begun before, is used and left open; else one is begun.
+    """Records `fit`. Uses a session that was passed in or is already open, and leaves it open; otherwise starts one.
 
     `SondeCallback(project="mnist", activations=False, when=every(10))`: `when` is a schedule as in `sonde.watch`; on
-    the steps it leaves out Keras's own training function runs. All others are options of `sonde.init`. Used for
-    another `fit`, it goes on with the same run.
+    other steps Keras's own training function runs. All other keywords are options of `sonde.init`. Used for another
+    `fit`, it continues the same run.
     """
 
+    @spelled_out(RunKeywords)
     def __init__(
         self,
         session: Session | NullSession | None = None,
         *,
         activations: bool = True,
         optim: bool = True,
-        when: Any = True,
-        budget: float | Any | None = ...,
-        **init: Any,
+        when: When = True,
+        **init: Unpack[RunKeywords],
     ) -> None:
         super().__init__()
         self._activations, self._optim = activations, optim
         self._when = as_schedule(when, default=DEFAULT_WHEN, argument="when")
-        self._budget = budget if budget is ... else Settings.load(budget=budget).budget  # refused here, if at all
+        # Also for a session that has started.
+        self._budget: Any = Settings.load(budget=init["budget"]).budget if "budget" in init else ...
         self._joining = TrainerSession(session, init)
         self._recorder: KerasRecorder | None = None
         self._left: Any = None
         self._seen = (0, 0)
-        """Iterations of the optimizer when its position was last known, and the step of the run that came next then."""
+        """Iterations of the optimizer when its position was last known, and the next step of the run at that time."""
 
     @property
     def session(self) -> Session | NullSession | None:
-        """What is recorded to, once training has begun."""
+        """The session, once training has started."""
         return self._joining.session
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.failed(None)  # what an earlier `fit` that nobody saw the end of has left
+        self.failed(None)  # left by an earlier `fit` whose end was not seen
         model, before = self.model, self.session
         resume = before.path if isinstance(before, Session) else None
         session = self._joining.begin(_config(model, self.params or {}), resume=resume)
@@ -99,7 +101,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._look_out(self._recorder)
 
     def _look_out(self, recorder: KerasRecorder) -> None:
-        """Keras tells nobody that `fit` has failed. But all callbacks are called by a list, which dies with `fit`."""
+        """Keras does not report that `fit` has failed. But a list calls all callbacks, and is freed when `fit` ends."""
         inside = sys._getframe(2).f_locals.get("self")
         if not isinstance(inside, keras.callbacks.CallbackList):
             return
@@ -107,11 +109,11 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         for name in _TOLD:
             vars(inside)[name] = functools.partial(_watched, me, here, name)
         self._left = weakref.finalize(inside, _left, me, weakref.ref(recorder))
-        self._left.atexit = False  # then the session itself looks how the program ends
+        self._left.atexit = False  # then the session itself checks how the program ends
 
     def _follow_optimizer(self, session: Session) -> None:
-        """An optimizer that has fewer iterations than before was restored from a checkpoint, and training returned to
-        its step. One without any is new: the steps of the run continue."""
+        """An optimizer with fewer iterations than before was restored from a checkpoint, and training returned to its
+        step. One without any is new: the steps of the run continue."""
         iterations, (known, next_step) = _iterations(self.model), self._seen
         if not known and iterations:
             self._joining.return_to(iterations)
@@ -120,7 +122,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._seen = iterations, session.next_step
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """`BackupAndRestore` may come after this callback, and restore the optimizer when training begins."""
+        """`BackupAndRestore` may come after this callback, and restore the optimizer when training starts."""
         recorder = self._recorder
         if recorder is not None and recorder.is_fresh and _iterations(self.model) != self._seen[0]:
             self._follow_optimizer(recorder.session)
@@ -129,7 +131,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _remember(self, recorder: KerasRecorder) -> None:
         optimizer = recorder.model.optimizer
         if BACKEND == "jax" and optimizer is not None and optimizer.iterations._value is None:
-            return  # an interrupted `fit` leaves the variables without values: the position of before is the last known
+            return  # an interrupted `fit` leaves the variables without values: use the last known position
         try:
             self._seen = _iterations(recorder.model), recorder.session.next_step
         except Exception as error:  # noqa: BLE001 - an optimizer whose buffers are gone must not end their program
@@ -140,7 +142,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._recorder.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """What was validated, at the last step of the epoch. The others are recorded as they come."""
+        """Log validation results at the last step of the epoch. Other values are recorded as they come."""
         if isinstance(self.session, Session):
             values = {name: value for name, value in (logs or {}).items() if name.startswith("val_")}
             self.session.log(values, step=max(self.session.step_number - 1, 0))
@@ -151,7 +153,7 @@ class SondeCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def failed(self, error: BaseException | None) -> None:
         """`fit` has ended without `on_train_end`."""
         if self._recorder is not None:
-            self._end(error or RuntimeError("fit did not come to its end"))
+            self._end(error or RuntimeError("fit() did not finish"))
 
     def _end(self, error: BaseException | None) -> None:
         recorder, self._recorder = self._recorder, None
@@ -175,7 +177,7 @@ def _iterations(model: Any) -> int:
 
 
 def _wait(session: Session) -> None:
-    """For JAX's activations that are on their way."""
+    """Wait for JAX activations that are still being computed."""
     if BACKEND != "jax":
         return
     import jax
@@ -187,7 +189,7 @@ def _wait(session: Session) -> None:
 
 
 def _watched(callback: weakref.ref[SondeCallback], called: weakref.ref[Any], name: str, *args: Any, **kw: Any) -> Any:
-    """A method of the list of callbacks. It keeps nothing alive: the list's death is what we wait for."""
+    """A method of the list of callbacks. It keeps nothing alive: we wait for the list to be freed."""
     called_list, known = called(), callback()
     try:
         return getattr(type(called_list), name)(called_list, *args, **kw)
@@ -204,13 +206,13 @@ def _left(callback: weakref.ref[SondeCallback], recorder: weakref.ref[KerasRecor
 
 
 def record_model(model: Any, options: Mapping[str, Any]) -> Any:
-    """`sonde.record(model)`: each `fit` of it is recorded, one after the other in the same run."""
+    """`sonde.record(model)`: each of its `fit` calls is recorded, one after the other in the same run."""
     vars(model)["fit"] = functools.partial(_fit, SondeCallback(**options), model.fit)
     return model
 
 
 def record_class(model_class: Any, options: Mapping[str, Any]) -> Any:
-    """`@sonde.record` on a model class: each `fit` of each instance. Gives back what undoes it."""
+    """`@sonde.record` on a model class: each `fit` of each instance. Returns the function that undoes it."""
     own, original = vars(model_class).get("fit"), model_class.fit
     callbacks: weakref.WeakKeyDictionary[Any, SondeCallback] = weakref.WeakKeyDictionary()
 
@@ -249,7 +251,7 @@ def _fit(callback: SondeCallback, original: Callable[..., Any], *args: Any, **kw
         callback.failed(error)
         raise
     finally:
-        callback.set_model(None)  # it may live longer than the model, and must not keep it
+        callback.set_model(None)  # it may outlive the model, and must not keep it alive
 
 
 def _flat_list(callbacks: Any) -> list[Any]:

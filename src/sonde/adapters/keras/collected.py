@@ -1,7 +1,7 @@
-"""What a training step of Keras has shown, from the tensors to the records.
+"""The observations of a Keras training step, from tensors to records.
 
-Where a compiler sees the step, tensors are kept until they can be sketched together, and their sketches leave with the
-step's numbers; where torch runs it, they are sketched at once.
+In a compiled step, tensors are kept until they can be sketched together, and their sketches are returned with the
+step's numbers; in a torch step, they are sketched at once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SITES, UNITS = "sites", "units"
 
 @dataclass
 class Collected:
-    """Tensors of a step, and whose they are."""
+    """Tensors of a step, and their sites."""
 
     collector: Collector
     sites: list[Site] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     raws: list[tuple[int, Any]] = field(default_factory=list)
-    """Gradients before clipping, and the places of what they were clipped to."""
+    """Gradients before clipping, and the positions of the clipped ones."""
     units: list[tuple[str, Any]] = field(default_factory=list)
 
     def add(self, sites: Sequence[Site], values: Sequence[Any], raws: Sequence[Any] | None = None) -> None:
@@ -45,7 +45,7 @@ class Collected:
             torch.add_all(sites, values, raws, histogram=histogram)
             return
         if BACKEND == "torch":
-            values = [copied(value) for value in values]  # what it compiles may still change them
+            values = [copied(value) for value in values]  # compiled code may still change them
         self.raws += [(len(self.sites) + i, raw) for i, raw in enumerate(raws or ())]
         self.sites += sites
         self.values += values
@@ -64,7 +64,7 @@ class Collector:
     def __init__(self, session: Session, *, is_compiled: bool) -> None:
         self._session = session
         self.histogram = False
-        """Whether the step that is made has histograms. What is compiled samples in every step."""
+        """Whether the current step has histograms. Compiled code samples at every step."""
         self.torch: Any = None
         if not is_compiled:
             from sonde.adapters.keras.torch import TorchSketches
@@ -72,21 +72,21 @@ class Collector:
             self.torch = TorchSketches(session)
         self._groups: list[tuple[list[Site], list[int]]] = []
         self._layers: list[list[tuple[str, int]]] = []
-        """Whose sketches stand in each group that was ever traced; and whose units."""
+        """The sites of the sketches in each group that was ever traced; and the layers of the units."""
         self._silent: dict[str, SilentUnits] = {}
 
     def begin(self) -> Collected:
         return Collected(self)
 
     def timed(self) -> AbstractContextManager[Any]:
-        """Round our own work; a compiler would make nothing of a clock."""
+        """Measures our own work; a clock has no effect in compiled code."""
         return nullcontext() if self.torch is None else self._session.steps.training.governing.meter.span(KIND)
 
     def begin_step(self, step: int) -> None:
         self.histogram = self._has_histogram(step)
 
     def sketched(self, collected: Collected) -> dict[str, Any]:
-        """Few tensors, which may leave a compiled step; their names say what is in them."""
+        """A few tensors that a compiled step may return; their names describe their contents."""
         found: dict[str, Any] = {}
         if collected.sites:
             group = (collected.sites, [place for place, _ in collected.raws])
@@ -98,7 +98,7 @@ class Collector:
         return found
 
     def put(self, found: Mapping[str, Any], *, step: int) -> dict[str, Any]:
-        """Record what `sketched` gave, once it has been computed; what else is in there comes back."""
+        """Record the result of `sketched`, once it has been computed; returns the other values."""
         others = {}
         for key, value in found.items():
             kind, _, number = key.partition(" ")

@@ -1,7 +1,7 @@
-"""One training step of Keras, seen from inside: while TensorFlow or JAX trace it, or while torch runs it.
+"""One Keras training step, observed from inside: while TensorFlow or JAX trace it, or while torch runs it.
 
-Sketches of what the optimizer is given and does leave with the step's own numbers. Whatever stands in a step here only
-looks: what it returns is what the original returned.
+Sketches of the optimizer's inputs and effects are returned with the step's own numbers. Our wrappers only observe: they
+return what the original returned.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from sonde.schema.records import Site
 from sonde.session.session import Session
 
 OURS: Final = "sonde"
-"""Under this name sketches stand in what a training step returns, until they are taken out again."""
+"""The key of the sketches in the result of a training step, until they are removed again."""
 
 
 @dataclass
 class _Step:
-    """What one training step has shown so far; while it is traced, or while it runs."""
+    """The observations of one training step so far; while it is traced, or while it runs."""
 
     place: Any
     parts: Collected
@@ -53,7 +53,7 @@ class _Step:
 
 
 class InsideStep:
-    """Stands in a model's training step, its optimizers and its layers; looks while `is_recording`."""
+    """Wraps a model's training step, its optimizers and its layers; observes while `is_recording`."""
 
     def __init__(self, session: Session, model: Any, *, optim: bool, acts_arrived: Callable[..., None]) -> None:
         self.session, self.model, self.optim = session, model, optim
@@ -64,7 +64,7 @@ class InsideStep:
         """The other numbers of the optimizers, by the names they are recorded under."""
         self._optimizers = optimizers(model)
         self.calls: dict[str, tuple[int, int]] = {}
-        """Of each layer that was seen: its place among the calls of a step, and how many there were."""
+        """For each layer: its position among the calls of a step, and their number."""
         self._acts_arrived = acts_arrived
         self._step: _Step | None = None
 
@@ -103,7 +103,7 @@ class InsideStep:
             step.numbers.setdefault("loss", ops.stop_gradient(args[0]))
         return original(*args, **kwargs)
 
-    # ------------------------------------------------------------------------------------------------ the optimizer
+    # -------------------------------------------------------------------------------------------------------- optimizer
 
     def apply(self, optimizer: Any, original: Callable[..., Any], grads: Any, trainable_variables: Any = None) -> Any:
         """The optimizer of TensorFlow and torch."""
@@ -138,7 +138,7 @@ class InsideStep:
         return new_values, new_slots
 
     def _settings(self, step: _Step, optimizer: Any) -> None:
-        """The learning rate leaves with the step; what is a number of Python's is a part of the compiled step."""
+        """The learning rate is returned with the step; a Python number is part of the compiled step."""
         number = index(self._optimizers, optimizer)
         place = f"optim/{number}" if number else "optim"
         step.numbers.setdefault(f"{place}/lr", ops.convert_to_tensor(optimizer.learning_rate))
@@ -190,7 +190,7 @@ class InsideStep:
             [sites[i] for i in new], [values[i] for i in new], None if raws is None else [raws[i] for i in new]
         )
 
-    # --------------------------------------------------------------------------------------------------- the layers
+    # ----------------------------------------------------------------------------------------------------------- layers
 
     def call(self, site: str, layer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         step = self._step
@@ -210,7 +210,7 @@ class InsideStep:
         return outputs
 
     def _called(self, step: _Step, site: str, layer: Any, outputs: Any, is_outermost: bool) -> None:
-        """Of a layer that is called several times in a step, the first; inside a loop of the compiler, none."""
+        """For a layer that is called several times in a step, the first call; inside a compiled loop, none."""
         is_reachable = BACKEND == "jax" or step.acts_place == step.place
         if is_reachable and place() == step.acts_place and site not in step.seen:
             step.seen.add(site)
@@ -226,7 +226,7 @@ class InsideStep:
         if is_outermost and BACKEND == "jax" and step.acts:
             import jax
 
-            # These are inside the function whose gradient is taken, and cannot be returned from it.
+            # These are inside the differentiated function, and cannot be returned from it.
             found = self.collector.sketched(step.acts)
             arrived = functools.partial(self._acts_arrived, list(found))
             jax.debug.callback(arrived, step.number, *found.values())

@@ -13,8 +13,8 @@ from sonde.schema.records import Site
 
 
 class KerasNames:
-    """Names of a model's layers and variables: those the user gave; those that Keras made up are counted anew in each
-    layer, so that the same model has the same names in every run."""
+    """Names of a model's layers and variables: the user's own names, and Keras's generated ones with a new count in
+    each layer, so that the same model has the same names in every run."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -23,7 +23,7 @@ class KerasNames:
         self.layers = [(model, "model"), *self._walk(model, "", {id(model)})]
 
     def site_of(self, kind: str, variable: Any, ending: str = "") -> Site:
-        if id(variable) not in self.variables:  # made when the model was first called
+        if id(variable) not in self.variables:  # created when the model was first called
             list(self._walk(self._model, "", {id(self._model)}))
         name, owner, layer = self.variables.get(id(variable)) or self._add(variable, variable.path.replace("/", "."))
         shape = tuple(int(size) for size in variable.shape)
@@ -61,6 +61,6 @@ def _children(layer: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _snake(name: str) -> str:
-    """As Keras makes a layer's name from its class."""
+    """The name that Keras derives from a layer's class."""
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -1,4 +1,4 @@
-"""A `fit` of Keras while it is recorded: its training function is one that shows what happens inside it."""
+"""Records a Keras `fit`: replaces its training function by one that shows what happens inside it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sonde.probe.schedule import Schedule
 from sonde.schema.layout import MODEL_FILE
 from sonde.session.session import Session
 
-UNKNOWN: Final = "too few steps were made without recording to compare with"
+UNKNOWN: Final = "there were too few steps without recording to compare with"
 _END_OF_DATA: Final = ("StopIteration", "OutOfRangeError")
 
 
 class KerasRecorder:
-    """Stands in a model's training function, its optimizer and its layers for as long as one `fit` lasts."""
+    """Wraps a model's training function, its optimizer and its layers while one `fit` runs."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class KerasRecorder:
         self._meter = self._measure(model, budget)
         if num_replicas(model) > 1:
             session.recording.warn_once(
-                "keras replicas", "under tf.distribute only the numbers in the logs are recorded."
+                "keras replicas", "under tf.distribute only the values in the logs are recorded."
             )
         try:
             self._attach(model, activations)
@@ -61,7 +61,7 @@ class KerasRecorder:
             raise
 
     def set_iterations(self, iterations: int) -> None:
-        """How many steps the optimizer has made, before the next step of the run."""
+        """The number of steps of the optimizer before the next step of the run."""
         self._offset = self.session.step_number - iterations
 
     @property
@@ -86,31 +86,31 @@ class KerasRecorder:
         model.train_function = functools.partial(self._train_function, plain, model.train_function)
 
     def _measure(self, model: Any, budget: Any) -> CompiledMeter | None:
-        """What recording takes is compared where a compiler hides it, and seen where torch runs it."""
+        """The cost of recording is estimated by comparison in a compiled step, and measured in a torch step."""
         governing = self.session.steps.training.governing
         if budget is not ...:
-            governing.governor.budget = self.session.settings.changed(budget=budget).budget
+            self.session.recording.ledger.fraction = self.session.settings.changed(budget=budget).budget
         governing.is_together = True
         if not is_compiled(model):
             return None
-        if not governing.governor.overhead:
+        if not governing.governor.lost_s:
             governing.unknown = UNKNOWN
         if not isinstance(governing.meter, CompiledMeter):
             governing.meter = CompiledMeter()
         return governing.meter
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """On the instance, past Keras's own bookkeeping of attributes."""
+        """Set on the instance, bypassing Keras's attribute tracking."""
         own, original = vars(owner).get(name), getattr(owner, name)
         vars(owner)[name] = functools.wraps(original)(functools.partial(wrapper, original))
         self._undo.append(lambda: vars(owner).pop(name, None) if own is None else vars(owner).update({name: own}))
 
     def restore(self) -> None:
-        """Everything as it was before; asked again, nothing."""
+        """Restore everything; a second call does nothing."""
         while self._undo:
             self._undo.pop()()
 
-    # ------------------------------------------------------------------------------------------- outside the compiler
+    # --------------------------------------------------------------------------------------------- outside the compiler
 
     def _train_function(self, plain: Callable[..., Any], recording: Callable[..., Any], *args: Any) -> Any:
         session = self.session
@@ -144,7 +144,7 @@ class KerasRecorder:
         with self._guarded():
             self._put(self._logged(made.result[0] if BACKEND == "jax" else made.result, inside, was_recording))
         if self._meter is not None:
-            # A number of the step's own, which nobody will give away: the state goes to the next step.
+            # A separate number of the step, whose memory is not reused: the state goes to the next step.
             self._meter.note(is_recorded=was_recording, result=self._result)
         session.step()
         return made.result
@@ -157,22 +157,22 @@ class KerasRecorder:
             self.session.recording.breaker("keras", error)
 
     def _steps(self) -> int:
-        """How many steps one call of the training function makes."""
+        """The number of steps in one call of the training function."""
         num = int(self.model.steps_per_execution)
         if num > 1:
             self.session.recording.warn_once(
-                "keras execution", f"steps_per_execution={num}: of each {num} steps the first one is recorded."
+                "keras execution", f"steps_per_execution={num}: the first of every {num} steps is recorded."
             )
         total = self._num_batches
         return max(min(num, total - self.batch), 1) if total else num
 
     def _recorded(self, found: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Record the sketches; the numbers among what was found come back."""
+        """Record the sketches; returns the numbers among the results."""
         why_not = self._stage.why_not
         if why_not:
-            self.session.recording.warn_once("keras insides", f"only the logs of this model are recorded: {why_not}.")
+            self.session.recording.warn_once("keras insides", f"only this model's logs are recorded: {why_not}.")
         elif found is None and not self._is_seen:
-            message = "this model's training step shows no gradients; its logs are recorded."
+            message = "this model's training step exposes no gradients; only its logs are recorded."
             self.session.recording.warn_once("keras unseen", message)
         numbers = self._inside.collector.put(found or {}, step=self.session.step_number)
         if found is not None and not self._is_seen:
@@ -183,7 +183,8 @@ class KerasRecorder:
         return numbers
 
     def _logged(self, logs: Any, inside: Mapping[str, Any], was_recording: bool) -> dict[str, Any]:
-        """The logs of the last of these steps. Their loss is a mean since the epoch began, not that of the batch."""
+        """The logs of the last of these steps. Their loss is a mean since the start of the epoch, not that of the
+        batch."""
         numbers = dict(logs) if isinstance(logs, Mapping) else {}
         if "loss" in inside or (self._is_seen and not was_recording):
             numbers.pop("loss", None)
@@ -195,13 +196,13 @@ class KerasRecorder:
         self.session.log(flat)
 
     def _describe(self) -> None:
-        """model.json: after the first step that was seen, when everything is built and the order of calls is known."""
+        """model.json: after the first observed step, when everything is built and the order of calls is known."""
         inside = self._inside
         document = describe(inside.names, self.model, self._optimizers, inside.calls)
         self.session.recording.writer.document(MODEL_FILE, document)
 
     def _acts_arrived(self, keys: Sequence[str], number: Any, *values: Any) -> None:
-        """On a thread of JAX's."""
+        """Called on a JAX thread."""
         try:
             found = dict(zip(keys, values, strict=True))
             self._inside.collector.put(found, step=int(number) + self._offset)

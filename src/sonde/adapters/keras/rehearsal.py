@@ -1,8 +1,8 @@
-"""A recorded step that is compiled is made twice: as a rehearsal, which is measured, and then by Keras's own function.
+"""Runs a recorded compiled step twice: as a rehearsal, which is measured, and then by Keras's own function.
 
-A compiler fuses the operations of a step that is measured in other ways than those of one that is not, and the last
-bits of the weights would differ. So the rehearsal works on a copy of the state, or everything it changes is put back,
-and the step that counts is the one that would have been made without us: by the same compiled function.
+A compiler fuses a measured step differently from an unmeasured one, and the last bits of the weights would differ. So
+the rehearsal works on a copy of the state, or everything it changes is restored, and the step that counts is the one
+that would have been made without sonde: by the same compiled function.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from sonde.adapters.keras.backend import BACKEND, is_compiled
 
 Function = Callable[..., Any]
 _OF_PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
-"""Operations of TensorFlow that call the user's code, which may not be called twice."""
+"""TensorFlow operations that call the user's code, which must not be called twice."""
 
 
 class Made(NamedTuple):
-    """What came of a step."""
+    """The result of a step."""
 
     result: Any
-    """What Keras is given back."""
+    """The value returned to Keras."""
     logs: Any = None
-    """Those of the recorded step; None where it was not recorded."""
+    """The sketches of the recorded step; None if it was not recorded."""
     error: Exception | None = None
-    """Why it could not be recorded, though the step itself was made."""
+    """Why it could not be recorded, although the step itself was made."""
 
 
 class Stage(Protocol):
     """How a recorded step is made."""
 
     why_not: str
-    """Why nothing is recorded; empty where something is."""
+    """Why nothing is recorded; empty if something is."""
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         """Call Keras's function, and ours. Of several steps in one call, the first is recorded."""
@@ -52,7 +52,7 @@ def stage_for(model: Any) -> Stage:
 
 
 class Eager:
-    """Operations are made one by one, and those of ours change none: the step is measured as it is made."""
+    """Operations run one by one, and ours change none: the step is measured as it is made."""
 
     why_not = ""
 
@@ -69,7 +69,7 @@ class Eager:
 
 
 class EagerJax(Eager):
-    """The same, with a state that is handed from step to step."""
+    """The same, with a state that is passed from step to step."""
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         first, rest = _taken(args[1], self._model)
@@ -78,7 +78,7 @@ class EagerJax(Eager):
 
 
 class JaxRehearsal(Eager):
-    """On a copy of the state; what comes of it is dropped."""
+    """On a copy of the state, whose result is discarded."""
 
     def make(self, plain: Function, recording: Function, *args: Any) -> Made:
         state, iterator = args
@@ -88,7 +88,7 @@ class JaxRehearsal(Eager):
 
 
 class TensorFlowRehearsal:
-    """On the variables themselves, which are put back."""
+    """On the variables themselves, which are restored."""
 
     def __init__(self, model: Any) -> None:
         import tensorflow as tf
@@ -149,7 +149,7 @@ def _taken(iterator: Iterator[Any], model: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _rehearsed(rehearse: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What the rehearsal returned, or its error: if that is the user's, the step itself will raise it too."""
+    """The result of the rehearsal, or its error: if that is the user's, the step itself will raise it too."""
     with _same_draws():
         try:
             return rehearse(), None
@@ -159,7 +159,7 @@ def _rehearsed(rehearse: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 @contextlib.contextmanager
 def _same_draws() -> Iterator[None]:
-    """What is traced a second time may draw random numbers in Python."""
+    """Code that is traced a second time may draw random numbers in Python."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's
     try:
         yield
@@ -169,7 +169,7 @@ def _same_draws() -> Iterator[None]:
 
 
 def _copied(state: Any) -> Any:
-    """Keras gives the state away to the compiled step, and its memory with it."""
+    """Keras donates the state, and its memory, to the compiled step."""
     import jax
     import jax.numpy as jnp
 

@@ -1,9 +1,9 @@
-"""Sketches of Keras tensors by Keras's operations, inside a compiled step of TensorFlow, JAX or torch.
+"""Sketches of Keras tensors with Keras operations, inside a compiled step of TensorFlow, JAX or torch.
 
-As in `adapters/jax/sketches.py` sums are taken of values divided by the largest, in blocks: no square overflows, and
+As in `adapters/jax/sketches.py` sums are computed in blocks of values divided by the largest: no square overflows, and
 rounding stays below a millionth. Counts are integers. Small tensors of one size are sketched together: a compiler takes
-as long for each operation as for one on many. Histograms are made on the host, of a sample that is the same in every
-step.
+as long for one operation as for a batched one. Histograms are computed on the host, from a sample that is the same at
+every step.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from sonde.schema.sketch import (
 
 _BLOCK: Final = 1024
 _TOGETHER: Final = 1 << 16
-"""Tensors of up to so many elements are copied beside one another; larger ones are read where they are."""
+"""Maximum number of elements of a tensor that is concatenated; larger ones are read in place."""
 Sketches = tuple[Any, Any, Any]
 """Integers (T, 4): elements, NaN, infinite, zero. Numbers (T, 6): the largest magnitude, then sum, sum of squares and
-sum of magnitudes of values over it, min, max. And a sample (T, size), with zeros behind it where there are fewer."""
+sum of magnitudes of values over it, min, max. And a sample (T, size), padded with zeros."""
 
 
 def sketch_all(tensors: Sequence[Any], samples: int) -> Sketches:
@@ -64,7 +64,7 @@ def sketch_all(tensors: Sequence[Any], samples: int) -> Sketches:
 def to_rows(sketches: Sketches, *, raws: Sequence[int] = (), histogram: bool = True) -> tuple[Array, Array]:
     """(T, NUM_FIELDS) and (T, NUM_BINS), or no histograms, on the host. This waits for the device.
 
-    `raws`: the last sketches are of gradients before clipping, those of these rows.
+    `raws`: the last sketches are of gradients before clipping, for these rows.
     """
     rows, hist = _rows(*sketches, histogram)
     num = len(rows) - len(raws)
@@ -88,7 +88,7 @@ def _rows(counts: Any, sums: Any, sampled: Any, histogram: bool) -> tuple[Array,
 
 
 def _sketch(values: Any, samples: int) -> Sketches:
-    """Of the rows of a (T, size) table."""
+    """Sketches of the rows of a (T, size) table."""
     size = values.shape[1]
     if size == 0:
         num = values.shape[0]
@@ -121,7 +121,7 @@ def _count(mask: Any) -> Any:
 
 
 def _sum(values: Any) -> Any:
-    """By blocks where the size is known: the error of a long sum grows with its length."""
+    """Sum by blocks if the size is known: the error of a long sum grows with its length."""
     size = values.shape[1]
     if size is None or size <= _BLOCK:
         return ops.sum(values, axis=1)
@@ -140,7 +140,7 @@ def _sample(values: Any, samples: int) -> Any:
 
 
 def _sample_unknown(values: Any, samples: int) -> Any:
-    """As `places`, by a compiler that learns the size when it runs."""
+    """Like `places`, for a compiler that learns the size at run time."""
     size = ops.cast(ops.shape(values)[1], "int32")
     at = ops.convert_to_tensor(np.arange(samples, dtype=np.int32))
     stretch = ops.maximum(size // samples, 1)
@@ -149,7 +149,7 @@ def _sample_unknown(values: Any, samples: int) -> Any:
 
     def some() -> Any:
         found = ops.take(values, ops.minimum(index, size - 1), axis=1)
-        return ops.where(at < size, found, ops.zeros_like(found))  # where there are fewer, each is counted once
+        return ops.where(at < size, found, ops.zeros_like(found))  # if there are fewer, each is counted once
 
     def none() -> Any:
         return ops.zeros((values.shape[0], samples), values.dtype)

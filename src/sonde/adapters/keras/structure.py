@@ -1,4 +1,4 @@
-"""What a Keras model is made of, in plain words and numbers: layers, variables, optimizer. Reads no values."""
+"""The structure of a Keras model as plain words and numbers: layers, variables, optimizer. Reads no values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.schema.frameworks.layouts import kind_of_layer
 
 _RECTIFIERS: Final = (keras.activations.relu, keras.activations.relu6)
 _OTHER_NAMES: Final = {"learning_rate": "lr", "epsilon": "eps", "beta_1": "beta1", "beta_2": "beta2"}
-"""What Keras calls some numbers of an optimizer, and what the document does."""
+"""Keras names of some hyperparameters, and their names in the document."""
 _CONSTANTS: Final = (
     *("weight_decay", "momentum", "beta_1", "beta_2", "epsilon", "rho", "clipnorm", "global_clipnorm", "clipvalue"),
     *("ema_momentum", "loss_scale_factor", "l1_regularization_strength", "l2_regularization_strength", "beta"),
@@ -26,8 +26,8 @@ def describe(
     optimizers: Sequence[tuple[Any, Mapping[str, Any]]],
     calls: Mapping[str, tuple[int, int]],
 ) -> dict[str, Any]:
-    """The structure document. `optimizers` stand beside their `settings_of`; `calls` is name -> (order of first call,
-    number of calls) in one step."""
+    """The structure document. `optimizers` are parallel to their `settings_of`; `calls` is name -> (order of first
+    call, number of calls) in one step."""
     parameters = [variable for layer, _ in names.layers for variable in layer._trainable_variables]
     parameters = list({id(variable): variable for variable in parameters}.values())
     groups = {
@@ -49,7 +49,7 @@ def describe(
 
 
 def rectified_axis(layer: Any) -> int | None:
-    """Which dimension of a layer's output its units are, where it is a rectifier's; None for other layers."""
+    """The dimension of the units in the output of a rectifier layer; None for other layers."""
     is_rectifier = isinstance(layer, keras.layers.ReLU) and not layer.negative_slope
     if not is_rectifier and getattr(layer, "activation", None) not in _RECTIFIERS:
         return None
@@ -95,7 +95,7 @@ def _parameter(names: KerasNames, variable: Any, group: tuple[int, int] | None) 
 
 
 def _fan_in(shape: tuple[int, ...], layer: str) -> int:
-    """How many inputs add up to one output; 0 where nothing is added up, or nobody can tell."""
+    """The number of inputs that are summed into one output; 0 if nothing is summed, or if it is unknown."""
     if len(shape) < 2 or kind_of_layer(layer) not in ("linear", "conv") or layer == "EinsumDense":
         return 0
     if layer.endswith("Transpose"):
@@ -108,7 +108,7 @@ def _size(variable: Any) -> int:
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """Its numbers, before training begins: later its variables are those of a step that runs."""
+    """Its numbers, before training starts: later its variables belong to a running step."""
     config = _inner(optimizer).get_config()
     group = {_OTHER_NAMES.get(key, key): value for key, value in config.items() if _is_plain(value)}
     if "beta1" in group and "beta2" in group:
@@ -117,7 +117,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 
 def constants_of(optimizer: Any) -> list[tuple[str, float]]:
-    """Its numbers that are not variables, as they are now, by the names of their series."""
+    """Its current numbers that are not variables, by the names of their series."""
     attributes = [(key, vars(_inner(optimizer)).get(key)) for key in _CONSTANTS]
     return [(_OTHER_NAMES.get(key, key), value) for key, value in attributes if _is_plain(value)]
 

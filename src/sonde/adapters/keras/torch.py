@@ -1,4 +1,4 @@
-"""Keras on torch, not compiled: sketches by our own kernels for torch, many times as fast as Keras's operations."""
+"""Keras on torch, not compiled: sketches by our own torch kernels, many times as fast as Keras's operations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TorchSketches:
         self._ids: dict[tuple[str, str], int] = {}
 
     def add(self, sites: Sequence[Site], values: Sequence[Tensor], *, histogram: bool) -> None:
-        """Tensors that are of another size in each step."""
+        """Tensors whose size changes from step to step."""
         for site, value in zip(sites, values, strict=True):
             self._reducer.add(self._id(site), value, histogram=histogram)
 
     def add_all(
         self, sites: Sequence[Site], values: Sequence[Tensor], raws: Sequence[Tensor] | None, *, histogram: bool
     ) -> None:
-        """`raws`: what was clipped to these values."""
+        """`raws`: the gradients before clipping to these values."""
         keys = [self._id(site) for site in sites]
         if not keys:
             return

@@ -11,23 +11,23 @@ from keras import ops
 from numpy.typing import NDArray
 
 WINDOW: Final = 8
-"""A unit is dead when it was silent in this many recorded steps, as in `reduce/inspect/units.py`."""
+"""Number of recorded steps after which a silent unit is dead, as in `reduce/inspect/units.py`."""
 
 
 def is_silent(x: Any, axis: int) -> Any:
-    """(units,) of 0 and 1: exactly zero in every row. Not a number is not zero."""
+    """(units,) of 0 and 1: exactly zero in every row. NaN is not zero."""
     others = [i for i in range(len(x.shape)) if i != axis % len(x.shape)]
     return ops.cast(ops.all(x == 0, axis=others), "uint8")
 
 
 class SilentUnits:
-    """Of one layer, over a window of recorded steps."""
+    """Silent units of one layer, over a window of recorded steps."""
 
     def __init__(self) -> None:
         self._seen: deque[NDArray[np.bool_]] = deque(maxlen=WINDOW)
 
     def share(self, silent: NDArray[np.bool_]) -> float:
-        """Share of units that were silent in every step of the window, this one among them."""
+        """Fraction of units that were silent in every step of the window, including this one."""
         if self._seen and self._seen[-1].shape != silent.shape:
             self._seen.clear()
         self._seen.append(silent)
@@ -35,14 +35,14 @@ class SilentUnits:
 
 
 class Masks:
-    """Those of all layers of a step, one behind the other; on a device, until somebody asks."""
+    """The units of all layers of a step, concatenated; on a device, until they are needed."""
 
     def __init__(self, masks: Any, widths: Sequence[int]) -> None:
         self._masks, self._ends = masks, np.cumsum(widths)
         self._parts: list[NDArray[np.bool_]] | None = None
 
     def part(self, index: int) -> NDArray[np.bool_]:
-        """Of one layer. Waits for the device."""
+        """The units of one layer. Waits for the device."""
         if self._parts is None:
             self._parts = np.split(ops.convert_to_numpy(self._masks).astype(bool), self._ends[:-1])
             self._masks = None
@@ -50,7 +50,7 @@ class Masks:
 
 
 class LateShare:
-    """The share of one layer's units that are dead, asked for on the writer thread, in the order of steps."""
+    """The fraction of dead units of one layer, computed on the writer thread, in step order."""
 
     def __init__(self, units: SilentUnits, masks: Masks, index: int) -> None:
         self._units, self._masks, self._index = units, masks, index

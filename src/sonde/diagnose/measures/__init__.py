@@ -1,1 +1,1 @@
-"""Measures of a window that several rules share. No rule, no I/O."""
+"""Measures of a window that several rules share. Contains no rules and no I/O."""

@@ -1,7 +1,7 @@
-"""Numbers over the steps of a run, for all rules alike: levels, trends, and since when a condition holds.
+"""Values over the steps of a run: levels, trends, and the step since which a condition holds.
 
-Reductions over what is known (`nanmean` and so on) leave NaN out and are silent: numpy's own warn where nothing is
-known, and a warning may be an error in the user's program.
+The reductions (`nanmean` and so on) ignore NaN without a warning: numpy's own warn when all values are NaN, and
+warnings may be errors in the user's program.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Reduction = Callable[..., Any]
 
 
 def smoothed(values: Array, width: int) -> Array:
-    """Running median: a level that single spikes do not move."""
+    """Running median, which single spikes do not move."""
     if len(values) <= width:
         return np.full(1, np.median(values)) if len(values) else values
     windows = np.lib.stride_tricks.sliding_window_view(values, width)
     if windows.size <= _MAX_SORTED:
         return np.asarray(np.median(windows, axis=-1))
-    # Of a very long run some of the windows, and of each some of its values: medians move slowly.
+    # In a very long run, use some of the windows and some of the values of each: medians change slowly.
     at = np.unique(np.linspace(0, len(windows) - 1, _NUM_WINDOWS).astype(np.int64))
     few = windows[at, :: max(width // _NUM_VALUES, 1)]
     return np.asarray(np.interp(np.arange(len(windows)), at, np.median(few, axis=-1)))
 
 
 def onset(steps: NDArray[np.int64], is_bad: NDArray[np.bool_]) -> int:
-    """The step from which on a condition held until the end (a fifth of the values may differ); else its first step."""
+    """The step since which a condition held until the end (for at least 80 % of the values); else its first step."""
     if not is_bad.any():
         return int(steps[0]) if len(steps) else 0
     share = np.cumsum(is_bad[::-1]) / np.arange(1, len(is_bad) + 1)
@@ -48,7 +48,7 @@ def onset(steps: NDArray[np.int64], is_bad: NDArray[np.bool_]) -> int:
 
 
 def held(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Array:
-    """At each of `steps` the last value known by then; NaN before the first."""
+    """The last value known at each of `steps`; NaN before the first."""
     if not len(own):
         return np.full(len(steps), np.nan)
     place = np.searchsorted(own, steps, side="right") - 1
@@ -57,16 +57,16 @@ def held(steps: NDArray[np.int64], own: NDArray[np.int64], values: Array) -> Arr
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """One number over a run."""
+    """Typical values of one series over a run."""
 
     start: float
     """Median of the first values."""
     end: float
     """Median of the last quarter."""
     since: int
-    """The step since which it has been more than halfway, in orders of magnitude, to its end."""
+    """The step since which it has been more than halfway to its end, on a logarithmic scale."""
     late: float
-    """Median of the later half."""
+    """Median of the second half."""
 
     @property
     def growth(self) -> float:
@@ -74,7 +74,7 @@ class Levels:
 
 
 def levels(window: Window, name: str) -> Levels | None:
-    """Both ends of a number; None when it was seen too rarely."""
+    """Levels of a series; None if it has too few values."""
     return column_levels(window.get(name))
 
 
@@ -92,17 +92,17 @@ def column_levels(column: Column, min_seen: int = MIN_SEEN) -> Levels | None:
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """A site whose number was beyond a limit until the end."""
+    """A site whose value exceeded a limit until the end."""
 
     site: str
     level: float
-    """Median over the later half."""
+    """Median over the second half."""
     since: int
     last: float
 
 
 def lasting(window: Window, pattern: str, limit: float) -> list[Lasting]:
-    """Sites whose number lay above `limit` through the later half and at the end, in the order of the forward pass."""
+    """Sites whose value exceeded `limit` in the second half and at the end, in the order of the forward pass."""
     found = []
     for site, steps, values in window.by_site(pattern):
         known = np.isfinite(values)
@@ -111,7 +111,7 @@ def lasting(window: Window, pattern: str, limit: float) -> list[Lasting]:
             continue
         late = values[len(values) // 2 :]
         since = onset(steps, values > limit)
-        # A condition that came at the very end has not lasted.
+        # A condition that appeared only near the end has not lasted.
         has_lasted = since <= steps[0] + 0.6 * (steps[-1] - steps[0])
         if has_lasted and np.median(late) > limit and np.median(values[-3:]) > limit:
             found.append(Lasting(site, float(np.median(late)), since, float(values[-1])))

@@ -1,4 +1,4 @@
-"""What the model puts out, what it is asked for, and what it is given: the numbers of the data over all inspections."""
+"""Statistics of the model's inputs, targets and outputs over all inspections."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sonde.schema.window import Window
 
 REGRESSIONS: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 MIN_SEEN: Final = 5
-"""Inspections that make a statement about a run."""
+"""Minimum number of inspections to draw a conclusion from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The finite values of one number, in the order of its steps."""
+    """The finite values of one statistic, in the order of its steps."""
 
     steps: NDArray[np.int64]
     values: Array
@@ -50,12 +50,12 @@ class Series:
         return self._of(np.mean)
 
     def _of(self, function: Callable[[Array], float]) -> float:
-        """NaN, with which every comparison is false, when nothing was seen."""
+        """Apply a function to the values; NaN, with which every comparison is false, if there are none."""
         return float(function(self.values)) if len(self.values) else float("nan")
 
 
 def seen(window: Window, name: str) -> Series:
-    """The finite values of `data/output/max` and its like.
+    """The finite values of a statistic such as `data/output/max`.
 
     >>> seen(Window(), "data/output/max").typical
     nan
@@ -66,7 +66,7 @@ def seen(window: Window, name: str) -> Series:
 
 
 def is_language_model(window: Window) -> bool:
-    """Whether targets are the next tokens of the input."""
+    """Whether the targets are the next tokens of the input."""
     return seen(window, "data/target/shift").typical > 0.5
 
 
@@ -75,12 +75,12 @@ def is_classification(window: Window) -> bool:
 
 
 def is_regression(window: Window) -> bool:
-    """Whether targets are numbers, not classes."""
+    """Whether the targets are numbers, not classes."""
     loss = structure(window).loss
     return (not loss or loss in REGRESSIONS) and seen(window, "data/target/is_class").typical == 0.0
 
 
 def last_module(window: Window) -> str:
-    """Type of the leaf that ran last, losses left out: `Sigmoid`, `Linear`; empty when not known."""
+    """Type of the last leaf module to run, not counting losses: `Sigmoid`, `Linear`; empty if unknown."""
     leaves = [m for m in structure(window).in_order if m.is_leaf and m.kind not in ("loss", "dropout")]
     return leaves[-1].type if leaves else ""

@@ -1,7 +1,7 @@
-"""How strongly each weight matrix pulls at the loss, from the input to the output. Knows no rule and no threshold.
+"""The influence of each weight matrix on the loss, from the input to the output. Contains no rules and no thresholds.
 
-The pull of a weight W is |dL/dW| |W| / |L|: by what share the loss would move, to first order, if W changed by its own
-size. It has no unit: multiplying the loss by 1000, or counting it in bits, changes nothing.
+The pull of a weight W is |dL/dW| |W| / |L|: the fraction by which the loss would change, to first order, if W changed
+by its own norm. It has no unit: multiplying the loss by 1000, or measuring it in bits, changes nothing.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from sonde.schema.window import Window, noted
 NEEDS: Final = ("grad/*/norm_preclip", "param/*/norm")
 
 _WEIGHT: Final = re.compile(r"(weight|kernel|proj)[^.]*$|(^|\.)w[^.a-z]?$", re.IGNORECASE)
-"""Names that modules other than linear layers and convolutions give to their weight matrices."""
+"""Names of weight matrices in modules other than linear layers and convolutions."""
 
 MIN_LOSSES: Final = 5
-"""Finite losses without which nothing is said."""
+"""Minimum number of finite losses to compute a profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The weight matrices on the way from input to output, and their pull over time."""
+    """The weight matrices from input to output, and their pull over time."""
 
     sites: tuple[str, ...]
     steps: NDArray[np.int64]
     pull: Array
-    """(sites, steps); NaN where a gradient or the loss is not finite."""
+    """(sites, steps); NaN where a gradient or the loss is non-finite."""
     grad: Array
-    """(sites, steps): norms of gradients before clipping."""
+    """(sites, steps): gradient norms before clipping."""
 
     @property
     def front(self) -> Array:
-        """Median pull of the third of the layers nearest to the input, per step. Not the weakest: queries and keys may
-        have next to no gradient in a model whose gradient reaches the input."""
+        """Median pull of the third of the layers nearest the input, per step. Not the minimum: queries and keys may
+        have almost no gradient in a model whose gradient reaches the input."""
         return np.asarray(nanmedian(self.pull[: max(1, len(self.sites) // 3)], axis=0))
 
     @property
     def back(self) -> Array:
-        """Pull of the strongest of the third of the layers nearest to the output, per step."""
+        """Largest pull in the third of the layers nearest the output, per step."""
         return np.asarray(nanmax(self.pull[-max(1, len(self.sites) // 3) :], axis=0))
 
 
 def path(window: Window) -> list[Parameter]:
-    """Trainable weights of linear layers and convolutions, from input to output. Adapters are left out, and so are
-    parameters that nothing is multiplied by: tokens, positions, attention biases, decay rates."""
+    """Trainable weights of linear layers and convolutions, from input to output. Leaves out adapters and parameters
+    that are not multiplied with an input: tokens, positions, attention biases, decay rates."""
     model = structure(window)
     called = {module.name: module for module in model.modules if module.order >= 0}
     layers = {module.name for module in model.modules if module.kind in ("linear", "conv")}
@@ -69,7 +69,7 @@ def path(window: Window) -> list[Parameter]:
 
 @noted
 def depth(window: Window) -> Depth | None:
-    """The profile over depth; None where fewer than two matrices learn, or no loss is known."""
+    """The pull of each layer over depth; None if fewer than two matrices are trained or the loss is unknown."""
     name = loss_name(window)
     loss_steps, loss = window.get(name) if name is not None else (np.empty(0, np.int64), np.empty(0))
     sites = [weight.name for weight in path(window) if len(window.get(f"grad/{weight.name}/norm_preclip")[0])]

@@ -1,4 +1,4 @@
-"""What happened once in a run, by its type. A run folder may come from anywhere: what is malformed is left out."""
+"""The events of a run, by type. A run folder may come from anywhere, so malformed events are skipped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sonde.schema.window import Window
 
 
 class Happening(NamedTuple):
-    """A step, and what is known of it."""
+    """One event: its step and its details."""
 
     step: int
     details: Mapping[str, Any]
 
 
 def happenings(window: Window, type: str) -> list[Happening]:
-    """Events of a type, in the order in which they were written; those without a step are of no use to a rule."""
+    """Events of a type, in the order in which they were written; those without a step are skipped."""
     found = []
     for event in window.facts.get("events") or ():
         step, details = event.get("step"), event.get("details")
@@ -26,6 +26,6 @@ def happenings(window: Window, type: str) -> list[Happening]:
 
 
 def number(details: Mapping[str, Any], name: str, default: float) -> float:
-    """A number of an event; the default where it is missing or something else."""
+    """A number from an event's details; the default if it is missing or not a number."""
     value = details.get(name)
     return value if isinstance(value, int | float) else default

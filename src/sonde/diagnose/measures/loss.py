@@ -1,4 +1,4 @@
-"""The training and the validation loss: their names, what is left of them compared with guessing, and their jumps."""
+"""The training and the validation loss: their names, how far they have fallen, and their spikes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import smoothed
+from sonde.diagnose.wording import number, percent
 from sonde.schema.losses import SEEN, training_loss, validation_accuracy, validation_loss
 from sonde.schema.names import parse_series
 from sonde.schema.sketch import Array
@@ -16,68 +18,68 @@ from sonde.schema.window import Column, Window, noted
 
 MIN_STEPS: Final = 20
 ALIKE: Final = 1.5
-"""Two losses whose ratio stays within this are the same, but for a factor."""
+"""Two losses whose ratio stays within this range are the same up to a factor."""
 MIN_POINTS: Final = 3
 MANY_POINTS: Final = 18
 BACK: Final = 20
-"""Steps that make up the recent range."""
+"""Number of steps that make up the recent range."""
 MIN_BACK: Final = 8
 SKIP: Final = 10
-"""The first steps are no measure of what is usual."""
+"""Number of first steps to ignore: they do not show what is usual."""
 APART: Final = 5
-"""Jumps closer together than this are one."""
+"""Spikes at most this far apart, in steps, count as one."""
 _SEEN: Final = {name: parse_series(name) for name in SEEN}
 
 
 def loss_name(window: Window) -> str | None:
-    """The training loss: logged by the user, else seen by sonde."""
+    """Name of the training loss: the one logged by the user, else the one sonde measured."""
     return training_loss(_names(window))
 
 
 def validation_name(window: Window) -> str | None:
-    """The validation loss: logged by the user, else seen by sonde."""
+    """Name of the validation loss: the one logged by the user, else the one sonde measured."""
     return validation_loss(_names(window))
 
 
 def validation(window: Window, what: str = "loss") -> Column:
-    """The validation loss, or accuracy (`what="acc"`); empty when there is none."""
+    """The validation loss, or the accuracy (`what="acc"`); empty if it is missing."""
     name = validation_name(window) if what == "loss" else validation_accuracy(_names(window))
     return window.get(name or "")
 
 
 def _names(window: Window) -> list[str]:
-    """Scalars with at least one value; what sonde saw itself is stored among the series."""
+    """Names of the scalars with at least one value; losses that sonde measured are stored among the series."""
     logged = [name for name, (steps, _) in window.scalars.items() if len(steps)]
     return [*logged, *(name for name, series in _SEEN.items() if len(window.series.get(series, ((),))[0]))]
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Levels of the training loss. Losses that begin at zero or below have no share left: it is NaN."""
+    """Levels of the training loss. `left` is NaN for a loss that starts at zero or below."""
 
     name: str
     steps: NDArray[np.int64]
     values: Array
-    """As logged, NaN and all."""
+    """As logged, including NaN."""
     first: float
-    """The first value of all: it was seen before any update."""
+    """The first value, measured before any update."""
     end: float
-    """Median of the last tenth (at least five values); infinite when those are not finite."""
+    """Median of the last tenth (at least five values); infinite if those are non-finite."""
     best: float
     """Lowest level of the smoothed loss."""
     peak: float
     """The largest finite value after the first step."""
     guessing: float
-    """Loss of the best constant answer, in units of the logged loss; NaN when it is not known."""
+    """Loss of the best constant prediction, in units of the logged loss; NaN if unknown."""
 
     @property
     def unit(self) -> float:
-        """What counts as not having learned: the loss at the start, or that of guessing if it is lower."""
+        """The loss of a model that has learned nothing: at the start, or of a constant prediction if that is lower."""
         return float(np.fmin(self.first, self.guessing)) if self.first > 0 else np.nan
 
     @property
     def left(self) -> float:
-        """Share of the loss that is left at the end: 1 is nothing learned, above 1: worse than that."""
+        """The final loss as a fraction of `unit`: 1 means nothing was learned, more than 1 is worse than that."""
         return self.end / self.unit
 
     @property
@@ -86,13 +88,41 @@ class Learned:
 
     @property
     def has_diverged(self) -> bool:
-        """Not finite in the end."""
+        """Whether the loss is non-finite at the end."""
         return not np.isfinite(self.end)
+
+    @property
+    def reference(self) -> str:
+        """`unit` in words."""
+        return "a constant prediction's" if self.guessing < self.first else "its starting value"
+
+    @property
+    def outcome(self) -> str:
+        """How far the loss has fallen, as a clause: "the loss has not improved (102 % of its starting value)"."""
+        if self.has_diverged:
+            return "the loss is NaN or infinite at the end"
+        if not np.isfinite(self.left):
+            return f"the loss ends at {number(self.end, 3)}"
+        if self.left > 1.1:
+            return f"the loss ends at {percent(self.left)} of {self.reference}"
+        if self.left > 0.97 and self.guessing < self.first:
+            return (
+                "the model is no better than always predicting a constant "
+                f"(its loss is {percent(self.left)} of {self.reference})"
+            )
+        if self.left > 0.97:
+            return f"the loss has not improved ({percent(self.left)} of {self.reference})"
+        return f"the loss is still at {percent(self.left)} of {self.reference}"
+
+    def left_evidence(self, healthy: str = "well below 1", *, at_step: bool = True) -> Evidence:
+        """The final loss relative to its reference, as evidence."""
+        step = int(self.steps[-1]) if at_step else None
+        return Evidence(self.name, self.left, healthy, step, f"final loss relative to {self.reference}")
 
 
 @noted
 def learned(window: Window) -> Learned | None:
-    """What is left of the training loss; None without a loss, or with too few steps to tell."""
+    """Measure the training loss; None without a loss, or with too few steps."""
     name = loss_name(window)
     if name is None:
         return None
@@ -116,7 +146,8 @@ def learned(window: Window) -> Learned | None:
 
 
 def _guessing(window: Window, name: str) -> float:
-    """The baseline is measured where the loss function is called; what is logged may be a multiple of that."""
+    """Loss of a constant prediction. It is measured where the loss function is called; the logged loss may be a
+    multiple of that."""
     _, baseline = window.get("data/loss/baseline")
     kinds = window.get("data/loss/reduction")[1]
     known = baseline[np.isfinite(baseline)]
@@ -132,53 +163,53 @@ def _guessing(window: Window, name: str) -> float:
         if not usable.any():
             return np.nan
         ratios = a[usable] / b[usable]
-        # A penalty on the weights is added to what is logged; what it ends at is nearer to the bare loss.
+        # The logged loss may include a penalty on the weights; near the end it is closer to the bare loss.
         scale = float(np.median(ratios[len(ratios) // 2 :]))
         at_first = float(np.median(ratios[: max(len(ratios) // 5, 1)]))
         if not (1 / ALIKE < scale / at_first < ALIKE or (a[usable] >= b[usable]).all()):
-            return np.nan  # neither a multiple of it nor a sum with it: another loss, of which this one is a part
-    # Targets that are all the same, as a discriminator's, can be guessed without loss: nothing to compare with.
+            return np.nan  # neither a multiple nor a sum: a different loss, of which this one is a part
+    # Constant targets, such as a discriminator's, can be predicted without loss: there is nothing to compare with.
     return float(known[-1]) * scale if known[-1] > 0 else np.nan
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Levels of the validation loss, in its own units, which are those of the training loss."""
+    """Levels of the validation loss, in the same units as the training loss."""
 
     steps: NDArray[np.int64]
     values: Array
     best: float
     best_step: int
     end: float
-    """Median of the last sixth of the points; of few points, the lower of the last two."""
+    """Median of the last sixth of the points; with few points, the lower of the last two."""
     train: float
-    """Level of the training loss at the end."""
+    """The training loss at the end."""
     guessing: float
-    """Loss of the best constant answer; NaN when it is not known."""
+    """Loss of the best constant prediction; NaN if unknown."""
     accuracy: float
-    """Typical accuracy on held-out data, once half of the run is over; NaN when none was logged."""
+    """Median accuracy on held-out data in the second half of the run; NaN if none was logged."""
 
     @property
     def gap(self) -> float:
-        """Validation over training loss, at the end."""
+        """Validation loss divided by training loss, at the end."""
         return self.end / self.train if self.train > 0 else np.inf
 
     @property
     def turn(self) -> float:
-        """How far the validation loss has risen from its best."""
+        """Final validation loss divided by the best one."""
         return self.end / self.best if self.best > 0 else np.nan
 
 
 @noted
 def held_out(window: Window) -> HeldOut | None:
-    """What validation says; None without at least three values, or where the losses cannot be compared."""
+    """Measure the validation loss; None with fewer than three values, or if the losses cannot be compared."""
     steps, values = validation(window)
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
     state = learned(window)
     if len(values) < MIN_POINTS or state is None or state.has_diverged or not state.first > 0:
         return None
-    # Sums over sets of different sizes are not to be compared.
+    # Sums over data sets of different sizes cannot be compared.
     reduction = window.get("data/loss/reduction")[1]
     if len(reduction) and reduction[-1] == 1:
         return None
@@ -198,19 +229,20 @@ def held_out(window: Window) -> HeldOut | None:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """One jump of the loss."""
+    """One spike of the loss."""
 
     index: int
-    """Its place among the values of the loss."""
+    """Its index among the values of the loss."""
     step: int
     height: float
-    """The value over the recent median."""
+    """The value divided by the recent median."""
 
 
 def find_spikes(loss: Learned, *, spreads: float = 8.0, times: float = 2.0, share: float = 0.2) -> list[Spike]:
-    """Values above the recent median by many times the recent spread, by a factor, and by a share of the starting loss.
+    """Find values above the recent median by several spreads, by a factor and by a fraction of the starting loss.
 
-    All three, because each alone happens in healthy runs: small batches have wide spreads, losses near zero double.
+    All three are required because each alone happens in healthy runs: small batches have wide spreads, and losses
+    near zero double.
     """
     found: list[Spike] = []
     last = -APART - 1
@@ -229,8 +261,8 @@ def find_spikes(loss: Learned, *, spreads: float = 8.0, times: float = 2.0, shar
 
 
 def _candidates(values: Array, times: float, gap: float) -> list[int]:
-    """Where a jump is possible at all. A median is at least the minimum, and the minimum is cheap: medians of every
-    step would be most of the cost of all rules together."""
+    """Indices at which a spike is possible. The minimum bounds the median from below and is cheap to compute; medians
+    at every step would take most of the time of all rules together."""
     if len(values) <= SKIP:
         return []
     padded = np.concatenate([np.full(BACK, np.inf), np.where(np.isfinite(values), values, np.inf)])

@@ -1,5 +1,5 @@
-"""How far back recurrent layers can be traced: the gradient at the first input beside that at the last, at both ends
-of the run."""
+"""The memory of recurrent layers: the gradient at the first input relative to that at the last, at the start and at
+the end of the run."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from sonde.schema.window import Window
 
 MIN_LENGTH: Final = 8
-"""Sequences shorter than this need no memory to speak of."""
+"""Sequences shorter than this need almost no memory."""
 AT_START: Final = 4
-"""Inspections that count as the start: the weights are still much as they were made."""
+"""Number of inspections that count as the start: the weights are still close to their initial values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One recurrent layer."""
+    """The memory of one recurrent layer."""
 
     site: str
     length: int
     first_step: int
     start: float
-    """Reach at the start: norm of d out_last / d x_first over that of d out_last / d x_last."""
+    """Reach at the start: norm of d out_last / d x_first divided by that of d out_last / d x_last."""
     end: float
-    """The same over the last half."""
+    """Reach over the second half of the run."""
 
     def per_step(self, reach: float) -> float:
-        """What a gradient is multiplied by on one step back in time."""
+        """The factor by which a gradient is multiplied per step back in time."""
         return float(np.exp(np.log(max(reach, 1e-300)) / self.length))
 
 
 def memory_spans(window: Window) -> list[Span]:
-    """Every recurrent layer that was traced often enough."""
+    """The memory of every recurrent layer that was inspected often enough."""
     found = []
     for site, steps, values in window.by_site("rnn/*/reach"):
         known = np.isfinite(values)

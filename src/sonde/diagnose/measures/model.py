@@ -1,7 +1,7 @@
-"""What is known of the model: its modules in the order in which they run, its parameters, its optimizer, its loss.
+"""The structure of the model: its modules in the order in which they run, its parameters, optimizers and loss.
 
-Parts that rules ask for are found by their shapes and names: adapters (LoRA), mixtures of experts (three or more
-children of one module that are alike, and a router next to them), and the projections of attention layers.
+Some parts are recognised by their shapes and names: adapters (LoRA), mixtures of experts (three or more identical
+children of one module, with a router next to them) and the projections of attention layers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Module:
     kind: str = "other"
     """activation norm linear conv embedding rnn attention dropout softmax container loss other"""
     order: int = -1
-    """Its place in the first forward pass; -1: not called."""
+    """Its position in the first forward pass; -1 if it was not called."""
     calls: int = 0
     is_leaf: bool = True
     detail: Mapping[str, Any]
-    """Everything else the structure document says: `p` of a dropout, `dim` of a softmax."""
+    """Everything else in the structure document: `p` of a dropout, `dim` of a softmax."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class Parameter:
     trainable: bool = True
     in_optimizer: bool = True
     optimizer: int = 0
-    """The number of its optimizer, and of its group there; -1: it is in none."""
+    """The number of its optimizer, and of its group there; -1 if it is in no optimizer."""
     group: int = 0
     fan_in: int = 0
     aliases: tuple[str, ...] = ()
 
     @property
     def is_matrix(self) -> bool:
-        """A weight matrix or a convolution's kernel: what gradients must pass through."""
+        """Whether it is a weight matrix or a convolution kernel, through which gradients must pass."""
         return len(self.shape) >= 2 and "Embedding" not in self.module_type and not self.is_norm
 
     @property
@@ -70,7 +70,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The structure document, typed; empty when the run has none."""
+    """The structure document as typed values; empty if the run has none."""
 
     modules: tuple[Module, ...]
     parameters: tuple[Parameter, ...]
@@ -85,12 +85,12 @@ class Structure:
 
     @property
     def in_order(self) -> list[Module]:
-        """Modules that were called, first to last."""
+        """Modules that were called, in call order."""
         return sorted((module for module in self.modules if module.order >= 0), key=lambda module: module.order)
 
     @property
     def matrices(self) -> list[Parameter]:
-        """Trainable weight matrices from the input to the output; biases, norms, embeddings and frozen ones out."""
+        """Trainable weight matrices from input to output, without biases, norms, embeddings and frozen weights."""
         order = {module.name: module.order for module in self.modules}
         found = [p for p in self.parameters if p.is_matrix and p.trainable]
         place = {p.name: index for index, p in enumerate(found)}
@@ -104,7 +104,7 @@ class Structure:
         return groups[0].get(key) if groups else None
 
     def group_of(self, parameter: Parameter) -> Mapping[str, Any]:
-        """The hyperparameters a parameter began with; empty when it is in no optimizer."""
+        """The initial hyperparameters of a parameter's group; empty if it is in no optimizer."""
         mine = (o for place, o in enumerate(self.optimizers) if o.get("number", place) == parameter.optimizer)
         groups: Sequence[Mapping[str, Any]] = next(mine, {}).get("groups", ())
         return groups[parameter.group] if parameter.in_optimizer and 0 <= parameter.group < len(groups) else {}
@@ -116,7 +116,7 @@ class Structure:
 
 @noted
 def structure(window: Window) -> Structure:
-    """The model of this window."""
+    """The structure of the model that this window was recorded from."""
     found = window.facts.get("model")
     document = found if isinstance(found, Mapping) else {}
     modules = tuple(
@@ -156,8 +156,8 @@ def _number(value: Any, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A frozen weight W (out, in) and two small trained ones, A (r, in) and B (out, r): their names, and that of the
-    module that adds B A to W."""
+    """A frozen weight W (out, in) with two small trained weights, A (r, in) and B (out, r), and the module that adds
+    B A to W."""
 
     module: str
     a: str
@@ -166,12 +166,12 @@ class Adapter:
     base_module: str
     rank: int
     width: int
-    """The smaller side of the weight: what the rank could be at most."""
+    """The smaller dimension of the weight: the maximum possible rank."""
 
 
 @noted
 def adapters(window: Window) -> list[Adapter]:
-    """Found by their shapes, so that it does not matter what they are called."""
+    """The adapters of the model, recognised by their shapes whatever their names."""
     matrices = [p for p in structure(window).parameters if len(p.shape) == 2 and "Embedding" not in p.module_type]
     trained: dict[str, list[Parameter]] = {}
     for parameter in matrices:
@@ -183,7 +183,7 @@ def adapters(window: Window) -> list[Adapter]:
     for base in matrices:
         if base.trainable:
             continue
-        # The nearest module that holds a fitting pair: two up in a plain LoRA, three in PEFT's.
+        # The nearest module that holds a matching pair: two levels up in plain LoRA, three in PEFT.
         for module in _above(base.name)[:4]:
             pair = _pair(base, [p for p in trained.get(module, ()) if p.name not in taken])
             if pair is not None:
@@ -195,13 +195,13 @@ def adapters(window: Window) -> list[Adapter]:
 
 
 def _above(name: str) -> list[str]:
-    """Modules that hold a parameter, the innermost first."""
+    """Modules that contain a parameter, innermost first."""
     parts = name.split(".")[:-1]
     return [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
 
 
 def _pair(base: Parameter, trained: list[Parameter]) -> tuple[Parameter, Parameter] | None:
-    """A and B beside a frozen weight; a module that trains anything else of that kind is no adapter."""
+    """A and B of a frozen weight; a module with any other trained matrix is not an adapter."""
     if len(trained) != 2:
         return None
     out, fan_in = base.shape
@@ -214,18 +214,18 @@ def _pair(base: Parameter, trained: list[Parameter]) -> tuple[Parameter, Paramet
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """One layer of experts."""
+    """One mixture-of-experts layer."""
 
     site: str
-    """The list of experts: `layers.0.experts`."""
+    """The module that lists the experts: `layers.0.experts`."""
     router: str
-    """The weight of its router."""
+    """Name of the router's weight."""
     experts: dict[str, tuple[str, ...]]
-    """Expert -> names of its parameters."""
+    """Names of the parameters of each expert."""
 
 
 def mixtures(window: Window) -> list[Mixture]:
-    """Every layer of experts of the model."""
+    """Every mixture-of-experts layer of the model."""
     parameters = [p for p in structure(window).parameters if p.trainable]
     found = []
     for site, children in _lists(parameters).items():
@@ -237,7 +237,7 @@ def mixtures(window: Window) -> list[Mixture]:
 
 
 def _lists(parameters: list[Parameter]) -> dict[str, dict[str, list[Parameter]]]:
-    """Modules with numbered children, and the parameters below each child."""
+    """Modules with numbered children, with the parameters of each child."""
     lists: dict[str, dict[str, list[Parameter]]] = {}
     for parameter in parameters:
         parts = parameter.name.split(".")
@@ -256,7 +256,7 @@ def _are_alike(children: list[list[Parameter]], site: str) -> bool:
 
 
 def _router(site: str, num_experts: int, parameters: list[Parameter]) -> str | None:
-    """A matrix under the same parent, outside the experts, with one row for each of them."""
+    """A matrix of the same parent, outside the experts, with one row per expert."""
     parent = site.rpartition(".")[0]
     for p in parameters:
         inside = p.name.startswith(f"{parent}.") if parent else True
@@ -267,7 +267,7 @@ def _router(site: str, num_experts: int, parameters: list[Parameter]) -> str | N
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """Names of the weights of one attention layer."""
+    """Names of the query, key and value weights of one attention layer."""
 
     site: str
     query: str
@@ -280,7 +280,7 @@ class Projections:
 
 
 def projections(window: Window) -> list[Projections]:
-    """Every attention layer with a weight each for queries, keys and values; fused ones have no parts to compare."""
+    """Every attention layer with separate weights for queries, keys and values; fused weights cannot be compared."""
     known = structure(window)
     weights = [p for p in known.parameters if len(p.shape) == 2 and "Embedding" not in p.module_type and not p.is_lora]
     parents: dict[str, list[Parameter]] = {}
@@ -294,13 +294,13 @@ def projections(window: Window) -> list[Projections]:
 
 
 def _parent(weight: Parameter) -> str:
-    """The module that holds the projection; of a bare parameter, the module that holds that."""
+    """The module that contains the projection, or the bare parameter."""
     is_layer = weight.name == f"{weight.owner}.weight"
     return weight.owner.rpartition(".")[0] if is_layer else weight.owner
 
 
 def _word(weight: Parameter) -> str:
-    """`query` of `blocks.0.query.weight`; `q_proj_weight` is that of torch's own attention."""
+    """The last part of a weight's name: `query` for `blocks.0.query.weight`, `q_proj` for torch's own attention."""
     name = weight.name.removesuffix(".weight").removesuffix("_weight")
     return name.rpartition(".")[2].lower()
 
@@ -315,8 +315,8 @@ def _by_name(site: str, weights: list[Parameter]) -> Projections | None:
 
 
 def _by_order(known: Structure, site: str, weights: list[Parameter]) -> Projections | None:
-    """The first three linear layers of a module that attends, if they have the same shape. Otherwise one of them may
-    project keys and values together, or positions, and need not learn at the rate of the others."""
+    """The first three linear layers of an attention module, if they have the same shape. Otherwise one of them may
+    project keys and values together, or positions, and need not learn at the same rate as the others."""
     order = {module.name: module.order for module in known.modules if module.kind == "linear"}
     called = sorted((w for w in weights if order.get(w.owner, -1) >= 0), key=lambda w: order[w.owner])
     if len(called) < 3 or len({w.shape for w in called[:3]}) != 1:

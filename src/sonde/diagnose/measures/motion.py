@@ -1,4 +1,4 @@
-"""How far optimizer steps move the weights, by a yardstick that small initial weights do not shrink."""
+"""The size of optimizer steps relative to the weights, on a scale that does not shrink with small initial weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sonde.schema.window import Window, noted
 
 NEEDS: Final = ("update/*/norm", "param/*/norm", "param/*/n")
 FIRST: Final = 5
-"""Updates that count as the first ones: a learning rate that is too high shows there best."""
+"""Number of first updates, in which a learning rate that is too high shows most clearly."""
 MIN_ELEMENTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """Norm of the update over norm of the weight, for weight matrices, step by step.
+    """Norm of the update divided by the norm of the weight, for each weight matrix and step.
 
-    The weight's norm counts as no less than that of a matrix filled with 1/sqrt(fan_in): of weights that begin small
-    (a language model's 0.02) one step of Adam is a large share, and harmless.
+    The weight's norm counts as at least that of a matrix filled with 1/sqrt(fan_in): relative to weights that start
+    small (a language model's 0.02), one step of Adam is large but harmless.
     """
 
     sites: tuple[str, ...]
@@ -34,17 +34,17 @@ class Motion:
 
     @property
     def of_step(self) -> Array:
-        """Of each step, the median over matrices."""
+        """The median over matrices, per step."""
         return np.asarray(nanmedian(self.ratios, axis=0))
 
     @property
     def largest_of_step(self) -> Array:
-        """Of each step, the matrix that moved most."""
+        """The maximum over matrices, per step."""
         return np.asarray(np.fmax.reduce(self.ratios, axis=0))
 
     @property
     def at_first(self) -> float:
-        """The largest of the first updates, over all matrices."""
+        """The largest of the first updates of all matrices."""
         first = self.ratios[:, :FIRST]
         return float(np.fmax.reduce(first, axis=None)) if first.size else np.nan
 
@@ -56,7 +56,7 @@ class Motion:
 
 @noted
 def motion(window: Window) -> Motion | None:
-    """How the weight matrices of this window moved; None when updates were not measured."""
+    """Measure how the weight matrices moved; None if updates were not recorded."""
     updates, norms = window.grid("update/*/norm"), window.grid("param/*/norm")
     if not len(updates) or not len(norms):
         return None
@@ -75,7 +75,7 @@ def motion(window: Window) -> Motion | None:
 
 
 def _yardstick(window: Window, site: str) -> float | None:
-    """The least a weight's norm counts as; None for what is no weight matrix, or begins at zero on purpose."""
+    """The minimum norm a weight counts with; None if it is not a weight matrix, or starts at zero on purpose."""
     start = window.get(f"param/{site}/norm")[1]
     if not len(start) or not start[0] > 0:
         return None
@@ -92,7 +92,7 @@ def _natural_norm(parameter: Parameter) -> float | None:
 
 
 def _without_structure(window: Window, site: str, start: float) -> float | None:
-    """With no shapes known: what is large and not named a bias or a norm is taken for a matrix."""
+    """The minimum norm without known shapes: large parameters not named bias or norm count as matrices."""
     size = window.get(f"param/{site}/n")[1]
     words = site.lower()
     if not len(size) or size[0] < 4 * MIN_ELEMENTS or "bias" in words or "norm" in words or "emb" in words:
@@ -101,7 +101,7 @@ def _without_structure(window: Window, site: str, start: float) -> float | None:
 
 
 def _at(wanted: NDArray[np.int64], steps: NDArray[np.int64], values: Array) -> Array:
-    """Values at other steps: the last known before each."""
+    """The last known value at each of the wanted steps."""
     if len(wanted) == len(steps) and np.array_equal(wanted, steps):
         return values
     place = np.clip(np.searchsorted(steps, wanted, side="right") - 1, 0, len(steps) - 1)

@@ -1,6 +1,7 @@
-"""Where a value first stopped being finite: what was bad at the first bad step, and what was still fine just before.
+"""The origin of NaN and Inf: what was non-finite at the first bad step, and what was still finite.
 
-Within a step things happen in the order weights, data, forward, loss, backward, update; the first bad one is the place.
+Within a step, values appear in the order weights, data, forward, loss, backward, update; the first bad one is the
+origin.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sonde.schema.window import Window
 
 NEEDS: Final = (
     "act/*/nan_fraction",
+    "act/*/nonfinite_fraction",
     "act/*/max_abs",
     "grad/*/nonfinite_fraction",
     "update/*/nonfinite_fraction",
@@ -26,12 +28,13 @@ NEEDS: Final = (
     "custom/*/nonfinite_fraction",
 )
 TOO_MANY_SKIPS: Final = 20
-"""In a row. GradScaler begins at 65,536 and halves: after 17 the loss is no longer scaled up, and still not finite."""
+"""Consecutive skipped steps that are a fault. GradScaler starts at 65,536 and halves: after 17, it no longer scales
+the loss up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The first step at which something was not finite, and all that was not."""
+    """The first step with a non-finite value, and everything that was non-finite there."""
 
     step: int
     weights: tuple[str, ...] = ()
@@ -39,24 +42,24 @@ class Moment:
     data: tuple[str, ...] = ()
     """`batch.0` is the first tensor of the batch."""
     forward: Mapping[str, Any] = field(default_factory=dict)
-    """What the watch over all modules said of this step; empty when it saw nothing bad."""
+    """Details of the non-finite event of this step, recorded by the hooks on all modules; empty if there was none."""
     activations: tuple[str, ...] = ()
     is_forward_seen: bool = False
-    """Whether it is known that no module gave out anything bad."""
+    """Whether the outputs of the modules were checked at this step."""
     loss: bool = False
     grads: tuple[str, ...] = ()
     sound_grads: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     is_lasting: bool = True
-    """Whether it was still so at the end of the run."""
+    """Whether values were still non-finite at the end of the run."""
     num_skipped: int = 0
-    """Steps from here on that a scaler skipped, one after the other."""
+    """Number of consecutive steps, starting here, that a scaler skipped."""
     matters: bool = True
-    """Whether the loss, a gradient or a weight was touched; otherwise it stayed inside the forward pass."""
+    """Whether the loss, a gradient or a weight was affected; otherwise it stayed inside the forward pass."""
 
 
 def first_moment(window: Window) -> Moment | None:
-    """When it began; None while everything that was measured is finite."""
+    """The first non-finite moment; None if everything that was measured is finite."""
     rows = _skips_in_a_row(window)
     skipped = {int(step) for row in rows if len(row) < TOO_MANY_SKIPS for step in row}
     grads = _first_bad(window, "grad", skipped)
@@ -90,13 +93,13 @@ def first_moment(window: Window) -> Moment | None:
 
 
 def _skips_in_a_row(window: Window) -> list[NDArray[np.int64]]:
-    """Steps that a scaler skipped. While it looks for its scale that is no fault; many in a row are no search."""
+    """Runs of consecutive steps that a scaler skipped. Short ones are normal while it searches for its scale."""
     steps = np.unique([event.step for event in happenings(window, "skipped_step")]).astype(np.int64)
     return np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1)
 
 
 def _first_bad(window: Window, kind: str, without: set[int] | None = None) -> dict[str, int]:
-    """Site -> first step at which it was not finite. Infinity in an activation may be a mask; NaN never is."""
+    """The first non-finite step of each site. Infinity in an activation may be a mask; NaN never is."""
     stat = "nan_fraction" if kind == "act" else "nonfinite_fraction"
     found = {}
     for site, steps, values in window.by_site(f"{kind}/*/{stat}"):
@@ -113,7 +116,7 @@ def _at(first: Mapping[str, int], step: int) -> tuple[str, ...]:
 
 
 def _new_in_data(window: Window, step: int) -> tuple[str, ...]:
-    """Tensors of the batch that are bad now and were not one batch before: a mask of infinities always was."""
+    """Tensors of the batch that are non-finite now and were finite in the previous batch, unlike a mask of -inf."""
     found = []
     for site, steps, values in window.by_site("custom/batch.*/nonfinite_fraction"):
         now, before = values[steps == step], values[steps < step]
@@ -135,7 +138,7 @@ def _has_step(window: Window, kind: str, step: int) -> bool:
 
 
 def _is_lasting(window: Window, skipped: set[int]) -> bool:
-    """Whether the loss, a weight or a gradient was still bad when the run ended."""
+    """Whether the loss, a weight or a gradient was still non-finite when the run ended."""
     name = loss_name(window)
     values = window.get(name)[1] if name is not None else np.empty(0)
     if len(values) and not np.isfinite(values[-1]):
@@ -150,7 +153,7 @@ def _is_lasting(window: Window, skipped: set[int]) -> bool:
 
 
 def backward_gap(window: Window, moment: Moment) -> tuple[str, str]:
-    """(last bad, first sound) parameter in the order of the forward pass: a gradient broke down between them."""
+    """The last parameter with a bad gradient and the first with a finite one after it, in forward order."""
     order = {module.name: module.order for module in structure(window).modules}
     owners = {p.name: order.get(p.owner, -1) for p in structure(window).parameters}
     bad = max(moment.grads, key=lambda name: owners.get(name, -1), default="")
@@ -159,7 +162,7 @@ def backward_gap(window: Window, moment: Moment) -> tuple[str, str]:
 
 
 def between(window: Window, bad: str, sound: str) -> list[str]:
-    """Modules without parameters of their own that ran between two parameters' modules."""
+    """Leaf modules that ran between the modules of two parameters."""
     known = structure(window)
     order = {module.name: module.order for module in known.modules}
     owner = {p.name: p.owner for p in known.parameters}

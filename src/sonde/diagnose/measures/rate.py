@@ -1,4 +1,4 @@
-"""The learning rate as it was set step by step, and how another one is written as code for this very optimizer."""
+"""The learning rate at every step, and code that sets another one for the optimizer in use."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.model import Parameter, structure
+from sonde.diagnose.wording import number
 from sonde.schema.window import Column, Window
 
 RATE: Final = "optim/lr"
 RISING_SHARE: Final = 0.05
-"""A warm-up is over by this share of the run at the earliest; what rises sooner is a detail."""
+"""A rise that is over by this fraction of the run does not count as a warm-up."""
 
 
 def rate(window: Window, parameter: Parameter | None = None) -> Column:
-    """The learning rate of a parameter's group, else of the first optimizer's first; empty when it was not seen."""
+    """The learning rate of a parameter's group, else of the first group of all; empty if not recorded."""
     own = window.get(_name(parameter)) if parameter is not None else None
     return own if own is not None and len(own[1]) else window.get(RATE)
 
 
 def _name(parameter: Parameter) -> str:
-    """Under which the learning rate of its group is recorded."""
+    """The name of the series with the learning rate of a parameter's group."""
     optimizer = f"optim/{parameter.optimizer}" if parameter.optimizer > 0 else "optim"
     return f"{optimizer}/group{parameter.group}/lr" if parameter.group > 0 else f"{optimizer}/lr"
 
 
 def is_at_full_rate(window: Window, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """At which of these steps the learning rate was at least half its highest; all of them when it is not known."""
+    """Mask of the steps at which the learning rate was at least half its maximum; all of them if it is unknown."""
     own_steps, values = rate(window)
     if not len(values) or not nanmax(values) > 0:
         return np.ones(len(steps), np.bool_)
@@ -39,13 +40,13 @@ def is_at_full_rate(window: Window, steps: NDArray[np.int64]) -> NDArray[np.bool
 
 
 def is_still_rising(window: Window) -> bool:
-    """Whether the run ended within its warm-up."""
+    """Whether the run ended during its warm-up."""
     _, values = rate(window)
     return bool(len(values) > 2 and values[-1] > 1.2 * values[len(values) // 2] and values[-1] >= nanmax(values))
 
 
 def warms_up(window: Window) -> bool:
-    """Whether the learning rate began at less than half of what it reached later."""
+    """Whether the learning rate started at less than half its maximum."""
     _, values = rate(window)
     if not len(values) or not nanmax(values) > 0:
         return False
@@ -54,24 +55,27 @@ def warms_up(window: Window) -> bool:
 
 
 def is_adaptive(window: Window) -> bool:
-    """Whether the optimizer divides gradients by their own size, as Adam does."""
+    """Whether the optimizer divides gradients by their own magnitude, as Adam does."""
     name = structure(window).optimizer_type.lower()
     return any(word in name for word in ("adam", "rmsprop", "adagrad", "adadelta", "lion", "adafactor", "lamb"))
 
 
 def write_rate(window: Window, factor: float) -> str:
-    """Code that sets the learning rate to a multiple of what it is now, rounded to one digit."""
+    """An instruction to multiply the learning rate by a factor, with code; the new rate is rounded to one digit."""
     _, values = rate(window)
     name = structure(window).optimizer_type or "optimizer"
     peak = float(nanmax(values)) if len(values) else math.nan
+    verb = "Lower" if factor < 1 else "Raise"
     if not peak > 0 or not math.isfinite(peak * factor) or not factor > 0:
-        return f"{name}(..., lr=...)  # {factor:.1g} times what it is now"
-    return f"{name}(..., lr={one_digit(peak * factor)})  # now {peak:g}"
+        return f"{verb} the learning rate to {number(factor, 1)} times its current value"
+    new = one_digit(peak * factor)
+    return f"{verb} the learning rate from {number(peak, 3)} to {new}: `{name}(..., lr={new})`"
 
 
 def one_digit(value: float) -> str:
-    """
+    """A number rounded to one significant digit, as code.
+
     >>> one_digit(0.00234)
     '0.002'
     """
-    return f"{float(f'{value:.0e}'):g}"
+    return number(value, 1).replace(",", "")

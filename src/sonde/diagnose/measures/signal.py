@@ -1,4 +1,4 @@
-"""How much of what distinguishes one input from another is left after each layer: measured on activations."""
+"""The signal after each layer: how much its outputs still differ between inputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sonde.diagnose.measures.model import structure
 from sonde.schema.window import Window, noted
 
 EARLY = 20
-"""Steps that count as the beginning."""
+"""Number of steps that count as the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Standard deviation over the batch of the outputs of linear layers and convolutions, from input to output."""
+    """Standard deviation over the batch of the outputs of linear layers and convolutions, in forward order."""
 
     sites: tuple[str, ...]
     spread: tuple[float, ...]
@@ -24,7 +24,7 @@ class Signal:
 
 
 def fading(window: Window) -> float:
-    """Signal at the weakest place of the second half over the strongest before it; 1: nothing is lost, NaN: unknown."""
+    """Weakest signal in the second half of the layers divided by the strongest in the first; NaN if unknown."""
     spread = np.asarray(signal(window).spread)
     if len(spread) < 3:
         return float("nan")
@@ -33,14 +33,14 @@ def fading(window: Window) -> float:
 
 
 def growth(window: Window) -> float:
-    """Root mean square of the last layer's output over that of the first's; NaN: unknown."""
+    """Root mean square of the last layer's output divided by the first layer's; NaN if unknown."""
     rms = signal(window).rms
     return rms[-1] / max(rms[0], 1e-300) if len(rms) >= 2 else float("nan")
 
 
 @noted
 def signal(window: Window) -> Signal:
-    """The signal after each layer at the beginning of the run; empty when it was not looked at."""
+    """The signal after each layer at the start of the run; empty if it was not inspected."""
     found: list[tuple[str, float, float]] = []
     for module in structure(window).in_order:
         if module.kind not in ("linear", "conv"):
@@ -53,7 +53,7 @@ def signal(window: Window) -> Signal:
 
 
 def early(window: Window, name: str) -> float:
-    """Median over the first steps; NaN when there is none."""
+    """Median over the first steps; NaN if there are no values."""
     steps, values = window.get(name)
     early = values[(steps < EARLY) & np.isfinite(values)]
     return float(np.median(early)) if len(early) else float("nan")

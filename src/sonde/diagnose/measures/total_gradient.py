@@ -1,4 +1,4 @@
-"""The gradient of the whole model as one number per step, as it was before clipping."""
+"""The gradient norm of the whole model at every step, before clipping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEEDS: Final = ("grad/*/norm_preclip",)
 
 @noted
 def total_norm(window: Window) -> Column:
-    """Euclidean norm over all parameters; empty when gradients were not measured."""
+    """Gradient norm over all parameters; empty if gradients were not recorded."""
     grid = window.grid("grad/*/norm_preclip")
     with np.errstate(over="ignore", invalid="ignore"):
         return grid.steps, np.sqrt(np.nansum(np.square(grid.values), axis=0)) if len(grid) else np.empty(0)

@@ -1,4 +1,4 @@
-"""Adam's eps is larger than the gradients it is added to: the step is plain descent with a tiny learning rate."""
+"""Adam's eps is larger than the gradients: its steps become plain gradient descent with a tiny learning rate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax, nanmedian
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, Structure, structure
+from sonde.diagnose.measures.rate import one_digit
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, number, times
 from sonde.schema.window import Window
 
 SMALL: Final = 1.0
-"""Root of the mean second moment over eps."""
+"""Root of the mean second moment, divided by eps."""
 MOST: Final = 0.5
 UNLEARNED: Final = 0.5
 
@@ -30,7 +32,7 @@ UNLEARNED: Final = 0.5
     ),
 )
 def adam_epsilon_dominates(window: Window) -> Iterator[Found]:
-    """Adam's eps outweighs the root of the second moment, so that updates shrink with the gradients."""
+    """Adam's eps is larger than the root of the second moment, so updates shrink with the gradients."""
     known = structure(window)
     loss = learned(window)
     ratios = {
@@ -45,17 +47,19 @@ def adam_epsilon_dominates(window: Window) -> Iterator[Found]:
     eps = next(known.group_of(p)["eps"] for p in known.parameters if p.name == small[0])
     is_harmful = loss.left > UNLEARNED
     yield Found(
-        f"eps={eps:g} outweighs the gradients of {len(small)} of {len(ratios)} parameters: the root of Adam's second "
-        f"moment is {typical:.1e} of it" + (f", and {loss.left:.0%} of the loss is left" if is_harmful else ""),
+        f"Adam's eps ({number(eps)}) is larger than the gradients of {len(small)} of "
+        f"{counted(len(ratios), 'parameter')}: the root of the second moment is only {times(typical)} eps"
+        f"{f', and {loss.outcome}' if is_harmful else ''}.",
         step=int(loss.steps[0]),
         confidence=0.9 if is_harmful else 0.5,
         severity="warning" if is_harmful else "info",
         sites=small[:3],
         evidence=[
-            Evidence(f"optim/{small[0]}.exp_avg_sq/abs_mean", typical, "above 10", None, "sqrt(v) over eps, median"),
-            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+            Evidence(f"optim/{small[0]}.exp_avg_sq/abs_mean", typical, "above 10", None, "sqrt(v) / eps, median"),
+            loss.left_evidence(),
         ],
-        remedy=f"{known.optimizer_type}(..., eps={min(1e-8, typical * eps / 1000):.0e})  # now {eps:g}",
+        remedy=f"Lower eps: `{known.optimizer_type}(..., eps={one_digit(min(1e-8, typical * eps / 1000))})` "
+        f"(now {number(eps, 3)}).",
     )
 
 
@@ -65,8 +69,8 @@ def _ratio(window: Window, known: Structure, parameter: Parameter) -> float | No
     group = known.group_of(parameter)
     eps, betas = group.get("eps"), group.get("betas") or (0.9, 0.999)
     if len(mean) < 10 or not isinstance(eps, float) or not eps > 0 or not nanmax(mean) > 0:
-        return None  # Adafactor has two of them, which are added elsewhere
-    # Late in a run gradients may be small because all is learned.
+        return None  # Adafactor has two eps, which it adds elsewhere
+    # Late in a run, gradients may be small because everything is learned.
     half = slice(0, max(5, len(mean) // 2))
     corrected = mean[half] / (1.0 - float(betas[1]) ** (steps[half] - steps[0] + 1.0))
     return float(nanmedian(np.sqrt(corrected)) / eps)

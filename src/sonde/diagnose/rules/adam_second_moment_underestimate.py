@@ -1,4 +1,4 @@
-"""Adam's second moment is out of date: gradients outgrow it, updates come out too large, and the loss spikes."""
+"""Adam's second moment is out of date while gradients grow: updates become too large, and the loss spikes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 
 LAG: Final = 2.3
-"""Root of the mean of gradient**2 / v, of one weight: from here on spikes follow (Wortsman)."""
+"""sqrt(mean(gradient**2 / v)) of one weight; above this, spikes follow (Wortsman)."""
 BEFORE: Final = 8
-"""Steps by which it precedes the spike."""
+"""Maximum number of steps from the lag to the spike."""
 MOST: Final = 0.6
 RARE: Final = 0.35
-"""Share of all steps that may have such a lag at all; a lag that is always there foretells nothing."""
+"""Maximum fraction of steps with such a lag; a lag that is always present predicts nothing."""
 
 
 @rule(
@@ -31,7 +31,7 @@ RARE: Final = 0.35
     references=("Wortsman et al. 2023, Stable and low-precision training for large-scale vision-language models",),
 )
 def adam_second_moment_underestimate(window: Window) -> Iterator[Found]:
-    """Spikes of the loss follow steps at which Adam's second moment was far smaller than the gradient."""
+    """Loss spikes follow steps at which Adam's second moment was far smaller than the gradient."""
     loss = learned(window)
     lags = window.grid("update/*/second_moment_lag")
     if loss is None or not loss.unit > 0 or not len(lags):
@@ -50,8 +50,8 @@ def adam_second_moment_underestimate(window: Window) -> Iterator[Found]:
     worst = _worst(lags, rows, first)
     beta2 = (structure(window).group_value("betas") or (0.9, 0.999))[1]
     yield Found(
-        f"{len(preceded)} of {len(spikes)} loss spikes came within {BEFORE} steps after Adam's second moment of "
-        f"{worst} had fallen behind its gradient, first at step {first}",
+        f"{len(preceded)} of {len(spikes)} loss spikes came at most {BEFORE} steps after Adam's second moment of "
+        f"{worst} lagged its gradient, first at step {first:,}.",
         step=first,
         confidence=0.8,
         sites=(worst,),
@@ -61,17 +61,17 @@ def adam_second_moment_underestimate(window: Window) -> Iterator[Found]:
                 max(_peak_before(lags, highest, spike.step) for spike in preceded),
                 "below 2.3",
                 first,
-                "root of the mean of gradient**2 / v, before a spike",
+                "sqrt(mean(gradient**2 / v)) before a spike",
             ),
             Evidence(loss.name, float(len(spikes)), "0", None, "number of spikes"),
         ],
-        remedy=f"{structure(window).optimizer_type or 'AdamW'}(..., betas=(0.9, 0.95))  # beta2 is now {beta2}; "
-        "or divide the learning rate of a weight by max(1, lag), as StableAdamW does.",
+        remedy=f"Lower beta2: `{structure(window).optimizer_type or 'AdamW'}(..., betas=(0.9, 0.95))` (now {beta2}). "
+        "Or divide each weight's learning rate by `max(1, lag)`, as StableAdamW does.",
     )
 
 
 def _matrices(window: Window, lags: Grid) -> list[int]:
-    """Rows of weights with many elements: the mean over a bias of four jumps about by nature."""
+    """Rows of the weight matrices: the mean over the few elements of a bias is too noisy."""
     known = {p.name for p in structure(window).parameters if len(p.shape) >= 2}
     return [row for row, site in enumerate(lags.sites) if not known or site in known]
 

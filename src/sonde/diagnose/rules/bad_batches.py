@@ -1,4 +1,4 @@
-"""A few batches are unlike the others: loss and gradient jump on them though the step before was an ordinary one."""
+"""A few batches are unlike the others: loss and gradient jump on them although the previous update was ordinary."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from sonde.diagnose.measures.motion import motion
 from sonde.diagnose.measures.total_gradient import NEEDS as GRADIENT
 from sonde.diagnose.measures.total_gradient import total_norm
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Column, Window
 
 OUTLYING: Final = 50.0
-"""Squared gradient norm over its recent mean (SPAM's spike score)."""
+"""Squared gradient norm divided by its recent mean (SPAM's spike score)."""
 ORDINARY: Final = 3.0
-"""The update before a bad batch is at most this many times a usual one; else the step made the spike, not the batch."""
+"""Maximum update before a bad batch, relative to a usual one; a larger update may itself have caused the spike."""
 SEVERAL: Final = 2
 BACK: Final = 20
 FEW: Final = 0.2
@@ -36,7 +37,7 @@ FEW: Final = 0.2
     ),
 )
 def bad_batches(window: Window) -> Iterator[Found]:
-    """Rare batches have a loss and a gradient far outside of what is usual."""
+    """A few batches have a loss and a gradient far outside the usual range."""
     loss = learned(window)
     if loss is None or not loss.unit > 0:
         return
@@ -46,8 +47,8 @@ def bad_batches(window: Window) -> Iterator[Found]:
     scores = [_score(total_norm(window), spike.step) for spike in bad]
     named = ", ".join(_name(window, spike.step) for spike in bad[:5]) + (", ..." if len(bad) > 5 else "")
     yield Found(
-        f"{len(bad)} of {len(loss.values)} batches are unlike the others: at step {named} the loss rose up to "
-        f"{max(spike.height for spike in bad):.0f} times at once, after ordinary steps",
+        f"{len(bad)} of {len(loss.values):,} batches are unlike the others: at steps {named} the loss jumped to up to "
+        f"{number(max(spike.height for spike in bad))} times its recent level, after ordinary updates.",
         step=bad[0].step,
         last_step=bad[-1].step,
         confidence=0.85,
@@ -57,13 +58,13 @@ def bad_batches(window: Window) -> Iterator[Found]:
                 float(np.median(scores)),
                 "below 50",
                 bad[0].step,
-                "squared, over its recent mean",
+                "squared gradient norm / its recent mean",
             ),
-            Evidence(loss.name, max(spike.height for spike in bad), "below 3", bad[0].step, "over its recent median"),
+            Evidence(loss.name, max(spike.height for spike in bad), "below 3", bad[0].step, "loss / its recent median"),
             *_input(window, bad),
         ],
-        remedy="look at these batches (corrupt files, another scale, wrong labels) and filter them in the data set; "
-        "until then skip a step whose gradient norm is ten times its running mean.",
+        remedy="Inspect these batches (corrupt files, a different scale, wrong labels) and filter them out of the data "
+        "set. Until then, skip steps whose gradient norm is ten times its running mean.",
     )
 
 
@@ -72,7 +73,7 @@ def _is_from_batch(window: Window, spike: Spike) -> bool:
 
 
 def _score(column: Column, step: int) -> float:
-    """Squared norm at a step over the mean square of the steps before."""
+    """Squared norm at a step divided by the median square of the previous steps."""
     steps, norms = column
     at = int(np.searchsorted(steps, step))
     if at >= len(steps) or steps[at] != step:
@@ -83,7 +84,7 @@ def _score(column: Column, step: int) -> float:
 
 
 def _is_from_step(window: Window, step: int) -> bool:
-    """Whether the update just before was itself unusually large."""
+    """Whether the previous update was itself unusually large."""
     moved = motion(window)
     if moved is None:
         return False
@@ -93,17 +94,18 @@ def _is_from_step(window: Window, step: int) -> bool:
 
 
 def _name(window: Window, step: int) -> str:
-    """The step, with the batch's identity where that is known."""
+    """The step, with the hash of the batch if it is known."""
     steps, hashes = window.get("data/batch/hash")
     at = np.flatnonzero(steps == step)
-    return f"{step} (batch {int(hashes[at[0]]):x})" if len(at) and np.isfinite(hashes[at[0]]) else str(step)
+    return f"{step:,} (batch {int(hashes[at[0]]):x})" if len(at) and np.isfinite(hashes[at[0]]) else f"{step:,}"
 
 
 def _input(window: Window, bad: list[Spike]) -> list[Evidence]:
-    """What the inputs of a bad batch look like beside the others, where one of them was inspected."""
+    """The largest input of the bad batches compared with the others, if one of them was inspected."""
     steps, sizes = window.get("data/input/abs_max")
     inside = np.isin(steps, [spike.step for spike in bad])
     if not inside.any() or inside.all():
         return []
     usual = float(np.median(sizes[~inside]))
-    return [Evidence("data/input/abs_max", float(sizes[inside].max()), f"about {usual:.2g}", int(steps[inside][0]))]
+    largest, step = float(sizes[inside].max()), int(steps[inside][0])
+    return [Evidence("data/input/abs_max", largest, f"about {number(usual)}", step, "largest input")]

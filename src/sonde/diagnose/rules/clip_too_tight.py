@@ -1,4 +1,4 @@
-"""Gradient clipping cuts nearly everything off every step, and learning crawls."""
+"""Gradient clipping removes nearly all of the gradient at every step, and the model hardly learns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
+from sonde.diagnose.measures.rate import one_digit
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent, since
 from sonde.schema.window import Column, Window
 
 CUT: Final = 0.05
-"""What clipping leaves of a typical gradient; clipping norms of 1 to 5 at 1.0 leaves 0.2 or more."""
+"""Fraction of a typical gradient that clipping leaves; clipping norms of 1 to 5 at 1.0 leaves 0.2 or more."""
 ALWAYS: Final = 0.95
 SLOW: Final = 3e-4
-"""Share of its size that a weight matrix moves in a step: above it clipping does no harm (Adam undoes it)."""
+"""Update relative to the weight matrix; above it, clipping does no harm (Adam undoes it)."""
 UNLEARNED: Final = 0.6
 
 
@@ -30,7 +32,7 @@ UNLEARNED: Final = 0.6
     references=("Pascanu et al. 2013, On the difficulty of training recurrent neural networks", "DEForm, operator RGC"),
 )
 def clip_too_tight(window: Window) -> Iterator[Found]:
-    """The gradient is clipped to a small part of itself at every step, and the model hardly learns."""
+    """The gradient is clipped to a small fraction of its norm at every step, and the model hardly learns."""
     loss, moved = learned(window), motion(window)
     steps, factors = _factors(window)
     if loss is None or moved is None or len(factors) < 20:
@@ -41,24 +43,24 @@ def clip_too_tight(window: Window) -> Iterator[Found]:
     if not loss.left > UNLEARNED or not loss.end > UNLEARNED * np.fmax(loss.guessing, 0.0) or moved.typical > SLOW:
         return
     norm, limit = window.get("optim/grad_norm")[1], window.get("optim/max_norm")[1]
-    suggestion = f"{nanmedian(norm):.1g}" if len(norm) else "1.0"
-    now = f"  # now {limit[-1]:g}" if len(limit) else ""
+    suggestion = one_digit(float(nanmedian(norm))) if len(norm) else "1.0"
+    now = f" (now {number(float(limit[-1]), 3)})" if len(limit) else ""
     yield Found(
-        f"clipping leaves {typical:.1%} of the gradient at {(factors < 0.5).mean():.0%} of the steps since "
-        f"step {steps[0]}, and {loss.left:.0%} of the loss is left",
+        f"Clipping has cut {percent((factors < 0.5).mean())} of the gradients by more than half "
+        f"{since(int(steps[0]))}, a typical one to {percent(typical)} of its norm, and {loss.outcome}.",
         step=int(steps[0]),
         confidence=0.85,
         evidence=[
-            Evidence("grad/*/clip_factor", typical, "0.2 to 1", None, "median of what clipping multiplies by"),
-            Evidence("update/*/ratio", moved.typical, "7e-4 to 2e-2", None, "typical update over weight"),
-            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+            Evidence("grad/*/clip_factor", typical, "0.2 to 1", None, "median clipping factor"),
+            Evidence("update/*/ratio", moved.typical, "7e-4 to 2e-2", None, "update norm / weight norm, median"),
+            loss.left_evidence(),
         ],
-        remedy=f"clip_grad_norm_(model.parameters(), max_norm={suggestion}){now}",
+        remedy=f"Raise the clipping threshold{now}: `clip_grad_norm_(model.parameters(), max_norm={suggestion})`.",
     )
 
 
 def _factors(window: Window) -> Column:
-    """What clipping multiplied the gradient by, step by step."""
+    """The factor by which clipping scaled the gradient at every step."""
     steps, norm = window.get("optim/grad_norm")
     limits = window.get("optim/max_norm")[1]
     if len(norm) and len(limits) == len(norm):

@@ -1,4 +1,4 @@
-"""The model answers the same whatever it is given. A remark: some other fault is the cause."""
+"""The model gives the same output for every input. Always info: another fault is the cause."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.data import MIN_SEEN, seen
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import since
 from sonde.schema.window import Window
 
 SAME: Final = 1e-3
@@ -16,7 +17,7 @@ SAME: Final = 1e-3
 
 @rule(severity="info")
 def constant_output(window: Window) -> Iterator[Found]:
-    """Outputs do not depend on inputs."""
+    """The model's outputs do not depend on its inputs."""
     spread = seen(window, "data/output/batch_std")
     if len(spread) < MIN_SEEN or not seen(window, "data/input/size").typical > 1:
         return
@@ -25,9 +26,11 @@ def constant_output(window: Window) -> Iterator[Found]:
         return
     step = onset(spread.steps, is_same)
     yield Found(
-        f"the model gives the same output for every sample since step {step}",
+        f"The model has given the same output for every sample {since(step)}.",
         step=step,
         confidence=0.6,
-        remedy="look for what cuts the input off: dead units, zero weights, a saturated layer, equal inputs",
-        evidence=(Evidence("data/output/batch_std", spread.late, "above 0.1", step),),
+        remedy="Find what cuts off the input: dead units, zero weights, a saturated layer or identical inputs.",
+        evidence=(
+            Evidence("data/output/batch_std", spread.late, "above 0.1", step, "variation of outputs in a batch"),
+        ),
     )

@@ -1,4 +1,4 @@
-"""The same batches, or the same rows, over and over."""
+"""The same batches, or the same rows, are repeated again and again."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, seen
 from sonde.diagnose.measures.loss import held_out
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 40
 NEAR: Final = 8
-"""A batch that was there this few steps ago is no new epoch."""
+"""A batch that recurs within this number of steps does not belong to a new epoch."""
 FEW: Final = 32
 OFTEN: Final = 6
-"""Times a batch was seen on average."""
+"""Average number of times that each batch was seen."""
 GAP: Final = 3.0
 WIDE_GAP: Final = 10.0
-"""Validation over training loss."""
+"""Validation loss divided by training loss."""
 TURN: Final = 1.15
 REMEDY: Final = (
-    "give each worker its share and its seed (worker_init_fn, DistributedSampler), and drop copies: "
-    "torch.unique(x, dim=0), dataset.unique()"
+    "Give each worker its own shard and seed (`worker_init_fn`, `DistributedSampler`), and remove duplicates: "
+    "`torch.unique(x, dim=0)` or `dataset.unique()`."
 )
 
 
@@ -52,21 +53,21 @@ def data_duplication(window: Window) -> Iterator[Found]:
 
 
 def _share_seen_lately(hashes: Array) -> float:
-    """Share of batches that were there among the few before; in a short cycle, that is nearly all of them."""
+    """Fraction of batches that already occurred within the last few steps; nearly all of them in a short cycle."""
     lately = [hashes[i] in hashes[max(0, i - NEAR) : i] for i in range(1, len(hashes))]
     return float(np.mean(lately))
 
 
 def _is_harmful(window: Window, num: int) -> bool:
-    """A few batches in turn may be all the data there are; then only what validation says counts.
+    """Whether repeating a few batches does harm. They may be all the data there is; then only validation counts.
 
-    A language model never has so few.
+    A language model never has that little data.
     """
     return (num > 1 and is_language_model(window)) or _has_gap(window)
 
 
 def _has_gap(window: Window) -> bool:
-    """Validation turns, or is left far behind while it is not good either."""
+    """Whether validation gets worse, or is far worse than training and not good either."""
     state = held_out(window)
     if state is None:
         return False
@@ -74,37 +75,41 @@ def _has_gap(window: Window) -> bool:
 
 
 def _is_learned_by_heart(window: Window) -> bool:
-    """Rows of few possible values are rightly there twice, and then validation is as good as training."""
+    """Whether the model has memorised its data. Rows with few possible values repeat by nature; there, validation is
+    as good as training."""
     state = held_out(window)
     return state is not None and state.gap > GAP
 
 
 def _repeated(step: int, again: float, num: int, total: int) -> Found:
     return Found(
-        f"{again:.0%} of the batches were already there within the last {NEAR} steps: "
-        f"only {num} different batches in {total} steps",
+        f"{percent(again)} of the batches had already occurred within the last {NEAR} steps: "
+        f"there are only {num:,} different batches in {total:,} steps.",
         step=step,
         confidence=0.9,
         remedy=REMEDY,
-        evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="share of different batches"),),
+        evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="fraction of distinct batches"),),
     )
 
 
 def _few(step: int, num: int, total: int) -> Found:
     return Found(
-        f"the same {num} batches are repeated about {total // num} times each",
+        f"Every step trains on the same batch (repeated {total:,} times)."
+        if num == 1
+        else f"The same {num} batches are repeated about {total // num:,} times each.",
         step=step,
         confidence=0.85,
         remedy=REMEDY,
-        evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="share of different batches"),),
+        evidence=(Evidence("data/batch/hash", num / total, "1 when shuffled", meaning="fraction of distinct batches"),),
     )
 
 
 def _rows(step: int, share: float) -> Found:
     return Found(
-        f"{share:.0%} of the rows of a batch are there twice, and validation is far behind training",
+        f"{percent(share)} of the rows in a batch are duplicates, and the validation loss is far above the training "
+        "loss.",
         step=step,
         confidence=0.75,
         remedy=REMEDY,
-        evidence=(Evidence("data/input/duplicates", share, "0"),),
+        evidence=(Evidence("data/input/duplicates", share, "0", meaning="fraction of duplicate rows"),),
     )

@@ -1,4 +1,4 @@
-"""Batches of one class after the other, or of one range of targets after the other."""
+"""Batches arrive sorted by class or by target value."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, is_regression, seen
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent
 from sonde.schema.window import Window
 
 MIN_BATCH: Final = 8
 MIN_STEPS: Final = 20
-REMEDY: Final = "DataLoader(dataset, batch_size=..., shuffle=True)"
+REMEDY: Final = "Shuffle the data: `DataLoader(dataset, batch_size=..., shuffle=True)`."
 
 
 @rule(
@@ -25,7 +26,7 @@ REMEDY: Final = "DataLoader(dataset, batch_size=..., shuffle=True)"
     references=("Bengio 2012, Practical recommendations: shuffling",),
 )  # fmt: skip
 def data_not_shuffled(window: Window) -> Iterator[Found]:
-    """Each batch holds one class, or one range of targets, although all of them occur in the data."""
+    """Each batch contains one class, or one range of targets, although the data contain all of them."""
     size = seen(window, "data/input/size").typical
     if not size >= MIN_BATCH or is_language_model(window):
         return
@@ -37,19 +38,26 @@ def _classes(window: Window, size: float) -> Iterator[Found]:
     purity, entropy = seen(window, "data/batch/label_purity"), seen(window, "data/loss/baseline")
     if len(purity) < MIN_STEPS or not len(entropy) or is_regression(window):
         return
-    # As many equally frequent classes would have the entropy of these.
+    # The number of equally frequent classes with the same entropy.
     num_classes = float(np.exp(entropy.values[-1]))
     share = 1 / num_classes
     expected = share + 3 * float(np.sqrt(share * (1 - share) / size))
-    if num_classes < 1.7 or not purity.typical > min(expected + 0.2, 0.99):
+    if not 1.7 <= num_classes < np.inf or not min(expected + 0.2, 0.99) < purity.typical <= 1:
         return
     yield Found(
-        f"a batch is {purity.typical:.0%} of one class, although there are {num_classes:.0f} about equally "
-        "frequent ones: the data come in order",
+        f"In a typical batch, {percent(purity.typical)} of the samples belong to one class, although there are about "
+        f"{num_classes:.0f} equally frequent classes: the data are not shuffled.",
         step=int(purity.steps[0]),
         confidence=0.9,
         remedy=REMEDY,
-        evidence=(Evidence("data/batch/label_purity", purity.typical, f"about {share:.2g}, at most {expected:.2g}"),),
+        evidence=(
+            Evidence(
+                "data/batch/label_purity",
+                purity.typical,
+                f"about {number(share)}, at most {number(expected)}",
+                meaning="fraction of a batch in one class",
+            ),
+        ),
     )
 
 
@@ -59,16 +67,21 @@ def _numbers(window: Window, size: float) -> Iterator[Found]:
         return
     within = float(np.median(std.values))
     between = float(np.std(mean.values))
-    # Of shuffled batches the means differ by the deviation over the root of their size.
+    # Means of shuffled batches differ by the standard deviation divided by the root of the batch size.
     if len(mean) < MIN_SEEN or not within > 0 or not between > max(1.0, 5 / float(np.sqrt(size))) * within:
         return
     yield Found(
-        f"the mean target differs between batches by {between:.3g}, within them targets only by {within:.3g}: "
-        "the data come in order",
+        f"The mean target varies by {number(between, 3)} between batches, but targets vary only by "
+        f"{number(within, 3)} within a batch: the data are not shuffled.",
         step=int(mean.steps[0]),
         confidence=0.8,
         remedy=REMEDY,
         evidence=(
-            Evidence("data/target/mean", between / within, f"about {size**-0.5:.2g}", meaning="between over within"),
+            Evidence(
+                "data/target/mean",
+                between / within,
+                f"about {number(size**-0.5)}",
+                meaning="standard deviation between batches / within batches",
+            ),
         ),
     )

@@ -1,4 +1,4 @@
-"""The GPU waits: it is idle most of the time while the processor is busy preparing data."""
+"""The GPU is idle most of the time because the CPU is busy preparing data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_SAMPLES: Final = 10
 
 @rule(references=("Mohan et al. 2021, Analyzing and mitigating data stalls in DNN training",))
 def data_starvation(window: Window) -> Iterator[Found]:
-    """The GPU is mostly idle while the process is busy: data come too slowly."""
+    """The GPU is mostly idle while the process is busy: data arrive too slowly."""
     _, times = window.get("clock")
     steps, busy = window.get("system/process_cpu_percent")
     names = [name for name in window.scalars if name.startswith("system/gpu") and name.endswith("_percent")]
@@ -28,17 +28,18 @@ def data_starvation(window: Window) -> Iterator[Found]:
         return
     idle = min(names, key=lambda name: float(np.median(window.scalars[name][1])))
     use = float(np.median(window.scalars[idle][1]))
-    # An idle process waits for something else: a debugger, another rank, a disk.
+    # An idle process is waiting for something else: a debugger, another rank, a disk.
     if use > IDLE or float(np.median(busy)) < BUSY:
         return
     yield Found(
-        f"the GPU is used to {use:.0f} % only, while the process keeps {np.median(busy) / 100:.1f} cores busy",
+        f"The GPU is only {use:.0f} % busy, while the process keeps {np.median(busy) / 100:.1f} CPU cores busy.",
         step=int(steps[0]),
         confidence=0.6,
-        remedy="DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True), and decode less per sample",
+        remedy="Load data in parallel: `DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True)`, "
+        "and decode less per sample.",
         evidence=(
-            Evidence(idle, use, "above 80"),
-            Evidence("system/process_cpu_percent", float(np.median(busy)), "below 90"),
+            Evidence(idle, use, "above 80", meaning="GPU utilisation in %"),
+            Evidence("system/process_cpu_percent", float(np.median(busy)), "below 90", meaning="CPU utilisation in %"),
         ),
         severity="info",
     )

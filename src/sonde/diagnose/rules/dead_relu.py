@@ -1,4 +1,4 @@
-"""Rectifiers that are zero for every input: no gradient passes them, so they do not come back."""
+"""ReLU units that are zero for every input: no gradient passes through them, so they never recover."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from sonde.diagnose.measures.curves import Lasting, lasting
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
+from sonde.diagnose.measures.rate import one_digit
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent, since
 from sonde.schema.window import Window
 
 DEAD: Final = 0.5
-"""Share of a layer's units. 0.48 is the 95 % quantile of healthy runs."""
+"""Fraction of a layer's units. The 95th percentile of healthy runs is 0.48."""
 STUCK: Final = 0.5
-"""Share of the loss that is left; a net with units to spare loses nothing."""
+"""Final loss as a fraction of its start; a network with units to spare still learns."""
 SAME_INPUT: Final = 1e-4
-"""Spread of the inputs over the batch: where all are the same, a silent unit says nothing."""
+"""Variation of the inputs over the batch; if all are the same, a silent unit means nothing."""
 CONSTANT: Final = 0.25
-"""Deviation over the batch, in units of the output, below which a layer tells little of its input."""
+"""Standard deviation over the batch, relative to the output; below it, outputs hardly depend on the input."""
 FAINT: Final = 0.01
-"""Output of a layer over that of the first one."""
+"""Output of a layer relative to that of the first layer."""
 GONE: Final = 0.98
-"""A layer without any live unit cuts everything before it off."""
+"""A layer without live units cuts off everything before it."""
 
 
 @rule(
@@ -46,7 +48,7 @@ def dead_relu(window: Window) -> Iterator[Found]:
     loss = learned(window)
     if loss is None or seen(window, "data/input/sample_std").typical < SAME_INPUT:
         return
-    dead = lasting(window, "unit/*/dead", DEAD) or _behind_functions(window)
+    dead = lasting(window, "unit/*/dead", DEAD) or _from_functions(window)
     dead = [layer for layer in dead if layer.level > GONE or not _is_constant(window, layer.site)]
     if not dead:
         return
@@ -57,7 +59,7 @@ def dead_relu(window: Window) -> Iterator[Found]:
 
 
 def _is_constant(window: Window, site: str) -> bool:
-    """Where next to nothing of the input arrives from the start, half of the units are silent by chance."""
+    """Whether almost nothing of the input arrives from the start; then half of the units are silent by chance."""
     model = structure(window)
     own = model.module(site)
     layers = [module for module in model.in_order if module.kind in ("linear", "conv")]
@@ -73,8 +75,8 @@ def _first(window: Window, name: str) -> float:
     return float(values[0]) if len(values) else float("nan")
 
 
-def _behind_functions(window: Window) -> list[Lasting]:
-    """Where no rectifier was seen at all: inputs of a layer that are always zero are units of the one before it."""
+def _from_functions(window: Window) -> list[Lasting]:
+    """Dead units when no ReLU module was found: inputs of a layer that are always zero are units of the previous."""
     if window.names("unit/*/dead"):
         return []
     model = structure(window)
@@ -82,7 +84,7 @@ def _behind_functions(window: Window) -> list[Lasting]:
     return [
         layer
         for layer in lasting(window, "unit/*/input_dead", DEAD)
-        # What a linear layer gives is not a rectifier's: its weights are zero (an adapter at its start).
+        # Inputs that come from a linear layer are not ReLU outputs: its weights are zero (an adapter at its start).
         if layer.site not in modules or "fed_by" not in modules[layer.site].detail
     ]
 
@@ -91,15 +93,16 @@ def _finding(window: Window, dead: list[Lasting], worst: Lasting, severity: str 
     first = min(dead, key=lambda layer: layer.since)
     module = structure(window).module(worst.site)
     kind = f" ({module.type})" if module is not None and module.type else ""
-    since = f"since step {first.since}" if first.since else "from the start"
-    others = f", and most of those of {len(dead) - 1} more layers" if len(dead) > 1 else ""
+    more = "one more layer" if len(dead) == 2 else f"{len(dead) - 1} more layers"
+    others = f", as have most units of {more}" if len(dead) > 1 else ""
     what = "units" if f"unit/{worst.site}/dead" in {str(name) for name in window.names("unit/*/dead")} else "inputs"
     return Found(
-        f"{worst.level:.0%} of the {what} of {worst.site}{kind} have been zero for every input {since}{others}",
+        f"{percent(worst.level)} of the {what} of {worst.site}{kind} have been zero for every input "
+        f"{since(first.since)}{others}.",
         step=first.since,
         confidence=0.85 if worst.level > 0.9 else 0.75,
         sites=[layer.site for layer in sorted(dead, key=lambda layer: -layer.level)],
-        evidence=[Evidence(f"unit/{worst.site}/dead", worst.level, "0 to 0.48", first.since, "share of dead units")],
+        evidence=[Evidence(f"unit/{worst.site}/dead", worst.level, "0 to 0.48", first.since, "fraction of dead units")],
         remedy=_remedy(window, first.since),
         severity=severity,
     )
@@ -109,7 +112,8 @@ def _remedy(window: Window, since: int) -> str:
     rate = structure(window).group_value("lr")
     if since == 0:
         return (
-            "Initialise biases with zeros and weights with nn.init.kaiming_normal_, or use nn.LeakyReLU() or nn.GELU()."
+            "Initialise biases with zeros and weights with `nn.init.kaiming_normal_`, or use `nn.LeakyReLU()` or "
+            "`nn.GELU()`."
         )
-    lower = f"lr={rate / 10:g}  # now {rate:g}" if isinstance(rate, int | float) and rate else "a lower learning rate"
-    return f"{lower}; or nn.LeakyReLU(0.01) or nn.GELU() in place of nn.ReLU(), which cannot die."
+    lower = f": `lr={one_digit(rate / 10)}` (now {number(rate, 3)})" if isinstance(rate, int | float) and rate else ""
+    return f"Lower the learning rate{lower}. Or use `nn.LeakyReLU(0.01)` or `nn.GELU()`, whose units cannot die."

@@ -1,4 +1,4 @@
-"""Weight decay is applied to norms and biases, where it helps nobody."""
+"""Weight decay is applied to norms and biases, where it does not help."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Parameter, Structure, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, listed, number
 from sonde.schema.window import Window
 
 NOTABLE: Final = 0.05
@@ -22,21 +23,22 @@ NOTABLE: Final = 0.05
     ),
 )
 def decay_on_norms(window: Window) -> Iterator[Found]:
-    """Weight decay pulls the gains of norms and the biases towards zero too."""
+    """Weight decay also pulls biases and the gains of norms towards zero."""
     known = structure(window)
     hit = [p for p in known.parameters if p.trainable and _is_gain_or_bias(p) and _decay(known, p) >= NOTABLE]
     if not hit or not any(p.is_norm for p in hit):
         return
     decay = _decay(known, hit[0])
     yield Found(
-        f"a weight decay of {decay:g} is also applied to {len(hit)} norms and biases, such as {hit[0].name}",
+        f"A weight decay of {number(decay, 3)} is also applied to "
+        f"{counted(len(hit), 'norm or bias parameter', 'norm and bias parameters')}: {listed([p.name for p in hit])}.",
         step=max(window.last_step, 0),
         confidence=0.6,
         sites=[p.name for p in hit[:3]],
         evidence=[Evidence("weight_decay", decay, "0 for norms and biases")],
-        remedy="decay = [p for p in model.parameters() if p.ndim >= 2]; "
+        remedy="Exclude them from weight decay: `decay = [p for p in model.parameters() if p.ndim >= 2]; "
         "rest = [p for p in model.parameters() if p.ndim < 2]; "
-        f"{known.optimizer_type}([{{'params': decay}}, {{'params': rest, 'weight_decay': 0.0}}], ...)",
+        f"{known.optimizer_type}([{{'params': decay}}, {{'params': rest, 'weight_decay': 0.0}}], ...)`.",
     )
 
 

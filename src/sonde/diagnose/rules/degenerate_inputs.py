@@ -1,4 +1,4 @@
-"""Inputs that are all the same: zeros, one row over and over."""
+"""The inputs are all the same: zeros, or one row repeated."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import since
 from sonde.schema.window import Window
 
 SAME: Final = 1e-6
@@ -26,7 +27,7 @@ MIN_INSPECTIONS: Final = 3
     references=("Ben Braiek and Khomh 2022, TheDeepChecker: data-dependency test",),
 )  # fmt: skip
 def degenerate_inputs(window: Window) -> Iterator[Found]:
-    """All samples of a batch are the same, so there is nothing to learn from them."""
+    """All samples of a batch are identical, so there is nothing to learn from them."""
     size, spread = seen(window, "data/input/size"), seen(window, "data/input/sample_std")
     if len(spread) < MIN_INSPECTIONS or not size.typical > 1:
         return
@@ -34,16 +35,18 @@ def degenerate_inputs(window: Window) -> Iterator[Found]:
     if is_same.mean() < 0.5:
         return
     is_zero = seen(window, "data/input/abs_max").typical == 0
-    what = "are all zero" if is_zero else "are the same for every sample of a batch"
+    what = "all zero" if is_zero else "the same for every sample of a batch"
     step = onset(spread.steps, is_same)
     yield Found(
-        f"the model's inputs {what} {f'since step {step}' if step else 'from the start'}: "
-        "only how frequent the targets are can be learned",
+        f"The model's inputs have been {what} {since(step)}: the model can only learn how frequent each target is.",
         step=step,
         confidence=0.95,
-        remedy="look at next(iter(loader))[0]: does the dataset use its index, are the files read, is a mask inverted?",
+        remedy="Inspect `next(iter(loader))[0]`. Check that the dataset uses its index, that the files are read and "
+        "that no mask is inverted.",
         evidence=(
-            Evidence("data/input/sample_std", spread.typical, "about 1", step),
-            Evidence("data/input/abs_max", seen(window, "data/input/abs_max").typical, "above 0", step),
+            Evidence("data/input/sample_std", spread.typical, "about 1", step, "difference between samples"),
+            Evidence(
+                "data/input/abs_max", seen(window, "data/input/abs_max").typical, "above 0", step, "largest input"
+            ),
         ),
     )

@@ -1,4 +1,4 @@
-"""Training in eval mode: dropout does nothing, batch norm does not learn its averages."""
+"""The model is trained in eval mode: dropout does nothing, and batch norm does not update its running statistics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.model import Module, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import since
 from sonde.schema.window import Window
 
 MIN_INSPECTIONS: Final = 5
@@ -22,30 +23,33 @@ MIN_INSPECTIONS: Final = 5
     references=("PyTorch documentation: Module.eval", "Jiang et al. 2025, TrainCheck"),
 )
 def eval_mode_training(window: Window) -> Iterator[Found]:
-    """The model is in eval mode while it is trained."""
+    """The model is trained in eval mode."""
     meant = [m for m in structure(window).modules if m.kind == "norm" and m.type.startswith(("BatchNorm", "SyncBatch"))]
     drops = [m for m in structure(window).modules if m.kind == "dropout"]
     for site, steps, share in window.by_site("model/*/eval_share"):
         is_eval = share > 0.99
-        # The first steps may come before a loop that calls train(); what matters is how it went on.
+        # The first steps may come before a loop that calls train(); what matters is what happened after.
         if len(share) < MIN_INSPECTIONS or is_eval.mean() < 0.4 or not is_eval[-3:].all():
             continue
         if not drops and meant and all(_is_frozen(window, m) for m in meant):
             continue
         step = onset(steps, is_eval)
         yield Found(
-            f"the model is in eval mode {'from the start' if step == 0 else f'since step {step}'}: "
-            f"{_effect(meant, drops)}",
+            f"The model has been in eval mode {since(step)}: {_effect(meant, drops)}.",
             step=step,
             confidence=0.95,
-            remedy="model.train() at the start of every epoch, after each validation",
+            remedy="Call `model.train()` at the start of every epoch and after each validation.",
             sites=tuple(m.name for m in (*meant, *drops)),
-            evidence=(Evidence(f"model/{site}/eval_share", float(np.median(share)), "0", step),),
+            evidence=(
+                Evidence(
+                    f"model/{site}/eval_share", float(np.median(share)), "0", step, "fraction of modules in eval mode"
+                ),
+            ),
         )
 
 
 def _is_frozen(window: Window, norm: Module) -> bool:
-    """A batch norm whose weights are frozen too is kept in eval mode on purpose."""
+    """Whether the weights of a batch norm are frozen too; then eval mode is intended."""
     own = [p for p in structure(window).parameters if p.owner == norm.name]
     return bool(own) and not any(p.trainable for p in own)
 
@@ -53,7 +57,7 @@ def _is_frozen(window: Window, norm: Module) -> bool:
 def _effect(norms: list[Module], drops: list[Module]) -> str:
     parts = []
     if drops:
-        parts.append("dropout drops nothing")
+        parts.append("dropout is off")
     if norms:
-        parts.append("batch norm uses its old averages and does not renew them")
+        parts.append("batch norm uses frozen running statistics and does not update them")
     return " and ".join(parts) or "layers behave as in validation"

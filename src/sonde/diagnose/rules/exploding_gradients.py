@@ -1,4 +1,4 @@
-"""Gradients grow without bound: over time against their own beginning, or over depth from the output to the input."""
+"""Gradients grow without bound: over time compared with the start, or over depth from the output to the input."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import loss_name
 from sonde.diagnose.measures.model import structure
+from sonde.diagnose.measures.rate import one_digit
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, since
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 GROWN: Final = 1e3
-"""Gradient norm over that of the first steps; healthy runs reach about 30."""
+"""Gradient norm relative to the first steps; healthy runs reach about 30."""
 STEEP: Final = 1e3
-"""Gradient of the first layer over that of the last, both against their weights; healthy up to 3.3."""
+"""Gradient of the first layer divided by that of the last, each relative to its weights; healthy up to 3.3."""
 JUMP: Final = 30.0
-"""From one layer's largest output to the next one's."""
+"""Growth from one layer's largest output to the next layer's."""
 BLOWN_UP: Final = 1e6
-"""Largest output of a layer over that of the first."""
+"""Largest output of a layer relative to the first layer's."""
 LASTING: Final = 3
-"""Steps; a single bad batch is not an explosion."""
+"""Minimum number of steps; a single bad batch is not an explosion."""
 
 
 @rule(
@@ -36,7 +38,7 @@ LASTING: Final = 3
     references=("Pascanu et al. 2013", "AUTOTRAINER, Zhang et al. 2021"),
 )
 def exploding_gradients(window: Window) -> Iterator[Found]:
-    """Gradients grow until steps are useless or values overflow."""
+    """Gradients grow until updates are useless or values overflow."""
     sites = [weight.name for weight in path(window)] or sorted(
         {name.site for name in window.names("grad/*/norm_preclip")}
     )
@@ -55,7 +57,7 @@ def exploding_gradients(window: Window) -> Iterator[Found]:
 
 
 def _matrix(window: Window, sites: list[str]) -> tuple[NDArray[np.int64], Array]:
-    """(steps, norms) with inf where a gradient is not finite."""
+    """Steps and gradient norms, with inf where a gradient is non-finite."""
     columns = [(site, *window.get(f"grad/{site}/norm_preclip")) for site in sites]
     columns = [column for column in columns if len(column[1])]
     if not columns:
@@ -73,14 +75,14 @@ def _matrix(window: Window, sites: list[str]) -> tuple[NDArray[np.int64], Array]
 
 
 def _grown_at(steps: NDArray[np.int64], total: Array) -> int | None:
-    """The step from which on gradients stayed a thousand times larger than at the start, or stopped being finite."""
+    """The step since which gradients stayed a thousand times larger than at the start, or became non-finite."""
     start = total[: min(5, len(total))]
     level = float(np.median(start[np.isfinite(start)])) if np.isfinite(start).any() else np.nan
     if not level > 0:
         return None
     high = (total > GROWN * level) & np.isfinite(total)
     ended = not np.isfinite(total[-1])
-    # Grown for a while, or grown on the way to the first value that is not finite.
+    # Large for a while, or growing up to the first non-finite value.
     runs = np.convolve(high, np.ones(LASTING, int), "valid") >= LASTING if len(high) >= LASTING else np.zeros(0, bool)
     is_lasting = runs.any() and bool(high[-max(5, len(high) // 10) :].mean() > 0.5 or ended)
     rising = ended and np.isfinite(total).sum() >= 3 and float(total[np.isfinite(total)].max()) > GROWN * level
@@ -90,7 +92,7 @@ def _grown_at(steps: NDArray[np.int64], total: Array) -> int | None:
 
 
 def _steep_at(window: Window, sites: list[str], norms: Array) -> tuple[str, float] | None:
-    """The layer whose gradient, against its weight, is a thousand times that of the last layer at the start."""
+    """The layer whose gradient, relative to its weight, is a thousand times that of the last layer at the start."""
     if len(norms) < 3 or len(norms) != len(sites):
         return None
     early = norms[:, : min(10, norms.shape[1])]
@@ -105,9 +107,9 @@ def _steep_at(window: Window, sites: list[str], norms: Array) -> tuple[str, floa
 
 
 def _blown_up(window: Window) -> tuple[int, str, str, float] | None:
-    """(step, first layer, last layer, growth) where outputs grow from layer to layer until they are no numbers.
+    """(step, first layer, last layer, growth) where outputs grow from layer to layer until they are non-finite.
 
-    A division by zero makes one jump; an explosion makes several.
+    A division by zero causes one jump; an explosion causes several.
     """
     loss = _loss(window)
     if not len(loss) or np.isfinite(loss[-1]):
@@ -136,12 +138,12 @@ def _loss(window: Window) -> Array:
 
 def _forward(window: Window, step: int, first: str, last: str, growth: float) -> Found:
     return Found(
-        f"values, and with them gradients, explode from layer to layer at step {step}: outputs of {last} are "
-        f"{growth:.0e} times those of {first}, and then they are no numbers any more",
+        f"Values, and with them gradients, explode from layer to layer at step {step:,}: the outputs of {last} are "
+        f"{number(growth)} times those of {first}, and then end as NaN or infinity.",
         step=step,
         confidence=0.8,
         sites=[last],
-        evidence=[Evidence(f"act/{last}/max_abs", growth, "below 100", step, "largest output over the first layer's")],
+        evidence=[Evidence(f"act/{last}/max_abs", growth, "below 100", step, "largest output / the first layer's")],
         remedy=_remedy(window),
     )
 
@@ -153,15 +155,17 @@ def _over_time(
     level, top = float(np.median(finite[:5])), float(finite.max())
     at = int(np.searchsorted(steps, step))
     worst = [sites[i] for i in np.argsort(-norms[:, at])[:3]]
-    end = "" if np.isfinite(total[-1]) else ", and are no numbers any more at the end"
+    end = "" if np.isfinite(total[-1]) else ", and end as NaN or infinity"
     return Found(
-        f"gradients have exploded since step {step}: {top / level:.0e} times their norm at the start, "
-        f"most in {worst[0]}{end}",
+        f"Gradients have exploded since step {step:,}: they reach {number(top / level)} times their starting norm, "
+        f"most of all in {worst[0]}{end}.",
         step=step,
         confidence=0.75,
         sites=worst,
         evidence=[
-            Evidence(f"grad/{worst[0]}/norm_preclip", top / level, "below 30", step, "norm over that at the start")
+            Evidence(
+                f"grad/{worst[0]}/norm_preclip", top / level, "below 30", step, "gradient norm / its starting value"
+            )
         ],
         remedy=_remedy(window),
     )
@@ -170,20 +174,25 @@ def _over_time(
 def _over_depth(window: Window, sites: list[str], steps: NDArray[np.int64], where: tuple[str, float]) -> Found:
     site, ratio = where
     return Found(
-        f"gradients grow on their way back from step {int(steps[0])} on: against its weights, that of {site} is "
-        f"{ratio:.0e} times that of {sites[-1]}",
+        f"Gradients have been exploding towards the input {since(int(steps[0]))}: relative to its weights, the "
+        f"gradient of {site} is {number(ratio)} times that of {sites[-1]}.",
         step=int(steps[0]),
         confidence=0.7,
         sites=[site],
-        evidence=[Evidence(f"grad/{site}/norm_preclip", ratio, "0.2 to 3.3", int(steps[0]), "first over last layer")],
+        evidence=[
+            Evidence(
+                f"grad/{site}/norm_preclip", ratio, "0.2 to 3.3", int(steps[0]), "first layer's gradient / the last's"
+            )
+        ],
         remedy=_remedy(window),
     )
 
 
 def _remedy(window: Window) -> str:
     rate = structure(window).group_value("lr")
-    lower = f", and lr={rate / 10:.0e} in place of {rate:g}" if isinstance(rate, int | float) and rate else ""
+    has_rate = isinstance(rate, int | float) and rate
+    lower = f" Lower the learning rate: `lr={one_digit(rate / 10)}` (now {number(rate, 3)})." if has_rate else ""
     return (
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step()"
-        f"{lower}; initialise with nn.init.kaiming_normal_ and use no activation that outgrows its input."
+        "Clip gradients before `optimizer.step()`: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`."
+        f"{lower} Initialise with `nn.init.kaiming_normal_`, and avoid activations that grow faster than their input."
     )

@@ -1,4 +1,4 @@
-"""Steps go uphill: the update has the sign of the gradient, or the gradient itself has the wrong sign."""
+"""Training increases the loss: the update follows the gradient, or the gradient has the wrong sign."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.motion import NEEDS as MOTION
 from sonde.diagnose.measures.motion import motion
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 UPHILL: Final = 0.3
-"""Cosine of update and gradient; plain descent has -1."""
+"""Cosine of update and gradient; -1 for plain gradient descent."""
 SMALL_STEPS: Final = 0.2
-"""Share of its size that a weight moves in the very first step: above it, steps that are too large explain the rise."""
+"""First update relative to the weight; above it, steps that are too large explain the rise."""
 EARLY: Final = 5
 ROSE: Final = 1.5
 CHUNKS: Final = 12
@@ -43,20 +44,20 @@ CHUNKS: Final = 12
     references=("Ben Braiek and Khomh 2022, TheDeepChecker: flipped sign of the gradient",),
 )
 def flipped_gradient(window: Window) -> Iterator[Found]:
-    """Training climbs: the loss rises steadily because the sign of the step, or of the gradient, is wrong."""
+    """The loss rises steadily because the update, or the gradient, has the wrong sign."""
     loss = learned(window)
     if loss is None or not loss.end > ROSE * loss.first > 0:
         return
     cosines = window.grid("update/*/grad_cosine")
     typical = float(nanmedian(cosines.values)) if cosines.values.size else np.nan
     if typical > UPHILL:
-        yield _finding(loss, typical, "updates point along the gradient, not against it", 0.95)
+        yield _finding(loss, typical, "updates point along the gradient instead of against it", 0.95)
     elif _rises_as_it_should_fall(window, loss):
-        yield _finding(loss, typical, "the loss rises by what it should have fallen", 0.8)
+        yield _finding(loss, typical, "the loss rises by as much as it should have fallen", 0.8)
 
 
 def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:
-    """Small steps, each promising a fall, and a loss that climbs without turning: the gradient has the wrong sign."""
+    """Whether the loss climbs steadily although every small step should lower it: the gradient has the wrong sign."""
     moved = motion(window)
     if moved is None or not len(moved.steps) or len(structure(window).optimizers) > 1:
         return False
@@ -66,7 +67,7 @@ def _rises_as_it_should_fall(window: Window, loss: Learned) -> bool:
 
 
 def _overshoots(window: Window) -> bool:
-    """Whether successive gradients turn about, as they do when a step crosses the valley; climbing, they agree."""
+    """Whether successive gradients reverse, as they do when a step overshoots; while climbing, they agree."""
     cosines = window.get("model/model/grad_cosine")[1]
     early = cosines[np.isfinite(cosines)][:EARLY]
     return bool(len(early)) and bool(np.median(early) < 0.1)
@@ -81,7 +82,7 @@ def _is_steady_climb(loss: Learned) -> bool:
 
 
 def _promise_is_broken(window: Window, loss: Learned) -> bool:
-    """Over the early steps, <gradient, update> promises a fall; the loss rose by about as much, or more."""
+    """Whether <gradient, update> predicts a fall over the early steps, but the loss rose by about as much or more."""
     dots = window.grid("update/*/grad_update_dot")
     if not dots.values.size:
         return False
@@ -95,20 +96,21 @@ def _promise_is_broken(window: Window, loss: Learned) -> bool:
 
 
 def _start(loss: Learned) -> float:
-    """Where the loss began, whatever the first batch was like."""
+    """The loss at the start, not affected by an unusual first batch."""
     return min(loss.first, float(np.median(loss.values[:EARLY])))
 
 
 def _finding(loss: Learned, cosine: float, why: str, confidence: float) -> Found:
     first, last = int(loss.steps[0]), int(loss.steps[-1])
     return Found(
-        f"training climbs: the loss has risen {loss.end / loss.first:.1f} times since step {first}, and {why}",
+        f"Training increases the loss: it is {number(loss.end / loss.first)} times what it was at step {first:,}, "
+        f"and {why}.",
         step=first,
         confidence=confidence,
         evidence=[
-            Evidence(loss.name, loss.end / loss.first, "below 1", last, "loss at the end over loss at the start"),
+            Evidence(loss.name, loss.end / loss.first, "below 1", last, "final loss / first loss"),
             Evidence("update/*/grad_cosine", cosine, "-1 to 0", None, "median cosine of update and gradient"),
         ],
-        remedy="look for a minus: optimizer(maximize=True), loss = -loss, a gradient hook that negates, "
-        "p.data += lr * p.grad in place of -=.",
+        remedy="Look for a wrong sign: `optimizer(maximize=True)`, `loss = -loss`, a gradient hook that negates, or "
+        "`p.data += lr * p.grad` instead of `-=`.",
     )

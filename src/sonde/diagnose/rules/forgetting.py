@@ -1,4 +1,4 @@
-"""Fine-tuning costs the model what it could do before: the loss on such data rises while the new data are learned."""
+"""Fine-tuning makes the model forget what it knew: the loss on the old data rises while the new data are learned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.losses import retained_losses
 from sonde.schema.window import Window
 
 RISE: Final = 1.1
-"""Of the loss before training: noise of an evaluation is a few percent, forgetting is tens."""
+"""Relative to the loss before training; evaluation noise is a few percent, forgetting is tens of percent."""
 MIN_POINTS: Final = 3
 
 
@@ -26,7 +27,7 @@ MIN_POINTS: Final = 3
     )
 )
 def forgetting(window: Window) -> Iterator[Found]:
-    """The loss on what the model knew before rises while the training loss falls."""
+    """The loss on data that the model knew before rises while the training loss falls."""
     state = learned(window)
     for name in retained_losses(window.scalars):
         steps, values = window.scalars[name]
@@ -39,11 +40,13 @@ def forgetting(window: Window) -> Iterator[Found]:
             continue
         since = onset(steps, values > RISE * values[0])
         yield Found(
-            f"what the model could do before gets lost: {name} rose from {values[0]:.3g} to {end:.3g}",
+            f"The model has been forgetting what it knew before fine-tuning since step {since:,}: {name} rose from "
+            f"{number(float(values[0]), 3)} to {number(end, 3)}.",
             step=since,
             confidence=0.8,
             evidence=[
-                Evidence(name, end / float(values[0]), f"below {RISE:g}", since, "over its value before training")
+                Evidence(name, end / float(values[0]), f"below {RISE:g}", since, "loss / its value before training")
             ],
-            remedy="a lower learning rate, fewer steps, or adapters of a smaller rank; mix in 5 to 10 % of old data.",
+            remedy="Lower the learning rate, train for fewer steps or use adapters of a smaller rank. "
+            "Mix in 5 to 10 % of the old data.",
         )

@@ -1,4 +1,4 @@
-"""Most weights are frozen, the output layer among them: nothing but norms and biases is left to learn."""
+"""Most weights are frozen, including the output layer: only norms and biases can learn."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted
 from sonde.schema.window import Window
 
 MOST: Final = 0.5
 STALLED: Final = 0.3
-"""Share of the loss left beyond which what is trainable does not do. Tuning only norms can be enough."""
+"""Final loss as a fraction of its start; below it, the trainable part is enough. Tuning only norms can be."""
 
 
 @rule(
@@ -21,7 +22,7 @@ STALLED: Final = 0.3
     references=("Jiang et al. 2025, TrainCheck (pytorch-forum-84911)",),
 )
 def frozen_layers(window: Window) -> Iterator[Found]:
-    """Weights have requires_grad=False where nothing replaces them."""
+    """Most weights have requires_grad=False, and no adapter or head learns in their place."""
     known = structure(window)
     matrices = [p for p in known.parameters if p.is_matrix]
     frozen = [p for p in matrices if not p.trainable]
@@ -37,34 +38,39 @@ def frozen_layers(window: Window) -> Iterator[Found]:
         return
     owners = list(dict.fromkeys(p.owner for p in frozen))
     yield Found(
-        f"{len(frozen)} of {len(matrices)} weight matrices are frozen, the output layer among them, "
-        f"and {state.left:.0%} of the loss is left",
+        f"{len(frozen)} of {counted(len(matrices), 'weight matrix', 'weight matrices')} "
+        f"{'is' if len(frozen) == 1 else 'are'} frozen, including the output layer, and {state.outcome}.",
         step=0,
         confidence=0.9,
-        remedy="\n".join(f"model.get_submodule({owner!r}).requires_grad_(True)" for owner in owners[:4]),
+        remedy="\n".join(
+            (
+                "Unfreeze the weights:",
+                *(f"`model.get_submodule({owner!r}).requires_grad_(True)`" for owner in owners[:4]),
+            )
+        ),
         sites=tuple(p.name for p in frozen),
         evidence=(
-            Evidence("model.json", share, "0, or all but the head", meaning="share of weights that are frozen"),
-            Evidence(state.name, state.left, f"below {STALLED}", meaning="share of the loss that is left"),
+            Evidence("model.json", share, "0, or all but the head", meaning="fraction of frozen weights"),
+            state.left_evidence(f"below {STALLED}", at_step=False),
         ),
     )
 
 
 def _has_adapters(matrices: list[Parameter]) -> bool:
-    """Narrow trainable pairs beside frozen layers are there to learn in their place."""
+    """Whether narrow trainable pairs learn in place of the frozen layers."""
     trainable = [p for p in matrices if p.trainable]
     return any(min(p.shape[:2]) * 4 <= max(p.shape[:2]) for p in trainable) and len(trainable) >= 2
 
 
 def _are_biases_tuned(parameters: Iterable[Parameter], frozen: list[Parameter]) -> bool:
-    """Whether the biases of the frozen layers are trained: that is a way of fine-tuning, and no accident."""
+    """Whether the biases of the frozen layers are trained: that is a method of fine-tuning, not an accident."""
     owners = {p.owner for p in frozen}
     biases = [p for p in parameters if p.owner in owners and len(p.shape) == 1]
     return bool(biases) and sum(p.trainable for p in biases) > len(biases) / 2
 
 
 def _is_head_frozen(window: Window, matrices: list[Parameter]) -> bool:
-    """Whether the layer that ran last is frozen; a trained head on a frozen body is transfer learning."""
+    """Whether the last layer is frozen; a trained head on a frozen body is transfer learning."""
     order = {module.name: module.order for module in structure(window).modules}
     last = max(matrices, key=lambda p: order.get(p.owner, -1))
     return not last.trainable

@@ -1,4 +1,4 @@
-"""Weights drawn too wide or too small at the start: outputs far from what guessing would give, or no signal at all."""
+"""Initial weights are too wide or too small: the first outputs are far off, or no signal gets through."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.measures.signal import fading
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent
 from sonde.schema.window import Window
 
 WIDE: Final = 3.0
-"""Gain: root mean square of a weight times the root of its fan-in. 0.58 in torch, 1 Xavier, 1.41 He."""
+"""Gain: rms of a weight times the root of its fan-in. 0.58 for torch's default, 1 for Xavier, 1.41 for He."""
 SMALL: Final = 0.3
 FAR: Final = 3.0
-"""Loss at the first step over that of guessing."""
+"""First loss divided by that of a constant prediction."""
 FADED: Final = 0.02
 HARMED: Final = 0.3
-"""Share of the loss that is left: whoever learns all the same started well enough."""
+"""Final loss as a fraction of its start; below it, the model learned despite its initialisation."""
 
 
 @rule(
@@ -30,7 +31,7 @@ HARMED: Final = 0.3
     severity="warning",
     needs=("param/*/rms", "act/*/rms"),
     causes=(
-        # Gradients that vanish and units that saturate are the same fault seen from the other side: they stay named.
+        # Vanishing gradients and saturated units are the same fault seen from the other side: they are still reported.
         "nan_inf", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
         "output_logit_growth", "underfitting", "rank_collapse", "attention_logit_growth", "attention_entropy_collapse",
         "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation",
@@ -58,7 +59,7 @@ def _gain(window: Window, weight: Parameter) -> float:
 
 
 def _feeds_norm(window: Window, weight: Parameter) -> bool:
-    """A norm right after a layer takes the scale of its weights away."""
+    """Whether a norm follows the layer directly, which cancels the scale of its weights."""
     modules = [module for module in structure(window).in_order if module.is_leaf]
     place = next((index for index, module in enumerate(modules) if module.name == weight.owner), -1)
     return 0 <= place < len(modules) - 1 and modules[place + 1].kind == "norm"
@@ -72,14 +73,14 @@ def _wide(wide: list[str], gains: dict[str, float], loss: Learned) -> Found:
     worst = max(wide, key=lambda name: gains[name])
     far = loss.first / loss.guessing
     return Found(
-        f"weights start too wide: those of {worst} are {gains[worst] / 2**0.5:.1f} times as large as He initialisation "
-        f"makes them, and the first loss is {far:.3g} times that of guessing",
+        f"The initial weights are too wide: those of {worst} are {number(gains[worst] / 2**0.5)} times as large as "
+        f"with He initialisation, and the first loss is {number(far, 3)} times that of a constant prediction.",
         step=int(loss.steps[0]),
-        confidence=0.92 if far > 10 else 0.85,  # the first loss was there before any update
+        confidence=0.92 if far > 10 else 0.85,  # the first loss was measured before any update
         sites=sorted(wide, key=lambda name: -gains[name]),
         evidence=[
-            Evidence(f"param/{worst}/rms", gains[worst], "0.5 to 2", meaning="root mean square times root of fan-in"),
-            Evidence(loss.name, far, "about 1", meaning="first loss over that of guessing"),
+            Evidence(f"param/{worst}/rms", gains[worst], "0.5 to 2", meaning="rms of the weights * sqrt(fan-in)"),
+            Evidence(loss.name, far, "about 1", meaning="first loss / a constant prediction's"),
         ],
         remedy=_remedy(worst),
     )
@@ -89,14 +90,14 @@ def _small(window: Window, small: list[str], gains: dict[str, float]) -> Found:
     worst = min(small, key=lambda name: gains[name])
     left = fading(window)
     return Found(
-        f"weights start too small: those of {worst} are {gains[worst] / 2**0.5:.2g} of what He initialisation "
-        f"makes them, and {left:.0e} of the signal gets through",
+        f"The initial weights are too small: those of {worst} are {percent(gains[worst] / 2**0.5)} of the size that He "
+        f"initialisation gives, and only {percent(left)} of the signal gets through.",
         step=0,
         confidence=0.85,
         sites=sorted(small, key=lambda name: gains[name]),
         evidence=[
-            Evidence(f"param/{worst}/rms", gains[worst], "0.5 to 2", meaning="root mean square times root of fan-in"),
-            Evidence(f"act/{worst}/rms", left, "above 0.1", meaning="signal in the later layers over the earlier"),
+            Evidence(f"param/{worst}/rms", gains[worst], "0.5 to 2", meaning="rms of the weights * sqrt(fan-in)"),
+            Evidence(f"act/{worst}/rms", left, "above 0.1", meaning="signal in the later layers / the earlier"),
         ],
         remedy=_remedy(worst),
     )
@@ -104,6 +105,6 @@ def _small(window: Window, small: list[str], gains: dict[str, float]) -> Found:
 
 def _remedy(site: str) -> str:
     return (
-        f"nn.init.kaiming_normal_(model.{site}) for ReLU, nn.init.xavier_normal_ for tanh and sigmoid, "
-        "N(0, 0.02) for language models; or torch's default."
+        f"Initialise with `nn.init.kaiming_normal_(model.{site})` for ReLU, `nn.init.xavier_normal_` for tanh and "
+        "sigmoid, or a standard deviation of 0.02 for language models, or keep torch's default."
     )

@@ -1,4 +1,4 @@
-"""Labels that do not belong to their inputs: they can be learned by heart, but nothing carries over."""
+"""Labels do not belong to their inputs: the model can memorise them, but nothing generalises."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import is_classification, seen
 from sonde.diagnose.measures.loss import HeldOut, held_out
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent
 from sonde.schema.window import Window
 
 NO_BETTER: Final = 0.97
-"""A validation loss that never got below this share of guessing has learned nothing that carries over."""
+"""A validation loss that never falls below this fraction of a constant prediction's shows no generalisation."""
 LEARNED: Final = 0.96
-"""A training loss below this share of guessing has learned something, if validation is this much worse:"""
+"""A training loss below this fraction of a constant prediction's shows that something was learned ..."""
 APART: Final = 0.04
+"""... if the validation loss is worse by at least this much."""
 ALIKE: Final = 0.1
-"""Outputs that vary less than this over a batch are no answer to the input at all: another fault."""
+"""Outputs that vary less than this over a batch do not depend on the input: that is another fault."""
 
 
 @rule(
@@ -27,7 +29,7 @@ ALIKE: Final = 0.1
     references=("Zhang et al. 2017, Understanding deep learning requires rethinking generalization",),
 )
 def label_shuffling(window: Window) -> Iterator[Found]:
-    """Training learns by heart, while validation never gets better than guessing."""
+    """The model memorises its training data, but validation is never better than a constant prediction."""
     state = held_out(window)
     if state is None or not is_classification(window) or not state.guessing > 0:
         return
@@ -39,21 +41,27 @@ def label_shuffling(window: Window) -> Iterator[Found]:
     if seen(window, "data/output/batch_std").late < ALIKE:
         return
     yield Found(
-        f"the training loss falls to {train:.0%} of guessing but validation was never better than guessing "
-        f"({state.best:.3g} against {state.guessing:.3g}): labels do not seem to belong to their inputs",
+        f"The training loss falls to {percent(train)} of a constant prediction's, but the validation loss never "
+        f"falls clearly below that ({number(state.best, 3)} against {number(state.guessing, 3)}): the labels do not "
+        "seem to belong to their inputs.",
         step=int(state.steps[0]),
         confidence=0.8 if train < 0.9 else 0.7,
-        remedy="look at some pairs (x, y) as the model gets them; shuffle both with one permutation: "
-        "order = torch.randperm(len(x)); x, y = x[order], y[order]",
+        remedy="Inspect some pairs `(x, y)` as the model receives them. Shuffle both with the same permutation: "
+        "`order = torch.randperm(len(x)); x, y = x[order], y[order]`.",
         evidence=(
-            Evidence("data/loss/baseline", state.guessing, f"above {state.best:.3g}", meaning="loss of guessing"),
-            Evidence("val_acc", state.accuracy, "above chance", meaning="accuracy of validation"),
+            Evidence(
+                "data/loss/baseline",
+                state.guessing,
+                f"above {number(state.best, 3)}",
+                meaning="loss of a constant prediction",
+            ),
+            Evidence("val_acc", state.accuracy, "above chance", meaning="validation accuracy"),
         ),
     )
 
 
 def _is_at_chance(window: Window, state: HeldOut) -> bool:
-    """Hardly better than always naming one class, as far as an accuracy was logged."""
+    """Whether the accuracy is hardly better than chance; true if none was logged."""
     if np.isnan(state.accuracy):
         return True
     num_classes = max(seen(window, "data/target/num_classes").highest, 2)

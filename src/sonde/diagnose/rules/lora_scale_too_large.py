@@ -1,4 +1,4 @@
-"""Adapters that drown what they adapt: alpha / r is so large that the first steps overwrite the base model."""
+"""Adapters outweigh the weights they adapt: alpha / r is so large that the first steps overwrite the base model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.model import Adapter, adapters
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, since
 from sonde.schema.window import Window
 
-DROWNED: Final = 2.0
-"""rms of base and adapter together over that of the base alone; healthy fine-tuning stays below 1.4."""
+OUTWEIGHED: Final = 2.0
+"""rms of base and adapter together, divided by that of the base alone; healthy fine-tuning stays below 1.4."""
 MIN_SEEN: Final = 10
 
 
@@ -28,37 +29,44 @@ MIN_SEEN: Final = 10
     references=("Hu et al. 2021, LoRA", "Kalajdzievski 2023, rsLoRA: alpha / sqrt(r)"),
 )  # fmt: skip
 def lora_scale_too_large(window: Window) -> Iterator[Found]:
-    """The adapters' part of the output is several times that of the frozen weights."""
-    drowned = {}
+    """The adapters contribute several times as much to the output as the frozen weights."""
+    outweighed = {}
     for adapter in adapters(window):
         ratio = _ratio(window, adapter)
-        if ratio is not None and ratio[1] > DROWNED:
-            drowned[adapter] = ratio
-    if not drowned:
+        if ratio is not None and ratio[1] > OUTWEIGHED:
+            outweighed[adapter] = ratio
+    if not outweighed:
         return
-    worst, (step, level) = max(drowned.items(), key=lambda item: item[1][1])
+    worst, (step, level) = max(outweighed.items(), key=lambda item: item[1][1])
     yield Found(
-        f"the adapter of {worst.module} has drowned its frozen weight since step {step}: the sum is {level:.2g} times "
-        f"what {worst.base_module} alone gives",
+        f"The adapter of {worst.module} has outweighed its frozen weight {since(step)}: their sum is {number(level)} "
+        f"times the output of {worst.base_module} alone.",
         step=step,
         confidence=0.85,
-        sites=[adapter.module for adapter in drowned],
-        evidence=[Evidence(f"act/{worst.module}/rms", level, "1 to 1.4", step, f"over that of {worst.base_module}")],
-        remedy=f"alpha / r of 1 to 2: with r = {worst.rank}, lora_alpha = {worst.rank} to {2 * worst.rank} "
-        "(or use_rslora=True, alpha / sqrt(r)); where that is so already, a lower learning rate",
+        sites=[adapter.module for adapter in outweighed],
+        evidence=[
+            Evidence(f"act/{worst.module}/rms", level, "1 to 1.4", step, f"output / that of {worst.base_module}")
+        ],
+        remedy=f"Use an alpha / r of 1 to 2: with r = {worst.rank}, set `lora_alpha` to {worst.rank} to "
+        f"{2 * worst.rank}. Or set `use_rslora=True`, which scales by `alpha / sqrt(r)`. If that is already the case, "
+        "lower the learning rate.",
     )
 
 
 def _ratio(window: Window, adapter: Adapter) -> tuple[int, float] | None:
-    """(since when, median) of adapted over base output, the first half left out: an adapter begins at nothing."""
+    """(first step, median) of adapted / base output. The median skips the first half: adapters start at zero."""
     steps, both = window.get(f"act/{adapter.module}/rms")
     base_steps, base = window.get(f"act/{adapter.base_module}/rms")
-    if adapter.module == adapter.base_module or len(both) < MIN_SEEN or not np.array_equal(steps, base_steps):
+    # Modules may be recorded in turn: compare each value with the base's newest one.
+    newest = np.searchsorted(base_steps, steps, side="right") - 1
+    steps, both, newest = steps[newest >= 0], both[newest >= 0], newest[newest >= 0]
+    if adapter.module == adapter.base_module or len(both) < MIN_SEEN:
         return None
+    base = base[newest]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = both / base
     known = np.isfinite(ratio)
     if known.sum() < MIN_SEEN:
         return None
     steps, ratio = steps[known], ratio[known]
-    return onset(steps, ratio > DROWNED), float(np.median(ratio[len(ratio) // 2 :]))
+    return onset(steps, ratio > OUTWEIGHED), float(np.median(ratio[len(ratio) // 2 :]))

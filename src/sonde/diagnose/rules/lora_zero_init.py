@@ -1,4 +1,4 @@
-"""Adapters that never move: both factors are zero, so that each one's gradient is too; or they get none at all."""
+"""Adapters never change: both factors are zero, so both gradients are zero too, or no gradient reaches them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Adapter, adapters, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, listed, since
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 3
-"""B = 0 is how adapters begin: A has no gradient in the first step, and only there."""
+"""Adapters start with B = 0, so A has no gradient in the first step, but only there."""
 MIN_WITHOUT: Final = 20
-"""Steps in which others had gradients: an expert may wait a while for its turn."""
+"""Number of steps in which other adapters had gradients; an expert may not be chosen for a while."""
 
 
 @rule(
@@ -29,7 +30,7 @@ MIN_WITHOUT: Final = 20
     references=("Hu et al. 2021, LoRA",),
 )  # fmt: skip
 def lora_zero_init(window: Window) -> Iterator[Found]:
-    """Adapters that never move: zero at the start on both sides, or without a gradient at all."""
+    """Adapters never change: both factors start at zero, or no gradient reaches them."""
     known = adapters(window)
     dead = [adapter for adapter in known if _is_dead(window, adapter)]
     if dead:
@@ -44,33 +45,37 @@ def _both_zero(window: Window, dead: list[Adapter], num_all: int) -> Found:
     first = dead[0]
     step = int(window.get(f"grad/{first.a}/norm")[0][0])
     return Found(
-        f"{len(dead)} of {num_all} adapters are dead, {first.module} first: A and B are both zero, "
-        f"so neither has had a gradient since step {step}",
+        f"{_count(dead, num_all)}: A and B are both zero, so neither has had a gradient {since(step)}.",
         step=step,
         confidence=0.95,
         sites=[name for adapter in dead for name in (adapter.a, adapter.b)],
         evidence=[
-            Evidence(f"param/{first.a}/norm", 0.0, "above 0", step),
-            Evidence(f"grad/{first.b}/norm", 0.0, "above 0 from the first step on", step),
+            Evidence(f"param/{first.a}/norm", 0.0, "above 0", step, "norm of A"),
+            Evidence(f"grad/{first.b}/norm", 0.0, "above 0 from the first step", step, "gradient norm of B"),
         ],
-        remedy=f"leave B at zero and start A at random: nn.init.kaiming_uniform_(model.get_parameter({first.a!r}), "
-        "a=5 ** 0.5)",
+        remedy="Leave B at zero and initialise A at random: "
+        f"`nn.init.kaiming_uniform_(model.get_parameter({first.a!r}), a=5 ** 0.5)`.",
     )
 
 
 def _without_gradient(idle: list[Adapter], num_all: int, num_steps: int) -> Found:
     first = idle[0]
     return Found(
-        f"{len(idle)} of {num_all} adapters are dead, {first.module} first: in {num_steps} steps no gradient has "
-        "reached them, while others learned",
+        f"{_count(idle, num_all)}: in {num_steps:,} steps no gradient has reached "
+        f"{'it' if len(idle) == 1 else 'them'}, while others learned.",
         step=0,
         confidence=0.9,
         severity="warning",
         sites=[name for adapter in idle for name in (adapter.a, adapter.b)],
-        evidence=[Evidence(f"grad/{first.b}/norm", 0.0, "there at every step", meaning="gradients seen")],
-        remedy=f"see whether {first.module} takes part in the forward pass; if it need not, leave it out of "
-        "target_modules",
+        evidence=[Evidence(f"grad/{first.b}/norm", 0.0, "one per step", meaning="number of gradients")],
+        remedy=f"Check that {first.module} takes part in the forward pass. If it is not needed, remove it from "
+        "`target_modules`.",
     )
+
+
+def _count(dead: list[Adapter], num_all: int) -> str:
+    names = listed([adapter.module for adapter in dead])
+    return f"{len(dead)} of {counted(num_all, 'adapter')} {'is' if len(dead) == 1 else 'are'} dead ({names})"
 
 
 def _num_gradients(window: Window, adapter: Adapter) -> int:
@@ -78,7 +83,7 @@ def _num_gradients(window: Window, adapter: Adapter) -> int:
 
 
 def _is_tuned(window: Window, adapter: Adapter) -> bool:
-    """Gradients are recorded of what is in an optimizer and was chosen: then its weights are there."""
+    """Whether both weights are in an optimizer and recorded; only then are their gradients recorded."""
     tuned = {parameter.name for parameter in structure(window).parameters if parameter.in_optimizer}
     return all(name in tuned and len(window.get(f"param/{name}/norm")[0]) for name in (adapter.a, adapter.b))
 

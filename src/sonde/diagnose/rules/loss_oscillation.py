@@ -1,4 +1,4 @@
-"""The loss swings widely, up to where it began and back, because steps are large; not because batches differ."""
+"""The loss swings back up to where it started because steps are large, not because batches differ."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import write_rate
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 SWING: Final = 0.4
-"""From the lowest to the highest tenth of the later losses, and back up from the lowest loss so far; as a fraction of
-the loss at the start."""
+"""Range from the lowest to the highest tenth of the later losses, and rise from the lowest loss so far, as a fraction
+of the loss at the start."""
 LARGE_STEPS: Final = 0.015
-"""Median share of its size that a weight matrix moves in a step. With smaller steps it is the batches that differ."""
+"""Median update relative to the weight matrix. With smaller steps, differences between batches are the cause."""
 LARGE_FIRST: Final = 0.3
 
 
@@ -31,7 +32,7 @@ LARGE_FIRST: Final = 0.3
     references=("Zhang et al. 2021, AUTOTRAINER: oscillating loss", "Cohen et al. 2021, edge of stability"),
 )
 def loss_oscillation(window: Window) -> Iterator[Found]:
-    """The loss swings between low and as high as it began, without settling."""
+    """The loss swings between a low level and its starting value without settling."""
     loss, moved = learned(window), motion(window)
     if loss is None or moved is None or not loss.unit > 0 or loss.has_diverged:
         return
@@ -43,23 +44,29 @@ def loss_oscillation(window: Window) -> Iterator[Found]:
     if not (high > 0.9 and high - low > SWING and low < 0.7 * high and loss.left > 0.25):
         return
     if not _rise(late) / loss.unit > SWING:
-        return  # the range is that of a loss which is still falling
+        return  # the range is that of a loss that is still falling
     yield Found(
-        f"the loss swings between {low:.0%} and {high:.0%} of its start without settling: a step moves the weights by "
-        f"{moved.typical:.1%} of their size",
+        f"The loss swings between {percent(low)} and {percent(high)} of {loss.reference} without settling: a typical "
+        f"step changes the weights by {percent(moved.typical)} of their norm.",
         step=int(loss.steps[len(loss.values) // 5]),
         confidence=0.6,
         sites=moved.sites[:1],
         evidence=[
-            Evidence(loss.name, high - low, "below 0.3", None, "swing of the later losses, of the loss at the start"),
             Evidence(
-                f"update/{moved.sites[0]}/ratio", moved.typical, "7e-4 to 2e-2", None, "typical update over weight"
+                loss.name, high - low, "below 0.3", None, f"range of the later losses relative to {loss.reference}"
+            ),
+            Evidence(
+                f"update/{moved.sites[0]}/ratio",
+                moved.typical,
+                "7e-4 to 2e-2",
+                None,
+                "update norm / weight norm, median",
             ),
         ],
-        remedy=f"{write_rate(window, 0.1)}; a momentum of at most 0.9; larger batches.",
+        remedy=f"{write_rate(window, 0.1)}. Use a momentum of at most 0.9, or larger batches.",
     )
 
 
 def _rise(values: Array) -> float:
-    """How far the highest tenth of these losses lies above the lowest loss before it."""
+    """How far the highest tenth of these losses is above the lowest loss before it."""
     return float(np.quantile(values - np.minimum.accumulate(values), 0.9))

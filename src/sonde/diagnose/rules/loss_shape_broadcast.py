@@ -1,4 +1,4 @@
-"""Output (B, 1) against target (B,): the loss compares every sample with every other."""
+"""The output has shape (B, 1) and the target (B,): the loss compares every sample with every other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sonde.schema.window import Window
     references=("PyTorch: 'Using a target size that is different to the input size'",),
 )  # fmt: skip
 def loss_shape_broadcast(window: Window) -> Iterator[Found]:
-    """Output and target have different shapes, and broadcasting compares each output with all targets."""
+    """Output and target have different shapes, so broadcasting compares each output with all targets."""
     if structure(window).loss not in (*REGRESSIONS, "kl_div", ""):
         return
     terms, targets = seen(window, "data/loss/numel"), seen(window, "data/loss/target_numel")
@@ -30,20 +30,23 @@ def loss_shape_broadcast(window: Window) -> Iterator[Found]:
     if num < 3:
         return
     ratio = terms.values[:num] / np.maximum(targets.values[:num], 1)
-    # One number that all outputs are compared with is meant so: the label of a discriminator.
+    # Comparing all outputs with a single number is intended: it is the label of a discriminator.
     is_bad = (ratio > 1) & (targets.values[:num] > 1)
     if is_bad.mean() < 0.9:
         return
     step = int(terms.steps[:num][is_bad][0])
+    name = structure(window).loss
     yield Found(
-        f"{structure(window).loss or 'the loss'} is taken over {int(terms.values[0])} pairs for "
-        f"{int(targets.values[0])} targets: output and target have different shapes, and each output is compared "
-        "with every target",
+        f"The loss{f' ({name})' if name else ''} is computed over {int(terms.values[0]):,} pairs for "
+        f"{int(targets.values[0]):,} targets: output and target have different shapes, so each output is compared "
+        "with every target.",
         step=step,
         confidence=0.95,
-        remedy="output.squeeze(-1), or target.unsqueeze(-1), before the loss",
+        remedy="Make the shapes equal before the loss: `output.squeeze(-1)` or `target.unsqueeze(-1)`.",
         evidence=(
-            Evidence("data/loss/numel", float(terms.values[0]), f"{int(targets.values[0])}", step),
-            Evidence("data/loss/target_numel", float(targets.values[0]), "", step),
+            Evidence(
+                "data/loss/numel", float(terms.values[0]), f"{int(targets.values[0]):,}", step, "terms of the loss"
+            ),
+            Evidence("data/loss/target_numel", float(targets.values[0]), "", step, "number of targets"),
         ),
     )

@@ -1,4 +1,4 @@
-"""The loss jumps far above its recent range, again and again."""
+"""The loss jumps far above its recent range several times."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import find_spikes, learned
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 SEVERAL: Final = 2
@@ -19,7 +20,7 @@ MANY_SMALLER: Final = 4
     severity="warning",
     references=(
         "Huang et al. 2025, SPAM: spike-aware Adam",
-        "Chowdhery et al. 2022, PaLM: skip the batches round a spike",
+        "Chowdhery et al. 2022, PaLM: skip the batches around a spike",
         "OLMo et al. 2024, 2 OLMo 2 Furious: spike score",
     ),
 )
@@ -35,20 +36,20 @@ def loss_spikes(window: Window) -> Iterator[Found]:
     if not spikes:
         return
     highest = max(spikes, key=lambda spike: spike.height)
-    named = ", ".join(str(spike.step) for spike in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
+    named = ", ".join(f"{spike.step:,}" for spike in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
     yield Found(
-        f"the loss spiked {len(spikes)} time{'s'[: len(spikes) > 1]}, at step{'s'[: len(spikes) > 1]} {named}; the "
-        f"highest was {highest.height:.0f} times its recent level",
+        f"The loss spiked once, at step {named}, to {number(highest.height)} times its recent level."
+        if len(spikes) == 1
+        else f"The loss spiked {len(spikes):,} times, at steps {named}; the highest spike was "
+        f"{number(highest.height)} times its recent level.",
         step=spikes[0].step,
         last_step=spikes[-1].step,
         severity="warning" if len(spikes) >= SEVERAL else "info",
         confidence=0.8 if len(spikes) >= SEVERAL else 0.4,
         evidence=[
-            Evidence(
-                loss.name, highest.height, "below 3", highest.step, "value over the median of the 20 steps before"
-            ),
+            Evidence(loss.name, highest.height, "below 3", highest.step, "loss / median of the previous 20 steps"),
             Evidence(loss.name, float(len(spikes)), "0", None, "number of spikes"),
         ],
-        remedy="look at the batches of these steps; clip_grad_norm_(model.parameters(), 1.0) before optimizer.step(); "
-        "with Adam, betas=(0.9, 0.95).",
+        remedy=f"Inspect the {'batch at this step' if len(spikes) == 1 else 'batches at these steps'}. Clip gradients "
+        "before `optimizer.step()`: `clip_grad_norm_(model.parameters(), 1.0)`. With Adam, use `betas=(0.9, 0.95)`.",
     )

@@ -1,4 +1,4 @@
-"""Values in float16 that come near the largest number it has."""
+"""Activations come close to the largest value of their low-precision type."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, since
 from sonde.schema.window import Window
 
 LARGEST: Final = {"float16": 65504.0, "bfloat16": 3.39e38}
 NEAR: Final = 0.1
-"""Share of the largest number: one more layer, or one more doubling, and it is infinite."""
+"""Fraction of the largest value: with a little more growth, values become infinite."""
 
 
 @rule(
@@ -24,7 +25,7 @@ NEAR: Final = 0.1
     references=("Micikevicius et al. 2018, Mixed Precision Training", "Kalamkar et al. 2019, BFLOAT16"),
 )
 def low_precision_overflow(window: Window) -> Iterator[Found]:
-    """Activations come near, or pass, the largest number of their type."""
+    """Activations come close to, or exceed, the largest value of their type."""
     dtypes: Any = window.facts.get("dtypes") or {}
     near: dict[str, tuple[float, int]] = {}
     for site, steps, values in window.by_site("act/*/max_abs"):
@@ -40,11 +41,13 @@ def low_precision_overflow(window: Window) -> Iterator[Found]:
     share, step = near[worst]
     dtype = dtypes[f"act/{worst}"]
     yield Found(
-        f"outputs of {worst} have come within a factor of {max(1.0, 1 / share):.2g} of the largest {dtype} "
-        f"since step {step}",
+        f"The outputs of {worst} have been within a factor of {number(max(1.0, 1 / share))} of the largest {dtype} "
+        f"value {since(step)}.",
         step=step,
         confidence=0.8,
         sites=sorted(near, key=lambda site: -near[site][0])[:12],
-        evidence=[Evidence(f"act/{worst}/max_abs", share, "below 0.01", step, f"share of the largest {dtype}")],
-        remedy="Train in bfloat16, or keep this layer in float32: with torch.autocast('cuda', enabled=False): ...",
+        evidence=[
+            Evidence(f"act/{worst}/max_abs", share, "below 0.01", step, f"fraction of the largest {dtype} value")
+        ],
+        remedy="Train in bfloat16, or keep this layer in float32: `with torch.autocast('cuda', enabled=False): ...`.",
     )

@@ -1,4 +1,4 @@
-"""Gradients in float16 that are rounded to zero or lose their digits: the loss is not scaled up."""
+"""Gradients in float16 lose digits or are rounded to zero because the loss is not scaled up."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, percent, since
 from sonde.schema.window import Window
 
 LOST: Final = 0.5
-"""Share of a gradient's non-zero elements below 2**-14, where float16 loses digits."""
+"""Fraction of a gradient's non-zero elements below 2**-14, where float16 loses digits."""
 SCALED: Final = 0.02
-"""Share of elements below 2**-24, which float16 does not have: gradients were scaled and scaled back."""
+"""Fraction of elements below 2**-24, which float16 cannot represent: gradients were scaled and unscaled."""
 MIN_SEEN: Final = 5
 
 
@@ -40,12 +41,15 @@ def low_precision_underflow(window: Window) -> Iterator[Found]:
     if len(lost) < 2:
         return
     worst = max(lost, key=lambda site: lost[site])
+    more = counted(len(lost) - 1, "more parameter")
+    others = f", as does most of the gradient of {more}" if len(lost) > 1 else ""
     yield Found(
-        f"gradients are too small for float16: {lost[worst]:.0%} of those of {worst} (and of {len(lost) - 1} more "
-        f"parameters) lie where digits are lost or values become zero, since step {first}",
+        f"Gradients have been too small for float16 {since(first)}: {percent(lost[worst])} of the gradient of {worst} "
+        f"loses digits or becomes zero{others}.",
         step=first,
         confidence=0.8,
         sites=sorted(lost, key=lambda site: -lost[site])[:12],
-        evidence=[Evidence(f"grad/{worst}/below_fp16_normal", lost[worst], "below 0.1", first)],
-        remedy="Scale the loss: scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); or train in bfloat16.",
+        evidence=[Evidence(f"grad/{worst}/below_fp16_normal", lost[worst], "below 0.1", first, "fraction too small")],
+        remedy="Scale the loss: `scaler = torch.amp.GradScaler(); scaler.scale(loss).backward()`. "
+        "Or train in bfloat16.",
     )

@@ -1,4 +1,4 @@
-"""The learning rate dies away long before the training is over, and the loss stays where it was left."""
+"""The learning rate decays to almost nothing long before training is over, and the loss stops falling."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.rate import RATE, rate
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent
 from sonde.schema.window import Window
 
 GONE: Final = 0.05
-"""Share of its highest value at which a learning rate counts as gone."""
+"""Fraction of its peak below which a learning rate counts as gone."""
 TOO_SOON: Final = ((0.35, 0.2), (0.5, 0.5))
-"""(share of the run before which it is gone, share of the loss that is then still too much)."""
+"""(fraction of the run before which it is gone, final loss as a fraction of its start that is then too high)."""
 
 
 @rule(
@@ -26,7 +27,7 @@ TOO_SOON: Final = ((0.35, 0.2), (0.5, 0.5))
     references=("PyTorch, torch.optim: a scheduler is stepped once per epoch unless its arguments count batches",),
 )
 def lr_decay_too_fast(window: Window) -> Iterator[Found]:
-    """The learning rate has decayed to nothing while there was still much to learn."""
+    """The learning rate decayed to almost nothing while there was still much to learn."""
     steps, values = rate(window)
     loss = learned(window)
     if loss is None or len(values) < 20 or not nanmax(values) > 0:
@@ -40,16 +41,20 @@ def lr_decay_too_fast(window: Window) -> Iterator[Found]:
         return
     gone = int(steps[after[0]])
     yield Found(
-        f"the learning rate fell from {values[peak]:g} to less than {GONE:.0%} of that by step {gone} of "
-        f"{loss.steps[-1]}, with {loss.left:.0%} of the loss still left",
+        f"The learning rate fell from {number(float(values[peak]), 3)} to less than {percent(GONE)} of that by step "
+        f"{gone:,} of {loss.steps[-1]:,}, and {loss.outcome}.",
         step=gone,
         confidence=0.85,
         evidence=[
             Evidence(
-                RATE, float(values[-1] / values[peak]), "above 0.05 for most of the run", int(steps[-1]), "of its peak"
+                RATE,
+                float(values[-1] / values[peak]),
+                "above 0.05 for most of the run",
+                int(steps[-1]),
+                "final learning rate / its peak",
             ),
-            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+            loss.left_evidence(),
         ],
-        remedy="call scheduler.step() once per epoch, not per batch; or give the schedule its length in batches: "
-        f"CosineAnnealingLR(optimizer, T_max={int(loss.steps[-1]) + 1}).",
+        remedy="Call `scheduler.step()` once per epoch, not per batch. Or give the schedule its length in batches: "
+        f"`CosineAnnealingLR(optimizer, T_max={int(loss.steps[-1]) + 1})`.",
     )

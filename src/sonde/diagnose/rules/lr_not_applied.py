@@ -1,4 +1,4 @@
-"""Gradients arrive, the optimizer steps, and nothing moves: its learning rate is zero, or its steps are skipped."""
+"""The optimizer steps with gradients, but nothing changes: its learning rate is zero, or its steps are skipped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
 from sonde.diagnose.measures.rate import RATE, rate
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, percent
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 20
@@ -28,10 +29,10 @@ MOST: Final = 0.9
         "frozen_layers",
         "optimizer_missing_params",
     ),
-    references=("PyTorch, torch.amp: GradScaler skips steps whose gradients are not finite",),
+    references=("PyTorch, torch.amp: GradScaler skips steps whose gradients are non-finite",),
 )
 def lr_not_applied(window: Window) -> Iterator[Found]:
-    """Parameters have gradients and are in the optimizer, yet no step moves them."""
+    """Parameters have gradients and are in the optimizer, but no step changes them."""
     updates, grads = window.grid("update/*/norm"), window.grid("grad/*/norm")
     if len(updates.steps) < MIN_STEPS or not len(grads):
         return
@@ -43,21 +44,25 @@ def lr_not_applied(window: Window) -> Iterator[Found]:
         return
     steps, values = rate(window)
     is_zero = bool(len(values)) and bool((values == 0).mean() >= MOST)
-    why = "the learning rate is 0" if is_zero else "its steps are skipped, or undone"
+    why = "the learning rate is 0" if is_zero else "the steps are skipped or undone"
     yield Found(
-        f"no parameter moved in {still.mean():.0%} of {len(updates.steps)} optimizer steps, though {len(with_grad)} "
-        f"have gradients: {why}",
+        f"No parameter changed in {percent(still.mean())} of {len(updates.steps):,} optimizer steps, although "
+        f"{counted(len(with_grad), 'parameter has', 'parameters have')} gradients: {why}.",
         step=int(updates.steps[int(np.argmax(still))]),
         confidence=0.95,
         sites=with_grad[:3],
         evidence=[
-            Evidence(f"update/{with_grad[0]}/norm", 0.0, "above 0"),
-            Evidence(f"grad/{with_grad[0]}/norm", float(nanmedian(grads.row(with_grad[0])))),
+            Evidence(f"update/{with_grad[0]}/norm", 0.0, "above 0", meaning="update norm"),
+            Evidence(
+                f"grad/{with_grad[0]}/norm",
+                float(nanmedian(grads.row(with_grad[0]))),
+                meaning="gradient norm, median",
+            ),
             *([Evidence(RATE, float(values[-1]), "above 0", int(steps[-1]))] if len(values) else []),
         ],
         remedy=(
-            "look at the schedule: a factor of 0 (integer division in a warm-up?) times any learning rate is 0."
+            "Check the schedule: it multiplies the learning rate by 0 (integer division in a warm-up?)."
             if is_zero
-            else "look for what skips the step (GradScaler, a condition round optimizer.step())."
+            else "Find what skips the step: a `GradScaler`, or a condition around `optimizer.step()`."
         ),
     )

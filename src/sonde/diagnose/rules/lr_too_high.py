@@ -1,4 +1,4 @@
-"""The learning rate is too high: steps are as large as the weights, and the loss does not get over it."""
+"""The learning rate is too high: updates are as large as the weights, and the loss does not recover."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import FIRST, NEEDS, Motion, motion
 from sonde.diagnose.measures.rate import write_rate
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent, times
 from sonde.schema.window import Window
 
 LARGE: Final = 0.3
-"""Share of its own size that a weight matrix moves in one step. Healthy runs: below 0.1, also at their first steps."""
+"""Update relative to the weight matrix. Healthy runs stay below 0.1, even in their first steps."""
 LARGE_LATER: Final = 0.15
-"""The same once training is under way, when steps should have become small."""
+"""The same later in training, when steps should be small."""
 BEFORE: Final = 15
-"""Steps from a large step to the height of the loss it leads to."""
+"""Maximum number of steps from a large update to the peak of the loss that it causes."""
 HEALTHY: Final = "1e-4 to 0.1"
 SOON: Final = 30
 FAR: Final = 2.2
-"""Length of the first steps laid end to end, beside the size of the weights. Healthy runs: below 1.9."""
+"""Total length of the first steps relative to the weights. Healthy runs stay below 1.9."""
 EARLY: Final = 10
-"""Steps within which a step that was too large shows in the loss."""
+"""Number of steps within which a large update shows in the loss."""
 
 
 @rule(
@@ -46,7 +47,7 @@ EARLY: Final = 10
     ),
 )
 def lr_too_high(window: Window) -> Iterator[Found]:
-    """The learning rate is too high: updates are as large as the weights they change, and the loss suffers."""
+    """The learning rate is too high: updates are as large as the weights they change, and the loss does not fall."""
     moved, loss = motion(window), learned(window)
     if moved is None or loss is None or not loss.first > 0:
         return
@@ -59,7 +60,7 @@ def lr_too_high(window: Window) -> Iterator[Found]:
 
 
 def _is_harmed(loss: Learned, first_move: float) -> bool:
-    """Large first steps alone are no fault: convex problems and RMSprop's first step bear them."""
+    """Whether large first steps did harm. Alone they are harmless in convex problems and in RMSprop's first step."""
     if loss.has_diverged:
         return True
     jump = _highest(loss, 1, EARLY + 1) / loss.first
@@ -75,7 +76,7 @@ def _highest(loss: Learned, first: int, last: int | None) -> float:
 
 
 def _fell_apart(moved: Motion, loss: Learned) -> int | None:
-    """The step at which a loss that had fallen was thrown back to where it began, by one large step."""
+    """The step of the large update that threw a loss that had fallen back to where it started."""
     if not (loss.best_left < 0.7 and loss.left > 0.8 and loss.end > 2 * loss.best):
         return None
     peak = int(loss.steps[int(np.nanargmax(np.where(np.isfinite(loss.values), loss.values, np.nan)))])
@@ -85,7 +86,7 @@ def _fell_apart(moved: Motion, loss: Learned) -> int | None:
 
 
 def _way(moved: Motion) -> float:
-    """Momentum makes steps long only after a while: how far the weights went in the first steps."""
+    """Total length of the first steps relative to the weights. Momentum makes steps large only after a while."""
     return float(np.nansum(moved.of_step[:SOON]))
 
 
@@ -93,13 +94,13 @@ def _carried_away(window: Window, moved: Motion, loss: Learned) -> Found:
     size = float(nanmax(moved.of_step[:SOON]))
     step = int(moved.steps[int(np.nanargmax(moved.of_step[:SOON]))])
     return Found(
-        f"the learning rate is too high: in the first {SOON} steps the weights went {_way(moved):.1f} times their own "
-        f"size (up to {size:.0%} in one step), and {loss.left:.0%} of the loss is left",
+        f"The learning rate is too high: in the first {SOON} steps the weights moved by {number(_way(moved))} times "
+        f"their own norm (up to {percent(size)} in one step), and {loss.outcome}.",
         step=int(moved.steps[0]),
         confidence=0.65,
         sites=moved.sites[:1],
         evidence=_evidence(loss, moved.sites[0], size, step),
-        remedy=f"{write_rate(window, 0.1)}; with momentum, steps become 1 / (1 - momentum) times as long.",
+        remedy=f"{write_rate(window, 0.1)}. With momentum, steps become 1 / (1 - momentum) times as large.",
     )
 
 
@@ -108,15 +109,14 @@ def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Found:
     worst = int(np.nanargmax(np.fmax.reduce(first, axis=1)))
     step = int(moved.steps[int(np.nanargmax(first[worst] > LARGE))])
     site = moved.sites[worst]
-    what = "and the loss was no longer finite" if loss.has_diverged else f"and {loss.left:.0%} of the loss is left"
     return Found(
-        f"the learning rate is too high: one of the first {FIRST} updates of {site} was {_times(moved.at_first)} "
-        f"as large as the weight itself (step {step}), {what} at the end",
+        f"The learning rate is too high: an early update of {site} (step {step:,}) had "
+        f"{times(moved.at_first)} the norm of the weight itself, and {loss.outcome}.",
         step=step,
         confidence=0.85 if moved.at_first > 1 else 0.75,
         sites=[s for s, row in zip(moved.sites, first, strict=True) if np.fmax.reduce(row) > LARGE],
         evidence=_evidence(loss, site, moved.at_first, step),
-        remedy=f"{write_rate(window, _factor(moved.at_first))}; or raise it over the first hundred steps (warm-up).",
+        remedy=f"{write_rate(window, _factor(moved.at_first))}. Or warm it up over the first hundred steps.",
     )
 
 
@@ -125,31 +125,27 @@ def _later(window: Window, moved: Motion, loss: Learned, step: int) -> Found:
     size = float(nanmax(moved.of_step))
     site = moved.sites[int(np.nanargmax(moved.ratios[:, at]))]
     return Found(
-        f"the learning rate is too high: at step {step} an update was {_times(float(moved.of_step[at]))} as large as "
-        f"the weights, and a loss that had fallen to {loss.best_left:.0%} is back at {loss.left:.0%} of its start",
+        f"The learning rate is too high: at step {step:,} an update had {times(float(moved.of_step[at]))} the norm of "
+        f"the weights, and the loss, which had fallen to {percent(loss.best_left)} of {loss.reference}, "
+        f"{f'is back at {percent(loss.left)}' if np.isfinite(loss.left) else 'ends as NaN or infinity'}.",
         step=step,
         confidence=0.65,
         sites=(site,),
         evidence=_evidence(loss, site, size, step),
-        remedy=f"{write_rate(window, 0.1)}; or clip_grad_norm_(model.parameters(), 1.0) before optimizer.step().",
+        remedy=f"{write_rate(window, 0.1)}. Or clip gradients before `optimizer.step()`: "
+        "`clip_grad_norm_(model.parameters(), 1.0)`.",
     )
 
 
 def _evidence(loss: Learned, site: str, size: float, step: int) -> list[Evidence]:
     early = _highest(loss, 1, EARLY + 1) / loss.first
     return [
-        Evidence(f"update/{site}/ratio", size, HEALTHY, step, "norm of the update over norm of the weight"),
-        Evidence(
-            loss.name, early, "below 1.5", int(loss.steps[0]), "highest loss of the first ten steps over the first"
-        ),
-        Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+        Evidence(f"update/{site}/ratio", size, HEALTHY, step, "update norm / weight norm"),
+        Evidence(loss.name, early, "below 1.5", int(loss.steps[0]), "highest loss of the first ten steps / first loss"),
+        loss.left_evidence(),
     ]
 
 
 def _factor(size: float) -> float:
-    """What brings the first updates to two hundredths of the weights; at least ten times less."""
+    """The factor that brings the first updates to 2 % of the weights; at most a tenth."""
     return min(0.1, 0.02 / size)
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f} times" if ratio < 100 else f"{ratio:.0e} times"

@@ -1,4 +1,4 @@
-"""The learning rate is too low: every step is tiny beside the weights, and next to nothing has been learned."""
+"""The learning rate is too low: every update is tiny compared with the weights, and almost nothing is learned."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import NEEDS, Motion, motion
 from sonde.diagnose.measures.rate import is_at_full_rate, is_still_rising, write_rate
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent
 from sonde.schema.window import Window
 
 SMALL: Final = 1.5e-4
-"""Median share of its own size that a weight matrix moves in a step. Healthy runs: 7e-4 to 2e-2."""
+"""Median update relative to the weight matrix. Healthy runs: 7e-4 to 2e-2."""
 SMALLISH: Final = 5e-4
-"""Enough when the loss also falls at an even, slow pace: it would fall faster with longer steps."""
+"""The same limit if the loss falls slowly and steadily: larger steps would make it fall faster."""
 SMALL_FOR_ALL: Final = 1e-3
-"""The same of the matrix that moves most: with vanishing gradients the last one still moves."""
+"""The same for the matrix with the largest updates: with vanishing gradients, the last layer still moves."""
 VERY_SMALL: Final = 3e-5
 SHORT: Final = 0.08
-"""All steps laid end to end, beside the size of the weights: a long run may take small steps and arrive."""
+"""Total length of all steps relative to the weights: a long run can succeed with small steps."""
 UNLEARNED: Final = 0.6
 STEADY_LEFT: Final = 0.8
 
@@ -38,7 +39,7 @@ STEADY_LEFT: Final = 0.8
     ),
 )
 def lr_too_low(window: Window) -> Iterator[Found]:
-    """The learning rate is too low: updates are tiny beside the weights and the loss has hardly fallen."""
+    """The learning rate is too low: updates are tiny compared with the weights, and the loss has hardly fallen."""
     moved, loss = motion(window), learned(window)
     if moved is None or loss is None or is_still_rising(window):
         return
@@ -55,23 +56,21 @@ def lr_too_low(window: Window) -> Iterator[Found]:
     if size * len(loss.values) > SHORT or nanmax(moved.largest_of_step) > 0.02:
         return
     yield Found(
-        f"the learning rate is too low: a step moves the weights by {size:.1e} of their size, and after "
-        f"{len(loss.values)} steps {loss.left:.0%} of the loss is left",
+        f"The learning rate is too low: a typical step changes the weights by {percent(size)} of their norm, and after "
+        f"{len(loss.values):,} steps {loss.outcome}.",
         step=int(moved.steps[0]),
         confidence=0.8 if is_known else 0.7,
         sites=moved.sites[:3],
         evidence=[
-            Evidence(
-                f"update/{moved.sites[0]}/ratio", size, "7e-4 to 2e-2", None, "norm of the update over the weight"
-            ),
-            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+            Evidence(f"update/{moved.sites[0]}/ratio", size, "7e-4 to 2e-2", None, "update norm / weight norm, median"),
+            loss.left_evidence(),
         ],
-        remedy=write_rate(window, min(1e4, max(10.0, 2e-3 / max(size, 1e-12)))),
+        remedy=f"{write_rate(window, min(1e4, max(10.0, 2e-3 / max(size, 1e-12))))}.",
     )
 
 
 def _falls_steadily(loss: Learned) -> bool:
-    """Whether it falls in the last quarter of the run as it did in the first, with most of it left."""
+    """Whether the loss is high and falls in the last quarter of the run as it did in the first."""
     values = loss.values[np.isfinite(loss.values)]
     if len(values) < 4:
         return False
@@ -81,7 +80,7 @@ def _falls_steadily(loss: Learned) -> bool:
 
 
 def _typical(window: Window, moved: Motion) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Of each matrix, its median step while the learning rate was at its height."""
+    """The median update of each matrix while the learning rate was near its peak."""
     rows = moved.ratios[:, is_at_full_rate(window, moved.steps)]
     known = [row[np.isfinite(row)] for row in rows]
     return np.array([float(np.median(row)) for row in known if len(row)])

@@ -1,4 +1,4 @@
-"""Two linear layers with nothing between them that bends: together they are one linear layer."""
+"""Two linear layers without an activation between them are equivalent to one linear layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, Structure, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted
 from sonde.schema.window import Window
 
 
@@ -17,31 +18,33 @@ from sonde.schema.window import Window
     references=("UMLAUT, Schoop et al. 2021", "NeuraLint, Nikanjam et al. 2021"),
 )
 def missing_nonlinearity(window: Window) -> Iterator[Found]:
-    """Linear layers follow each other without an activation."""
+    """Two linear layers follow each other without an activation in between."""
     model, loss = structure(window), learned(window)
     pairs = [pair for pair in _pairs(model) if _is_pointless(*pair)]
     if not pairs or loss is None:
         return
     names = [weight.owner for pair in pairs for weight in pair]
     first, second = pairs[0]
-    more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
+    more = f" (nor in {counted(len(pairs) - 1, 'more such pair')})" if len(pairs) > 1 else ""
     yield Found(
-        f"{first.owner} feeds {second.owner} with no activation between them{more}: "
-        "two linear layers in a row compute no more than one",
+        f"There is no activation between {first.owner} and {second.owner}{more}: "
+        "two linear layers in a row compute no more than one.",
         step=int(loss.steps[0]),
         confidence=0.95,
         sites=list(dict.fromkeys(names)),
         evidence=[
-            Evidence("model", float(len(pairs)), "0", meaning="pairs of linear layers with nothing between them")
+            Evidence(
+                "model", float(len(pairs)), "0", meaning="pairs of linear layers without an activation between them"
+            )
         ],
-        remedy=f"Put nn.ReLU() or nn.GELU() after {first.owner}, or make one layer of the two.",
-        # Whoever learns the task with it has no problem to solve.
+        remedy=f"Put `nn.ReLU()` or `nn.GELU()` after {first.owner}, or merge the two layers into one.",
+        # A model that learns the task anyway has no problem.
         severity="info" if loss.left < 0.05 else None,
     )
 
 
 def _pairs(model: Structure) -> list[tuple[Parameter, Parameter]]:
-    """Weights of layers that feed each other with nothing that bends in between."""
+    """Weights of consecutive layers without a nonlinearity in between."""
     weights = {weight.owner: weight for weight in model.parameters if weight.name.endswith("weight")}
     return [
         (weights[source], weights[module.name])
@@ -51,8 +54,8 @@ def _pairs(model: Structure) -> list[tuple[Parameter, Parameter]]:
 
 
 def _is_pointless(first: Parameter, second: Parameter) -> bool:
-    """Pairs that save parameters are made on purpose: low rank, depthwise and pointwise, 1xn and nx1, adapters. Next to
-    a convolution over tokens, a linear layer is the pointwise part."""
+    """Whether a pair serves no purpose. Pairs that save parameters are intended: low rank, depthwise and pointwise,
+    1xn and nx1, adapters. Next to a convolution over tokens, a linear layer is the pointwise part."""
     if first.is_lora or second.is_lora or not (first.trainable and second.trainable):
         return False
     middle = first.shape[0]

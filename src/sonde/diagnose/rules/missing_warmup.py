@@ -1,4 +1,4 @@
-"""A deep post-norm transformer given its full learning rate from the first step on stalls where guessing would be."""
+"""A deep post-norm transformer that gets its full learning rate from the first step stalls at a constant prediction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sonde.diagnose.measures.model import Structure, structure
 from sonde.diagnose.measures.motion import NEEDS, motion
 from sonde.diagnose.measures.rate import RATE, is_adaptive, rate, warms_up
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 MIN_BLOCKS: Final = 4
 STALLED: Final = 0.75
 MOVES: Final = 0.005
-"""Largest share of its size that a matrix moves in the first updates; below it steps are not what stalls."""
+"""Largest of the first updates relative to the weight matrix; below it, large steps are not the cause."""
 
 
 @rule(
@@ -30,7 +31,7 @@ MOVES: Final = 0.005
     references=("Xiong et al. 2020, On Layer Normalization in the Transformer Architecture", "Liu et al. 2020, RAdam"),
 )
 def missing_warmup(window: Window) -> Iterator[Found]:
-    """A deep transformer with its norms after the residual sums was trained without a warm-up, and stalls."""
+    """A deep post-norm transformer is trained without a warm-up and stalls."""
     moved, loss = motion(window), learned(window)
     known = structure(window)
     blocks = postnorm_blocks(known)
@@ -43,19 +44,24 @@ def missing_warmup(window: Window) -> Iterator[Found]:
         return
     last = int(loss.steps[-1])
     yield Found(
-        f"the loss has stalled at {loss.left:.0%} of its start: {len(blocks)} blocks with the norm after the residual "
-        f"sum got the full learning rate of {values[0]:g} at the first step",
+        f"Training has stalled without a warm-up: {len(blocks)} post-norm blocks got the full learning rate of "
+        f"{number(float(values[0]), 3)} at the first step, and {loss.outcome}.",
         step=int(steps[0]),
         confidence=0.75,
         sites=blocks[-1:],
         evidence=[
             Evidence(
-                RATE, float(values[0] / nanmax(values)), "below 0.1 at the first step", int(steps[0]), "of its peak"
+                RATE,
+                float(values[0] / nanmax(values)),
+                "below 0.1 at the first step",
+                int(steps[0]),
+                "first learning rate / its peak",
             ),
-            Evidence(loss.name, loss.left, "falling", last, "share of the loss that is left"),
+            loss.left_evidence(),
         ],
-        remedy="scheduler = LambdaLR(optimizer, lambda step: min(1, (step + 1) / "
-        f"{max(10, min(4000, (last + 1) // 10 * 3))})), stepped per batch; or the norms first (norm_first=True).",
+        remedy="Warm up the learning rate, stepping the scheduler after every batch: `scheduler = LambdaLR(optimizer, "
+        f"lambda step: min(1, (step + 1) / {max(10, min(4000, (last + 1) // 10 * 3))}))`. "
+        "Or put the norms first: `norm_first=True`.",
     )
 
 

@@ -12,21 +12,22 @@ from sonde.diagnose.measures.curves import nanmax, nanmean, nanmedian
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.total_gradient import NEEDS, total_norm
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, since
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 20
 ALIKE: Final = 0.9
-"""Median cosine of successive gradients. Healthy mini-batches: below 0.5; full batches come near 1 too."""
+"""Median cosine of successive gradients. Healthy mini-batches stay below 0.5; full batches also come close to 1."""
 ALIKE_LATER: Final = 0.7
 GROWTH: Final = 2.0
-"""Norm of the gradient over the first steps against its first: a sum grows with every step, fresh ones do not."""
+"""Growth of the gradient norm over the first steps: a sum grows with every step, fresh gradients do not."""
 NOISY: Final = 0.01
-"""How much the loss jumps from batch to batch, beside itself; on the whole data set it glides."""
+"""Change of the loss from batch to batch, relative to the loss; with full batches it is smooth."""
 GROWING_STEPS: Final = 12
 SOME_GROWTH: Final = 1.8
-"""Enough when the gradient hardly turns in the whole run."""
+"""The same limit if the direction of the gradient hardly changes in the whole run."""
 HARDLY_TURNS: Final = 0.97
-"""Median cosine of a whole run whose batches differ: fresh gradients of different batches never come near."""
+"""Median cosine over a run with different batches; fresh gradients of different batches never come close to it."""
 
 
 @rule(
@@ -41,7 +42,7 @@ HARDLY_TURNS: Final = 0.97
     references=("Jiang et al. 2025, TrainCheck: zero_grad precedes backward (stackoverflow 60335387)",),
 )
 def missing_zero_grad(window: Window) -> Iterator[Found]:
-    """Gradients of earlier steps are still in those of the next: zero_grad is missing."""
+    """Gradients of earlier steps are never cleared: zero_grad is missing."""
     cosines = window.get("model/model/grad_cosine")[1]
     kept_steps, kept = window.get("model/model/grad_kept")
     steps, norms = total_norm(window)
@@ -57,22 +58,22 @@ def missing_zero_grad(window: Window) -> Iterator[Found]:
     if not growth > (SOME_GROWTH if hardly_turns else GROWTH):
         return
     yield Found(
-        f"gradients are never cleared: the same gradient buffers are added to from step {kept_steps[0]} on, successive "
-        f"gradients point the same way (cosine {early_cosine:.2f}) and their norm grew {growth:.1f} times "
-        f"within {len(early)} steps",
+        f"Gradients are never cleared: they have accumulated {since(int(kept_steps[0]))}, successive gradients point "
+        f"the same way (cosine {early_cosine:.2f}), and their norm grew {number(growth)}-fold in the first "
+        f"{len(early)} steps.",
         step=int(steps[0]),
         confidence=0.9,
         evidence=[
-            Evidence("model/model/grad_cosine", early_cosine, "-0.3 to 0.9", None, "median of the first steps"),
-            Evidence("model/model/grad_kept", float(nanmean(kept)), "0", None, "share of steps on old gradients"),
-            Evidence("grad/*/norm_preclip", growth, "below 2", int(steps[0]), "growth over the first steps"),
+            Evidence("model/model/grad_cosine", early_cosine, "-0.3 to 0.9", None, "cosine of successive gradients"),
+            Evidence("model/model/grad_kept", float(nanmean(kept)), "0", None, "fraction of steps with old gradients"),
+            Evidence("grad/*/norm_preclip", growth, "below 2", int(steps[0]), "growth of the gradient norm"),
         ],
-        remedy="optimizer.zero_grad(set_to_none=True)  # before every loss.backward()",
+        remedy="Call `optimizer.zero_grad(set_to_none=True)` before every `loss.backward()`.",
     )
 
 
 def _batches_differ(window: Window) -> bool:
-    """Whether steps saw batches of their own; on one and the same, in whatever order, gradients hardly turn either."""
+    """Whether steps used different batches; with a few fixed batches, the gradient direction hardly changes either."""
     hashes = window.get("data/batch/hash")[1]
     loss = learned(window)
     if loss is None or len(hashes) < MIN_STEPS or len(np.unique(hashes)) <= 8:

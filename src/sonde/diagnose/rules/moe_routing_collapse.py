@@ -1,4 +1,4 @@
-"""A router that sends nearly everything to few experts: the others get no gradient and never become worth choosing."""
+"""A router sends nearly everything to a few experts: the others get no gradient and never improve."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Mixture, mixtures
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import since
 from sonde.schema.window import Window
 
 IDLE: Final = 0.9
-"""Share of the later steps without any gradient: nobody chose this expert."""
+"""Fraction of the later steps without a gradient, in which the router did not choose the expert."""
 MOST: Final = 0.5
-"""Share of the experts that must be idle."""
+"""Minimum fraction of idle experts."""
 MIN_STEPS: Final = 20
 
 
@@ -26,29 +27,38 @@ MIN_STEPS: Final = 20
     references=("Shazeer et al. 2017", "Fedus et al. 2021, Switch Transformer: load-balancing loss"),
 )
 def moe_routing_collapse(window: Window) -> Iterator[Found]:
-    """Most experts are never chosen."""
+    """The router never chooses most of the experts."""
     for mixture in mixtures(window):
         idle = _idle_since(window, mixture)
         if not idle or len(idle) < MOST * len(mixture.experts) or len(idle) == len(mixture.experts):
             continue
-        since, num = max(idle.values()), len(mixture.experts)
+        step, num = max(idle.values()), len(mixture.experts)
         yield Found(
-            f"{len(idle)} of the {num} experts of {mixture.site} have been given no work since step {since}: their "
-            "gradients are zero or absent while those of the others are not",
-            step=since,
+            f"{len(idle)} of the {num} experts of {mixture.site} have been idle {since(step)}: their "
+            "gradients are zero or missing, while the other experts have gradients.",
+            step=step,
             confidence=0.85,
             sites=list(idle),
             evidence=[
-                Evidence(f"grad/{mixture.experts[next(iter(idle))][0]}/norm", 0.0, "above 0 in most steps", since),
-                Evidence(f"grad/{mixture.router}/norm", len(idle) / num, "below 0.5", meaning="share of idle experts"),
+                Evidence(
+                    f"grad/{mixture.experts[next(iter(idle))][0]}/norm",
+                    0.0,
+                    "above 0 in most steps",
+                    step,
+                    "gradient norm of an idle expert",
+                ),
+                Evidence(
+                    f"grad/{mixture.router}/norm", len(idle) / num, "below 0.5", meaning="fraction of idle experts"
+                ),
             ],
-            remedy=f"add a balance loss, e.g. 0.01 * {num} * (share_of_rows * mean_router_probability).sum(); start "
-            f"{mixture.router} near zero with no bias; add noise to the router's logits while training",
+            remedy="Add a load-balancing loss, for example "
+            f"`0.01 * {num} * (token_fraction * mean_router_probability).sum()`. Initialise {mixture.router} near zero "
+            "and without a bias, and add noise to the router's logits during training.",
         )
 
 
 def _idle_since(window: Window, mixture: Mixture) -> dict[str, int]:
-    """Experts without work over the later half of the run, and since when."""
+    """Experts that were idle in the second half of the run, with the step since which they have been."""
     worked = {expert: _steps_with_work(window, names) for expert, names in mixture.experts.items()}
     all_steps = np.unique(np.concatenate([window.get(f"grad/{mixture.router}/norm")[0], *worked.values()]))
     if len(all_steps) < MIN_STEPS:

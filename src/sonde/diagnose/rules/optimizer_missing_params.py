@@ -1,4 +1,4 @@
-"""Parameters that take part in training but are in no optimizer."""
+"""Parameters take part in training but are not in any optimizer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, listed
 from sonde.schema.window import Window
 
 STALLED: Final = 0.3
-"""A head alone in the optimizer is transfer learning, unless more than this share of the loss is left."""
+"""Final loss as a fraction of its start; below it, an optimizer with only the head is transfer learning."""
 
 
 @rule(
@@ -25,7 +26,7 @@ STALLED: Final = 0.3
     references=("Jiang et al. 2025, TrainCheck",),
 )  # fmt: skip
 def optimizer_missing_params(window: Window) -> Iterator[Found]:
-    """Trainable parameters that no optimizer knows stay as they were initialised."""
+    """Trainable parameters are not in any optimizer, so they never change."""
     known = structure(window)
     order = {module.name: module.order for module in known.modules}
     missing = [p for p in known.parameters if p.trainable and not p.in_optimizer and order.get(p.owner, -1) >= 0]
@@ -38,7 +39,7 @@ def optimizer_missing_params(window: Window) -> Iterator[Found]:
 
 
 def _is_transfer(window: Window, missing: list[Parameter], order: Mapping[str, int]) -> bool:
-    """Whether only layers before those that are trained were left out, and it learns all the same."""
+    """Whether only layers before the trained ones were left out, and the model learns anyway."""
     trained = [order.get(p.owner, -1) for p in structure(window).matrices if p.in_optimizer]
     left_out = [order[p.owner] for p in missing]
     state = learned(window)
@@ -49,15 +50,18 @@ def _left_out(window: Window, missing: list[Parameter], *, is_meant: bool) -> Fo
     known = structure(window)
     num = sum(p.trainable for p in known.parameters)
     owners = list(dict.fromkeys(p.owner for p in missing))
-    names = ", ".join(owners[:3]) + (f" and {len(owners) - 3} more layers" if owners[3:] else "")
+    is_one = len(missing) == 1
     return Found(
-        f"{len(missing)} of {num} trainable parameters ({names}) are in no optimizer: they never change",
+        f"{len(missing)} of {counted(num, 'trainable parameter')} ({listed(owners, 'layer')}) "
+        f"{'is' if is_one else 'are'} not in any optimizer and never {'changes' if is_one else 'change'}.",
         step=0,
         confidence=0.95,
-        remedy="build the optimizer after the model is complete: "
-        f"{known.optimizer_type}(model.parameters(), lr={known.group_value('lr')})",
+        remedy="Build the optimizer after the model is complete: "
+        f"`{known.optimizer_type}(model.parameters(), lr={known.group_value('lr')})`.",
         sites=tuple(p.name for p in missing),
-        evidence=(Evidence("model.json", float(len(missing)), "0", meaning="trainable parameters in no optimizer"),),
+        evidence=(
+            Evidence("model.json", float(len(missing)), "0", meaning="trainable parameters without an optimizer"),
+        ),
         severity="info" if is_meant else None,
     )
 
@@ -69,12 +73,14 @@ def _unregistered(window: Window) -> list[str]:
 
 
 def _in_a_list(hidden: list[str], *, is_meant: bool) -> Found:
+    is_one = len(hidden) == 1
     return Found(
-        f"{', '.join(hidden[:3])}{' and others' if hidden[3:] else ''}: kept where model.parameters() does not find "
-        "them, so no optimizer knows them and they never change",
+        f"No optimizer updates {listed(hidden)}: model.parameters() does not include {'it' if is_one else 'them'}, "
+        f"because {'it is' if is_one else 'they are'} not registered with the model.",
         step=0,
         confidence=0.95,
-        remedy="keep them in nn.ModuleList(...), nn.ModuleDict(...) or nn.Parameter(...)",
+        remedy=f"Register {'it' if is_one else 'them'} with `nn.ModuleList(...)`, `nn.ModuleDict(...)` or "
+        "`nn.Parameter(...)`.",
         evidence=(Evidence("model.json", float(len(hidden)), "0", meaning="layers that are not registered"),),
         severity="info" if is_meant else None,
     )

@@ -1,4 +1,4 @@
-"""Output logits that drift far beyond what the loss needs: cross entropy does not mind a common shift or scale."""
+"""Output logits grow far beyond what the loss needs: cross entropy does not penalise a common shift or scale."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from sonde.diagnose.measures.data import is_classification, seen
 from sonde.diagnose.measures.loss import learned, validation
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 GROWTH: Final = 5.0
 MODEST: Final = 30.0
-"""What began larger is a matter of the inputs' or the weights' scale, not of growth."""
+"""Logits that start larger point to the scale of the inputs or weights, not to growth."""
 FITTED: Final = 0.3
-"""Share of the loss that is left below which logits may grow as they like: they have to, to fit the data further."""
+"""Final loss as a fraction of its start; below it, logits have to grow to fit the data further."""
 BEYOND: Final = 4.0
-"""log Z over the logarithm of the number of classes, where the data are not fitted; healthy up to 2."""
+"""log Z divided by the logarithm of the number of classes, while the data are not fitted; healthy up to 2."""
 AT_LEAST: Final = 15.0
-"""log Z below this is no drift, however few the classes."""
+"""log Z below this is not drift, however few classes there are."""
 LARGE: Final = 100.0
-"""A logit that large is called a fault when held-out data suffer from it, or a learnt temperature makes it."""
-SUFFERS: Final = 2.0
-"""Held-out loss over its best."""
+"""A logit this large is a fault if it hurts the held-out loss, or if a learned temperature causes it."""
+HARMED: Final = 2.0
+"""Held-out loss divided by its best value."""
 
 
 @rule(
@@ -41,7 +42,7 @@ SUFFERS: Final = 2.0
     ),
 )
 def output_logit_growth(window: Window) -> Iterator[Found]:
-    """Output logits grow without need."""
+    """Output logits grow more than the task needs."""
     logit, normaliser = levels(window, "data/output/logit_max"), levels(window, "data/output/log_z")
     if logit is None or not is_classification(window) or not (logit.growth > GROWTH and logit.start < MODEST):
         return
@@ -55,19 +56,20 @@ def output_logit_growth(window: Window) -> Iterator[Found]:
             Evidence("data/output/log_z", normaliser.end, "below 20", meaning="mean |log Z| of the softmax")
         )
     yield Found(
-        f"output logits have grown from {logit.start:.2g} to {logit.end:.3g}, most of it by step {logit.since}",
+        f"The output logits have grown from {number(logit.start)} to {number(logit.end, 3)}, "
+        f"mostly by step {logit.since:,}.",
         step=logit.since,
         confidence=0.7,
         evidence=evidence,
-        remedy="add loss = loss + 1e-4 * torch.logsumexp(logits, -1).square().mean() (z-loss), clamp a learnt "
-        "temperature (log_scale.clamp(max=4.6)), and give the output layer the learning rate of the others",
+        remedy="Add a z-loss: `loss = loss + 1e-4 * torch.logsumexp(logits, -1).square().mean()`. Clamp a learned "
+        "temperature: `log_scale.clamp(max=4.6)`. Use the same learning rate for the output layer as for the others.",
     )
 
 
 def _is_beyond_need(window: Window, normaliser: Levels | None) -> bool:
-    """Whether log Z is far above what the classes call for, although the data are not fitted."""
+    """Whether log Z is far above what the number of classes requires, although the data are not fitted."""
     state, width = learned(window), seen(window, "data/output/width").typical
-    # A run that ended in NaN has a graver fault than this one.
+    # A run that ended in NaN has a more severe fault than this one.
     if state is None or normaliser is None or not width > 1 or state.has_diverged:
         return False
     is_fitted = 0 <= state.left < FITTED
@@ -75,15 +77,15 @@ def _is_beyond_need(window: Window, normaliser: Levels | None) -> bool:
 
 
 def _does_harm(window: Window) -> bool:
-    """Whether the held-out loss has come up again since its best."""
+    """Whether the held-out loss has risen again since its best value."""
     values = validation(window)[1]
     values = values[np.isfinite(values)]
     if len(values) < 3:
         return False
     end = float(np.median(values[-2:]))
-    return end > SUFFERS * float(values.min()) and end > FITTED * float(values[0])
+    return end > HARMED * float(values.min()) and end > FITTED * float(values[0])
 
 
 def _has_temperature(window: Window) -> bool:
-    """Whether the model learns a single number, as CLIP does: nothing but a clamp holds it."""
+    """Whether the model learns a single number, like CLIP's temperature, which only a clamp can bound."""
     return any(p.trainable and math.prod(p.shape) == 1 for p in structure(window).parameters)

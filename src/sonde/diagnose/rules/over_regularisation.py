@@ -1,4 +1,4 @@
-"""Weight decay wins: the weights shrink to nothing and nothing is learned."""
+"""Weight decay is too strong: the weights shrink towards zero and the model does not learn."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
-from sonde.diagnose.measures.rate import rate
+from sonde.diagnose.measures.rate import one_digit, rate
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number, percent
 from sonde.schema.sketch import Array
 from sonde.schema.window import Grid, Window
 
 SHRUNK: Final = 0.5
-"""What is left of the weight matrices, as a median; healthy training makes them grow, or halves them at most."""
+"""Median norm of the weight matrices relative to the start; in healthy training they grow, or at most halve."""
 UNLEARNED: Final = 0.6
 EXPLAINED: Final = 0.7
-"""Sum over steps of learning rate times decay that halves a weight."""
+"""Sum over steps of learning rate times decay; this value halves a weight."""
 OVERWHELMING: Final = 3.0
-"""The same that leaves a twentieth of it."""
+"""The same sum; this value leaves a twentieth of a weight."""
 HALF_LEARNED: Final = 0.25
 
 
@@ -38,7 +39,7 @@ HALF_LEARNED: Final = 0.25
     ),
 )
 def over_regularisation(window: Window) -> Iterator[Found]:
-    """The penalty on the weights outweighs the data: weights decay towards zero and the model learns nothing."""
+    """Weight decay outweighs the data: weights shrink towards zero and the model does not learn."""
     loss = learned(window)
     shrink = _shrinking(window)
     if loss is None or not shrink:
@@ -52,27 +53,28 @@ def over_regularisation(window: Window) -> Iterator[Found]:
     if not is_strong and sum(steady for _, steady in shrink.values()) < 0.5 * len(shrink):
         return
     if not (total > EXPLAINED or _has_penalty(window, loss)):
-        return  # the best weights may be small ones
+        return  # small weights may be the best ones
     yield Found(
-        f"weight decay outweighs the data: the weight matrices have shrunk to {left:.1%} of their size "
-        f"({worst[0]} to {shrink[worst[0]][0]:.1%}), and {loss.left:.0%} of the loss is left",
+        f"Weight decay outweighs the data: the weight matrices have shrunk to {percent(left)} of their initial norm "
+        f"({worst[0]} to {percent(shrink[worst[0]][0])}), and {loss.outcome}.",
         step=int(loss.steps[0]),
         confidence=0.85 if decay > 0 else 0.75,
         sites=worst,
         evidence=[
-            Evidence(f"param/{worst[0]}/norm", shrink[worst[0]][0], "0.7 to 3", None, "norm at the end over the start"),
-            Evidence(loss.name, loss.left, "falling", int(loss.steps[-1]), "share of the loss that is left"),
+            Evidence(f"param/{worst[0]}/norm", shrink[worst[0]][0], "0.7 to 3", None, "final weight norm / initial"),
+            loss.left_evidence(),
         ],
         remedy=(
-            f"{structure(window).optimizer_type}(..., weight_decay={decay / 1000:.0e})  # now {decay:g}"
+            f"Lower the weight decay from {number(decay, 3)}: "
+            f"`{structure(window).optimizer_type}(..., weight_decay={one_digit(decay / 1000)})`."
             if decay > 0
-            else "make the penalty in the loss a thousand times smaller."
+            else "Make the penalty in the loss a thousand times smaller."
         ),
     )
 
 
 def _decay(window: Window, site: str) -> tuple[float, float]:
-    """The weight decay of a parameter's group, and its sum over all steps times the learning rate."""
+    """The weight decay of a parameter's group, and the sum over all steps of decay times learning rate."""
     known = structure(window)
     parameter = known.parameter(site)
     decay = known.group_value("weight_decay") if parameter is None else known.group_of(parameter).get("weight_decay")
@@ -82,7 +84,7 @@ def _decay(window: Window, site: str) -> tuple[float, float]:
 
 
 def _has_penalty(window: Window, loss: Learned) -> bool:
-    """Whether the logged loss began well above what the loss function gave: something was added to it."""
+    """Whether the logged loss started well above the loss function's value: a penalty was added to it."""
     steps, seen = window.get("data/loss/value")
     _, mine, theirs = np.intersect1d(loss.steps, steps, return_indices=True)
     if not len(mine):
@@ -92,7 +94,7 @@ def _has_penalty(window: Window, loss: Learned) -> bool:
 
 
 def _shrinking(window: Window) -> dict[str, tuple[float, bool]]:
-    """Of each weight matrix: what is left of its norm, and whether it shrank all the way, not in one jump."""
+    """The final norm of each weight matrix relative to the start, and whether it shrank steadily, not in one jump."""
     norms: Grid = window.grid("param/*/norm")
     known = {p.name for p in structure(window).matrices}
     found = {}
@@ -107,6 +109,6 @@ def _shrinking(window: Window) -> dict[str, tuple[float, bool]]:
 
 
 def _is_steady(row: Array) -> bool:
-    """Falls in most steps until it is small."""
+    """Whether the norm falls in most steps until it is small."""
     falling = row[: max(10, int(np.argmax(row < 0.3 * row[0]))) or None] if (row < 0.3 * row[0]).any() else row
     return bool((np.diff(falling) < 0).mean() > 0.8)

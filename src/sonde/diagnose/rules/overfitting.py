@@ -1,4 +1,4 @@
-"""The model learns the training data by heart: validation gets worse while training goes on getting better."""
+"""The model memorises the training data: validation gets worse while training still improves."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import held_out, validation_name
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 GAP: Final = 3.0
 TURN: Final = 1.15
 MATTERS: Final = 0.5
-"""A validation loss well below guessing is good, whatever training does ..."""
+"""A validation loss well below that of a constant prediction is good, whatever the training loss ..."""
 BY_HEART: Final = 100.0
-"""... unless the training loss is next to nothing beside it, and it is not that good."""
+"""... unless the training loss is negligible in comparison, and the validation loss is not that good."""
 LEARNED: Final = 0.5
 ACCURATE: Final = 0.85
-"""Where this many answers are right, a rising loss means that the model is too sure of the wrong ones: a remark."""
+"""Accuracy above which a rising loss only means that the model is overconfident in its errors: info."""
 MIN_LATER: Final = 2
-"""Points of validation after the best one."""
+"""Minimum number of validation points after the best one."""
 
 
 @rule(references=("Prechelt 1998, Early stopping: but when?", "SageMaker Debugger: Overfit"))
 def overfitting(window: Window) -> Iterator[Found]:
-    """The validation loss rises from its best while the training loss goes on falling."""
+    """The validation loss rises while the training loss continues to fall."""
     state = held_out(window)
     if state is None or not state.gap > GAP or not state.turn > TURN:
         return
@@ -39,16 +40,17 @@ def overfitting(window: Window) -> Iterator[Found]:
     if (state.steps > state.best_step).sum() < MIN_LATER:
         return
     name = validation_name(window) or ""
+    has_dropout = any(module.kind == "dropout" for module in structure(window).modules)
     yield Found(
-        f"validation is best at step {state.best_step} ({state.best:.3g}) and has risen to {state.end:.3g} since, "
-        f"while the training loss fell to {state.train:.3g}",
+        f"The validation loss was lowest at step {state.best_step:,} ({number(state.best, 3)}) and has since risen to "
+        f"{number(state.end, 3)}, while the training loss fell to {number(state.train, 3)}.",
         step=state.best_step,
         confidence=0.8,
-        remedy=f"stop at step {state.best_step}, or more data, augmentation, weight decay"
-        + ("" if any(module.kind == "dropout" for module in structure(window).modules) else ", nn.Dropout(0.2)"),
+        remedy=f"Stop around step {state.best_step:,}, or add data, "
+        f"{'augmentation or weight decay' if has_dropout else 'augmentation, weight decay or `nn.Dropout(0.2)`'}.",
         severity="info" if state.accuracy > ACCURATE else None,
         evidence=(
-            Evidence(name, state.gap, "below 3 times the training loss", meaning="validation over training loss"),
-            Evidence(name, state.turn, "below 1.15 times its best", state.best_step, "rise from the best"),
+            Evidence(name, state.gap, "below 3", meaning="validation loss / training loss"),
+            Evidence(name, state.turn, "below 1.15", state.best_step, "final validation loss / its best"),
         ),
     )

@@ -1,4 +1,4 @@
-"""Queries, keys and values of one attention layer that do not learn together: one rests, or runs away."""
+"""Queries, keys and values of an attention layer learn at widely different rates: one is stuck or runs away."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import numpy as np
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Projections, projections, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import listed, number, since
 from sonde.schema.window import Window
 
 TWINS_APART: Final = 30.0
-"""Queries and keys are each other's mirror, in gradients and updates: a healthy ratio is between 1 and 3."""
+"""Queries and keys mirror each other in gradients and updates; a healthy ratio is between 1 and 3."""
 MOVES_APART: Final = 100.0
-"""Update over weight, largest over smallest, under an optimizer of Adam's kind: healthy up to 4."""
+"""Largest relative update divided by the smallest, with an optimizer like Adam; healthy up to 4."""
 MOVES_APART_PLAIN: Final = 2000.0
-"""The same under plain descent, where updates are as far apart as gradients."""
+"""The same with plain gradient descent, where updates differ as much as gradients."""
 NEVER: Final = np.inf
-"""Small weights at the start leave the values' gradient 100 times that of the queries: only none at all is a sign."""
+"""With small initial weights, the values' gradient is 100 times that of the queries: only a zero gradient counts."""
 EARLY: Final = slice(1, 11)
 MIN_STEPS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The widest gap of one layer."""
+    """The largest imbalance of one layer."""
 
     layer: Projections
     series: str
@@ -35,7 +36,7 @@ class Apart:
     low: str
     ratio: float
     excess: float
-    """Ratio over what is tolerated."""
+    """Ratio divided by its limit."""
     step: int
 
 
@@ -46,27 +47,36 @@ class Apart:
     references=("DEForm, operators QZQ, QZK, QZV", "Noci et al. 2022, signal propagation in transformers"),
 )
 def qkv_imbalance(window: Window) -> Iterator[Found]:
-    """Query, key and value projections train at widely different rates."""
+    """Query, key and value projections learn at widely different rates."""
     layers = projections(window)
     widest = [apart for layer in layers if (apart := _widest(window, layer)) is not None]
     if not widest or 2 * len(widest) < len(layers):
         return
     worst = max(widest, key=lambda apart: apart.excess)
-    what = "gradient" if worst.series == "grad/*/rms" else "update, against its weights,"
-    times = f"{worst.ratio:.0f} times that" if worst.ratio < 1e12 else "not zero, unlike that"
     is_slow = worst.series != "grad/*/rms"
+    what = "relative update" if is_slow else "gradient"
+    message = (
+        f"The {what} of {worst.high} has been {number(worst.ratio)} times that of {worst.low} {since(worst.step)}."
+        if worst.ratio < 1e12
+        else f"The {what} of {worst.low} has been zero {since(worst.step)}, unlike that of {worst.high}."
+    )
     yield Found(
-        f"the {what} of {worst.high} is {times} of {worst.low} from step {worst.step} on",
+        message,
         step=worst.step,
         confidence=0.75,
         sites=[worst.high, worst.low],
         evidence=[
             Evidence(
-                worst.series.replace("*", worst.high), worst.ratio, "below 10", worst.step, f"over that of {worst.low}"
+                worst.series.replace("*", worst.high),
+                worst.ratio,
+                "below 10",
+                worst.step,
+                f"{what} / that of {worst.low}",
             )
         ],
-        remedy=("put them into one parameter group with one learning rate" if is_slow else "initialise them alike")
-        + f": nn.init.normal_(w, 0, 0.02) for {', '.join(worst.layer.names)}, none frozen, none with a rate of its own",
+        remedy=("Put them into one parameter group with one learning rate, and initialise" if is_slow else "Initialise")
+        + f" them alike: `nn.init.normal_(w, 0, 0.02)` for {listed(worst.layer.names)}. Do not freeze any of them or "
+        "give one a separate learning rate.",
     )
 
 
@@ -75,7 +85,7 @@ def _widest(window: Window, layer: Projections) -> Apart | None:
     moves = MOVES_APART if is_adaptive else MOVES_APART_PLAIN
     twins = (layer.query, layer.key)
     found = [
-        # Late in a run that goes wrong elsewhere one gradient may be all that is left; never so at the start.
+        # Late in a run with another fault, only one gradient may be left; at the start that never happens.
         *_gaps(window, layer, "grad/*/rms", twins, TWINS_APART, is_late=False),
         *_gaps(window, layer, "grad/*/rms", layer.names, NEVER, is_late=False),
         *_gaps(window, layer, "update/*/ratio", twins, TWINS_APART),
@@ -87,7 +97,7 @@ def _widest(window: Window, layer: Projections) -> Apart | None:
 def _gaps(
     window: Window, layer: Projections, series: str, names: tuple[str, ...], limit: float, *, is_late: bool = True
 ) -> Iterator[Apart]:
-    """Early and late, where the largest is beyond a limit above the smallest; none at all is beyond any limit."""
+    """Imbalances early and late in the run whose ratio exceeds a limit; a zero value exceeds any limit."""
     columns = {name: window.get(series.replace("*", name)) for name in names}
     columns = {name: column for name, column in columns.items() if len(column[0]) >= MIN_STEPS}
     if len(columns) < 2:

@@ -1,4 +1,4 @@
-"""Hidden layers that give nearly the same output whatever the input, though inputs differ."""
+"""Hidden layers give nearly the same output for every input, although inputs differ."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent, since
 from sonde.schema.window import Window
 
 SAME: Final = 0.01
-"""Deviation over the batch, in units of the output: 0.3 to 1 in healthy layers."""
+"""Standard deviation over the batch, relative to the output; 0.3 to 1 in healthy layers."""
 STUCK: Final = 0.85
 
 
@@ -26,7 +27,7 @@ STUCK: Final = 0.85
     references=("Dong et al. 2021, Attention is not all you need", "Noci et al. 2022", "Schoenholz et al. 2017"),
 )
 def rank_collapse(window: Window) -> Iterator[Found]:
-    """What a hidden layer puts out no longer depends on the input."""
+    """The outputs of a hidden layer no longer depend on the input."""
     loss = learned(window)
     if loss is None or not loss.left > STUCK or loss.has_diverged:
         return
@@ -36,22 +37,26 @@ def rank_collapse(window: Window) -> Iterator[Found]:
     if not collapsed:
         return
     first = collapsed[0]
-    # What came later has a cause of its own (units that died, weights that decayed): then it is a remark.
+    # A collapse later in the run has another cause (dead units, decayed weights), so it is only info.
     is_by_design = first.since <= window.get(f"unit/{first.site}/batch_std")[0][0] + 2
     yield Found(
-        f"from {first.site} on, outputs are nearly the same for every input "
-        f"({first.level:.1g} of their size is what differs), since step {first.since}",
+        f"From {first.site} on, outputs have been nearly the same for every input {since(first.since)}: "
+        f"they differ by only {percent(first.level)} of their size.",
         step=first.since,
         confidence=0.6,
         sites=[layer.site for layer in collapsed],
-        evidence=[Evidence(f"unit/{first.site}/batch_std", first.level, "0.3 to 1", first.since)],
-        remedy="Give the blocks skip connections and norm layers, and initialise so that signals keep their size.",
+        evidence=[
+            Evidence(
+                f"unit/{first.site}/batch_std", first.level, "0.3 to 1", first.since, "variation of outputs in a batch"
+            )
+        ],
+        remedy="Add skip connections and norm layers to the blocks, and initialise so that signals keep their size.",
         severity=None if is_by_design else "info",
     )
 
 
 def _collapsed(window: Window) -> list[Lasting]:
-    """Layers from the first that is the same for every input, if none after it tells inputs apart again."""
+    """Layers from the first collapsed one, if no later layer distinguishes inputs again."""
     found: list[Lasting] = []
     for module in structure(window).in_order:
         if module.kind not in ("linear", "conv", "norm"):

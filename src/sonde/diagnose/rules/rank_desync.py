@@ -1,4 +1,4 @@
-"""Ranks of one job whose weights are no longer the same."""
+"""The ranks of one job no longer have the same weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Final
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.events import happenings, number
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import listed
 from sonde.schema.window import Window
 
 SERIES: Final = "model/weights/fingerprint"
 ROUNDING: Final = 1e-9
-"""Averaged gradients are the same bits on every rank, and so are the weights."""
+"""Averaged gradients are bitwise identical on every rank, and so are the weights."""
 
 
 @rule(
@@ -21,7 +22,7 @@ ROUNDING: Final = 1e-9
     references=("Li et al. 2020, PyTorch Distributed: DDP keeps replicas identical",),
 )
 def rank_desync(window: Window) -> Iterator[Found]:
-    """The weights of the ranks have drifted apart: gradients are not averaged, or a rank skips steps."""
+    """The weights of the ranks have diverged: gradients are not averaged, or a rank skips steps."""
     steps, values = window.get(SERIES)
     first = dict(zip(steps.tolist(), values.tolist(), strict=True))
     apart: dict[int, tuple[int, float]] = {}
@@ -35,12 +36,12 @@ def rank_desync(window: Window) -> Iterator[Found]:
     if not apart:
         return
     rank, (step, gap) = min(apart.items(), key=lambda item: item[1][0])
-    ranks = ", ".join(map(str, sorted(apart)))
+    ranks = f"rank{'' if len(apart) == 1 else 's'} {listed([str(rank) for rank in sorted(apart)])}"
     yield Found(
-        f"the weights of rank {ranks} are not those of rank 0 any more, from step {step} at the latest",
+        f"The weights of {ranks} have differed from those of rank 0 since step {step:,} at the latest.",
         step=step,
         confidence=0.95,
-        evidence=[Evidence(SERIES, gap, "0", step, f"relative gap of the weights' fingerprint to rank {rank}")],
-        remedy="model = DistributedDataParallel(model)  # and call it, not model.module; step the optimizer on every "
-        "rank, and broadcast the weights after loading a checkpoint on one",
+        evidence=[Evidence(SERIES, gap, "0", step, f"relative difference of the weights to rank {rank}")],
+        remedy="Wrap the model: `model = DistributedDataParallel(model)`, and call the wrapper, not `model.module`. "
+        "Step the optimizer on every rank, and broadcast the weights after loading a checkpoint on one rank.",
     )

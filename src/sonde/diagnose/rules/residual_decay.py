@@ -1,4 +1,4 @@
-"""Blocks that hand on only a part of their input: after a few of them nothing of it is left, nor of the gradient."""
+"""Residual blocks pass on only part of their input: after a few blocks, input and gradient are lost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.model import Module, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent
 from sonde.schema.window import Window
 
 MIN_BLOCKS: Final = 3
 LEFT: Final = 0.15
-"""What remains of the stream after all blocks; 1 with intact skip connections."""
+"""Fraction of the residual stream left after all blocks; 1 with intact skip connections."""
 WHOLE: Final = 0.65
-"""Blocks that hand on this much, or about, are residual blocks with a rectifier or a strong branch."""
+"""Blocks that pass on about this fraction are residual blocks with a ReLU or a strong branch."""
 NEARLY: Final = 0.9
-"""Up to here it must be the very same share in every block: chosen, not come about."""
+"""Up to this fraction, it must be the same in every block, which shows that it was chosen."""
 EARLY: Final = 10
 
 
@@ -39,7 +40,7 @@ EARLY: Final = 10
     references=("He et al. 2016, Identity Mappings", "Takase et al. 2023, Spike No More", "Dong et al. 2021"),
 )
 def residual_decay(window: Window) -> Iterator[Found]:
-    """Residual blocks lose their input: the skip connection is scaled down or missing."""
+    """Residual blocks lose their input because the skip connection is scaled down or missing."""
     for blocks in _stacks(window):
         carries = np.asarray([_early(window, block) for block in blocks])
         if len(blocks) < 2 or not np.isfinite(carries).all() or _ends_in_norm(window, blocks[-1]):
@@ -54,7 +55,7 @@ def residual_decay(window: Window) -> Iterator[Found]:
 
 
 def _stacks(window: Window) -> list[list[Module]]:
-    """Blocks of one type in the order in which they run."""
+    """Blocks of the same type, in the order in which they run."""
     stacks: dict[tuple[str, str], list[Module]] = defaultdict(list)
     for module in structure(window).in_order:
         if len(window.get(f"unit/{module.name}/skip_gain")[0]):
@@ -69,7 +70,7 @@ def _early(window: Window, block: Module) -> float:
 
 
 def _is_chosen(carries: NDArray[np.float64]) -> bool:
-    """Whether blocks hand on one and the same share: a scale is the same in every block, chance is not."""
+    """Whether all blocks pass on the same fraction: a chosen scale is the same in every block, chance is not."""
     typical = float(np.median(carries))
     spread = 1.48 * float(np.median(np.abs(carries - typical))) / max(abs(typical), 1e-9)
     if len(carries) < MIN_BLOCKS:
@@ -82,13 +83,13 @@ def _children(window: Window, block: Module) -> list[Module]:
 
 
 def _ends_in_norm(window: Window, block: Module) -> bool:
-    """Post-norm: the norm takes a share of the stream away, as published."""
+    """Whether the block is post-norm: its norm scales the stream down by design."""
     leaves = [module for module in _children(window, block) if module.is_leaf and module.kind != "dropout"]
     return bool(leaves) and leaves[-1].kind == "norm"
 
 
 def _is_transformer(window: Window, block: Module) -> bool:
-    """Attention and, outside it, linear layers: a whole block. Skip connections round its parts would be within it."""
+    """Whether it is a whole transformer block: attention, and linear layers outside it. Skip connections are inside."""
     inside = _children(window, block)
     attention = {module.name for module in inside if module.kind == "attention"}
     attention |= {name.site for name in window.names("attn/*/entropy") if name.site.startswith(f"{block.name}.")}
@@ -102,20 +103,24 @@ def _is_transformer(window: Window, block: Module) -> bool:
 
 def _finding(window: Window, blocks: list[Module], typical: float, left: float, *, is_missing: bool) -> Found:
     first, last = blocks[0].name, blocks[-1].name
+    passed = percent(max(typical, 0.0))
     message = (
-        f"the {len(blocks)} blocks from {first} to {last} hand on {typical:.2f} of their input: no skip connection"
+        f"The {len(blocks)} blocks from {first} to {last} have passed on only {passed} of their input from the start: "
+        "they have no skip connection."
         if is_missing
-        else f"each of the {len(blocks)} blocks from {first} to {last} hands on {typical:.2f} of its input, so that "
-        f"{max(left, 0.0):.1g} of it reaches the end"
+        else f"Each of the {len(blocks)} blocks from {first} to {last} has passed on only {passed} of its input from "
+        f"the start, so only {percent(max(left, 0.0))} of it reaches the end."
     )
     return Found(
-        message + ", from the start",
+        message,
         step=int(window.get(f"unit/{first}/skip_gain")[0][0]),
         confidence=0.9,
         sites=[block.name for block in blocks],
         evidence=[
-            Evidence(f"unit/{first}/skip_gain", typical, "0.9 to 1.1", meaning="share of its input a block hands on"),
-            Evidence(f"unit/{last}/skip_gain", left, "above 0.5", meaning="what is left after all blocks"),
+            Evidence(
+                f"unit/{first}/skip_gain", typical, "0.9 to 1.1", meaning="fraction of its input a block passes on"
+            ),
+            Evidence(f"unit/{last}/skip_gain", left, "above 0.5", meaning="fraction left after all blocks"),
         ],
-        remedy=f"In {blocks[0].type}.forward: return x + branch(norm(x))  # skip connection with weight 1",
+        remedy=f"Use a skip connection with weight 1 in `{blocks[0].type}.forward`: `return x + branch(norm(x))`.",
     )

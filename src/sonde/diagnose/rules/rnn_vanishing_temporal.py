@@ -1,4 +1,4 @@
-"""What a recurrent layer saw at the start of a sequence is lost before its end, and the model does not learn."""
+"""A recurrent layer forgets the start of a sequence before its end, and the model does not learn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.memory_span import Span, memory_spans
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent, since
 from sonde.schema.window import Window
 
 LOST: Final = 1e-3
-"""Reach below which the first input no longer counts. Layers that learn to remember come above 0.01 at once."""
+"""Reach below which the first input no longer matters. Layers that learn to remember quickly exceed 0.01."""
 STILL_THERE: Final = 0.75
-"""Share of the loss that is left: tasks that need no memory are learnt whatever the reach."""
+"""Final loss as a fraction of its start; tasks that need no memory are learned whatever the reach."""
 
 
 @rule(
@@ -31,7 +32,7 @@ STILL_THERE: Final = 0.75
     references=("Pascanu et al. 2013", "Jozefowicz et al. 2015, forget bias", "Hochreiter 1991"),
 )
 def rnn_vanishing_temporal(window: Window) -> Iterator[Found]:
-    """Gradients vanish on their way back in time: long memories cannot be learnt."""
+    """Gradients vanish on their way back through time, so the model cannot learn long-range dependencies."""
     state = learned(window)
     if state is None or state.has_diverged or not state.left > STILL_THERE:
         return
@@ -40,8 +41,8 @@ def rnn_vanishing_temporal(window: Window) -> Iterator[Found]:
         return
     worst = min(lost, key=lambda span: span.end)
     yield Found(
-        f"{worst.site} forgets: of the first of {worst.length} time steps {_share(worst.end)} reaches the last one, "
-        f"from step {worst.first_step} on, and {state.left:.0%} of the loss is still there",
+        f"The recurrent layer {worst.site} has forgotten its first input {since(worst.first_step)}: over "
+        f"{worst.length:,} time steps, {_fraction(worst.end)} of the gradient reaches it, and {state.outcome}.",
         step=worst.first_step,
         confidence=0.85,
         sites=[span.site for span in lost],
@@ -51,16 +52,16 @@ def rnn_vanishing_temporal(window: Window) -> Iterator[Found]:
                 worst.end,
                 "above 0.01",
                 worst.first_step,
-                "gradient at first over last input",
+                "gradient at the first input / the last",
             ),
-            Evidence(state.name, state.left, "well below 0.75", meaning="share of the loss that is left"),
+            state.left_evidence("well below 0.75", at_step=False),
         ],
         remedy=_remedy(window, worst),
     )
 
 
-def _share(reach: float) -> str:
-    return f"a share of {reach:.0e}" if reach > 1e-30 else "nothing"
+def _fraction(reach: float) -> str:
+    return f"only {percent(reach)}" if reach > 1e-30 else "nothing"
 
 
 def _remedy(window: Window, span: Span) -> str:
@@ -68,12 +69,12 @@ def _remedy(window: Window, span: Span) -> str:
     kind = module.type if module is not None else ""
     if "LSTM" in kind:
         return (
-            f"open the forget gate: n = {span.site}.hidden_size; {span.site}.bias_hh_l0.data[n:2*n] = 2.0 "
-            "(and bias_ih_l0 to 0); or read the sequence through attention"
+            f"Open the forget gate: `n = {span.site}.hidden_size; {span.site}.bias_hh_l0.data[n:2*n] = 2.0`, with "
+            "`bias_ih_l0` at 0. Or read the sequence through attention."
         )
     if "GRU" in kind:
-        return f"keep more: n = {span.site}.hidden_size; {span.site}.bias_hh_l0.data[n:2*n] = 2.0 (the update gate)"
+        return f"Open the update gate: `n = {span.site}.hidden_size; {span.site}.bias_hh_l0.data[n:2*n] = 2.0`."
     return (
-        f"nn.init.orthogonal_({span.site}.weight_hh_l0) keeps the length of a gradient; better, nn.LSTM with its "
-        "forget bias at 1 to 3"
+        "Use `nn.LSTM` with a forget bias of 1 to 3, or at least an initialisation that preserves the norm of "
+        f"gradients: `nn.init.orthogonal_({span.site}.weight_hh_l0)`."
     )

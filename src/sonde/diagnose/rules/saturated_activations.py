@@ -1,4 +1,4 @@
-"""Sigmoids and tanhs driven to their ends, where they are flat."""
+"""Sigmoid and tanh units are saturated: their inputs are so large that the function is flat."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from sonde.diagnose.measures.curves import Lasting, lasting
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Module, structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent, since
 from sonde.schema.window import Window
 
 SATURATED: Final = 0.5
-"""Share of |z| > 5 at a sigmoid's or tanh's input; 0 to 1 % of healthy runs have a layer beyond it."""
+"""Fraction of inputs of a sigmoid or tanh with |z| > 5; 0 to 1 % of healthy runs have such a layer."""
 STUCK: Final = 0.15
-"""Share of the loss that is left; gates that open and shut in a net that learns are no fault."""
+"""Final loss as a fraction of its start; gates that open and close in a network that learns are not a fault."""
 
 
 @rule(
@@ -32,7 +33,7 @@ STUCK: Final = 0.15
     references=("Glorot & Bengio 2010", "DeepDiagnosis, Wardat et al. 2022"),
 )
 def saturated_activations(window: Window) -> Iterator[Found]:
-    """More than half of the inputs of a sigmoid or tanh lie where it is flat."""
+    """More than half of the inputs of a sigmoid or tanh are where it is flat."""
     loss = learned(window)
     if loss is None:
         return
@@ -45,11 +46,11 @@ def saturated_activations(window: Window) -> Iterator[Found]:
 
 
 def _is_output(window: Window, site: str) -> bool:
-    """The last activation of a classifier is at its ends when it is sure: nothing that learns comes after it."""
+    """Whether it is the last activation, which is saturated in a confident classifier; no layer learns after it."""
     model = structure(window)
     own = model.module(site)
     if own is None:
-        return False  # a function: it is called inside a module that is listed with its parameters
+        return False  # a function, called inside a module that is listed with its parameters
     later = [module for module in model.in_order if module.order > own.order]
     return own.is_leaf and bool(model.modules) and not any(_learns(module) for module in later)
 
@@ -62,16 +63,18 @@ def _finding(window: Window, flat: list[Lasting], worst: Lasting, severity: str 
     first = min(flat, key=lambda layer: layer.since)
     module = structure(window).module(worst.site)
     kind = f" ({module.type})" if module is not None and module.is_leaf else ""
-    since = f"since step {first.since}" if first.since else "from the start"
     return Found(
-        f"{worst.level:.0%} of what reaches {worst.site}{kind} lies beyond ±5, where it is flat, {since}",
+        f"{percent(worst.level)} of the inputs of {worst.site}{kind} have been beyond ±5, where it is flat, "
+        f"{since(first.since)}.",
         step=first.since,
         confidence=0.8,
         sites=[layer.site for layer in sorted(flat, key=lambda layer: -layer.level)],
-        evidence=[Evidence(f"unit/{worst.site}/saturated", worst.level, "below 0.1", first.since)],
+        evidence=[
+            Evidence(f"unit/{worst.site}/saturated", worst.level, "below 0.1", first.since, "saturated fraction")
+        ],
         remedy=(
-            "Normalise the inputs, initialise with nn.init.xavier_normal_(layer.weight), "
-            "or put nn.LayerNorm in front of the activation; a lower learning rate if it began later."
+            "Normalise the inputs, initialise with `nn.init.xavier_normal_(layer.weight)`, or put `nn.LayerNorm` "
+            "before the activation. If the saturation began later in the run, lower the learning rate."
         ),
         severity=severity,
     )

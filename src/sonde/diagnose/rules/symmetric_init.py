@@ -1,4 +1,4 @@
-"""Units of a layer that start the same and stay the same: the layer is one unit wide, whatever its size."""
+"""The units of a layer start with the same weights and stay the same: the layer acts as a single unit."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import listed
 from sonde.schema.window import Window
 
 SAME: Final = 1e-3
-"""Largest deviation of a row from the mean row, over the weights' root mean square. Random rows: 2 to 5."""
+"""Largest deviation of a row from the mean row, relative to the rms of the weights. Random rows: 2 to 5."""
 PARTED_BY: Final = 10
-"""Steps after which rows that start the same on purpose (a head, a residual branch of zeros) have parted."""
+"""Number of steps after which rows that start the same on purpose (a head, a zero residual branch) differ."""
 
 
 PARTED: Final = 1.0
-"""Deviation above which rows have parted."""
+"""Deviation above which rows count as different."""
 
 PARTED_TOO_LATE: Final = 0.3
-"""Share of the loss that is left."""
+"""Final loss as a fraction of its start."""
 
 
 @rule(
@@ -38,7 +39,7 @@ PARTED_TOO_LATE: Final = 0.3
     references=("Goodfellow et al. 2016, Deep Learning, 8.4", "NeuraLint, Nikanjam et al. 2021"),
 )  # fmt: skip
 def symmetric_init(window: Window) -> Iterator[Found]:
-    """All units of a layer are the same and get the same gradient, so they never part."""
+    """All units of a layer start the same and get the same gradient, so they never become different."""
     weights = [weight for weight in path(window) if weight.in_optimizer]
     same = [weight for weight in weights[:-1] if weight.shape[0] > 1 and _stays_same(window, weight)]
     same = same or _start_same(window, weights)
@@ -47,15 +48,17 @@ def symmetric_init(window: Window) -> Iterator[Found]:
     site = same[0].name
     spread = float(window.get(f"unit/{site}/row_spread")[1][-1])
     zeros = all(_is_zero(window, weight) for weight in same)
-    names = ", ".join(weight.name for weight in same[:3]) + ("…" if len(same) > 3 else "")
+    names = listed([weight.name for weight in same])
+    units = f"All {same[0].shape[0]:,} units" if len(same) == 1 else "All units"
+    layer = "the layer acts as a single unit" if len(same) == 1 else "each layer acts as a single unit"
     yield Found(
-        f"all {same[0].shape[0]} units of {names} start with the same weights{' (zeros)' if zeros else ''} and do "
-        "not part: each layer does the work of a single unit",
+        f"{units} of {names} start with the same weights{' (zeros)' if zeros else ''} and stay the same: {layer}.",
         step=int(window.get(f"unit/{site}/row_spread")[0][0]),
         confidence=0.95,
         sites=[weight.name for weight in same],
         evidence=[Evidence(f"unit/{site}/row_spread", spread, "above 1", meaning="deviation of units from their mean")],
-        remedy=f"nn.init.kaiming_normal_(model.{same[0].owner}.weight)  # random, so that units differ",
+        remedy="Initialise the weights at random, so that units differ: "
+        f"`nn.init.kaiming_normal_(model.{same[0].owner}.weight)`.",
     )
 
 
@@ -69,8 +72,8 @@ def _stays_same(window: Window, weight: Parameter) -> bool:
 
 
 def _start_same(window: Window, weights: list[Parameter]) -> list[Parameter]:
-    """Two layers in a row that start the same: noise, such as dropout, may part them, but that is slow. Layers that
-    read the same input, and do not feed one another, part within a few steps."""
+    """Consecutive layers that both start the same. Noise, such as dropout, makes their units differ only slowly; units
+    of layers that read the same input and do not feed each other differ within a few steps."""
     loss = learned(window)
     if loss is None or not loss.left > PARTED_TOO_LATE:
         return []

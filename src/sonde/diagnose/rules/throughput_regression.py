@@ -1,4 +1,4 @@
-"""Steps that take longer and longer. Only runs of some minutes are judged: short ones say more about the machine."""
+"""Steps take longer and longer. Only checked in runs of several minutes: shorter ones say more about the machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 MIN_SECONDS: Final = 300.0
@@ -26,16 +27,19 @@ def throughput_regression(window: Window) -> Iterator[Found]:
     took = np.diff(times) / np.maximum(np.diff(steps), 1)
     levels = np.array([np.median(part) for part in np.array_split(took, PARTS)])
     before, after = levels[1 : PARTS // 2], levels[PARTS // 2 :]
-    # Lasting: the fastest part of the later half against the slowest of the earlier. The first part is warm-up.
+    # Compare the fastest part of the second half with the slowest of the first; the first part is warm-up.
     if not before.max() > 0 or not after.min() > SLOWER * before.max():
         return
     place = int(np.argmax(levels[1:] > SLOWER * levels[1])) + 1
     step = int(steps[place * len(took) // PARTS])
     yield Found(
-        f"a step takes {np.median(after):.2g} s, before step {step} it took {np.median(before):.2g} s",
+        f"Steps have become slower since step {step:,}: {number(float(np.median(after)))} s per step, compared with "
+        f"{number(float(np.median(before)))} s before.",
         step=step,
         confidence=0.7,
-        remedy="compare memory, temperature and input pipeline before and after: sonde show --at "
-        f"{step}; lists that grow, a GPU that throttles, a full page cache",
-        evidence=(Evidence("clock", float(np.median(after) / np.median(before)), "about 1", step, "slower by"),),
+        remedy=f"Compare memory, temperature and input pipeline before and after with `sonde show --at {step}`. "
+        "Look for growing lists, a throttled GPU or a full page cache.",
+        evidence=(
+            Evidence("clock", float(np.median(after) / np.median(before)), "about 1", step, "time per step / before"),
+        ),
     )

@@ -1,4 +1,4 @@
-"""Batch norm over a handful of samples: its averages are noise."""
+"""Batch norm over a handful of samples: its statistics are mostly noise."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import seen
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted
 from sonde.schema.window import Window
 
 FEW: Final = 4
@@ -22,10 +23,11 @@ def tiny_batch_norm(window: Window) -> Iterator[Found]:
     if not norms or not len(size) or not size.typical < FEW:
         return
     yield Found(
-        f"batch norm ({norms[0].name}) averages over batches of {size.typical:.0f}",
+        f"Batch norm ({norms[0].name}) computes its statistics over batches of only "
+        f"{counted(round(size.typical), 'sample')}.",
         step=int(size.steps[0]),
         confidence=0.6,
-        remedy="nn.GroupNorm or nn.LayerNorm in its place, or larger batches",
+        remedy="Replace it with `nn.GroupNorm` or `nn.LayerNorm`, or use larger batches.",
         sites=tuple(m.name for m in norms),
-        evidence=(Evidence("data/input/size", size.typical, "16 or more"),),
+        evidence=(Evidence("data/input/size", size.typical, "16 or more", meaning="batch size"),),
     )

@@ -1,4 +1,7 @@
-"""Neither training nor validation gets far below guessing, although the updates look healthy. The last resort."""
+"""Neither training nor validation is much better than a constant prediction, although updates look healthy.
+
+Reported when no other rule explains it.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,21 @@ from sonde.diagnose.measures.data import MIN_SEEN, seen
 from sonde.diagnose.measures.loss import Learned, held_out, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import counted, number, percent
 from sonde.schema.window import Window
 
 POOR: Final = 0.75
-"""Share of the loss of guessing that is still there. Noise can leave half of it in a healthy run."""
+"""Final loss relative to a constant prediction. In a healthy run, noise can leave half of it."""
 POOR_AND_SMALL: Final = 0.6
-"""The same where the model is visibly small: no hidden layer, or one narrower than the classes are many."""
+"""The same for a small model: no hidden layer, or one with fewer units than there are classes."""
 MIN_STEPS: Final = 60
 STILL_FALLING: Final = 0.03
-"""Share of guessing that the last quarter gained over the one before: such a run is not over."""
+"""Improvement of the last quarter over the one before, relative to a constant prediction; such a run is not over."""
 
 
 @rule(is_measured=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
 def underfitting(window: Window) -> Iterator[Found]:
-    """After the whole run the model is hardly better than a constant answer."""
+    """After the whole run, the model is hardly better than a constant prediction."""
     state = learned(window)
     if state is None or len(state.values) < MIN_STEPS or len(seen(window, "data/loss/baseline")) < MIN_SEEN:
         return
@@ -39,21 +43,25 @@ def underfitting(window: Window) -> Iterator[Found]:
     enough = POOR_AND_SMALL if _is_small(window) else POOR
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
+    size = _size(window)
     yield Found(
-        f"after {len(state.values)} steps the loss is still {left:.0%} of what a constant answer would give",
+        f"After {len(state.values):,} steps the model is no better than always predicting a constant "
+        f"(its loss is {percent(left)} of a constant prediction's)."
+        if left > 0.97
+        else f"After {len(state.values):,} steps the loss is still {percent(left)} of a constant prediction's.",
         step=int(state.steps[0]),
         confidence=0.5,
-        remedy="try to fit a single batch: if that works, train longer or with a higher learning rate; if not, the "
-        f"model is too small or too plain ({_size(window)})",
+        remedy="Try to fit a single batch. If that works, train longer or with a higher learning rate; if not, the "
+        f"model is too small or too simple{f' ({size})' if size else ''}.",
         evidence=(
-            Evidence(state.name, state.end, f"well below {state.guessing:.3g}"),
-            Evidence("data/loss/baseline", state.guessing, "", meaning="loss of a constant answer"),
+            Evidence(state.name, state.end, f"well below {number(state.guessing, 3)}", meaning="final loss"),
+            Evidence("data/loss/baseline", state.guessing, "", meaning="loss of a constant prediction"),
         ),
     )
 
 
 def _gained(state: Learned) -> float:
-    """What the last quarter gained, as far as the noise of batches lets one say."""
+    """Improvement of the last quarter over the one before, beyond the noise of the batches."""
     quarter = len(state.values) // 4
     before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
     noise = 2 * float(nanstd(after) / np.sqrt(quarter))
@@ -70,6 +78,7 @@ def _is_small(window: Window) -> bool:
 
 def _size(window: Window) -> str:
     matrices = structure(window).matrices
-    return (
-        f"{len(matrices)} weight matrices, the narrowest {min(p.shape[0] for p in matrices)} wide" if matrices else ""
-    )
+    if not matrices:
+        return ""
+    narrowest = counted(min(p.shape[0] for p in matrices), "unit")
+    return f"{counted(len(matrices), 'weight matrix', 'weight matrices')}, the narrowest with {narrowest}"

@@ -1,4 +1,4 @@
-"""Inputs on the wrong scale: features in different units, or numbers so large that the first layer explodes."""
+"""Inputs have the wrong scale: features in different units, or values so large that the first layer explodes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sonde.diagnose.rule import Found, rule
 from sonde.schema.window import Window
 
 LARGE: Final = 20.0
-"""Root mean square of inputs beyond which the first layer is far from what it was initialised for."""
+"""Root mean square of the inputs above which the first layer is far from what it was initialised for."""
 TINY: Final = 0.01
 UNITS: Final = 50.0
-"""Ratio of the largest to the smallest feature that means different units, by deviation and by magnitude."""
+"""Ratio of the largest to the smallest feature, in spread and in magnitude, that shows different units."""
 
 
 @rule(
@@ -31,7 +31,7 @@ UNITS: Final = 50.0
     references=("LeCun et al. 1998, Efficient BackProp", "Schoop et al. 2021, UMLAUT"),
 )  # fmt: skip
 def unnormalised_inputs(window: Window) -> Iterator[Found]:
-    """The first layer is given numbers on a scale it was not initialised for."""
+    """The inputs have a scale that the first layer was not initialised for."""
     std, mean = seen(window, "data/input/std"), seen(window, "data/input/mean")
     if len(std) < MIN_SEEN or seen(window, "data/input/is_token").typical != 0.0 or _is_normalised_inside(window):
         return
@@ -49,27 +49,28 @@ def unnormalised_inputs(window: Window) -> Iterator[Found]:
     if is_mixed:
         what.append(f"features differ in scale by a factor of {_round(spread)}")
     if is_large or is_tiny:
-        what.append(f"values are about {_round(rms)} in size, up to {_round(largest)}")
+        what.append(f"values have a root mean square of {_round(rms)} and reach {_round(largest)}")
     if not what:
         return
-    # An optimizer may cope; then it is worth a remark only.
+    # If the optimizer copes with it, it is only info.
     is_learned = state is not None and state.left < 0.15
     yield Found(
-        f"inputs are not normalised: {' and '.join(what)}",
+        f"The inputs are not normalised: {' and '.join(what)}.",
         step=int(std.steps[0]),
         confidence=0.85 if is_large else 0.75,
-        remedy="x = (x - train_x.mean(0)) / train_x.std(0)  # or a nn.BatchNorm in front of the first layer",
+        remedy="Normalise them: `x = (x - train_x.mean(0)) / train_x.std(0)`, or put a batch norm before the first "
+        "layer.",
         sites=tuple(p.name for p in structure(window).matrices[:1]),
         evidence=(
-            Evidence("data/input/std", rms, "about 1", meaning="root mean square"),
-            Evidence("data/input/feature_std_ratio", spread, "below 10"),
+            Evidence("data/input/std", rms, "about 1", meaning="root mean square of the inputs"),
+            Evidence("data/input/feature_std_ratio", spread, "below 10", meaning="largest / smallest feature spread"),
         ),
         severity="info" if is_learned else None,
     )
 
 
 def _is_normalised_inside(window: Window) -> bool:
-    """Whether a norm layer sees the input before any weights do."""
+    """Whether a norm layer comes before the first weights."""
     for module in structure(window).in_order:
         if module.kind == "norm":
             return True
@@ -79,9 +80,9 @@ def _is_normalised_inside(window: Window) -> bool:
 
 
 def _shrinking(window: Window, rms: float) -> float:
-    """How much smaller inputs arrive at the first layer than they came in: some models divide by 255 themselves.
+    """The factor by which the model scales inputs down before the first layer: some models divide by 255 themselves.
 
-    A layer's output is about its weights' size times its input's, times the root of the number of inputs.
+    A layer's output is about the rms of its weights times that of its input, times the root of the number of inputs.
     """
     first = next((p for p in structure(window).matrices if p.fan_in), None)
     if first is None or not rms > 0:

@@ -1,4 +1,4 @@
-"""Targets of a regression so large that the outputs never get there."""
+"""Regression targets are so large that the outputs never reach them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_regression, seen
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 FAR: Final = 30.0
-"""Targets this many times as large as what the model first puts out are out of its reach for long."""
+"""Targets that exceed the first outputs by this factor are out of reach for a long time."""
 
 
 @rule(
@@ -26,7 +27,7 @@ FAR: Final = 30.0
     references=("LeCun et al. 1998, Efficient BackProp", "Wardat et al. 2021, DeepLocalize (SO-52800582)"),
 )  # fmt: skip
 def unnormalised_targets(window: Window) -> Iterator[Found]:
-    """Targets are far larger than what a freshly initialised model puts out."""
+    """The targets are far larger than the outputs of a freshly initialised model."""
     std, mean = seen(window, "data/target/std"), seen(window, "data/target/mean")
     if len(std) < 3 or not is_regression(window):
         return
@@ -36,17 +37,20 @@ def unnormalised_targets(window: Window) -> Iterator[Found]:
     state = learned(window)
     if not size > FAR * first or state is None:
         return
-    # Large targets that are learned all the same are a matter of taste.
+    # Large targets that are learned anyway are only info.
     is_learned = not state.has_diverged and state.left < 0.5 and len(std) >= MIN_SEEN
     yield Found(
-        f"targets are about {size:.3g} in size, {size / first:.0f} times what the model puts out at first",
+        f"The targets have a root mean square of {number(size, 3)}, {number(size / first)} times the largest of the "
+        "model's first outputs.",
         step=int(std.steps[0]),
         confidence=0.85,
-        remedy="y = (y - train_y.mean()) / train_y.std()  # and undo it when predicting",
+        remedy="Normalise them: `y = (y - train_y.mean()) / train_y.std()`, and undo it when predicting.",
         evidence=(
-            Evidence("data/target/std", std.typical, "about 1"),
-            Evidence("data/target/mean", mean.typical, "about 0"),
-            Evidence("data/output/logit_max", first, f"about {size:.3g}", meaning="largest of the first outputs"),
+            Evidence("data/target/std", std.typical, "about 1", meaning="standard deviation of the targets"),
+            Evidence("data/target/mean", mean.typical, "about 0", meaning="mean of the targets"),
+            Evidence(
+                "data/output/logit_max", first, f"about {number(size, 3)}", meaning="largest of the first outputs"
+            ),
         ),
         severity="info" if is_learned else None,
     )

@@ -1,4 +1,4 @@
-"""The layers near the input get next to no gradient, compared with those near the output or with the loss itself."""
+"""Layers near the input get almost no gradient, compared with those near the output or with the loss itself."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.measures.signal import fading
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import percent, since
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 FADED: Final = 1e-3
-"""Pull of the front over that of the back: 0.2 to 3 in healthy runs (5 % and 95 %), below 1e-3 in none."""
+"""Pull of the front divided by that of the back: 0.2 to 3 in healthy runs (5th to 95th percentile), always > 1e-3."""
 WEAK: Final = 1e-3
-"""And a front that could move the loss by less than this share."""
+"""Pull of the front below which it cannot move the loss."""
 STUCK: Final = 0.7
-"""Share of the loss that was left meanwhile; a net that learns all the same has no fault."""
+"""Loss as a fraction of its start meanwhile; a network that learns anyway has no fault."""
 LASTING: Final = 0.5
-"""Share of the run. Some nets get going in the end."""
+"""Minimum fraction of the run; some networks start to learn late."""
 MIN_STEPS: Final = 20
 
 
@@ -37,7 +38,7 @@ MIN_STEPS: Final = 20
     references=("Hochreiter 1991", "Glorot & Bengio 2010", "AUTOTRAINER, Zhang et al. 2021"),
 )
 def vanishing_gradients(window: Window) -> Iterator[Found]:
-    """Layers near the input get next to no gradient and do not learn."""
+    """Layers near the input get almost no gradient and do not learn."""
     profile, loss = depth(window), learned(window)
     if profile is None or loss is None or len(profile.sites) < 3 or len(profile.steps) < MIN_STEPS:
         return
@@ -46,7 +47,7 @@ def vanishing_gradients(window: Window) -> Iterator[Found]:
     faded = (ratio < FADED) & (profile.front < WEAK) & (_is_true_decay(profile))
     gone = (nanmax(profile.pull, axis=0) < WEAK) & (profile.grad > 0).any(axis=0) & (fading(window) < FADED)
     bad = faded | gone
-    # What comes late has another cause: weights that decayed, units that died.
+    # Gradients that vanish late have another cause: decayed weights, dead units.
     if bad.mean() < LASTING or onset(profile.steps, bad) > 0.3 * window.last_step:
         return
     if not _level(loss, profile.steps[bad]) > STUCK:
@@ -55,14 +56,14 @@ def vanishing_gradients(window: Window) -> Iterator[Found]:
 
 
 def _level(loss: Learned, steps: NDArray[np.int64]) -> float:
-    """Share of the loss that was left at these steps."""
+    """The loss at these steps as a fraction of its start."""
     values = loss.values[np.isin(loss.steps, steps)]
     values = values[np.isfinite(values)]
     return float(np.median(values)) / loss.unit if len(values) else float("nan")
 
 
 def _is_true_decay(profile: Depth) -> NDArray[np.bool_]:
-    """Exact zeros come from dead or unconnected layers; where gradients fade, those further on are tiny, too."""
+    """Whether gradients really fade. Exact zeros come from dead or unconnected layers; fading ones are tiny instead."""
     positive = np.where(profile.pull > 0, profile.pull, np.nan)
     with np.errstate(all="ignore"):
         weakest = np.nanmin(positive, axis=0, initial=np.inf)
@@ -76,13 +77,14 @@ def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_eve
     first, last = profile.sites[0], profile.sites[-1]
     if is_everywhere:
         message = (
-            f"no weight of the {len(profile.sites)} layers from {first} to {last} has had a gradient to speak of "
-            f"since step {step}: the signal dies on its way through them"
+            f"None of the {len(profile.sites)} layers from {first} to {last} has had a significant gradient "
+            f"{since(step)}: the signal dies out on its way through them."
         )
     else:
         message = (
-            f"gradients vanish on their way back: since step {step} {first} pulls at the loss {share:.0e} times as "
-            f"strongly as {last}, and {len(weak)} of {len(profile.sites)} layers hardly learn"
+            f"Gradients have been vanishing {since(step)}: {first} has only {percent(share)} of the effect of "
+            f"{last} on the loss, and {len(weak)} of {len(profile.sites)} layers "
+            f"{'hardly learns' if len(weak) == 1 else 'hardly learn'}."
         )
     return Found(
         message,
@@ -90,7 +92,7 @@ def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_eve
         confidence=0.85,
         sites=weak[:12] or [first],
         evidence=[
-            Evidence(f"grad/{first}/norm_preclip", share, "0.2 to 3", step, "pull of the first layers over the last"),
+            Evidence(f"grad/{first}/norm_preclip", share, "0.2 to 3", step, "effect of the first layers / the last"),
             Evidence(
                 f"grad/{first}/norm_preclip", front, "0.01 to 100", step, "|gradient| |weight| / loss, first layers"
             ),
@@ -102,8 +104,7 @@ def _finding(window: Window, profile: Depth, bad: Array, ratio: Array, *, is_eve
 def _remedy(window: Window) -> str:
     types = {module.type for module in structure(window).modules if module.kind == "activation"}
     bounded = sorted(types & {"Sigmoid", "Tanh", "Softsign", "Hardsigmoid", "LogSigmoid"})
-    start = (
-        f"Use nn.ReLU() or nn.GELU() in place of nn.{bounded[0]}()" if bounded else "Give the layers skip connections"
-    )
-    gain = "nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')"
-    return f"{start}, initialise with {gain}, and put a norm layer or a skip connection into each block."
+    start = f"Use `nn.ReLU()` or `nn.GELU()` instead of `nn.{bounded[0]}()`" if bounded else "Add skip connections"
+    init = "`nn.init.kaiming_normal_(layer.weight, nonlinearity='relu')`"
+    norm = "a norm layer or a skip connection" if bounded else "a norm layer"
+    return f"{start}, initialise with {init}, and add {norm} to each block."

@@ -1,4 +1,4 @@
-"""Last activation and loss do not fit: softmax twice, a range that leaves targets out, classes taken for numbers."""
+"""The last activation and the loss do not match: softmax applied twice, targets out of range, classes as numbers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from sonde.diagnose.measures.data import MIN_SEEN, REGRESSIONS, last_module, see
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
+from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 BOUNDED: Final = {"Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": (-1.0, 1.0)}
 ALMOST: Final = 0.99
 PRESSING: Final = 0.95
-"""How near to a bound outputs must come before the bound is believed without seeing the module that sets it."""
+"""How close outputs must come to a bound before it is assumed without seeing the module that sets it."""
 REACH: Final = 0.5
-"""Targets lie outside the outputs' range when they reach beyond it by half of their own deviation."""
+"""Targets are out of range if they exceed the range of the outputs by half their standard deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Outputs and targets of a run, as far as this rule looks at them."""
+    """The statistics of outputs and targets that this rule uses."""
 
     loss: str
     last: str
@@ -31,7 +32,7 @@ class Ends:
     high: float
     width: float
     rows: float
-    """Share of rows that are probabilities, in the inspection with the fewest."""
+    """Fraction of rows that are probability distributions, in the inspection with the fewest."""
     columns: float
     logs: float
     target_low: float
@@ -66,7 +67,7 @@ class Verdict:
     ),
 )  # fmt: skip
 def wrong_loss_activation_pair(window: Window) -> Iterator[Found]:
-    """What the model puts out is not what its loss expects."""
+    """The model's outputs are not what its loss expects."""
     ends = _ends(window)
     if ends is None:
         return
@@ -86,7 +87,7 @@ def wrong_loss_activation_pair(window: Window) -> Iterator[Found]:
 
 def _ends(window: Window) -> Ends | None:
     low, high = seen(window, "data/output/min"), seen(window, "data/output/max")
-    # Non-finite outputs were seen too: a run that diverges at once has few others.
+    # Count non-finite outputs too: a run that diverges at once has few others.
     if len(window.get("data/output/min")[1]) < MIN_SEEN or not len(low):
         return None
     return Ends(
@@ -109,89 +110,105 @@ def _ends(window: Window) -> Ends | None:
 
 
 def _softmax(window: Window, ends: Ends) -> Verdict | None:
-    """A softmax over one unit, over the batch, before a loss that has its own, or where labels may come together."""
+    """A softmax over one unit, over the batch, before a loss that applies its own, or with several labels at once."""
     if ends.width == 1 and ends.rows >= ALMOST:
         return Verdict(
-            "the output is a softmax over a single unit: it is 1 whatever the input, and no gradient passes",
-            "drop the softmax and use nn.BCEWithLogitsLoss(), or nn.Sigmoid() in its place",
-            (Evidence("data/output/min", ends.low, "below 1"), Evidence("data/output/width", 1, "2 or more")),
+            "The output is a softmax over a single unit: it is 1 for every input, and no gradient passes through it.",
+            "Remove the softmax and use `nn.BCEWithLogitsLoss()`, or replace it with `nn.Sigmoid()`.",
+            (
+                Evidence("data/output/min", ends.low, "below 1", meaning="smallest output"),
+                Evidence("data/output/width", 1, "2 or more", meaning="number of outputs"),
+            ),
             0.95,
         )
     if ends.width == 1 and ends.loss == "cross_entropy":
         return Verdict(
-            "cross entropy over a single output is 0 whatever the output: there is no other class to compare with",
-            "nn.BCEWithLogitsLoss(), or one output per class",
-            (Evidence("data/output/width", 1, "2 or more"),),
+            "Cross entropy over a single output is always 0: there is no other class to compare with.",
+            "Use `nn.BCEWithLogitsLoss()`, or one output per class.",
+            (Evidence("data/output/width", 1, "2 or more", meaning="number of outputs"),),
             0.95,
         )
     if (ends.columns >= ALMOST or _is_last_over_batch(window)) and not ends.rows >= ALMOST and _has_batches(window):
         return Verdict(
-            "the softmax goes over the batch: each column of the output sums to 1, and samples compete with each other",
-            "nn.Softmax(dim=-1), or no softmax at all in front of nn.CrossEntropyLoss()",
-            (Evidence("data/output/is_distribution", ends.rows, "1", meaning="rows that sum to 1"),),
+            "The softmax is taken over the batch: each column of the output sums to 1, so samples compete with each "
+            "other.",
+            "Use `nn.Softmax(dim=-1)`, or no softmax at all before `nn.CrossEntropyLoss()`.",
+            (Evidence("data/output/is_distribution", ends.rows, "1", meaning="fraction of rows that sum to 1"),),
             0.95,
         )
     if not ends.rows >= ALMOST or not ends.width > 1:
         return None
     if ends.loss in ("cross_entropy", "binary_cross_entropy_with_logits"):
         return Verdict(
-            f"softmax is applied twice: {ends.loss} is given probabilities, not logits, so its loss cannot get near 0",
-            "give the loss the values before the softmax",
+            f"Softmax is applied twice: {ends.loss} gets probabilities instead of logits, so the loss cannot get close "
+            "to 0.",
+            "Pass the values before the softmax to the loss.",
             (
-                Evidence("data/output/is_distribution", ends.rows, "0"),
-                Evidence("data/output/max", ends.high, "above 1"),
+                Evidence("data/output/is_distribution", ends.rows, "0", meaning="fraction of rows that sum to 1"),
+                Evidence("data/output/max", ends.high, "above 1", meaning="largest output"),
             ),
             0.95,
         )
     if ends.loss == "nll_loss":
         return Verdict(
-            "nll_loss is given probabilities; it expects their logarithms",
-            "nn.LogSoftmax(dim=-1) in place of nn.Softmax(), or nn.CrossEntropyLoss() on the logits",
+            "The loss (nll_loss) gets probabilities, but expects their logarithms.",
+            "Use `nn.LogSoftmax(dim=-1)` instead of `nn.Softmax()`, or `nn.CrossEntropyLoss()` on the logits.",
             (
-                Evidence("data/output/is_distribution", ends.rows, "0"),
-                Evidence("data/output/max", ends.high, "below 0"),
+                Evidence("data/output/is_distribution", ends.rows, "0", meaning="fraction of rows that sum to 1"),
+                Evidence("data/output/max", ends.high, "below 0", meaning="largest output"),
             ),
             0.95,
         )
     if ends.loss == "binary_cross_entropy" and ends.is_class and not 0.8 < ends.target_mean * ends.width < 1.25:
         return Verdict(
-            "a softmax makes the outputs share one unit of probability, but several labels of a sample can be true",
-            "nn.BCEWithLogitsLoss() on the values before the softmax",
-            (Evidence("data/target/mean", ends.target_mean, f"{1 / ends.width:.2g} for one label per sample"),),
+            "The softmax makes the outputs sum to 1, but several labels of a sample can be true at once.",
+            "Use `nn.BCEWithLogitsLoss()` on the values before the softmax.",
+            (
+                Evidence(
+                    "data/target/mean",
+                    ends.target_mean,
+                    f"{number(1 / ends.width)} for one label per sample",
+                    meaning="mean target",
+                ),
+            ),
             0.85,
         )
     return None
 
 
 def _is_last_over_batch(window: Window) -> bool:
-    """Whether the module that runs last is a softmax over dimension 0; the loss may have been given its logarithm."""
+    """Whether the last module is a softmax over dimension 0; the loss may get its logarithm."""
     leaves = [m for m in structure(window).in_order if m.is_leaf and m.kind not in ("loss", "dropout")]
     return bool(leaves) and leaves[-1].kind == "softmax" and leaves[-1].detail.get("dim") == 0
 
 
 def _has_batches(window: Window) -> bool:
-    """A batch of one is its own column."""
+    """Whether batches have more than one sample; a batch of one is a single row and column."""
     size = seen(window, "data/input/size")
     return not len(size) or size.typical > 1
 
 
 def _not_logits(window: Window, ends: Ends) -> Verdict | None:
-    """Losses of probabilities given logits, or the other way round."""
+    """Logits passed to a loss that expects probabilities, or the other way around."""
     if ends.loss == "binary_cross_entropy_with_logits" and _bound(window, ends) == (0.0, 1.0):
         return Verdict(
-            "the outputs lie between 0 and 1 at every step: a sigmoid comes before a loss that applies its own",
-            "give nn.BCEWithLogitsLoss() the values before the sigmoid, or use nn.BCELoss()",
-            (Evidence("data/output/min", ends.low, "negative"), Evidence("data/output/max", ends.high, "above 1")),
+            "Sigmoid is applied twice: the outputs are between 0 and 1 at every step, and the loss applies its own "
+            "sigmoid.",
+            "Pass the values before the sigmoid to `nn.BCEWithLogitsLoss()`, or use `nn.BCELoss()`.",
+            (
+                Evidence("data/output/min", ends.low, "negative", meaning="smallest output"),
+                Evidence("data/output/max", ends.high, "above 1", meaning="largest output"),
+            ),
             0.95 if ends.last == "Sigmoid" else 0.9,
         )
     value = seen(window, "data/loss/value")
     if ends.loss == "nll_loss" and ends.logs < 0.5 and value.lowest < 0:
         return Verdict(
-            "nll_loss is given plain logits: the loss is negative and falls without end as the logits grow",
-            "nn.CrossEntropyLoss() in place of nn.NLLLoss(), or nn.LogSoftmax(dim=-1) as the last layer",
+            "The loss (nll_loss) gets plain logits: it is negative and falls without bound as the logits grow.",
+            "Use `nn.CrossEntropyLoss()` instead of `nn.NLLLoss()`, or `nn.LogSoftmax(dim=-1)` as the last layer.",
             (
-                Evidence("data/loss/value", value.lowest, "0 or more"),
-                Evidence("data/output/max", ends.high, "0 or less"),
+                Evidence("data/loss/value", value.lowest, "0 or more", meaning="lowest loss"),
+                Evidence("data/output/max", ends.high, "0 or less", meaning="largest output"),
             ),
             0.95,
         )
@@ -199,30 +216,33 @@ def _not_logits(window: Window, ends: Ends) -> Verdict | None:
 
 
 def _bounded_logits(window: Window, ends: Ends) -> Verdict | None:
-    """Logits squeezed by a sigmoid or tanh, or cut off at 0."""
+    """Logits bounded by a sigmoid or tanh, or cut off at 0."""
     if ends.loss != "cross_entropy" or ends.rows >= ALMOST:
         return None
     bound = _bound(window, ends)
     if bound is not None:
         return Verdict(
-            f"the logits cannot leave {bound[0]:g} to {bound[1]:g}: cross entropy of such values cannot get near 0",
-            "remove the activation behind the last layer",
-            (Evidence("data/output/min", ends.low, "below -1"), Evidence("data/output/max", ends.high, "above 1")),
+            f"The logits are confined to {bound[0]:g} to {bound[1]:g}, so their cross entropy cannot get close to 0.",
+            "Remove the activation after the last layer.",
+            (
+                Evidence("data/output/min", ends.low, "below -1", meaning="smallest output"),
+                Evidence("data/output/max", ends.high, "above 1", meaning="largest output"),
+            ),
             0.9,
         )
     lows = seen(window, "data/output/min").values
     if (lows == 0).mean() >= ALMOST:
         return Verdict(
-            "the logits are cut off at 0: a ReLU stands behind the last layer, and classes it has zeroed learn nothing",
-            "remove the ReLU behind the last layer",
-            (Evidence("data/output/min", ends.low, "negative"),),
+            "The logits are cut off at 0 by a ReLU after the last layer: classes with a logit of 0 learn nothing.",
+            "Remove the ReLU after the last layer.",
+            (Evidence("data/output/min", ends.low, "negative", meaning="smallest output"),),
             0.9,
         )
     return None
 
 
 def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
-    """The range that outputs cannot leave: told by the last module, or by outputs that press against it."""
+    """The range that outputs cannot leave, known from the last module or from outputs close to the bound."""
     if ends.last in BOUNDED:
         low, high = BOUNDED[ends.last]
         return (low, high) if low <= ends.low and ends.high <= high else None
@@ -233,7 +253,7 @@ def _bound(window: Window, ends: Ends) -> tuple[float, float] | None:
 
 
 def _out_of_reach(window: Window, ends: Ends) -> Verdict | None:
-    """Targets of a regression beyond what the last activation can give."""
+    """Regression targets outside the range of the last activation."""
     if ends.loss not in REGRESSIONS or not ends.target_std > 0:
         return None
     low, high = _bound(window, ends) or _floor(window, ends)
@@ -241,21 +261,21 @@ def _out_of_reach(window: Window, ends: Ends) -> Verdict | None:
     above = (ends.target_high - high) / ends.target_std
     if not max(below, above) > REACH:
         return None
+    first, last = number(ends.target_low, 3), number(ends.target_high, 3)
     return Verdict(
-        f"the outputs cannot leave {_range(low, high)}, but the targets go from {ends.target_low:.3g} "
-        f"to {ends.target_high:.3g}",
-        f"remove the activation behind the last layer{f' ({ends.last})' if ends.last in (*BOUNDED, 'ReLU') else ''}"
-        ", or scale the targets into its range",
+        f"The outputs are confined to {_range(low, high)}, but the targets range from {first} to {last}.",
+        f"Remove the activation after the last layer{f' ({ends.last})' if ends.last in (*BOUNDED, 'ReLU') else ''}"
+        ", or scale the targets into its range.",
         (
-            Evidence("data/output/min", ends.low, f"down to {ends.target_low:.3g}"),
-            Evidence("data/output/max", ends.high, f"up to {ends.target_high:.3g}"),
+            Evidence("data/output/min", ends.low, f"down to {first}", meaning="smallest output"),
+            Evidence("data/output/max", ends.high, f"up to {last}", meaning="largest output"),
         ),
         0.95 if ends.last in (*BOUNDED, "ReLU", "ReLU6", "Softplus") else 0.85,
     )
 
 
 def _floor(window: Window, ends: Ends) -> tuple[float, float]:
-    """A ReLU leaves exact zeros and nothing below; a Softplus comes close."""
+    """The range of a ReLU, which gives exact zeros and nothing below, or of a Softplus, which comes close."""
     inf = float("inf")
     if ends.last in ("ReLU", "ReLU6", "Softplus") and ends.low >= 0:
         return 0.0, 6.0 if ends.last == "ReLU6" else inf
@@ -264,11 +284,11 @@ def _floor(window: Window, ends: Ends) -> tuple[float, float]:
 
 
 def _range(low: float, high: float) -> str:
-    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (a ReLU on the output)"
+    return f"{low:g} to {high:g}" if high < float("inf") else "0 and above (by a ReLU on the output)"
 
 
 def _odd_targets(window: Window, ends: Ends) -> Verdict | None:
-    """Binary cross entropy of something that is no probability."""
+    """Binary cross entropy with targets that are not probabilities."""
     if not ends.loss.startswith("binary_cross_entropy"):
         return None
     if ends.target_low >= -1e-6 and ends.target_high <= 1 + 1e-6:
@@ -276,23 +296,26 @@ def _odd_targets(window: Window, ends: Ends) -> Verdict | None:
     if not (ends.target_low < 0 or ends.target_high > 1):
         return None
     return Verdict(
-        f"binary cross entropy is given targets from {ends.target_low:.3g} to {ends.target_high:.3g}; "
-        "it expects 0 to 1, and outside has no minimum",
-        "map the targets to 0 and 1, or use nn.CrossEntropyLoss() for more than two classes",
-        (Evidence("data/target/min", ends.target_low, "0"), Evidence("data/target/max", ends.target_high, "1")),
+        f"Binary cross entropy gets targets from {number(ends.target_low, 3)} to {number(ends.target_high, 3)}, but "
+        "expects 0 to 1; outside that range it has no minimum.",
+        "Map the targets to 0 and 1, or use `nn.CrossEntropyLoss()` for more than two classes.",
+        (
+            Evidence("data/target/min", ends.target_low, "0", meaning="smallest target"),
+            Evidence("data/target/max", ends.target_high, "1", meaning="largest target"),
+        ),
         0.95,
     )
 
 
 def _classes_as_numbers(window: Window, ends: Ends) -> Verdict | None:
-    """A squared error between one output and the number of a class."""
+    """A squared error between a single output and the number of a class."""
     if ends.loss not in REGRESSIONS or ends.width != 1 or not ends.num_classes >= 3:
         return None
     spread = ends.target_high - ends.target_low
     is_whole = ends.target_low % 1 == 0 and ends.target_high % 1 == 0 and ends.num_classes <= spread + 1
     if not is_whole:
         return None
-    # The loss saw floats; that the batch had integers, only `sonde.batch` can tell.
+    # The loss gets floats; only `sonde.batch` shows whether the batch contained integers.
     is_integer = len(seen(window, "data/batch/label_purity")) > 0 or ends.is_class
     is_full = ends.target_low == 0 and ends.num_classes == spread + 1
     is_even = seen(window, "data/target/top_share").typical < 2.5 / ends.num_classes
@@ -300,16 +323,16 @@ def _classes_as_numbers(window: Window, ends: Ends) -> Verdict | None:
         return None
     count = int(ends.num_classes)
     return Verdict(
-        f"{ends.loss} measures the distance to the number of a class (0 to {count - 1}): class 1 is not "
-        "nearer to 2 than to 4",
-        f"{count} outputs and nn.CrossEntropyLoss()",
-        (Evidence("data/target/num_classes", ends.num_classes, "continuous targets"),),
+        f"The loss ({ends.loss}) measures the distance to a class number (0 to {count - 1}), although class 1 is no "
+        "closer to class 2 than to class 4.",
+        f"Use {count} outputs and `nn.CrossEntropyLoss()`.",
+        (Evidence("data/target/num_classes", ends.num_classes, "continuous targets", meaning="number of classes"),),
         0.8 if is_integer else 0.65,
     )
 
 
 def _one_hot(window: Window, ends: Ends) -> Verdict | None:
-    """A squared error on one-hot classes and unbounded outputs: it can work, so only a run that does not is blamed."""
+    """A squared error on one-hot classes with unbounded outputs. It can work, so only failing runs are reported."""
     if ends.loss != "mse_loss" or not ends.is_class or not ends.width > 2 or ends.rows >= ALMOST:
         return None
     if ends.low >= 0 and ends.high <= 1:
@@ -318,9 +341,9 @@ def _one_hot(window: Window, ends: Ends) -> Verdict | None:
     if state is None or not (state.has_diverged or state.left > 0.7):
         return None
     return Verdict(
-        "a squared error on one-hot classes with outputs that nothing bounds, and it does not learn",
-        "nn.CrossEntropyLoss() on the same outputs",
-        (Evidence("data/output/max", ends.high, "0 to 1"),),
+        "The model does not learn: its loss is a squared error between one-hot classes and unbounded outputs.",
+        "Use `nn.CrossEntropyLoss()` on the same outputs.",
+        (Evidence("data/output/max", ends.high, "0 to 1", meaning="largest output"),),
         0.6,
         "warning",
     )

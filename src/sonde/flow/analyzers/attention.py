@@ -1,7 +1,7 @@
 """AttentionAnalyzer: queries, keys and values, heads, the residual stream and the feed-forward parts of a transformer.
 
-Attention is found by looking: `nn.MultiheadAttention`, three projections beside one another under their usual names, or
-one fused projection. What softmax does is seen through the calls of softmax and scaled_dot_product_attention.
+Attention is detected by structure: `nn.MultiheadAttention`, three adjacent projections with the usual names, or one
+fused projection. The effect of softmax is read from the calls of softmax and scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sonde.show.flow.report import FlowReport
 
 
 class AttentionAnalyzer:
-    """For transformers.
+    """An analyzer for transformers.
 
     report = AttentionAnalyzer(num_heads=8).analyze(model, tokens, labels, loss_fn)
     """
@@ -42,7 +42,7 @@ class AttentionAnalyzer:
     needs_input_grads: ClassVar = False
 
     def __init__(self, num_heads: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
-        """`num_heads` is found in the model where it says so; give it where it does not."""
+        """`num_heads` is read from the model if it says so; otherwise pass it."""
         self.num_heads, self.thresholds = num_heads, thresholds
         self.metrics: TransformerMetrics | None = None
         self.report: FlowReport | None = None
@@ -54,7 +54,8 @@ class AttentionAnalyzer:
         analyzer, anatomy = FlowAnalyzer(model, thresholds=self.thresholds), ModelIndex(model)
         if not anatomy.attention:
             raise UsageError(
-                "no attention was found: no nn.MultiheadAttention, no q/k/v projections beside one another, no fused "
+                "no attention found: the model has no nn.MultiheadAttention, no adjacent q/k/v projections and no "
+                "fused "
                 "qkv projection. For other networks use FlowAnalyzer, or sonde.flow.analyze."
             )
         self.report = analyzer.analyze_with([self], x, y, loss_fn, steps, anatomy=anatomy)
@@ -80,18 +81,18 @@ class AttentionAnalyzer:
 
     def get_transformer_metrics(self) -> TransformerMetrics:
         if self.metrics is None:
-            raise UsageError("nothing has been analysed yet. Call analyze(model, x, y, loss_fn) first.")
+            raise UsageError("nothing to report yet. Call analyze(model, x, y, loss_fn) first.")
         return self.metrics
 
     def get_layer_metrics(self, layer: str | int) -> AttentionMetrics:
-        """Of the attention of that name, or of the n-th."""
+        """The metrics of the attention with that name, or of the n-th."""
         attention = self.get_transformer_metrics().attention
         if isinstance(layer, int):
             return attention[layer]
         for metrics in attention:
             if metrics.layer == layer:
                 return metrics
-        raise UsageError(f"no attention {layer!r}; there are {', '.join(m.layer for m in attention)}.")
+        raise UsageError(f"no attention layer {layer!r}. Available: {', '.join(m.layer for m in attention)}.")
 
     def get_attention_profile(self) -> dict[str, list[float]]:
         """query, key and value (gradient over weight), and entropy, across layers."""
@@ -101,7 +102,7 @@ class AttentionAnalyzer:
 
 @dataclass(slots=True)
 class _Watch:
-    """What looks at the passes of one analysis."""
+    """Observes the passes of one analysis."""
 
     anatomy: ModelIndex
     heads: HeadGradients
@@ -110,7 +111,7 @@ class _Watch:
     pairs: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def ask(self) -> None:
-        """All that needs no number yet: while a GPU still works on the pass, it costs nothing."""
+        """Everything that needs no numbers yet: while a GPU is still working on the pass, it costs nothing."""
         self.calls.ask()
         self.heads.ask()
         self.stream.ask()
@@ -147,7 +148,7 @@ def _metrics(part: Attention, heads: HeadGradients, calls: AttentionCalls) -> At
 
 
 class HeadGradients:
-    """Asked for after a pass, all together; numbers once they are waited for. Of several passes, the last."""
+    """Launched after a pass, all together; becomes numbers when waited for. Of several passes, the last."""
 
     def __init__(self, found: Sequence[Attention], num_heads: int | None) -> None:
         self.found, self.num_heads = found, num_heads
@@ -156,7 +157,7 @@ class HeadGradients:
         self._asked: tuple[list[tuple[str, str]], list[str], Gathered] | None = None
 
     def ask(self) -> None:
-        """Of the gradients that are there now. Does not wait."""
+        """From the current gradients. Does not wait."""
         keys: list[tuple[str, str]] = []
         tensors: list[Tensor] = []
         by_head: dict[str, Tensor] = {}
@@ -185,7 +186,7 @@ class HeadGradients:
 
 def _projections(part: Attention) -> Iterator[tuple[str, Tensor, Tensor]]:
     """query, key and value with the rows of gradient and weight that belong to each, outputs first."""
-    parts: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = {}  # a fused projection is cut once
+    parts: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = {}  # a fused projection is split once
     for key, (_, parameter, index, of) in part.parameters.items():
         if not parameter.requires_grad or parameter.grad is None:
             continue
@@ -201,7 +202,7 @@ def _cut(tensor: Tensor | nn.Parameter, part: Attention, of: int) -> Sequence[Te
 
 
 def _norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    # In one call: one by one they would take longer to ask for than to compute.
+    # In one call: launching them one by one would take longer than computing them.
     if not tensors:
         return ()
     norms: Sequence[Tensor] = torch._foreach_norm(list(tensors), 2, _wide(*tensors))
@@ -214,5 +215,5 @@ def _norm_of_rows(rows: Tensor) -> Tensor:
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
-    """The dtype to add squares in: a norm refuses a narrower one than its input's."""
+    """The dtype for sums of squares: a norm rejects a narrower one than its input's."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32

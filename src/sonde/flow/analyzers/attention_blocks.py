@@ -24,14 +24,14 @@ _DOWN: Final = re.compile(r"(^|\.)(fc2|down|down_proj|c_proj|linear2|lin2|wo|den
 
 
 class Stream:
-    """How much of what it takes each block of a list hands on, and the gradient at its output."""
+    """How much of its input each block of a list passes on, and the gradient at its output."""
 
     def __init__(self, anatomy: ModelIndex) -> None:
         self._names = anatomy.names
         self._lists = [module for module in anatomy.modules if isinstance(module, nn.ModuleList | nn.Sequential)]
         self._blocks = {id(block) for blocks in self._lists for block in blocks if block._modules}
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}
-        """A sample of what each block took and gave."""
+        """A sample of each block's input and output."""
         self._shares: dict[str, float] = {}
         self._asked: list[tuple[list[str], Gathered]] = []
 
@@ -40,12 +40,12 @@ class Stream:
             return
         given, out = args[0], output[0] if isinstance(output, tuple) and output else output
         if is_plain_tensor(given) and is_plain_tensor(out) and given.shape == out.shape and given.ndim >= 2:
-            # Copies: the block's tensors are not to be kept, and a model may change them in place.
+            # Copies: the block's tensors must not be kept, and a model may change them in place.
             took, gave = (some_units(tensor).to(torch.float32, copy=True) for tensor in (given, out))
             self._rows[place.name] = took, gave
 
     def ask(self) -> None:
-        """Compute from the samples, blocks alike together. Does not wait."""
+        """Compute from the samples, blocks of one shape together. Does not wait."""
         groups: dict[tuple[torch.Size, torch.device], list[str]] = {}
         for name, (given, _) in self._rows.items():
             groups.setdefault((given.shape, given.device), []).append(name)
@@ -64,7 +64,8 @@ class Stream:
         return {name: self._shares[name] for name in names if name in self._shares}
 
     def residual(self, trace: Trace) -> tuple[tuple[str, float], ...]:
-        """The longest row of like modules in a list, each giving what it takes: the blocks of the residual stream."""
+        """The longest sequence of similar modules in a list whose output has the shape of the input: the residual
+        stream."""
         best: list[tuple[str, float]] = []
         for module in self._lists:
             if len(module) < 2:
@@ -98,7 +99,7 @@ def feed_forward_pairs(anatomy: ModelIndex) -> dict[str, tuple[str, str]]:
 
 
 def _layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What a module holds, and the two that BERT and its kin wrap once more."""
+    """The submodules of a module, and the two that BERT and similar models wrap once more."""
     yield from module.named_children()
     for wrapper in ("intermediate", "output"):
         inner = module._modules.get(wrapper)
@@ -108,7 +109,7 @@ def _layers_of(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def feed_forward_ratios(pairs: dict[str, tuple[str, str]], trace: Trace) -> dict[str, float]:
-    """Gradient/weight of the second over the first, where both have any."""
+    """Gradient/weight of the second over the first, if both have any."""
     found = {}
     for name, pair in pairs.items():
         first, second = (trace.weight_ratio(weight) for weight in pair)

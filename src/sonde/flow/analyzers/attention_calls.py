@@ -1,12 +1,11 @@
-"""What softmax and fused attention did in one pass: entropy by head and the largest logit, on a sample of queries.
+"""Softmax and fused attention in one pass: entropy by head and the largest logit, from a sample of queries.
 
-While the model runs only the sample is taken. What follows from it are some sixty small operations, asked for once for
-all attentions alike: a GPU waits for the one who asks.
+While the model runs only the sample is taken. The computation that follows takes some sixty small operations, launched
+once for all attention layers of one shape: otherwise a GPU would wait for the host.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -14,6 +13,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
+from sonde.display import print_line
 from sonde.flow.fetch import Gathered
 from sonde.probe.guards import protected, quiet
 from sonde.probe.loss.functional import CallTap
@@ -21,20 +21,19 @@ from sonde.probe.model import ModelNames, ModuleRef
 from sonde.reduce.inspect.attention import Logits, Sample, entropy_by_head, fused_logits, sample_explicit, sample_of
 
 MAX_HELD: Final = 1 << 24
-"""Logits held in all, 64 MiB. When there are more, what follows from them is computed at once."""
-_log: Final = logging.getLogger("sonde")
+"""Total size of the logits held, 64 MiB. Above that, results are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one attention."""
+    """The samples of one attention layer."""
 
     entropy_by_head: list[float]
     logit_max: float
 
 
 class AttentionCalls:
-    """A context: collects while it is open. Uses no random numbers and changes no output."""
+    """A context that collects while it is open. Uses no random numbers and changes no output."""
 
     def __init__(self, names: ModelNames, num_heads: int | None) -> None:
         self.num_heads = num_heads or 1
@@ -43,7 +42,7 @@ class AttentionCalls:
         self._taken: dict[str, Logits | Sample] = {}
         self._num_held = 0
         self._order: dict[str, None] = {}
-        """Every attention that was seen, in the order of the first pass."""
+        """Every observed attention layer, in the order of the first pass."""
         self._asked: list[tuple[list[str], Gathered]] = []
         self._tap = CallTap(names, self, self._failed, only=("softmax", "attention"))
         self._ask_one = protected(self._ask_alike, self._failed, "attention")
@@ -59,7 +58,7 @@ class AttentionCalls:
         self.errors.append(error)
 
     def ask(self) -> None:
-        """Compute what follows from the samples, attentions alike together. Does not wait."""
+        """Compute results from the samples, layers of one shape together. Does not wait."""
         groups: dict[tuple[object, ...], list[str]] = {}
         for name, taken in self._taken.items():
             groups.setdefault(_kind(taken), []).append(name)
@@ -75,7 +74,7 @@ class AttentionCalls:
             self._asked.append((names, Gathered([per_head.nan_to_num(0.0), largest])))
 
     def resolve(self) -> None:
-        """Make numbers of what was seen."""
+        """Turn the results into numbers."""
         found: dict[str, Seen] = {}
         for names, gathered in self._asked:
             entropies, largest = gathered.numbers()
@@ -84,11 +83,11 @@ class AttentionCalls:
                 found[name] = Seen(entropies[i * num : (i + 1) * num], largest[i])
         self.seen = {name: found[name] for name in self._order if name in found}
         self._asked.clear()
-        for error in self.errors[:1]:  # the analysis goes on without what it could not read
-            _log.warning("the inside of an attention could not be read (%s: %s)", type(error).__name__, error)
+        for error in self.errors[:1]:  # the analysis continues without the layer that it could not read
+            print_line(f"sonde: warning: cannot inspect an attention layer ({type(error).__name__}: {error})")
 
     def of(self, layer: str) -> Seen | None:
-        """What was seen in this module, in one it holds, or in the one that holds it."""
+        """The observations in this module, in a submodule, or in its parent."""
         inside = (seen for name, seen in self.seen.items() if name == layer or name.startswith(f"{layer}."))
         return next(inside, self.seen.get(layer.rpartition(".")[0]))
 
@@ -133,14 +132,14 @@ def _logits(taken: Logits | Sample) -> Tensor:
 
 
 def _kind(taken: Logits | Sample) -> tuple[object, ...]:
-    """What is equal for those that are computed together."""
+    """The properties that samples computed together must share."""
     logits = _logits(taken)
     how = (taken.is_causal, taken.query_step) if isinstance(taken, Logits) else ()
     return type(taken), how, logits.shape, logits.device
 
 
 def _stacked(taken: Sequence[Logits | Sample]) -> Sample:
-    """As one sample, each attention in front."""
+    """Stacked into one sample, with the layers as the first dimension."""
     first, logits = taken[0], torch.stack([_logits(one) for one in taken])
     if isinstance(first, Logits):
         return sample_of(replace(first, values=logits))

@@ -1,4 +1,4 @@
-"""What is wrong with a transformer: unbalanced projections, one-hot attention, a weak residual stream."""
+"""Issues of a transformer: unbalanced projections, one-hot attention, a weak residual stream."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sonde.show.flow.issue import Issue
 QK_RATIO: Final = 30.0
 """Gradient/weight of queries over keys, or the other way round."""
 V_RATIO: Final = 1000.0
-"""Values against queries and keys: while attention is even, values rightly get far more."""
+"""Values against queries and keys: while attention is uniform, values rightly get far more."""
 RESIDUAL: Final = 0.5
 """Gradient at the first block over that at the last."""
 CARRY: Final = 0.35
-"""How much of what it takes a block hands on, in the median: 1 with a skip, 0.5 with a norm behind it, else 0."""
+"""How much of its input a block passes on, in the median: 1 with a skip, 0.5 with a norm after it, else 0."""
 FFN_RATIO: Final = 30.0
 """Gradient/weight of the second feed-forward layer over the first."""
 ATTENTION_FLOW: Final = 1e-3
@@ -52,7 +52,7 @@ def _imbalance(m: AttentionMetrics) -> list[Issue]:
             recommendation="\n".join(
                 [
                     *(f"nn.init.xavier_uniform_({as_code(name)})" for name in m.weights),
-                    f"q, k = nn.RMSNorm(q.shape[-1])(q), nn.RMSNorm(k.shape[-1])(k)  # in {m.layer}: keeps them so",
+                    f"q, k = nn.RMSNorm(q.shape[-1])(q), nn.RMSNorm(k.shape[-1])(k)  # in {m.layer}: balance them",
                 ]
             ),
             value=worst,
@@ -71,7 +71,7 @@ def _collapse(m: AttentionMetrics) -> list[Issue]:
             severity="HIGH",
             layer=m.layer,
             message=(
-                f"{m.layer}: head {head} attends to one key only (entropy {m.entropy_by_head[head]:.2f}, "
+                f"{m.layer}: head {head} attends to a single key (entropy {m.entropy_by_head[head]:.2f}, "
                 f"logits up to {m.logit_max:.0f}): no gradient passes its softmax"
             ),
             recommendation=f"q, k = nn.LayerNorm(head_dim)(q), nn.LayerNorm(head_dim)(k)  # in {m.layer}, before q @ k",
@@ -82,7 +82,7 @@ def _collapse(m: AttentionMetrics) -> list[Issue]:
 
 
 def attention_flow(found: Sequence[Attention], trace: Trace) -> list[Issue]:
-    """Attention whose projections get next to nothing of what leaves it."""
+    """Attention whose projections get next to nothing of the gradient at its output."""
     issues = []
     projections = {name for part in found for name, *_ in part.parameters.values()}
     others = [
@@ -101,10 +101,10 @@ def attention_flow(found: Sequence[Attention], trace: Trace) -> list[Issue]:
                     type="ATTN_BOTTLENECK",
                     severity="HIGH",
                     layer=part.layer,
-                    message=f"{part.layer}: its projections get {max(inside) / typical:.1e} of the typical gradient",
+                    message=f"{part.layer}: its projections get {max(inside) / typical:.1e} times the typical gradient",
                     recommendation=(
-                        f"x = x + {as_code(part.layer)}(x)  # its output not scaled away;\n"
-                        "logits = q @ k.mT * q.shape[-1] ** -0.5  # and its softmax not one-hot"
+                        f"x = x + {as_code(part.layer)}(x)  # do not scale its output down\n"
+                        "logits = q @ k.mT * q.shape[-1] ** -0.5  # and keep its softmax from becoming one-hot"
                     ),
                     value=max(inside) / typical,
                     healthy=f"above {ATTENTION_FLOW:g}",
@@ -114,7 +114,7 @@ def attention_flow(found: Sequence[Attention], trace: Trace) -> list[Issue]:
 
 
 def _residual_decay(metrics: TransformerMetrics) -> list[Issue]:
-    """Either the gradient is lost on the way, or a norm makes up for a skip that the forward pass shows to be weak."""
+    """Either the gradient is lost on the way, or a norm compensates for a skip that is weak in the forward pass."""
     if len(metrics.residual) < 3:
         return []
     ratio, first, last = metrics.residual_ratio, metrics.residual[0][0], metrics.residual[-1][0]
@@ -124,7 +124,9 @@ def _residual_decay(metrics: TransformerMetrics) -> list[Issue]:
         message = f"the residual stream passes {ratio:.1%} of the gradient from {last} back to {first}"
     elif share < CARRY:
         value, healthy, is_grave = share, CARRY, share < CARRY / 2
-        message = f"blocks from {first} to {last} hand on {share:.0%} of what they take: the skip is weak or missing"
+        message = (
+            f"blocks from {first} to {last} pass on {share:.0%} of their input: the skip connection is weak or missing"
+        )
     else:
         return []
     return [
@@ -133,7 +135,7 @@ def _residual_decay(metrics: TransformerMetrics) -> list[Issue]:
             severity="HIGH" if is_grave else "MEDIUM",
             layer="",
             message=message,
-            recommendation="x = x + block(norm(x))  # the skip unscaled, the norm inside the branch (pre-norm)",
+            recommendation="x = x + block(norm(x))  # keep the skip unscaled and the norm inside the branch (pre-norm)",
             value=value,
             healthy=f"above {healthy}",
         )
@@ -150,7 +152,7 @@ def _ffn(metrics: TransformerMetrics) -> list[Issue]:
             recommendation="\n".join(
                 f"nn.init.xavier_uniform_({as_code(weight)})" for weight in metrics.feed_forward_weights.get(name, ())
             )
-            + f"  # in {name}: both of the same size; or a norm between them",
+            + f"  # in {name}: initialise both at the same scale, or add a norm between them",
             value=ratio,
             healthy=f"below {FFN_RATIO:g}",
         )

@@ -1,4 +1,4 @@
-"""What is measured of a transformer: of each attention, of the residual stream and of the feed-forward parts."""
+"""Metrics of a transformer: of each attention layer, of the residual stream and of the feed-forward parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetrics:
-    """Of one attention module."""
+    """Metrics of one attention module."""
 
     layer: str
     query: float
@@ -17,13 +17,13 @@ class AttentionMetrics:
     key: float
     value: float
     head_balance: float = 1.0
-    """Smallest over largest gradient of a head's share of the value (or query) projection."""
+    """Smallest over largest gradient of a head's part of the value (or query) projection."""
     entropy: float = math.nan
-    """Mean over heads, 1 = attends to everything alike."""
+    """Mean over heads, 1 = attends to everything equally."""
     entropy_by_head: tuple[float, ...] = ()
     logit_max: float = math.nan
     weights: tuple[str, ...] = ()
-    """Names of the parameters that project."""
+    """Names of the projection parameters."""
 
     @property
     def imbalance(self) -> float:
@@ -34,7 +34,7 @@ class AttentionMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TransformerMetrics:
-    """Of the whole model."""
+    """Metrics of the whole model."""
 
     attention: tuple[AttentionMetrics, ...]
     residual: tuple[tuple[str, float], ...] = ()
@@ -44,10 +44,10 @@ class TransformerMetrics:
     feed_forward_weights: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Block -> names of those two."""
     carry: dict[str, float] = field(default_factory=dict)
-    """Block -> how much of what it takes it hands on: <out, in> / <in, in>."""
+    """Block -> how much of its input it passes on: <out, in> / <in, in>."""
 
     def as_dict(self) -> dict[str, Any]:
-        """By hand: `dataclasses.asdict` copies every number, which takes ten times as long."""
+        """Written out: `dataclasses.asdict` copies every number, which takes ten times as long."""
         own = {name: getattr(self, name) for name in TransformerMetrics.__dataclass_fields__}
         attention = tuple(
             {name: getattr(one, name) for name in AttentionMetrics.__dataclass_fields__} for one in self.attention

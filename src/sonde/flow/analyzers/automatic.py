@@ -1,4 +1,4 @@
-"""`sonde.flow.analyze`: look at the model, and let every analyzer that fits it have its say, all in one pass."""
+"""`sonde.flow.analyze`: runs every analyzer that fits the model, all in one pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def analyze(
     steps: int = 1,
     thresholds: Thresholds = RELATIVE,
 ) -> FlowReport:
-    """One report of all that can be said about this model on this batch.
+    """One report with everything the analyzers find in this model on this batch.
 
     sonde.flow.analyze(model, x, y, nn.CrossEntropyLoss()).print_summary()
     """
@@ -35,7 +35,7 @@ def analyze(
 
 
 def fitting(anatomy: ModelIndex) -> list[Analyzer]:
-    """The analyzers whose kind of layer the model has."""
+    """The analyzers whose type of layer the model has."""
     found: list[Analyzer] = [StandardAnalyzer()]
     if anatomy.attention:
         found.append(AttentionAnalyzer())

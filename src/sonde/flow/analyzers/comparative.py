@@ -79,12 +79,12 @@ class FlowComparison:
         return "\n".join(lines)
 
     def _most_moved(self) -> str:
-        """Where no layer is better or worse: the one whose pressure changed most."""
+        """If no layer improved or got worse: the one whose pressure changed most."""
         known = [c for c in self.layers if c.pressure_before > 0 and c.pressure_after > 0]
         if not known:
-            return "  no layer is better or worse"
+            return "  no layer improved or got worse"
         most = max(known, key=lambda c: abs(math.log(c.pressure_ratio)))
-        return f"  no layer is better or worse; pressure changed most in {most.layer} (x{most.pressure_ratio:.2g})"
+        return f"  no layer improved or got worse; pressure changed most in {most.layer} (x{most.pressure_ratio:.2g})"
 
     def print_summary(self) -> None:
         print(self)
@@ -107,13 +107,13 @@ class ComparativeAnalyzer:
         return report
 
     def compare(self, before: str | FlowReport, after: str | FlowReport) -> FlowComparison:
-        """Two reports, or the names of two that were kept."""
+        """Compare two reports, or two kept ones by name."""
         return compare_reports(self._find(before), self._find(after))
 
     def compare_models(
         self, before: nn.Module, after: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None
     ) -> FlowComparison:
-        """Two models on the same batch."""
+        """Compare two models on the same batch."""
         first, second = (self.analyze_model(m, x, y, loss_fn, n) for m, n in ((before, "before"), (after, "after")))
         return compare_reports(first, second)
 
@@ -126,7 +126,7 @@ class ComparativeAnalyzer:
         y: Any = None,
         loss_fn: LossFunction | None = None,
     ) -> FlowComparison:
-        """Two files of weights for one architecture; the model given is not changed."""
+        """Compare two files of weights for one architecture; the model itself is not changed."""
         reports = []
         for path in (before, after):
             loaded = copy.deepcopy(model)
@@ -137,7 +137,7 @@ class ComparativeAnalyzer:
     def track_training(
         self, model: nn.Module, x: Any, y: Any = None, loss_fn: LossFunction | None = None, step: int = 0
     ) -> FlowReport:
-        """Analyse the model as it is at this step of its training."""
+        """Analyse the model at this step of its training."""
         report = analyze(model, x, y, loss_fn, thresholds=self.thresholds)
         self.history[step] = report
         return report
@@ -158,7 +158,7 @@ class ComparativeAnalyzer:
             return report
         if report not in self.reports:
             known = ", ".join(self.reports) or "none"
-            raise UsageError(f"no report named {report!r}; there are: {known}. Make one with analyze_model(name=…).")
+            raise UsageError(f"no report named {report!r}. Available: {known}. Create one with analyze_model(name=…).")
         return self.reports[report]
 
 

@@ -27,13 +27,14 @@ from sonde.show.flow.report import FlowReport
 DECAY: Final = -0.5
 """Log-slope per layer, from the output towards the input, below which gradients decay; below twice that severely."""
 LOST: Final = 0.01
-"""And less than this share of them is left at the input: a short network may lose half per layer and learn well."""
+"""And less than this fraction of them is left at the input: a short network may lose half per layer and learn well."""
 COMPRESSION: Final = 0.25
-"""A layer whose output is narrower than this share of its input compresses."""
+"""A layer whose output is narrower than this fraction of its input compresses."""
 AMPLIFICATION: Final = 5.0
-"""And it amplifies when the gradient behind it is this many times the one before it, compared with other layers."""
+"""And it amplifies if the gradient at its input exceeds the one at its output by this factor, compared with other
+layers."""
 VARIANCE: Final = 1.0
-"""Variance over squared mean of gradient/weight among layers that play the same part."""
+"""Variance over squared mean of gradient/weight among layers with the same role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class DepthPoint:
 
 
 class StandardAnalyzer:
-    """For MLPs and CNNs; the model is given to `analyze`.
+    """For MLPs and CNNs; pass the model to `analyze`.
 
     report = StandardAnalyzer().analyze(model, x, y, loss_fn)
     """
@@ -66,11 +67,11 @@ class StandardAnalyzer:
         return self.report
 
     def watching(self, anatomy: ModelIndex) -> AbstractContextManager[Sequence[Observer]]:
-        """Nothing beyond what every pass records."""
+        """Observes nothing beyond what every pass records."""
         return nullcontext(())
 
     def after_pass(self) -> None:
-        """Nothing that the traces do not tell."""
+        """Launches nothing: the traces have everything."""
 
     def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
         profile = depth_profile(layers)
@@ -102,7 +103,7 @@ class StandardAnalyzer:
         if self.report is None:
             from sonde.errors import UsageError
 
-            raise UsageError("nothing has been analysed yet. Call analyze(model, x, y, loss_fn) first.")
+            raise UsageError("nothing to report yet. Call analyze(model, x, y, loss_fn) first.")
         return self.report
 
 
@@ -120,7 +121,7 @@ def depth_profile(layers: Sequence[Layer]) -> list[DepthPoint]:
 
 
 def decay_slope(profile: Sequence[DepthPoint]) -> float:
-    """Natural logarithm of the flow, per layer from the output to the input: negative where gradients decay."""
+    """Natural logarithm of the flow, per layer from the output to the input: negative if gradients decay."""
     flowing = [point.relative_pressure for point in profile if point.relative_pressure > 0]
     if len(flowing) < 4:
         return 0.0
@@ -137,9 +138,9 @@ def _decay(slope: float, profile: Sequence[DepthPoint]) -> list[Issue]:
             type="DECAY",
             severity="HIGH" if slope < 2 * DECAY else "MEDIUM",
             layer="",
-            message=f"gradients shrink to {math.exp(slope):.0%} with every layer towards the input",
+            message=f"gradients shrink to {math.exp(slope):.0%} per layer on the way back to the input",
             recommendation=(
-                "x = x + layer(norm(x))  # a residual around each layer, or LayerNorm/BatchNorm behind it;\n"
+                "x = x + layer(norm(x))  # a residual around each layer, or LayerNorm/BatchNorm after it\n"
                 f"nn.init.kaiming_normal_({as_code(first)}.weight)  # and ReLU/GELU instead of sigmoid/tanh"
             ),
             value=slope,
@@ -149,7 +150,8 @@ def _decay(slope: float, profile: Sequence[DepthPoint]) -> list[Issue]:
 
 
 def _bottlenecks(layers: Sequence[Layer]) -> list[Issue]:
-    """Gradient of the layer before over the layer's own: what passing back through it multiplies the gradient by."""
+    """Gradient of the previous layer over the layer's own: the factor of the gradient on its way back through the
+    layer."""
     leaves = [la for la in layers if la.is_leaf and la.metrics.grad_norm > 0]
     factors = {
         after.name: before.metrics.grad_norm / after.metrics.grad_norm
@@ -207,9 +209,9 @@ def _variance(layers: Sequence[Layer]) -> list[Issue]:
                     type="LAYER_VARIANCE",
                     severity="MEDIUM",
                     layer=worst.name,
-                    message=f"{len(group)} layers alike get gradients that differ {fold:.3g}-fold",
+                    message=f"{len(group)} similar layers get gradients that differ {fold:.3g}-fold",
                     recommendation=(
-                        f"# {worst.name} gets most: normalise before each of them, or initialise them alike;\n"
+                        f"# {worst.name} gets the most: normalise before each of them, or initialise them identically\n"
                         f"nn.init.orthogonal_({as_code(worst.name)}.weight)"
                     ),
                     value=spread,

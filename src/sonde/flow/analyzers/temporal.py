@@ -1,6 +1,6 @@
 """TemporalAnalyzer: how much gradient reaches each time step of a recurrent network, and through which gates.
 
-From top to bottom: the analyzer, what it measures of a layer, and what is wrong with the layer's memory.
+From top to bottom: the analyzer, its metrics of a layer, and issues with the layer's memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sonde.show.flow.metrics import Layer
 from sonde.show.flow.report import FlowReport
 
 REACH: Final = 0.01
-"""A time step counts as remembered while its gradient is above this share of the largest."""
+"""A time step counts as remembered while its gradient is above this fraction of the largest."""
 MIN_STEPS: Final = 8
 WARNING: Final = 0.1
 """Change of the logarithm per time step, either way."""
@@ -45,7 +45,7 @@ class TemporalAnalyzer:
     needs_input_grads: ClassVar = True  # to the inputs of recurrent layers
 
     def __init__(self, sequence_length: int | None = None, *, thresholds: Thresholds = RELATIVE) -> None:
-        """`sequence_length`: a module of one's own that is called so often is taken to be called once per time step."""
+        """`sequence_length`: number of calls after which a custom module counts as called once per time step."""
         self.sequence_length, self.thresholds = sequence_length, thresholds
         self.metrics: dict[str, TemporalMetrics] = {}
         self._watch: TimeWatch | None = None
@@ -57,8 +57,9 @@ class TemporalAnalyzer:
         report = FlowAnalyzer(model, thresholds=self.thresholds).analyze_with([self], x, y, loss_fn, steps)
         if not self.metrics:
             raise UsageError(
-                "no recurrent layer was found: no nn.RNN, LSTM or GRU, no module that is called once per time step. "
-                "For a loop of one's own use analyze_unrolled(cell, inputs, targets, loss_fn)."
+                "no recurrent layer found: the model has no nn.RNN, LSTM or GRU and no module that is called once "
+                "per time "
+                "step. For your own loop use analyze_unrolled(cell, inputs, targets, loss_fn)."
             )
         self.report = report
         return report
@@ -70,7 +71,7 @@ class TemporalAnalyzer:
             yield (watch.called,)
 
     def after_pass(self) -> None:
-        """What a hook catches is there already."""
+        """Hooks have already collected everything."""
 
     def conclude(self, traces: list[Trace], layers: Sequence[Layer]) -> tuple[list[Issue], dict[str, Any]]:
         watch, self._watch = self._watch, None
@@ -89,9 +90,10 @@ class TemporalAnalyzer:
         hidden: Any = None,
         name: str = "cell",
     ) -> TemporalMetrics:
-        """Unroll `hidden = cell(x_t, hidden)` over inputs (time, batch, …); the loss is of the last hidden state.
+        """Unroll `hidden = cell(x_t, hidden)` over inputs (time, batch, …); the loss is computed from the last hidden
+        state.
 
-        A cell that returns (output, hidden) is understood; so is an LSTM's (h, c).
+        A cell may return (output, hidden), or an LSTM's (h, c).
         """
         grads: dict[int, float] = {}
         with torch.enable_grad():
@@ -118,27 +120,27 @@ class TemporalAnalyzer:
         return dict(self.metrics)
 
     def get_timestep_profile(self, layer: str | None = None) -> list[float]:
-        """Gradient at each time step: of a layer, or of the first there is."""
+        """Gradient at each time step: of a layer, or of the first one."""
         return list(self._of(layer).profile)
 
     def get_effective_memory(self, layer: str | None = None) -> dict[str, int] | int:
-        """Time steps that are remembered: of one layer, or of each."""
+        """Number of remembered time steps: of one layer, or of each."""
         if layer is not None:
             return self._of(layer).effective_memory
         return {name: metrics.effective_memory for name, metrics in self.metrics.items()}
 
     def _of(self, layer: str | None) -> TemporalMetrics:
         if not self.metrics:
-            raise UsageError("nothing has been analysed yet. Call analyze(model, x, y, loss_fn) first.")
+            raise UsageError("nothing to report yet. Call analyze(model, x, y, loss_fn) first.")
         if layer is None:
             return next(iter(self.metrics.values()))
         if layer not in self.metrics:
-            raise UsageError(f"no recurrent layer {layer!r}; there are {', '.join(self.metrics)}.")
+            raise UsageError(f"no recurrent layer {layer!r}. Available: {', '.join(self.metrics)}.")
         return self.metrics[layer]
 
 
 def _is_state(cell: Any, result: tuple[Any, ...]) -> bool:
-    """An LSTM cell's (h, c) is one state; (output, hidden) of a cell of one's own is two things."""
+    """An LSTM cell's (h, c) is one state; (output, hidden) of a custom cell is two values."""
     return isinstance(cell, nn.LSTMCell) or len(result) != 2
 
 
@@ -151,15 +153,15 @@ def _noter(grads: dict[int, float], t: int) -> Callable[[Tensor], None]:
 
 @dataclass(frozen=True, slots=True)
 class TemporalMetrics:
-    """Of one recurrent layer."""
+    """Metrics of one recurrent layer."""
 
     layer: str
     profile: tuple[float, ...]
     """Norm of the gradient at each time step, first to last."""
     decay_rate: float
-    """Change of its logarithm per step back in time: negative where it vanishes, positive where it explodes."""
+    """Change of its logarithm per step back in time: negative if it vanishes, positive if it explodes."""
     effective_memory: int
-    """How many time steps get more than 1 % of the largest gradient."""
+    """Number of time steps that get more than 1 % of the largest gradient."""
     gates: dict[str, dict[str, float]] = field(default_factory=dict)
     """By gate: norm of gradient, of weight, and their ratio."""
 
@@ -186,7 +188,7 @@ def _memory(profile: Any) -> int:
 
 
 def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Issue]:
-    """What the profile of a layer says."""
+    """Issues in the profile of a layer."""
     num_steps, rate, name = len(metrics.profile), metrics.decay_rate, metrics.layer
     if num_steps < MIN_STEPS:
         return []
@@ -198,7 +200,7 @@ def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Iss
                 type="VANISHING_TEMPORAL",
                 severity="CRITICAL" if rate < -CRITICAL else "MEDIUM",
                 layer=name,
-                message=f"{name}: the gradient keeps {math.exp(rate):.0%} per step back in time",
+                message=f"{name}: the gradient shrinks to {math.exp(rate):.0%} per step back in time",
                 recommendation=_longer_memory(kind, code),
                 value=rate,
                 healthy=f"{math.exp(-WARNING):.0%} to {math.exp(WARNING):.0%}",
@@ -236,9 +238,9 @@ def temporal_issues(metrics: TemporalMetrics, types: dict[str, str]) -> list[Iss
 
 def _longer_memory(kind: str, code: str) -> str:
     if kind == "LSTM":
-        return f"h = {code}.hidden_size; {code}.bias_ih_l0.data[h:2 * h] = 2.0  # forget gate open: it remembers longer"
-    if kind == "GRU":
         return (
-            f"h = {code}.hidden_size; {code}.bias_ih_l0.data[h:2 * h] = 2.0  # update gate: keeps the old state longer"
+            f"h = {code}.hidden_size; {code}.bias_ih_l0.data[h:2 * h] = 2.0  # open the forget gate to remember longer"
         )
-    return f"{code} = nn.LSTM(…)  # or GRU; else nn.init.orthogonal_({code}.weight_hh_l0)"
+    if kind == "GRU":
+        return f"h = {code}.hidden_size; {code}.bias_ih_l0.data[h:2 * h] = 2.0  # make the update gate keep its state"
+    return f"{code} = nn.LSTM(…)  # or GRU; or else nn.init.orthogonal_({code}.weight_hh_l0)"

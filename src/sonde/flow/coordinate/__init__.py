@@ -1,1 +1,1 @@
-"""Coordinate checks: how sizes of activations depend on the width of a model."""
+"""Coordinate checks: how the size of activations depends on the width of a model."""

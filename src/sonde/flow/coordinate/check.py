@@ -1,4 +1,5 @@
-"""The refined coordinate check (Haas et al. 2025, arXiv 2505.22491): how much of a layer's change is its own doing.
+"""The refined coordinate check (Haas et al. 2025, arXiv 2505.22491): how much of a layer's change comes from its own
+weights.
 
 For a layer with weights W the change of its output since initialisation splits into
 
@@ -28,7 +29,7 @@ from sonde.schema.names import strip_wrappers
 
 WEIGHTED: Final = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.Bilinear)
 WEIGHTED_BY_NAME: Final = ("Conv1D",)
-"""Linear layers of other libraries that are no `nn.Linear`."""
+"""Linear layers of other libraries that are not an `nn.Linear`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,8 @@ class Coordinate:
 
 
 def refined_coordinate_check(model: nn.Module, reference: nn.Module, x: Any) -> list[Coordinate]:
-    """Split each layer's change since `reference` (a copy made at initialisation) on one batch. Both stay as they were.
+    """Split each layer's change since `reference` (a copy made at initialisation) on one batch. Both models are left
+    unchanged.
 
     reference = copy.deepcopy(model)
     train(model)
@@ -68,7 +70,7 @@ def refined_coordinate_check(model: nn.Module, reference: nn.Module, x: Any) -> 
         found = []
         for name, calls in now.items():
             if name not in then or len(then[name]) != len(calls):
-                raise UsageError(f"the two models differ: {name} was called {len(calls)} times in one of them.")
+                raise UsageError(f"the two models differ: one of them called {name} {len(calls)} times.")
             module = modules[name.removesuffix(IN_PROJ)]
             parts = [split(module, a, b) for a, b in zip(calls, then[name], strict=True)]
             found.append(_coordinate(name, type(module).__name__, parts))
@@ -77,7 +79,7 @@ def refined_coordinate_check(model: nn.Module, reference: nn.Module, x: Any) -> 
 
 @contextmanager
 def _slow_path() -> Iterator[None]:
-    """torch's fused encoder layer passes its own modules by, hooks and all."""
+    """torch's fused encoder layer bypasses its own modules, and their hooks."""
     was = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -91,7 +93,7 @@ def is_weighted(module: nn.Module) -> bool:
 
 
 IN_PROJ: Final = ".in_proj"
-"""The joint projection of `nn.MultiheadAttention` to queries, keys and values, which is no module."""
+"""The joint projection of `nn.MultiheadAttention` to queries, keys and values, which is not a module."""
 _Call = tuple[tuple[Tensor, ...], Tensor]
 
 
@@ -119,7 +121,7 @@ def _calls(model: nn.Module, x: Any) -> dict[str, list[_Call]]:
 
 
 def _applied(module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
-    """A layer's output, past the hooks of whoever watches."""
+    """A layer's output, without calling anyone's hooks."""
     if isinstance(module, nn.MultiheadAttention):
         assert module.in_proj_weight is not None
         return nn.functional.linear(given[0], module.in_proj_weight, module.in_proj_bias)
@@ -149,7 +151,7 @@ def _coordinate(name: str, type_name: str, parts: list[dict[str, Tensor]]) -> Co
 
 
 class RefinedCoordinateCheck:
-    """The same inside a training loop, on what a monitor with a reference saw in this step."""
+    """The same inside a training loop, on the activations that a monitor with a reference saw in this step."""
 
     def __init__(self, monitor: ModuleMonitor) -> None:
         if monitor.reference is None:
@@ -158,7 +160,7 @@ class RefinedCoordinateCheck:
         monitor.keeps_calls = True
 
     def refined_coordinate_check(self) -> None:
-        """Log the parts of every weighted layer; to be called after the forward passes of both models."""
+        """Log the parts of every weighted layer; call it after the forward passes of both models."""
         monitor = self.monitor
         if not monitor.is_monitoring or monitor.reference is None:
             return

@@ -1,4 +1,5 @@
-"""The coordinate check over widths: models of several widths trained for a few steps, and what grows with the width."""
+"""The coordinate check over widths: trains models of several widths for a few steps, and finds what grows with the
+width."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sonde.flow.coordinate.check import Coordinate, refined_coordinate_check
 from sonde.show.flow.coordinate import CoordinateReport, Trend, Verdict
 
 FLAT: Final = 0.15
-"""A slope of the logarithms smaller than this is no trend."""
+"""A slope of the logarithms smaller than this is not a trend."""
 
 
 def coordinate_check(
@@ -31,10 +32,10 @@ def coordinate_check(
     seeds: int = 3,
     parts: Sequence[str] = ("effective", "propagating"),
 ) -> CoordinateReport:
-    """Train models of several widths for a few steps, and see what grows with the width.
+    """Train models of several widths for a few steps, and find what grows with the width.
 
-    `make_model(width)`; `batches` is a batch (x, y), or a function of the seed that gives an iterator of batches;
-    `make_optimizer(model, width)` is Adam with lr 1e-3 unless given.
+    `make_model(width)`; `batches` is a batch (x, y), or a function of the seed that returns an iterator of batches;
+    `make_optimizer(model, width)` is Adam with lr 1e-3 by default.
     """
     if len(set(widths)) < 2:
         raise UsageError(f"a trend needs at least two widths; got {list(widths)}.")
@@ -55,7 +56,7 @@ def _trained(
     torch.manual_seed(seed)
     model = make_model(width)
     if not isinstance(model, nn.Module):
-        raise NotAModelError(f"make_model({width}) is to return a torch.nn.Module; got {type(model).__name__}.")
+        raise NotAModelError(f"make_model({width}) must return a torch.nn.Module; got {type(model).__name__}.")
     reference = copy.deepcopy(model)
     optimizer = make_optimizer(model, width) if make_optimizer else torch.optim.Adam(model.parameters(), lr=1e-3)
     given = batches(seed) if callable(batches) else _repeat(batches)
@@ -63,7 +64,9 @@ def _trained(
     for step in range(steps):
         batch = next(given, None)
         if batch is None:
-            raise UsageError(f"batches({seed}) ended after {step} of {steps} steps. Give more of them, or fewer steps.")
+            raise UsageError(
+                f"batches({seed}) ended after {step} of {steps} steps. Provide more batches, or use fewer steps."
+            )
         x, y = batch
         optimizer.zero_grad()
         _, loss = forward(model, x, y, loss_fn)
@@ -78,7 +81,7 @@ def _repeat(batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _trend(layer: str, part: str, points: list[tuple[int, float]]) -> Trend | None:
-    """Least squares of the logarithms; the interval is Student's."""
+    """Least squares of the logarithms, with a Student's t interval."""
     positive = [(w, v) for w, v in points if v > 0 and math.isfinite(v)]
     if len({w for w, _ in positive}) < 2:
         return None
@@ -104,7 +107,7 @@ def _verdict(slope: float, error: float) -> Verdict:
 
 
 def _student(freedom: int) -> float:
-    """The quantile for so many degrees of freedom, or the next fewer that is known: too wide rather than too narrow."""
+    """The quantile for these degrees of freedom, or the next fewer in the table: too wide rather than too narrow."""
     return _STUDENT[max(known for known in _STUDENT if known <= freedom)]
 
 

@@ -1,8 +1,8 @@
 """Inside scaled_dot_product_attention: queries, keys, values, entropy and largest logit of each head.
 
-What the fused kernel computes and does not show is made again for a sample: at most 2 rows of the batch and 32 evenly
-spaced queries (`reduce/inspect/attention.py`). No random numbers are drawn, so dropout is left out, and the attention
-that was computed is only read.
+Values that the fused kernel computes internally are recomputed for a sample: at most 2 rows of the batch and 32 evenly
+spaced queries (`reduce/inspect/attention.py`). No random numbers are drawn, so dropout is left out, and the computed
+attention is only read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def monitor_scaled_dot_product_attention(
                     monitor.monitor_activation(f"{name}.head_{head}.{title}", tensor.select(-3, head))
             sample = sample_fused(query, key, mask=attn_mask, is_causal=is_causal, scale=scale)
             _log(monitor, name, sample, query.shape[-3])
-    except Exception as error:  # noqa: BLE001 - what is logged must not end the training
+    except Exception as error:  # noqa: BLE001 - logging must not end the training
         monitor.report("monitor_scaled_dot_product_attention", error)
 
 
@@ -56,7 +56,7 @@ def _log(monitor: ModuleMonitor, name: str, sample: Sample, num_heads: int) -> N
     visible = (logits > MASKED_BELOW) & logits.isfinite()
     entropy = -torch.xlogy(p, p).sum(-1)
     largest = torch.where(visible, logits.abs(), 0.0).amax(-1)
-    stride = -(-num_heads // logits.shape[1])  # of very many heads only some are sampled
+    stride = -(-num_heads // logits.shape[1])  # with very many heads only some are sampled
     for index in range(logits.shape[1]):
         head = f"{name}.head_{index * stride}"
         monitor.log_tensor(f"attention_entropy/{head}", entropy[:, index])

@@ -1,4 +1,4 @@
-"""What a monitor collected: values by step and key, joined over micro-batches, saved as HDF5 and read back."""
+"""The metrics of a monitor: values by step and key, combined over micro-batches, saved as HDF5 and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUE: Final = ":value"
 
 
 class MetricStore:
-    """Tensors pile up during a step and become one number each at its end."""
+    """Tensors accumulate during a step and become one number each at its end."""
 
     def __init__(self) -> None:
         self._open: dict[str, list[Tensor]] = {}
@@ -28,14 +28,15 @@ class MetricStore:
         self.steps: dict[int, dict[str, float]] = {}
 
     def add(self, key: str, value: Any, aggregation: Aggregation | None = None) -> None:
-        """A number or a tensor of numbers; a tensor keeps its place on the device until the step ends."""
+        """Add a number or a tensor of numbers; a tensor stays on its device until the step ends."""
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         self._open.setdefault(key, []).append(tensor.reshape(-1).float())
         if aggregation is not None:
             self._aggregations[key] = aggregation
 
     def close(self, step: int, on_error: Callable[[str, Exception], None]) -> dict[str, float]:
-        """Join what the micro-batches gave: the mean, or the metric's own aggregation. Waits for a device once."""
+        """Combine the values of the micro-batches: by the mean, or by the metric's own aggregation. Waits for a device
+        once."""
         joined: dict[str, Tensor] = {}
         for key, parts in self._open.items():
             try:
@@ -53,7 +54,7 @@ class MetricStore:
         if not isinstance(value, Tensor):
             return torch.tensor(float(value), dtype=torch.float64)
         if value.numel() != 1:
-            raise ValueError(f"an aggregation gives one number; this one gave {value.numel()}")
+            raise ValueError(f"an aggregation must return one number; this one returned {value.numel()}")
         return value
 
     def discard(self) -> None:
@@ -62,7 +63,7 @@ class MetricStore:
 
 
 def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
-    """For each key a group with its steps and values; slashes in keys become groups of groups."""
+    """For each key a group with its steps and values; slashes in keys become nested groups."""
     h5py = require_h5py()
     columns: dict[str, tuple[list[int], list[float]]] = {}
     for step, values in sorted(steps.items()):
@@ -80,12 +81,12 @@ def save_hdf5(path: str | Path, steps: dict[int, dict[str, float]]) -> Path:
 
 
 def _part(name: str) -> str:
-    """A part of a key as a name in a path: "" and "." mean "here" there."""
+    """A part of a key as a name in a path, where "" and "." mean "here"."""
     return quote(name, safe=" []()^+-=,:;@") if name.strip(".") else f"%{name}"
 
 
 def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
-    """What `save_hdf5` wrote."""
+    """Read a file written by `save_hdf5`."""
     h5py = require_h5py()
     steps: dict[int, dict[str, float]] = {}
 

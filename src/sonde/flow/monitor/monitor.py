@@ -1,4 +1,4 @@
-"""ModuleMonitor: any function of any activation, parameter or gradient, chosen by name, joined over micro-batches.
+"""ModuleMonitor: any function of any activation, parameter or gradient, chosen by name, combined over micro-batches.
 
     monitor = ModuleMonitor(monitor_step_fn=lambda step: step % 10 == 0)
     monitor.set_module(model)
@@ -12,13 +12,13 @@
         monitor.end_step()
         metrics = monitor.get_step_metrics()
 
-A metric that fails is reported once and skipped; the model keeps no trace of the monitor but what `MonitorMixin` asks.
+A metric that fails is reported once and skipped; the model keeps no trace of the monitor except what `MonitorMixin`
+asks for.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook
 
+from sonde.display import print_line, warn
 from sonde.errors import NotAModelError, UsageError
 from sonde.flow.monitor.metric_store import Aggregation, MetricStore, load_hdf5, save_hdf5
 from sonde.probe.guards import is_observable, quiet
@@ -47,7 +48,7 @@ _KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A user's function, the names it is for, and how micro-batches are joined."""
+    """A user's function, the names it applies to, and how micro-batches are combined."""
 
     name: str
     function: MetricFunction
@@ -57,14 +58,14 @@ class Metric:
 
 @dataclass(slots=True)
 class Call:
-    """What went into a module and what came out, once."""
+    """The input and output of one call of a module."""
 
     inputs: tuple[Any, ...]
     output: Any
 
 
 def format_module_name(name: str) -> str:
-    """The name the user wrote, without what wrappers add; the model itself has none, and gets one."""
+    """The name the user wrote, without wrapper prefixes; the model itself has none, and gets one."""
     return strip_wrappers(name) or ROOT
 
 
@@ -81,7 +82,7 @@ class ModuleMonitor:
         format_module_name_fn: Callable[[str], str] | None = None,
         session: Any = None,
     ) -> None:
-        """`session`: what `sonde.init` or `sonde.watch` returned; metrics are then part of that run as well."""
+        """`session`: the result of `sonde.init` or `sonde.watch`; metrics are then also part of that run."""
         self.monitor_step_fn = monitor_step_fn or (lambda _: True)
         self.is_enabled, self.cpu_offload, self.session = monitor, cpu_offload, session
         self.format_name = format_module_name_fn or format_module_name
@@ -103,10 +104,10 @@ class ModuleMonitor:
         self._told: set[str] = set()
         self._handle: Any = None
 
-    # ------------------------------------------------------------------------------------------------------ models
+    # ----------------------------------------------------------------------------------------------------------- models
 
     def set_module(self, module: nn.Module) -> None:
-        """The model to watch. Modules that are `MonitorMixin` learn of the monitor."""
+        """Set the model to monitor. Modules that are `MonitorMixin` get a reference to the monitor."""
         self.module = _checked(module, "set_module")
         self._names = self._named(module)
         for child in module.modules():
@@ -115,15 +116,16 @@ class ModuleMonitor:
         self._attach()
 
     def name_of(self, module: nn.Module | str) -> str:
-        """What a module of the model is called in the metrics."""
+        """The name of a module of the model in the metrics."""
         if isinstance(module, str):
             return module
         if id(module) not in self._names:
-            raise UsageError(f"{type(module).__name__} is no module of the monitored model, or is excluded.")
+            raise UsageError(f"{type(module).__name__} is not a module of the monitored model, or is excluded.")
         return self._names[id(module)]
 
     def set_reference_module(self, module: nn.Module) -> None:
-        """A model of the same structure, such as a copy made at initialisation; it runs first, on the same inputs."""
+        """Set a model of the same structure, such as a copy made at initialisation; it runs first, on the same
+        inputs."""
         if self.module is None:
             raise UsageError("call set_module(model) before set_reference_module(reference).")
         reference = _checked(module, "set_reference_module")
@@ -144,20 +146,23 @@ class ModuleMonitor:
         missing = sorted(own.keys() ^ other.keys())
         if missing:
             raise UsageError(
-                f"the reference has another structure: only one of the two has {', '.join(missing[:5])}"
+                f"the reference has a different structure: only one of the two has {', '.join(missing[:5])}"
                 f"{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}."
             )
         if different:
             name = different[0]
-            raise UsageError(f"the reference has another structure: {name} is {own[name]} here, {other[name]} there.")
+            raise UsageError(
+                f"the reference has a different structure: {name} is {own[name]} in the model, {other[name]} in the "
+                "reference."
+            )
 
     @property
     def _required(self) -> nn.Module:
         if self.module is None:
-            raise UsageError("no model yet. Call:  monitor.set_module(model)")
+            raise UsageError("no model to monitor yet. Call:  monitor.set_module(model)")
         return self.module
 
-    # ----------------------------------------------------------------------------------------------------- metrics
+    # ---------------------------------------------------------------------------------------------------------- metrics
 
     def add_activation_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
@@ -177,7 +182,7 @@ class ModuleMonitor:
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
-        """`metric_fn(parameter)`, taken by `monitor_parameters`."""
+        """`metric_fn(parameter)`, called by `monitor_parameters`."""
         self._add("parameter", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_parameter_difference_metric(
@@ -191,33 +196,33 @@ class ModuleMonitor:
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
-        """`metric_fn(gradient)`, taken by `monitor_gradients`."""
+        """`metric_fn(gradient)`, called by `monitor_gradients`."""
         self._add("gradient", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def add_gradient_difference_metric(
         self, metric_name: str, metric_fn: MetricFunction, metric_regex: str = ".*",
         metric_aggregation_fn: Aggregation | None = None,
     ) -> None:  # fmt: skip
-        """`metric_fn(gradient, gradient of the reference)`; the reference needs a backward pass of its own."""
+        """`metric_fn(gradient, gradient of the reference)`; the reference needs its own backward pass."""
         self._add("gradient_difference", metric_name, metric_fn, metric_regex, metric_aggregation_fn)
 
     def _add(self, kind: str, name: str, function: Any, regex: str, aggregation: Any = None) -> None:
         if not callable(function):
-            raise UsageError(f"the metric {name!r} is no function; got {type(function).__name__}.")
+            raise UsageError(f"the metric {name!r} must be a function; got {type(function).__name__}.")
         try:
             pattern = re.compile(regex)
         except re.error as error:
-            raise UsageError(f"the regex of the metric {name!r} is wrong: {error}.") from error
+            raise UsageError(f"invalid regex for the metric {name!r}: {error}.") from error
         self.metrics[kind].append(Metric(name, function, pattern, aggregation))
 
-    # ------------------------------------------------------------------------------------------------------- steps
+    # ------------------------------------------------------------------------------------------------------------ steps
 
     def is_step_monitored(self, step: int) -> bool:
         return self.is_enabled and bool(self.monitor_step_fn(step))
 
     @property
     def is_monitoring(self) -> bool:
-        """Whether a step is being watched right now."""
+        """Whether a step is being monitored right now."""
         return self._step is not None and not self._is_paused
 
     def begin_step(self, step: int) -> None:
@@ -227,13 +232,13 @@ class ModuleMonitor:
         self._step = step if self.is_step_monitored(step) else None
 
     def after_micro_batch(self) -> None:
-        """Forget what the reference computed: the next micro-batch has other inputs."""
+        """Discard the outputs of the reference: the next micro-batch has other inputs."""
         self.calls.clear()
         self.reference_calls.clear()
         self._compared.clear()
 
     def end_step(self) -> None:
-        """Join the micro-batches, and hand the numbers to the run if there is one."""
+        """Combine the micro-batches, and pass the numbers to the run if there is one."""
         if self._step is None:
             return
         step, self._step = self._step, None
@@ -245,7 +250,7 @@ class ModuleMonitor:
 
     @contextmanager
     def no_monitor(self) -> Iterator[None]:
-        """Look away, for instance while something is evaluated."""
+        """Pause monitoring, for instance during an evaluation."""
         was, self._is_paused = self._is_paused, True
         try:
             yield
@@ -253,7 +258,7 @@ class ModuleMonitor:
             self._is_paused = was
 
     def get_step_metrics(self, step: int | None = None) -> dict[str, float]:
-        """The metrics of a step, of the last one by default; empty when it was not watched."""
+        """The metrics of a step, by default the last one; empty if it was not monitored."""
         wanted = self._last_step if step is None else step
         return dict(self.store.steps.get(wanted, {})) if wanted is not None else {}
 
@@ -267,7 +272,7 @@ class ModuleMonitor:
     def load_hdf5(path: str | Path) -> dict[int, dict[str, float]]:
         return load_hdf5(path)
 
-    # -------------------------------------------------------------------------------------------- what is collected
+    # ------------------------------------------------------------------------------------------------------- collection
 
     def monitor_parameters(self) -> None:
         """Parameter metrics, and their differences from the reference."""
@@ -297,12 +302,12 @@ class ModuleMonitor:
                 self._measure("gradient_difference", name, parameter.grad.detach(), other.detach())
 
     def monitor_activation(self, name: str, activation: Tensor) -> None:
-        """Activation metrics of a tensor that no module returns, under a name of one's own."""
+        """Activation metrics of a tensor that no module returns, under a name of your choice."""
         if self.is_monitoring:
             self._measure("activation", name, self._moved(activation))
 
     def log_tensor(self, key: str, tensor: Tensor, aggregation_fn: Aggregation | None = None) -> None:
-        """A tensor of numbers of one's own; micro-batches are joined by their mean, or as `aggregation_fn` says."""
+        """Log your own tensor of numbers; micro-batches are combined by their mean, or by `aggregation_fn`."""
         if self.is_monitoring:
             self.store.add(key, self._moved(tensor), aggregation_fn)
 
@@ -328,19 +333,19 @@ class ModuleMonitor:
                 self.report(key, error, once=f"{kind} {metric.name}")
 
     def report(self, key: str, error: Exception, once: str = "") -> None:
-        """Say once that a metric failed."""
+        """Report once that a metric failed."""
         self._warn(once or key, f"sonde: the metric {key} failed and is skipped: {error!r}")
 
     def _warn(self, about: str, message: str) -> None:
-        """Once about each thing. Where warnings are errors it is printed: it must not end the training."""
+        """Warn once per key. If warnings are errors it is printed: it must not end the training."""
         if about not in self._told:
             self._told.add(about)
             try:
-                warnings.warn(message, stacklevel=4)
+                warn(message, stacklevel=4)
             except UserWarning:
-                print(message, file=sys.stderr)
+                print_line(message)
 
-    # ----------------------------------------------------------------------------------------------------- the hook
+    # ------------------------------------------------------------------------------------------------------------- hook
 
     def _attach(self) -> None:
         """One hook for all modules, so that none of them keeps a trace; it lives as long as the monitor."""
@@ -358,7 +363,7 @@ class ModuleMonitor:
             self._handle = weakref.finalize(self, _remove, handle, warnings.filters[0])
 
     def detach(self) -> None:
-        """Take the hook away."""
+        """Remove the hook."""
         if self._handle is not None:
             self._handle()
             self._handle = None
@@ -396,14 +401,16 @@ class ModuleMonitor:
         else:
             self._warn(
                 "no reference",
-                "sonde: the reference has not run on this batch; call it first, under torch.no_grad(). Differences are "
-                "left out.",
+                "sonde: the reference has not run on this batch, so differences are left out. Run it first, under "
+                "torch.no_grad().",
             )
 
     def _compare(self, name: str, activation: Tensor, other: Tensor) -> None:
         if activation.shape != other.shape:
             key = f"activation_difference/{name}"
-            self.report(key, UsageError(f"{tuple(activation.shape)} here, {tuple(other.shape)} in the reference"))
+            self.report(
+                key, UsageError(f"{tuple(activation.shape)} in the model, {tuple(other.shape)} in the reference")
+            )
             return
         self._measure("activation_difference", name, activation, other)
 
@@ -411,7 +418,7 @@ class ModuleMonitor:
         return tuple(self._moved(a) if isinstance(a, Tensor) else a for a in args)
 
     def _moved(self, value: Any) -> Any:
-        """Detached; on the host when asked for. A copy, because a later in-place operation would change it."""
+        """Detached; on the host on request. A copy, because a later in-place operation would change it."""
         if not isinstance(value, Tensor):
             return value
         tensor = value.detach()
@@ -419,7 +426,7 @@ class ModuleMonitor:
 
 
 class MonitorMixin:
-    """For modules that log numbers of their own: `self.get_module_monitor().log_tensor("…", tensor)`."""
+    """For modules that log their own numbers: `self.get_module_monitor().log_tensor("…", tensor)`."""
 
     def set_module_monitor(self, monitor: ModuleMonitor) -> None:
         # Not an attribute of the module: a monitor holds hooks, and would go into every pickle and copy of the model.
@@ -427,7 +434,7 @@ class MonitorMixin:
         _MONITORS[self] = weakref.ref(monitor)
 
     def get_module_monitor(self) -> ModuleMonitor:
-        """The monitor that watches this module; one that collects nothing when there is none."""
+        """The monitor of this module; one that collects nothing if there is none."""
         known = _MONITORS.get(self)
         return (known() if known is not None else None) or _NOBODY
 
@@ -444,7 +451,7 @@ def _remove(handle: Any, silence: Any) -> None:
     handle.remove()
     if silence in warnings.filters:
         warnings.filters.remove(silence)  # type: ignore[attr-defined]
-    # torch forgets to take this mark away, and goes on as if there were a hook.
+    # torch forgets to remove this mark, and continues as if there were a hook.
     getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
 
 

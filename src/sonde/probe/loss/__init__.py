@@ -1,1 +1,1 @@
-"""Losses, inputs and targets, taken where the user's program computes them."""
+"""Losses, inputs and targets, read where the user's program computes them."""

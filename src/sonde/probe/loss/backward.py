@@ -1,7 +1,7 @@
-"""What `backward()` is called on: the loss as it is trained, whoever computed it, and how it was scaled before.
+"""The tensor that `backward()` is called on: the loss as it is trained, and the factors it was scaled by.
 
-Reads the graph above the loss, a few nodes of it, before the backward pass frees it. Saved tensors that a hook of the
-user's has packed are left alone: unpacking is the user's code.
+Reads a few nodes of the graph above the loss before the backward pass frees it. Saved tensors that a user's hook has
+packed are left alone: unpacking would run the user's code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sonde.probe.loss.functions import FunctionTap
 from sonde.probe.outputs import is_plain_tensor
 
 ORIGIN: Final = "sonde.loss"
-"""Key in the metadata of a graph node: the call that made it, see `mark`."""
+"""Key in the metadata of a graph node: the call that created it, see `mark`."""
 _MAX_NODES: Final = 16
 _MAX_FACTORS: Final = 3
 _SCALING: Final = {"MulBackward0": False, "DivBackward0": True}
@@ -39,17 +39,17 @@ _PASSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One number that gradients were asked of. The tensors in it are copies of ours."""
+    """One number that a backward pass started from. Its tensors are our copies."""
 
     value: Tensor
     factors: tuple[float | Tensor, ...]
-    """What the loss was multiplied by to become this, the last multiplication first; NaN where it cannot be known."""
+    """The factors that turned the loss into this number, the last multiplication first; NaN if one is unknown."""
     origin: Any
-    """What `mark` was told of the call that gave the loss; None where it was no such call, or where more was added."""
+    """The call that returned the loss, as passed to `mark`; None if there was no such call, or more was added."""
 
 
 def mark(result: Tensor, origin: Any) -> None:
-    """Remember in the graph which call gave this tensor; of several, the innermost."""
+    """Remember in the graph which call returned this tensor; of several, the innermost."""
     metadata = getattr(result.grad_fn, "metadata", None)
     if metadata is not None:
         metadata.setdefault(ORIGIN, origin)
@@ -68,6 +68,12 @@ class BackwardTap:
         self.on_begin, self.on_backward = on_begin, on_backward
         begins = protected(self._begins, on_error, "backward")
         self._functions = FunctionTap(torch.autograd, ["backward"], begins=begins, is_traced=False)
+
+    def pause(self) -> None:
+        self._functions.pause()
+
+    def resume(self) -> None:
+        self._functions.resume()
 
     def detach(self) -> None:
         self._functions.detach()
@@ -94,12 +100,12 @@ def _is_number(tensor: Any) -> bool:
 
 def _root(tensor: Tensor) -> Root:
     factors, origin = _climb(tensor.grad_fn)
-    # A copy: what the user divides in place afterwards would change it.
+    # A copy: the user may divide the original in place afterwards.
     return Root(tensor.detach().reshape(()).clone(), factors, origin)
 
 
 def _climb(node: Any) -> tuple[tuple[float | Tensor, ...], Any]:
-    """From the root up to the call that gave the loss, through multiplications by constants."""
+    """Walk from the root to the call that returned the loss, through multiplications by constants."""
     factors: list[float | Tensor] = []
     for _ in range(_MAX_NODES):
         origin = getattr(node, "metadata", {}).get(ORIGIN)
@@ -119,12 +125,12 @@ def _climb(node: Any) -> tuple[tuple[float | Tensor, ...], Any]:
 
 def _factor(node: Any, place: int, *, is_divided: bool) -> float | Tensor:
     saved = getattr(node, "_raw_saved_self" if place else "_raw_saved_other", None)
-    is_packed = getattr(saved, "unpack_hook", saved) is not None  # or by a torch that does not say
+    is_packed = getattr(saved, "unpack_hook", saved) is not None  # or by a torch version that does not say
     number = None if saved is None or is_packed else saved.data
     if (is_divided and place) or not isinstance(number, Tensor) or number.numel() != 1:
         return math.nan
     if number.is_cuda:
-        own = number.detach().reshape(()).to(torch.float64, copy=True)  # a scaler changes its own in place
+        own = number.detach().reshape(()).to(torch.float64, copy=True)  # a scaler changes its own tensor in place
         return 1 / own if is_divided else own
     value = float(number) if number.device.type == "cpu" else math.nan
     return (1 / value if value else math.nan) if is_divided else value

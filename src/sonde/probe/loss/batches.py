@@ -1,4 +1,5 @@
-"""Which data set the current batch was drawn from, through the iterators of torch's `DataLoader`. Holds no data set."""
+"""The data set that the current batch comes from, read from the iterators of torch's `DataLoader`. Holds no data
+set."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class DataSource:
 
     key: tuple[int, int]
     kind: tuple[str, int]
-    """Its type and length: a set that is made again for each evaluation keeps these."""
+    """Its type and length: a set that is re-created for each evaluation keeps these."""
     ref: weakref.ref[Any] | None
 
     @property
@@ -29,11 +30,11 @@ class DataSource:
 
 
 class BatchTap:
-    """Remembers where the newest batch came from, until `take` asks."""
+    """Remembers where the newest batch came from, until `take` is called."""
 
     def __init__(self, on_error: Callable[[str, Exception], None], is_ours: Callable[[], bool] = lambda: True) -> None:
         self._is_ours = is_ours
-        """Whether the thread that asks may be the one whose batches are of interest."""
+        """Whether the calling thread may be the one whose batches are of interest."""
         self._newest: weakref.ref[Any] | None = None
         drawn = protected(self._drawn, on_error, "batch")
         self._functions = FunctionTap(_BaseDataLoaderIter, ["__next__"], drawn, is_traced=False)
@@ -46,7 +47,7 @@ class BatchTap:
             self._newest = weakref.ref(args[0])
 
     def take(self) -> DataSource | None:
-        """The source of the batch that was drawn since the last time; None where none was drawn."""
+        """The source of the batch drawn since the last call; None if none was drawn."""
         newest, self._newest = self._newest, None
         iterator = None if newest is None else newest()
         return None if iterator is None else _source(iterator)
@@ -57,7 +58,7 @@ def _source(iterator: Any) -> DataSource:
     part = id(sampler) if isinstance(sampler, SubsetRandomSampler) else 0
     try:
         size = len(data)
-    except Exception:  # noqa: BLE001 - the user's code; what is streamed has no length
+    except Exception:  # noqa: BLE001 - the user's code; streamed data has no length
         size = -1
     ref = weakref.ref(data) if type(data).__weakrefoffset__ else None
     return DataSource((id(data), part), (type(data).__qualname__, size), ref)

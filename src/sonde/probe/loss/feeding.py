@@ -1,8 +1,8 @@
-"""Which linear layer feeds which other one with nothing that bends in between: read off autograd's graph.
+"""Finds linear layers that feed each other without a nonlinearity in between, from autograd's graph.
 
-Two linear layers in a row are one linear layer. Whether there is something between them cannot be told from modules:
-an activation may be a function or arithmetic; the graph knows every operation. Only names of operations are looked at,
-never values. Unknown operations count as bending: what is not surely linear is not reported.
+Two linear layers in a row are one linear layer. Modules cannot show whether there is something between them: an
+activation may be a function or arithmetic; the graph knows every operation. Only names of operations are read, never
+values. Unknown operations count as nonlinear: only certain cases are reported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-# Moves numbers about without changing them; autograd appends "Backward0" and the like to these names.
+# Moves numbers without changing them; autograd appends "Backward0" and the like to these names.
 _MOVES: Final = frozenset(
     {"View", "UnsafeView", "ReshapeAlias", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute", "T", "Clone",
      "Expand", "ToCopy", "Alias", "Contiguous", "Movedim", "Flatten"}
@@ -24,13 +24,13 @@ _MAX_GRAPH: Final = 20_000
 
 
 class Feeding:
-    """Told of every call of a linear layer in one forward pass. Holds the graph until `end`."""
+    """Collects the calls of linear layers in one forward pass. Holds the graph until `end`."""
 
     def __init__(self) -> None:
         self.fed_by: dict[str, str] = {}
-        """name of a layer -> name of the layer whose output is, but for linear operations, its input and nothing else.
+        """name of a layer -> name of the layer whose output, up to linear operations, is its only input.
 
-        Known after `end`. An output that also goes elsewhere, as along a skip connection, is not given away.
+        Known after `end`. An output that is also used elsewhere, as by a skip connection, does not count.
         """
         self._made_by: dict[Any, str] = {}
         self._ways: dict[str, list[Any]] = {}
@@ -46,7 +46,7 @@ class Feeding:
             self._made_by[output.grad_fn] = name
 
     def end(self, outputs: Iterable[Tensor] = ()) -> None:
-        """The forward pass has returned `outputs`. Lets go of the graph."""
+        """The forward pass has returned `outputs`. Releases the graph."""
         if self._ways:
             uses = _uses([output.grad_fn for output in outputs if output.grad_fn is not None])
             for name, way in self._ways.items():
@@ -73,7 +73,7 @@ class Feeding:
 
 
 def _uses(ends: list[Any]) -> dict[Any, int]:
-    """How many operations take what a node has made; nothing at all where the graph is too large to walk."""
+    """The number of operations that use the result of each node; empty if the graph is too large to walk."""
     uses: dict[Any, int] = {}
     seen, waiting = set(ends), list(ends)
     while waiting:

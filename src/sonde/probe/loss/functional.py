@@ -1,8 +1,8 @@
 """Activations and attention written as function calls: `F.relu(x)` inside a forward pass of the watched model.
 
 Functions are replaced by name in torch's modules, only while an inspected forward pass runs: between two passes torch
-is untouched, so that nothing pickles, scripts or compiles our function instead of torch's. One replacement serves all
-taps. Who called is found in the Python frames above: the innermost watched module.
+is untouched, so nothing pickles, scripts or compiles our function instead of torch's. One replacement serves all taps.
+The caller is found in the Python frames above: the innermost watched module.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sonde.probe.replaced import Replaced
 
 
 class CallSink(Protocol):
-    """What becomes of a function call."""
+    """Receives function calls."""
 
     def function_called(
         self, name: str, place: ModuleRef, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        """`name` is one of relu, tanh, sigmoid, softmax, attention; it was called by the module at `place`."""
+        """`name` is one of relu, tanh, sigmoid, softmax, attention; the module at `place` called it."""
 
 
 _taps: list[CallTap] = []
@@ -57,7 +57,7 @@ TARGETS: Final = (
 
 
 class CallTap:
-    """Tells a sink about function calls of one model. Nothing is replaced until `open`, and all is back at `close`."""
+    """Reports function calls of one model to a sink. Nothing is replaced until `open`; `close` restores everything."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CallTap:
                     for holder, attribute, name in TARGETS:
                         _replaced.put(holder, attribute, functools.partial(_watched, name))
                 except BaseException:
-                    _replaced.restore()  # half of torch replaced is worse than nothing seen
+                    _replaced.restore()  # replacing half of torch is worse than seeing nothing
                     raise
             _taps.append(self)
             self.is_open = True
@@ -96,14 +96,14 @@ class CallTap:
                     _replaced.restore()
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        with quiet():  # from here on: a mode of the user's sees even a question for a tensor's device
+        with quiet():  # from here on: a user's mode sees even a query of a tensor's device
             if is_plain_tensor(out) and is_observable():
                 place = self._caller()
                 if place is not None and place.is_selected:
                     self.sink.function_called(name, place, args, kwargs, out)
 
     def _caller(self) -> ModuleRef | None:
-        """The innermost watched module; a Softmax module stands for the one that holds it."""
+        """The innermost watched module; a Softmax module counts as the one that holds it."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
@@ -118,7 +118,7 @@ class CallTap:
 
 
 class _Depth(threading.local):
-    """`F.relu` calls `torch.relu`: only the outermost of our functions speaks."""
+    """`F.relu` calls `torch.relu`: only the outermost of our functions reports."""
 
     value = 0
 

@@ -1,8 +1,8 @@
-"""Sees calls of Python functions of torch, whoever holds them and however they were imported.
+"""Sees calls of torch's Python functions, whoever holds them and however they were imported.
 
-The function object stays what it is and only its code is exchanged. Replacing the attribute of its module would miss
-those who took it before (`criterion = F.cross_entropy`), would make a model that holds one unpicklable, and would be
-remembered by torch.compile, which knows these functions by identity. The price: a warning such a function gives its
+The function object stays the same and only its code is exchanged. Replacing the attribute of its module would miss
+callers that took it earlier (`criterion = F.cross_entropy`), would make a model that holds one unpicklable, and would
+confuse torch.compile, which knows these functions by identity. The price: a warning that such a function gives its
 caller names our line, not the caller's.
 """
 
@@ -18,22 +18,22 @@ from torch._C._dynamo import eval_frame
 from sonde.probe.locks import ForkLock
 
 Seen = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
-"""(name, positional arguments, keywords, result) of a call; must not raise: see `guards.protected`."""
+"""Called with (name, positional arguments, keywords, result) of a call; must not raise: see `guards.protected`."""
 Begins = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
-"""(name, positional arguments, keywords) of a call that is about to be made; must not raise either."""
+"""Called with (name, positional arguments, keywords) before a call; must not raise either."""
 
 _originals: Final[dict[str, types.FunctionType]] = {}
-"""Copies with the true code. They stay for good: another thread may be in the middle of a call when watching ends."""
+"""Copies with the original code. Kept for good: another thread may be in the middle of a call when watching ends."""
 _watchers: Final[dict[str, tuple[FunctionTap, ...]]] = {}
 _swapped: Final[dict[str, types.FunctionType]] = {}
 _lock: Final = ForkLock()
-"""For those who come and go; calls take no lock."""
+"""For taps that come and go; calls take no lock."""
 
 
 class FunctionTap:
     """Calls `begins` before and `seen` after each eager call of these functions, until `detach`. The last tap to go
-    restores them. A compiler traces through them as before; with `is_traced=False` it runs them as they are, which is
-    what it does with torch's own files that are no mathematics.
+    restores them. A compiler traces through them as before; with `is_traced=False` it runs them uncompiled, as it does
+    with torch's own non-mathematical files.
 
     tap = FunctionTap(torch.nn.functional, ["relu"], protected(seen, on_error, "relu"))
     """
@@ -50,14 +50,26 @@ class FunctionTap:
         self.seen, self.begins, self.is_traced = seen, begins, is_traced
         self.names: list[str] = []
         if not is_traced and _run_as_is is None:
-            return  # a torch in which a compiler cannot be told
+            return  # a torch version whose compiler cannot be configured
         for name in names:
             function = getattr(module, name, None)
-            # Compiled into torch, or with a closure our code has no cells for: such calls are simply not seen.
+            # Built into torch, or with a closure that our code has no cells for: such calls are not seen.
             if isinstance(function, types.FunctionType) and not function.__closure__:
                 self.names.append(name)
                 with _lock.held:
                     _add(name, function, self)
+
+    def pause(self) -> None:
+        """Call nothing until `resume`."""
+        for name in self.names:
+            with _lock.held:
+                _watchers[name] = tuple(other for other in _watchers[name] if other is not self)
+
+    def resume(self) -> None:
+        self.pause()
+        for name in self.names:
+            with _lock.held:
+                _watchers[name] = (*_watchers[name], self)
 
     def detach(self) -> None:
         for name in self.names:
@@ -70,7 +82,7 @@ def _add(name: str, function: types.FunctionType, tap: FunctionTap) -> None:
     if name not in _swapped:
         _originals[name] = _copy(function)
         function.__code__ = _code(name, is_traced=tap.is_traced)
-        # What asks for the signature or the source (inspect, TorchScript) is led to the original.
+        # Tools that ask for the signature or the source (inspect, TorchScript) get the original's.
         function.__wrapped__ = _originals[name]  # type: ignore[attr-defined]
         _swapped[name] = function
     _watchers[name] = (*_watchers.get(name, ()), tap)
@@ -81,7 +93,7 @@ def _remove(name: str, tap: FunctionTap) -> None:
     if _watchers[name]:
         return
     function = _swapped.pop(name, None)
-    # Unless somebody has exchanged it again since.
+    # Unless other code has exchanged it again since.
     if function is not None and function.__code__.co_filename == __file__:
         function.__code__ = _originals[name].__code__
         if getattr(function, "__wrapped__", None) is _originals[name]:
@@ -98,7 +110,7 @@ def _copy(function: types.FunctionType) -> types.FunctionType:
 
 
 def _template(*args: Any, **kwargs: Any) -> Any:
-    # It runs with the globals of the module it was put into: everything else is imported here.
+    # It runs with the globals of the module it was put into, so it imports everything else here.
     from sonde.probe.loss.functions import call
 
     return call("<name>", args, kwargs)
@@ -120,7 +132,7 @@ def _code(name: str, *, is_traced: bool) -> types.CodeType:
 
 
 def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The original's result, after those who watch have seen it."""
+    """The original's result, after the observers have seen it."""
     if torch.compiler.is_compiling():
         return _originals[name](*args, **kwargs)
     for tap in _watchers[name]:
@@ -134,7 +146,9 @@ def call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def call_untraced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same, where a compiler is running what is around it: it must not compile what is ours."""
+    """The same, while a compiler runs the surrounding code: it must not compile ours."""
+    if not _watchers[name]:
+        return _originals[name](*args, **kwargs)
     compiler = _set_compiler(None)
     for tap in _watchers[name]:
         if tap.begins is not None:
@@ -150,7 +164,7 @@ def call_untraced(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _find_run_as_is() -> Callable[[types.CodeType], None] | None:
-    """How to have torch.compile run a piece of code as it is, without importing its compiler."""
+    """A decorator that makes torch.compile run code uncompiled, without importing the compiler."""
     strategy = getattr(eval_frame, "_FrameExecStrategy", None)
     action, put = getattr(eval_frame, "_FrameAction", None), getattr(eval_frame, "set_code_exec_strategy", None)
     if strategy is None or action is None or put is None:

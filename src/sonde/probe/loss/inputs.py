@@ -1,4 +1,4 @@
-"""The tensors a model was given: which of them is its input, whatever the model calls it. Computes nothing."""
+"""Finds a model's input and prediction among the tensors of a call, by position and name. Computes nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sonde.probe.outputs import is_plain_tensor, items_of
 _MAX_DEPTH: Final = 3
 _MAX_TENSORS: Final = 8
 
-# What the keyword is called, in order, in libraries whose models are called with keywords.
+# Names of the input keyword, in order, in libraries whose models are called with keywords.
 INPUT_NAMES: Final = ("input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features", "x", "inputs")
 OUTPUT_NAMES: Final = ("logits", "prediction", "output", "out")
 _NO_INPUT: Final = ("label", "target", "mask", "position", "past", "cache")
 
 
 def all_tensors(*values: Any) -> list[Tensor]:
-    """The plain tensors inside, in order; no more than a few."""
+    """The plain tensors inside, in order; at most a few."""
     found: list[Tensor] = []
     for value in values:
         _collect(value, found, 0)
@@ -27,7 +27,7 @@ def all_tensors(*values: Any) -> list[Tensor]:
 
 
 def main_input(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The first tensor among the arguments; of keywords, or of a dictionary, the one that is named like an input."""
+    """The first tensor among the arguments; among keywords, or in a dictionary, the one named like an input."""
     for value in args:
         found = main_of(value, INPUT_NAMES)
         if found is not None:
@@ -36,7 +36,7 @@ def main_input(args: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
 
 
 def main_output(output: Any) -> Tensor | None:
-    """What the model predicts: the tensor named like one, else the first that is no single number."""
+    """The model's prediction: the tensor named like one, else the first that is not a single number."""
     named = main_of(output, OUTPUT_NAMES)
     if named is not None and named.ndim:
         return named
@@ -71,5 +71,5 @@ def _collect(value: Any, found: list[Tensor], depth: int) -> None:
 
 
 def _has_shape(tensor: Tensor) -> bool:
-    """A nested tensor has none, and raises when it is asked."""
+    """The shape; a nested tensor has none, and raises when asked."""
     return is_plain_tensor(tensor) and not tensor.is_nested

@@ -1,4 +1,5 @@
-"""Calls of torch's loss functions, in training and evaluation, also those by `nn.CrossEntropyLoss` and its like."""
+"""Calls of torch's loss functions, in training and evaluation, including those by `nn.CrossEntropyLoss` and the
+like."""
 
 from __future__ import annotations
 
@@ -30,34 +31,40 @@ LOSSES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LossCall:
-    """One call of a loss, as long as it lasts. Holds the user's tensors, so nobody keeps it."""
+    """One call of a loss, while it runs. Holds the user's tensors, so it must not be kept."""
 
     name: str
     input: Tensor
     target: Tensor
     result: Tensor
     reduction: str
-    """"mean", "sum", "none", "batchmean", or "" where only the deprecated arguments tell."""
+    """"mean", "sum", "none", "batchmean", or "" if only deprecated arguments say."""
     ignore_index: int
 
 
 class LossSink(Protocol):
-    """What becomes of it."""
+    """Receives loss calls."""
 
     @property
     def wants_loss(self) -> bool:
-        """Asked at every call of a loss in the process: must be cheap."""
+        """Checked at every call of a loss in the process: must be cheap."""
 
     def loss_called(self, call: LossCall) -> None:
-        """Also of calls that nothing is trained by, as in an evaluation: then gradients are off."""
+        """Also called for losses that nothing is trained with, as in an evaluation: then gradients are off."""
 
 
 class LossTap:
-    """Tells the sink of each loss that is computed eagerly, while it wants to know."""
+    """Reports each eagerly computed loss to the sink, while the sink wants it."""
 
     def __init__(self, sink: LossSink, on_error: Callable[[str, Exception], None]) -> None:
         self.sink = sink
         self._functions = FunctionTap(torch.nn.functional, LOSSES, protected(self._seen, on_error, "loss"))
+
+    def pause(self) -> None:
+        self._functions.pause()
+
+    def resume(self) -> None:
+        self._functions.resume()
 
     def detach(self) -> None:
         self._functions.detach()

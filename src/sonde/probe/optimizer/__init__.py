@@ -1,1 +1,1 @@
-"""Steps of optimizers: hooks, parameters, hyperparameters, clipping and loss scaling."""
+"""Optimizer steps: hooks, parameters, hyperparameters, clipping and loss scaling."""

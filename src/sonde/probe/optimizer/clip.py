@@ -1,7 +1,7 @@
-"""What gradient clipping took away: notes the factor of every clip between two optimizer steps.
+"""The effect of gradient clipping: records the factor of every clip between two optimizer steps.
 
-torch wraps its clipping functions in `no_grad`. Replacing what such a wrapper calls sees all callers, however and
-whenever they imported it. One replacement serves all taps; the originals come back when the last tap is gone.
+torch wraps its clipping functions in `no_grad`. Replacing the function inside such a wrapper sees all callers, however
+and whenever they imported it. One replacement serves all taps; the originals are restored when the last tap is gone.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from sonde.probe.guards import protected, quiet
 from sonde.probe.replaced import Replaced
 
 UNKNOWN: Final = 0.0
-"""The factor of a gradient that was changed after it was clipped: what it was before cannot be worked out."""
+"""The factor of a gradient that was changed after it was clipped: its earlier value cannot be determined."""
 _taps: list[ClipTap] = []
+_following: list[ClipTap] = []
+"""Those that are not paused."""
 _replaced = Replaced()
 
 
 @dataclass(slots=True)
 class Clips:
-    """What clipping did to the gradients of one optimizer step."""
+    """The effect of clipping on the gradients of one optimizer step."""
 
     factors: dict[int, Any] = field(default_factory=dict)
-    """id(param) -> what its gradient was multiplied by; a tensor on the gradient's device, or `UNKNOWN`."""
+    """id(param) -> the factor of its gradient; a tensor on the gradient's device, or `UNKNOWN`."""
     norms: list[tuple[Any, Any]] = field(default_factory=list)
     """(total norm before clipping, limit) of each `clip_grad_norm_` that was the first for its parameters."""
 
@@ -44,16 +46,16 @@ class _Clipped:
     norm: tuple[Any, Any] | None
 
     def is_of(self, grad: Tensor | None) -> bool:
-        """Whether it is about this gradient, and not about one that was made since."""
+        """Whether this still refers to the same gradient, not to a newer one."""
         return grad is not None and self.grad() is grad
 
     def is_unchanged(self, grad: Tensor) -> bool:
-        """Whether no one has written to it since: a backward pass, `zero_grad(set_to_none=False)`, the user."""
+        """Whether it was not written to since, by a backward pass, `zero_grad(set_to_none=False)` or the user."""
         return self.version == _version(grad)
 
 
 class ClipTap:
-    """Collects what was clipped until `take`."""
+    """Collects clips until `take`."""
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._clipped: dict[int, _Clipped] = {}
@@ -66,16 +68,28 @@ class ClipTap:
                 for cell in _wrapped(name):
                     _replaced.put(cell, "cell_contents", watch)
         _taps.append(self)
+        _following.append(self)
 
     def detach(self) -> None:
+        self.pause()
         if self in _taps:
             _taps.remove(self)
             if not _taps:
                 _replaced.restore()
         self._clipped.clear()
 
+    def pause(self) -> None:
+        """Follow no clips until `resume`."""
+        if self in _following:
+            _following.remove(self)
+        self._clipped.clear()
+
+    def resume(self) -> None:
+        if self not in _following and self in _taps:
+            _following.append(self)
+
     def take(self, parameters: Iterable[Tensor]) -> Clips:
-        """What became of the gradients that these parameters have now; another optimizer may still ask for its own."""
+        """The clips of the gradients that these parameters have now; another optimizer may still ask for its own."""
         found = Clips()
         if not self._clipped:
             return found
@@ -91,7 +105,8 @@ class ClipTap:
         return found
 
     def _forget_changed(self, parameters: Any) -> None:
-        """Before a clip: what an earlier one did to a gradient counts only while no one else has written to it."""
+        """Before a clip: an earlier clip of a gradient counts only if nothing else has written to the gradient
+        since."""
         for parameter in _listed(parameters) if self._clipped else ():
             clipped, grad = self._clipped.get(id(parameter)), parameter.grad
             if clipped is not None and not (grad is not None and clipped.is_of(grad) and clipped.is_unchanged(grad)):
@@ -111,7 +126,7 @@ class ClipTap:
     def _note_after_value(self, parameters: Any, norms: list[Any]) -> None:
         with quiet():
             for (parameter, before), (_, after) in zip(norms, _norms(parameters), strict=True):
-                # A norm that is not finite tells nothing: infinity became finite, and NaN hides what was beside it.
+                # A non-finite norm says nothing: infinity became finite, and NaN hides the other values.
                 factor = torch.where(before > 0, after / before, torch.where(before == 0, 1.0, UNKNOWN))
                 self._multiply(parameter, factor)
 
@@ -125,18 +140,18 @@ class ClipTap:
 
 
 def _version(grad: Tensor) -> int:
-    return 0 if grad.is_inference() else grad._version  # an inference tensor counts none
+    return 0 if grad.is_inference() else grad._version  # an inference tensor has no version
 
 
 def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not _following:
             return original(parameters, max_norm, total_norm, *args, **kwargs)
-        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is read once
-        for tap in (*_taps,):
+        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # read a generator only once
+        for tap in (*_following,):
             tap.note_begin(parameters)
         result = original(parameters, max_norm, total_norm, *args, **kwargs)
-        for tap in (*_taps,):
+        for tap in (*_following,):
             tap.note_norm(parameters, max_norm, total_norm)
         return result
 
@@ -145,10 +160,10 @@ def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not _following:
             return original(parameters, *args, **kwargs)
-        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # a generator is read once
-        noted: list[tuple[ClipTap, list[Any]]] = [(tap, []) for tap in _taps]
+        parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # read a generator only once
+        noted: list[tuple[ClipTap, list[Any]]] = [(tap, []) for tap in _following]
         for tap, norms in noted:
             tap.note_begin(parameters)
             tap.note_before_value(parameters, norms)
@@ -164,8 +179,8 @@ _TARGETS: Final = {"_clip_grads_with_norm_": _watch_norm, "clip_grad_value_": _w
 
 
 def _wrapped(name: str) -> list[Any]:
-    """The cell in which torch's wrapper keeps its function, below the wrappers of others. A torch that clips in another
-    way has none, and is not seen."""
+    """The cell in which torch's wrapper keeps its function, below the wrappers of others. A torch version that clips
+    differently has none, and is not seen."""
     function = getattr(clip_grad, name, None)
     while function is not None:
         code = getattr(function, "__code__", None)
@@ -181,6 +196,6 @@ def _listed(parameters: Any) -> list[Tensor]:
 
 def _norms(parameters: Any) -> list[tuple[Tensor, Tensor]]:
     having = [(p, p.grad) for p in _listed(parameters) if p.grad is not None and p.grad.layout is torch.strided]
-    # float16 cannot hold the norm of many float16 numbers.
+    # float16 cannot represent the norm of many float16 numbers.
     norms = torch._foreach_norm([g.float() if g.dtype.itemsize < 4 else g for _, g in having]) if having else ()
     return [(parameter, norm) for (parameter, _), norm in zip(having, norms, strict=True)]

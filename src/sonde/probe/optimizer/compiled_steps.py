@@ -1,8 +1,8 @@
-"""Optimizer steps inside code that `torch.compile` makes, where no hook of ours is called.
+"""Optimizer steps inside code compiled by `torch.compile`, where no hook of ours is called.
 
 A compiler that traces a step hook runs our function once, while it traces. The function leaves a call of ours in the
 code around the compiled graphs, as the compiler does for a `print` that may wait until a graph has run: the graphs stay
-the same, and none is broken. Asks the compiler only when it is at work already; never imports it.
+the same, and none is broken. Uses the compiler only when it is already running; never imports it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ StepHook = Callable[[Optimizer, Any, Any], None]
 
 
 class Follower(Protocol):
-    """Someone who wants to know about steps in compiled code. Must not raise."""
+    """Receives steps in compiled code. Must not raise."""
 
     def begun(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Its step is about to be made."""
 
     def ended(self, optimizer: Optimizer) -> None:
-        """The step that has begun was made."""
+        """The step that had started is done."""
 
     def made(self, optimizer: Optimizer) -> None:
         """Its step was made, in one graph: nothing of ours ran before it."""
 
     def unseen(self, optimizer: Optimizer) -> None:
-        """Its step is being compiled, and no call could be left there. Told while it is compiled, not at each step."""
+        """Its step is being compiled, and no call could be left there. Called while it is compiled, not at each
+        step."""
 
 
 _followers: list[Follower] = []
@@ -44,7 +45,7 @@ def unfollow(follower: Follower) -> None:
 
 
 def beginning(hook: StepHook) -> StepHook:
-    """A hook for the beginning of a step, of which followers are told in compiled code."""
+    """A hook for the start of a step, which notifies followers from compiled code."""
 
     def begins(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -58,7 +59,7 @@ def beginning(hook: StepHook) -> StepHook:
 
 
 def ending(hook: StepHook) -> StepHook:
-    """A hook for the end of a step, of which followers are told in compiled code."""
+    """A hook for the end of a step, which notifies followers from compiled code."""
 
     def ends(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
@@ -71,7 +72,7 @@ def ending(hook: StepHook) -> StepHook:
     return ends
 
 
-# -------------------------------------------------------------------------------------- what compiled code calls later
+# ---------------------------------------------------------------------------------------------- called by compiled code
 
 
 def _begun(optimizer: Optimizer, has_closure: bool) -> None:
@@ -91,7 +92,7 @@ def _made(optimizer: Optimizer) -> None:
 
 _CALLS: Final[dict[str, Callable[..., None]]] = {"begun": _begun, "ended": _ended, "made": _made}
 begun, ended, made = _begun, _ended, _made
-"""The same, once a compiler was met: such that it does not compile what they call."""
+"""The same functions, once a compiler is present: marked so that it does not compile what they call."""
 
 
 # ---------------------------------------------------------------------------------------------- while a compiler traces
@@ -126,7 +127,7 @@ def _check_that_calls_can_be_left(tracer: Any, variable: Any) -> None:
     from torch._dynamo import config
 
     if variable.source is None:
-        raise LookupError("compiled code has no name for an optimizer that is made inside")
+        raise LookupError("compiled code has no name for an optimizer that is created inside it")
     if getattr(config, "nested_graph_breaks", False):
         raise NotImplementedError("the compiler loses calls where the graph breaks in an inner function")
     if not isinstance(tracer.output.root_tx.debug_locals, list):
@@ -134,7 +135,7 @@ def _check_that_calls_can_be_left(tracer: Any, variable: Any) -> None:
 
 
 def _keep_compiler_out() -> None:
-    """What we do between two graphs must not be compiled in turn."""
+    """Our work between two graphs must not be compiled in turn."""
     if begun is _begun:
         from torch._dynamo import disable
 
@@ -142,12 +143,12 @@ def _keep_compiler_out() -> None:
 
 
 def _leave_beginning(context: Any, root: Any, optimizer: Any) -> None:
-    if _find(root, "begun", optimizer) is None:  # one of another session's hooks, or of a class it inherits from
+    if _find(root, "begun", optimizer) is None:  # one of another session's hooks, or of a base class
         _leave(root, "begun", optimizer, _has_closure(context))
 
 
 def _leave_ending(context: Any, root: Any, optimizer: Any) -> None:
-    """With no end of a graph since the step began, both calls would come after it."""
+    """With no end of a graph since the step started, both calls would come after it."""
     entry = _find(root, "begun", optimizer)
     if entry is not None:
         root.debug_locals.remove(entry)
@@ -173,7 +174,7 @@ def _find(root: Any, name: str, optimizer: Any) -> Any:
 
 
 def _has_closure(context: Any) -> bool:
-    """Whether `step` was given one; torch passes the optimizer itself along as the first argument."""
+    """Whether `step` got a closure; torch passes the optimizer itself as the first argument."""
     args = context.get_local("args")._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
     kwargs = context.get_local("kwargs")._i_will_not_complain_if_bc_breaks_VariableTracker().realize()
     given = [*args.items[1:], *kwargs.items.values()]

@@ -1,6 +1,6 @@
-"""Optimizer steps that were captured into a CUDA graph: each replay makes them again, and no hook is called.
+"""Optimizer steps captured into a CUDA graph: each replay repeats them, and no hook is called.
 
-`CUDAGraph.replay` is replaced in its class, but not before a step of a watched optimizer was captured.
+`CUDAGraph.replay` is replaced in its class, but only after a step of a watched optimizer was captured.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class GraphReplays:
         self._on_made, self._on_error = on_made, on_error
         self._replaced: Replaced | None = None
         self._captured: list[weakref.ref[Optimizer]] = []
-        """Those of the graph that is being captured."""
+        """The optimizers of the graph that is being captured."""
         self._graphs: weakref.WeakKeyDictionary[Any, list[weakref.ref[Optimizer]]] = weakref.WeakKeyDictionary()
 
     def captured(self, optimizer: Optimizer) -> bool:
-        """A step of this one goes into the graph that is being captured. False: its replays cannot be followed."""
+        """Note that a step of this optimizer is being captured. False: its replays cannot be followed."""
         if self._replaced is None:
             graph: Any = getattr(torch.cuda, "CUDAGraph", None)
             if not (hasattr(graph, "replay") and hasattr(graph, "capture_end")):
@@ -49,7 +49,7 @@ class GraphReplays:
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
             captured, self._captured = self._captured, []
             result = original(graph, *args, **kwargs)
-            with attempt(self._on_error, "capture of a CUDA graph"):
+            with attempt(self._on_error, "CUDA graph capture"):
                 if captured:
                     self._graphs[graph] = captured
             return result
@@ -59,7 +59,7 @@ class GraphReplays:
     def _watch_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(graph, *args, **kwargs)
-            with attempt(self._on_error, "replay of a CUDA graph"):
+            with attempt(self._on_error, "CUDA graph replay"):
                 for ref in self._graphs.get(graph, ()):
                     optimizer = ref()
                     if optimizer is not None:

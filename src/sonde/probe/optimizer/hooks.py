@@ -1,6 +1,6 @@
-"""Calls of `optimizer.step()`, through torch's global step hooks: nothing is attached to the optimizer.
+"""Calls of `optimizer.step()`, from torch's global step hooks: nothing is attached to the optimizer.
 
-One pair of hooks serves all models of a session, so that a call is announced once, however many of them it trains.
+One pair of hooks serves all models of a session, so a call is announced once, however many of them it trains.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -26,36 +27,60 @@ _TORCH_FILE: Final = register_optimizer_step_pre_hook.__code__.co_filename
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of `optimizer.step()`, as long as it lasts. Holds the user's optimizer, so nobody keeps it."""
+    """One call of `optimizer.step()`, while it runs. Holds the user's optimizer, so it must not be kept."""
 
     optimizer: Optimizer
     has_closure: bool = False
-    """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    """Whether gradients are computed inside the step (LBFGS, Lightning), and must be read after it."""
     is_skipped: bool = False
-    """A GradScaler keeps the optimizer from its step: a step that changes nothing."""
+    """Whether a GradScaler skips the step: a step that changes nothing."""
     is_made: bool = False
-    """Nothing of ours ran before the step, which is inside one graph. Gradients may be gone, or another step's."""
+    """Whether nothing of ours ran before the step, which is inside one graph. Gradients may be gone, or another
+    step's."""
     is_retry: bool = False
-    """The call before it of the same optimizer raised."""
+    """Whether the previous call of the same optimizer raised."""
+    has_inner: bool = False
+    """Whether steps of base classes, or of optimizers that it wraps, run inside of it."""
     counted_by: list[Any] = field(default_factory=list)
-    """Those who count, as soon as they know that it has begun."""
+    """The counters that know that it has started."""
     thread: int = field(default_factory=threading.get_ident)
     """Two threads may call one optimizer, or step one model, at the same time."""
     num_inside: int = 0
-    """Steps of the classes it inherits from that have begun inside of it: torch calls hooks for them too."""
+    """Steps of base classes that have started inside of it: torch calls hooks for them too."""
     listeners: Sequence[Listener] = ()
-    """Whom it concerns; known once they were asked."""
+    """The listeners it concerns; known once they were asked."""
     steps: dict[Any, Any] = field(default_factory=dict)
-    """What each listener keeps until it is over."""
+    """State of each listener until the step is over."""
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether the hooks of torch alone do not show that a step is made."""
+        return self.is_skipped or self.is_made or self.is_retry or self.has_inner
+
+
+class StepCounter(Protocol):
+    """Counts steps while nothing is recorded. Must not raise."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+    def begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> bool:
+        """Whether this call needs nothing but counting."""
+
+    def ends(self, optimizer: Optimizer) -> None:
+        """Count it."""
+
+    def wake(self) -> None:
+        """A step that this counter cannot see is about to be reported."""
 
 
 class Listener(Protocol):
-    """Someone who wants to know about the calls of some optimizers. Must not raise."""
+    """Receives the calls of some optimizers. Must not raise."""
 
     def is_concerned(self, optimizer: Optimizer) -> bool: ...
 
     def captured(self) -> None:
-        """A step of one of them went into a CUDA graph."""
+        """A step of one of them was captured into a CUDA graph."""
 
     def before(self, call: Call) -> None: ...
 
@@ -66,18 +91,18 @@ class Listener(Protocol):
 
 
 def _nothing(call: Call) -> None:
-    """Nobody counts."""
+    """No counting."""
 
 
 def _no_one(optimizer: Optimizer, where: str) -> None:
-    """Nobody asks for steps that are not seen."""
+    """No reports of unseen steps."""
 
 
 class OptimizerHooks:
-    """Tells listeners about calls of `step`. `on_begin` comes before all of them and `on_end` after: these count.
+    """Notifies listeners of calls of `step`. `on_begin` is called before all of them and `on_end` after: these count.
 
-    A `Follower` as well: calls in compiled code are told like all others. `on_unseen` is given an optimizer of which
-    some steps cannot be seen, and where they are made."""
+    Also a `Follower`: calls in compiled code are reported like all others. `on_unseen` gets an optimizer of which some
+    steps cannot be seen, and where they are made. `timed` surrounds our work."""
 
     def __init__(
         self,
@@ -86,8 +111,9 @@ class OptimizerHooks:
         on_begin: Callable[[Call], None] = _nothing,
         on_end: Callable[[Call], None] = _nothing,
         on_unseen: Callable[[Optimizer, str], None] = _no_one,
+        timed: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.on_error, self.on_begin, self.on_end = on_error, on_begin, on_end
+        self.on_error, self.on_begin, self.on_end, self._timed = on_error, on_begin, on_end, timed
         self.begins = protected(self._pre, on_error, "optimizer pre hook")
         self.ends = protected(self._post, on_error, "optimizer post hook")
         self.made = protected(self._made, on_error, "compiled optimizer step")
@@ -95,8 +121,9 @@ class OptimizerHooks:
         self._on_unseen = on_unseen
         self._listeners: list[Listener] = []
         self._open: dict[tuple[int, int], Call] = {}
-        """By thread and optimizer."""
+        """Keyed by thread and optimizer."""
         self._handles: list[Any] = []
+        self.counter: StepCounter | None = None
 
     def add(self, listener: Listener) -> None:
         if not self._listeners:
@@ -118,7 +145,8 @@ class OptimizerHooks:
             self._replays.detach()
 
     def skip(self, optimizer: Optimizer) -> None:
-        """A scaler kept it from its step, gradients being unscaled already."""
+        """A scaler skipped its step after unscaling the gradients."""
+        self._wake()
         call = Call(optimizer, is_skipped=True)
         if not is_capturing() and self._begin(call):
             self._end(call)
@@ -130,6 +158,7 @@ class OptimizerHooks:
         self.ends(optimizer, (), {})
 
     def _made(self, optimizer: Optimizer) -> None:
+        self._wake()
         call = Call(optimizer, is_made=True)
         if not is_capturing() and self._begin(call):
             self._end(call)
@@ -139,22 +168,28 @@ class OptimizerHooks:
             if self._concerned(optimizer):
                 self._on_unseen(optimizer, "compiled code")
 
+    def _wake(self) -> None:
+        if self.counter is not None:
+            self.counter.wake()
+
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.counter is not None and self.counter.is_on and self.counter.begins(optimizer, args, kwargs):
+            return
         if self._open and self._is_inside(optimizer):
             return
         call = Call(optimizer)
         key = call.thread, id(optimizer)
         failed = self._open.get(key)
-        self._open[key] = call  # before anything can fail: what is not open is not counted at its end
+        self._open[key] = call  # before anything can fail: a call that is not open is not counted at its end
         call.is_retry = failed is not None
         call.has_closure = _closure(optimizer, args, kwargs) is not None
+        with self._timed():
+            self._open_call(call, key, failed)
+
+    def _open_call(self, call: Call, key: tuple[int, int], failed: Call | None) -> None:
         if is_capturing():
             del self._open[key]
-            concerned = self._concerned(optimizer)
-            for listener in concerned:
-                listener.captured()
-            if concerned and not self._replays.captured(optimizer):
-                self._on_unseen(optimizer, "a CUDA graph")
+            self._captured(call.optimizer)
             return
         if failed is not None:
             for listener in failed.listeners:
@@ -162,22 +197,32 @@ class OptimizerHooks:
         if not self._begin(call):
             del self._open[key]
 
+    def _captured(self, optimizer: Optimizer) -> None:
+        concerned = self._concerned(optimizer)
+        for listener in concerned:
+            listener.captured()
+        if concerned and not self._replays.captured(optimizer):
+            self._on_unseen(optimizer, "a CUDA graph")
+
     def _post(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         key = threading.get_ident(), id(optimizer)
         call = self._open.get(key)
         if call is None:
+            if self.counter is not None and self.counter.is_on:
+                self.counter.ends(optimizer)
             return
         if call.num_inside:
             call.num_inside -= 1
             return
-        del self._open[key]
-        # No one was found before the step if the search for them failed: it counts all the same.
-        call.listeners = call.listeners or self._concerned(optimizer)
-        if call.listeners:
-            self._end(call)
+        del self._open[key]  # before anything can fail: the next call finds that this one has stepped
+        with self._timed():
+            # If the search for listeners failed before the step, there are none: the step counts all the same.
+            call.listeners = call.listeners or self._concerned(optimizer)
+            if call.listeners:
+                self._end(call)
 
     def _begin(self, call: Call) -> bool:
-        """Whether it concerns anybody."""
+        """Whether it concerns any listener."""
         call.listeners = self._concerned(call.optimizer)
         if call.listeners:
             self.on_begin(call)
@@ -196,17 +241,19 @@ class OptimizerHooks:
         return [listener for listener in self._listeners if listener.is_concerned(optimizer)]
 
     def _is_inside(self, optimizer: Optimizer) -> bool:
-        """Whether this step is a part of one that is being made: of the class that an optimizer inherits from, or of an
-        optimizer that it wraps. The outer one is measured, and so is all that happens in it."""
+        """Whether this step is part of one in progress: of a base class, or of an optimizer that another one wraps. The
+        outer one is measured, and everything that happens in it."""
         running = _running()
         if optimizer in running:
-            running.remove(optimizer)  # the step that begins now
+            running.remove(optimizer)  # the step that starts now
         here = threading.get_ident()
         for call in [call for call in tuple(self._open.values()) if call.thread == here]:
             if call.optimizer is optimizer and optimizer in running:
                 call.num_inside += 1
+                call.has_inner = True
                 return True
             if call.optimizer in running and not _are_apart(call.optimizer, optimizer):
+                call.has_inner = True
                 return True
         return False
 
@@ -216,7 +263,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _running() -> list[Any]:
-    """The optimizers whose steps are being made now, innermost first: by the frames of what torch wraps steps in."""
+    """The optimizers that are stepping now, innermost first: read from the frames of torch's step wrapper."""
     found = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -232,6 +279,6 @@ def _are_apart(one: Optimizer, other: Optimizer) -> bool:
 
 
 def _closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """The closure given to `step`; torch passes the optimizer itself along as the first argument."""
+    """The closure passed to `step`; torch passes the optimizer itself as the first argument."""
     given = [argument for argument in args if argument is not optimizer]
     return given[0] if given else kwargs.get("closure")

@@ -1,4 +1,4 @@
-"""The numbers an optimizer works with: learning rate, weight decay, momentum, betas. Waits for no device."""
+"""The hyperparameters of an optimizer: learning rate, weight decay, momentum, betas. Never waits for a device."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any, Final
 
 RATE: Final = "lr"
 _NOT_USED: Final = frozenset({"params", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
-"""Entries of a group of torch's that no step uses: a scheduler keeps its own numbers there."""
+"""Entries of torch's parameter groups that no step uses: a scheduler keeps its own numbers there."""
 
 
 class Hyperparameters:
-    """Of one optimizer: the learning rates at every recorded step, the others when they change."""
+    """The hyperparameters of one optimizer: learning rates at every recorded step, others when they change."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, int]] = {}
-        """Of each number: its value, and the step it was recorded at."""
+        """The value of each number, and the step it was recorded at."""
         self._step = -1
 
     def at(self, numbers: Iterable[tuple[str, Any]], step: int) -> list[tuple[int, dict[str, Any]]]:
-        """What to record of these, as (step, name -> value). What is not a number of Python's is not compared.
+        """The values to record, as (step, name -> value). Values that are not Python numbers are not compared.
 
-        A value that ends is recorded at the last step that used it as well, so that a line between two points is level.
+        A value that changes is also recorded at the last step that used it, so that a line between two points is level.
         """
         if step < self._step:
-            self._last.clear()  # training went back: what was recorded may belong to steps that no longer count
+            self._last.clear()  # training went back: earlier records may belong to abandoned steps
         now: dict[str, Any] = {}
         ended: dict[str, Any] = {}
         for name, value in numbers:
@@ -42,7 +42,7 @@ class Hyperparameters:
 
 
 def group_numbers(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The numbers of torch's parameter groups; `group1/lr` is that of the second."""
+    """The numbers of torch's parameter groups; `group1/lr` belongs to the second group."""
     for place, group in enumerate(groups):
         prefix = f"group{place}/" if place else ""
         for key, value in group.items():
@@ -59,7 +59,7 @@ def _plain(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _plain(f"{base}{place + 1}", item)
     elif hasattr(value, "numel"):
         if value.numel() == 1:
-            # One on a device is not waited for; one on the host may be changed in place before it is written.
+            # A number on a device is not waited for; one on the host may be changed in place before it is written.
             yield key, value.item() if value.device.type == "cpu" else value
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield key, value

@@ -1,6 +1,6 @@
-"""Steps that a `GradScaler` keeps an optimizer from, and the scale of the loss: no hook of an optimizer tells of them.
+"""Steps that a `GradScaler` skips, and the scale of the loss: no optimizer hook reports them.
 
-`GradScaler.step` is replaced in its class while anybody listens; subclasses that only add to it are seen as well.
+`GradScaler.step` is replaced in its class while there are listeners; subclasses that only extend it are seen too.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _handles: list[Any] = []
 
 
 class _Here(threading.local):
-    """Of the thread that asks: several may train, each with its scaler."""
+    """Per thread: several may train, each with its scaler."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
-        """The optimizers whose steps have begun inside the `GradScaler.step` that is being made, by id."""
+        """Ids of the optimizers whose steps have started inside the current `GradScaler.step`."""
         self.scales: list[Tensor | None] = []
-        """What the losses were multiplied by, of the scalers that are making a step now; the innermost last."""
+        """The loss scales of the scalers that are making a step now; the innermost last."""
 
 
 _here = _Here()
 
 
 class ScalerTap:
-    """Calls `on_skipped` with an optimizer that a scaler did not let step."""
+    """Calls `on_skipped` with an optimizer whose step a scaler skipped."""
 
     def __init__(self, on_skipped: Callable[[Optimizer], None], on_error: Callable[[str, Exception], None]) -> None:
         self.on_skipped = protected(on_skipped, on_error, "skipped step")
@@ -58,7 +58,7 @@ class ScalerTap:
 
 
 def loss_scale() -> Tensor | None:
-    """What the loss was multiplied by in the step that is being made; None where no scaler makes it."""
+    """The loss scale of the step in progress; None if no scaler makes it."""
     scales = _here.scales
     return scales[-1] if scales else None
 
@@ -73,8 +73,8 @@ def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
         scales.append(getattr(self, "_scale", None))
         try:
             result = original(self, optimizer, *args, **kwargs)
-            # What is no optimizer of torch's calls no hook, so nobody can tell whether it stepped. And where somebody
-            # has replaced the method between two of ours, both are called: the outer one tells.
+            # A non-torch optimizer calls no hook, so it is unknown whether it stepped. And if other code has replaced
+            # the method between two of ours, both are called: the outer one reports.
             if isinstance(optimizer, Optimizer) and id(optimizer) not in begun and len(scales) == 1:
                 for tap in (*_taps,):
                     tap.on_skipped(optimizer)
@@ -91,7 +91,7 @@ def _note_begun(optimizer: Optimizer, *_: object) -> None:
 
 
 class _Compiled:
-    """A `Follower`: what is compiled has begun, or been made, or is not known not to have been."""
+    """A `Follower`: a compiled step has started, or was made, or is not known to have been skipped."""
 
     def begun(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         _note_begun(optimizer)

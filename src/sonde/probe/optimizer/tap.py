@@ -1,6 +1,6 @@
-"""The steps of a model's optimizers: which of them are its own, and which of its parameters they train.
+"""The steps of a model's optimizers: which optimizers belong to it, and which of its parameters they train.
 
-Before the step gradients are what the optimizer will use: accumulated, averaged, unscaled and clipped, except that a
+Before the step, gradients are what the optimizer will use: accumulated, averaged, unscaled and clipped, except that a
 fused optimizer under GradScaler still has them scaled (`grad_scale`).
 """
 
@@ -28,32 +28,32 @@ from sonde.probe.outputs import is_plain_tensor
 
 @dataclass(slots=True)
 class OptimizerStep:
-    """One call of `optimizer.step()`, as long as it lasts. Holds the user's tensors, so nobody keeps it."""
+    """One call of `optimizer.step()`, while it runs. Holds the user's tensors, so it must not be kept."""
 
     optimizer: Optimizer
     number: int
-    """Which of the watched optimizers this is."""
+    """The number of this optimizer among the watched ones."""
     names: list[NamedParameter]
     params: list[Tensor]
     grad_scale: Tensor | None = None
     """Gradients are still multiplied by this (fused optimizer under GradScaler)."""
     found_inf: Tensor | None = None
-    """Non-zero when this step will be skipped."""
+    """Non-zero if this step will be skipped."""
     loss_scale: Tensor | None = None
-    """What a GradScaler has multiplied the loss by."""
+    """The factor by which a GradScaler has multiplied the loss."""
     has_closure: bool = False
-    """The gradients are made inside the step (LBFGS, Lightning), and are to be read after it."""
+    """Whether gradients are computed inside the step (LBFGS, Lightning), and must be read after it."""
     is_made: bool = False
-    """It is over already: parameters are those after it, and gradients may be another step's."""
+    """Whether it is already over: parameters are those after it, and gradients may be another step's."""
     clips: Clips = field(default_factory=Clips)
-    """What clipping did to the gradients; known once they are made."""
+    """The clips of the gradients; known once they are computed."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
     keys: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """What the sink knows `names` by; lasts as long as they stay the same."""
+    """The sink's keys for `names`; valid as long as the names stay the same."""
     parts: list[Any] = field(default_factory=list)
-    """What was made of it before the step and is needed after it."""
+    """Results from before the step that are needed after it."""
     tables: list[Any] = field(default_factory=list)
-    """What was measured before the step, and is void if the step fails."""
+    """Measurements before the step, discarded if the step fails."""
     measuring: Iterator[None] | None = None
     """Advanced once before the step, and once after it."""
 
@@ -81,7 +81,7 @@ class OptimizerTap:
     ) -> None:
         self.names, self.on_error = names, on_error
         self.adopts = optimizers is None
-        """With no optimizer named, or none of those left, any that steps a parameter of this model is one of ours."""
+        """If no optimizer was named, or none of those is left, any that steps a parameter of this model counts."""
         self.numbers: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         self._rosters: dict[int, Roster] = {}
         for optimizer in optimizers or []:
@@ -89,11 +89,12 @@ class OptimizerTap:
         self.is_wanted, self.on_before, self.on_after = is_wanted, on_before, on_after
         self.take_clips, self.on_failed, self.on_unnamed = take_clips, on_failed, on_unnamed
         self._unnamed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Others than those that were named, each looked at once."""
+        """Optimizers that were not named, each checked once."""
         self.num_captured = 0
-        """Steps that went into a CUDA graph: what it replays is seen by no hook."""
+        """Optimizers with steps in a CUDA graph: no hook sees its replays."""
         self._strangers: dict[int, frozenset[int]] = {}
-        """Parameters of each optimizer that are not this model's, so that the model is not searched for them again."""
+        """Parameters of each optimizer that do not belong to this model, so that the model is not searched for them
+        again."""
         self._measured: Call | None = None
         """The call that is being measured. When two threads step one model at the same time, only one is measured."""
         self._lock = threading.Lock()
@@ -105,17 +106,17 @@ class OptimizerTap:
 
     @property
     def num_watched(self) -> int:
-        """An optimizer that is gone is waited for no longer."""
+        """Stop waiting for an optimizer that is gone."""
         return sum(ref() is not None for ref, _ in self.numbers.values())
 
     @property
     def has_unnamed(self) -> bool:
-        """Whether an optimizer that was not named has stepped: its steps are not ours to count."""
+        """Whether an optimizer that was not named has stepped: its steps do not count."""
         return len(self._unnamed) > 0
 
     @property
     def watched(self) -> list[Optimizer]:
-        """Those that are still there, in order of their numbers."""
+        """The optimizers that still exist, in order of their numbers."""
         known = sorted(self.numbers.values(), key=lambda item: item[1])
         return [optimizer for ref, _ in known if (optimizer := ref()) is not None]
 
@@ -134,12 +135,12 @@ class OptimizerTap:
         if not self.adopts and self.num_watched:
             self._notice(optimizer)
             return None
-        self.adopts = True  # those that were named are gone: whoever steps now has taken their place
+        self.adopts = True  # the named ones are gone: whichever steps now has replaced them
         self._look_for_strangers(optimizer)
         return self._number(optimizer) if any(self.names.parameter(p) for p in parameters_of(optimizer)) else None
 
     def _notice(self, optimizer: Optimizer) -> None:
-        """One that was not named and steps this model all the same may have taken the place of one that was."""
+        """An optimizer that was not named and still steps this model may have replaced a named one."""
         if optimizer in self._unnamed:
             return
         self._unnamed.add(optimizer)
@@ -147,14 +148,14 @@ class OptimizerTap:
             self.on_unnamed(optimizer)
 
     def _look_for_strangers(self, optimizer: Optimizer) -> None:
-        """Read the model's names anew if there are parameters not seen before: they may have been replaced since."""
+        """Read the model's names again if there are new parameters: they may have been replaced."""
         strangers = frozenset(id(p) for p in parameters_of(optimizer) if self.names.parameter(p) is None)
         if strangers and strangers != self._strangers.get(id(optimizer)):
             self.names.refresh()
             strangers = frozenset(id(p) for p in parameters_of(optimizer) if self.names.parameter(p) is None)
         self._strangers[id(optimizer)] = strangers
 
-    # ------------------------------------------------------------------------------------------ what the hooks tell us
+    # --------------------------------------------------------------------------------------------------- hook callbacks
 
     def is_concerned(self, optimizer: Optimizer) -> bool:
         return self._find(optimizer) is not None
@@ -221,7 +222,7 @@ class OptimizerTap:
 
 
 class Roster:
-    """One optimizer's. Holds no tensor; `keys` caches what the sink knows the parameters by."""
+    """The parameters of one optimizer. Holds no tensor; `keys` caches the sink's keys for them."""
 
     def __init__(self, names: ModelNames, params: Sequence[Tensor]) -> None:
         self.names: list[NamedParameter] = []
@@ -249,5 +250,5 @@ class Roster:
         )
 
     def readable(self, params: list[Tensor]) -> list[Tensor]:
-        """Those of `names`, of all that the optimizer has."""
+        """The parameters in `names`, out of all that the optimizer has."""
         return params if len(self._places) == len(params) else [params[place] for place in self._places]

@@ -1,1 +1,1 @@
-"""Two runs, or two sets of weights, side by side."""
+"""Comparison of two runs or two sets of weights."""

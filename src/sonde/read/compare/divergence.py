@@ -1,4 +1,4 @@
-"""Where two runs part: the first step, and in it the first place in forward order, that differs beyond rounding."""
+"""The first divergence of two runs: the first step, and in it the first site in forward order, beyond rounding."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Column
 
 _FLOOR: Final = 0.2
-"""Of the tolerance, against the largest of its kind in the step: a gradient that is mere noise is never alike."""
-# Norms alone would miss a change of sign; the mean is held against the mean magnitude, because it may be near zero.
+"""Fraction of the tolerance, relative to the largest of its kind in the step: gradients that are pure noise differ."""
+# Norms alone would miss a sign change; the mean is compared relative to the mean magnitude: it may be near zero.
 _STATS: Final = ("norm", "max_abs", "mean", "nonfinite_fraction")
 _SCALE: Final = "abs_mean"
 _HASHES: Final = ("hash", "ids_hash")
-"""Of a batch: the same or not, no nearness."""
+"""Hashes of a batch, which are either equal or not."""
 _OF_DATA: Final = {
     *(("data", "batch", stat) for stat in _HASHES),
     *(("data", site, stat) for site in ("input", "target") for stat in ("std", "abs_max")),
     *(("data", "loss", stat) for stat in ("train", "value")),
 }
-"""Inspections that ought to be alike; others lie near zero, or say the same as an activation."""
+"""Inspections that should agree; others are near zero, or duplicate an activation."""
 _FIRST_CHUNK: Final = 64
 _LAST_CHUNK: Final = 4096
-# Words in the names of scalars that are never alike: clocks and meters.
+# Words in the names of scalars that never agree: times and rates.
 _METERS: Final = {
     *("time", "times", "timing", "seconds", "second", "sec", "secs", "s", "ms", "minutes", "hours", "elapsed"),
     *("duration", "eta", "clock", "throughput", "speed", "fps", "per", "memory", "mem", "gpu", "cpu", "rss"),
@@ -54,25 +54,25 @@ class Divergence:
     series: str
     """`act/blocks.2.mlp/norm`, or the name of a scalar."""
     kind: str
-    """Empty for a scalar."""
+    """Kind of the site; empty for a scalar."""
     site: str
     stat: str
     module_type: str
     a: float
     b: float
     difference: float
-    """|a - b| over the larger magnitude; NaN where one of them is not finite."""
+    """|a - b| divided by the larger magnitude; NaN if either is non-finite."""
     tolerance: float
-    """What rounding explains."""
+    """The relative difference that rounding explains."""
     dtype: str
     before: float
-    """The largest such difference of this series at earlier steps: near the tolerance, it grew out of rounding."""
+    """The largest such difference of this series at earlier steps; near the tolerance it suggests rounding."""
     num_before: int
-    """Series that come about earlier in the same step, and agree."""
+    """Number of series that come earlier in the same step and agree."""
     num_apart: int
-    """Series that differ at this step, this one included."""
+    """Number of series that differ at this step, including this one."""
     unseen: tuple[str, ...]
-    """What was not recorded at this step, and comes about earlier in it."""
+    """Data that comes earlier in this step but was not recorded."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,9 +81,9 @@ class Divergence:
 def first_divergence(
     a: RunState, b: RunState, order: ForwardOrder, tolerance: Tolerance, names: Mapping[str, str] | None = None
 ) -> Divergence | None:
-    """Chunk by chunk, so that an early difference is found without reading the rest.
+    """Find the first divergence chunk by chunk, so that an early one is found without reading the rest.
 
-    `names` says what the parameters of b are called in a, where they are of different frameworks.
+    `names` maps the parameters of b to their names in a, if the runs use different frameworks.
     """
     last = min(a.last_step(), b.last_step())
     before: dict[Series, float] = {}
@@ -106,7 +106,7 @@ def _chunks(last: int) -> Iterator[Span]:
 
 
 def _read(state: RunState, span: Span) -> dict[Series, Column]:
-    """Everything of these steps that ought to be the same in two runs of one program."""
+    """All series of these steps that should agree in two runs of the same program."""
     question = ask(state.catalog.require().sites, [f"*/*/{stat}" for stat in (*_STATS, _SCALE)], strict=False)
     found: dict[Series, Column] = {}
     if question.wanted:
@@ -115,7 +115,7 @@ def _read(state: RunState, span: Span) -> dict[Series, Column]:
         found = {series_of(name): column for name, column in table.items()}
     try:
         scalars = by_series(read_scalars(state, "*", StepFilter(span)), ("name",))
-    except CorruptError:  # named in the run's warnings; the rest can still be compared
+    except CorruptError:  # listed in the run's warnings; the rest can still be compared
         return found
     for name, column in scalars.items():
         inspected = inspected_series(name)
@@ -140,7 +140,7 @@ def _first_in(
     tolerance: Tolerance,
     before: dict[Series, float],
 ) -> Divergence | None:
-    """The first difference in one chunk; remembers how far series were apart until then."""
+    """Find the first difference in one chunk; remembers how far series differed before."""
     ignored = {_SCALE, *(_HASHES if tolerance.is_mixed else ())}
     floors = _floors(pair)
     noise = _noise(pair, floors, tolerance)
@@ -169,7 +169,7 @@ def _noise(
     floors: Mapping[tuple[str, str], dict[int, float]],
     tolerance: Tolerance,
 ) -> set[str]:
-    """Parameters whose gradient is nothing but rounding, as a bias before a norm: Adam makes whole steps of it."""
+    """Parameters whose gradient is only rounding, such as a bias before a norm: Adam amplifies it to full steps."""
     largest = floors.get(("grad", "norm"), {})
     found: set[str] = set()
     for series in pair:
@@ -182,7 +182,7 @@ def _noise(
 
 
 def _is_moved_by(name: Series, noise: set[str], owners: set[str], order: ForwardOrder) -> bool:
-    """Whether a series follows such a parameter: itself, its optimizer's state, the output of its module."""
+    """Whether a series depends on such a parameter: itself, its optimizer state, the output of its module."""
     if name.kind in ("act", "actgrad"):
         return order.owner(name.kind, name.site) in owners
     if name.kind == "optim":
@@ -191,7 +191,7 @@ def _is_moved_by(name: Series, noise: set[str], owners: set[str], order: Forward
 
 
 def _rank(name: Series) -> int:
-    """Of the stats of one site, which is told first."""
+    """The order in which the stats of one site are reported."""
     return _STATS.index(name.stat) if name.stat in _STATS else 0
 
 
@@ -270,7 +270,7 @@ def _compare(
 
 
 def _at(column: Column | None, steps: NDArray[np.int64]) -> Array:
-    """Values at these steps; 0 where there is none."""
+    """Values at these steps; 0 where there are none."""
     values = np.zeros(len(steps))
     if column is not None:
         _, here, there = np.intersect1d(steps, column[0], assume_unique=True, return_indices=True)

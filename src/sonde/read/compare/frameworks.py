@@ -1,7 +1,7 @@
-"""Series of two runs of different frameworks under one name: a Keras layer's kernel beside a PyTorch layer's weight.
+"""Common names for series of runs from different frameworks: a Keras kernel and the matching PyTorch weight.
 
-Statistics do not see how a tensor lies, so a name is all that has to change; tensors that are kept in several pieces
-in one framework have no counterpart here and stay under their own name.
+Statistics do not depend on the layout of a tensor, so only names have to change; tensors that are split into several
+pieces in one framework have no counterpart here and keep their own name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_PARAMETERS: Final = ("param", "grad", "update")
 
 
 def other_names(a: Sites, b: Sites) -> dict[str, str]:
-    """What the parameters of b are called in a; empty where both are of one framework, or nothing can be matched."""
+    """The names in a of the parameters of b; empty if both use one framework, or nothing can be matched."""
     if not a or not b or detect(a) == detect(b):
         return {}
     return {
@@ -31,7 +31,7 @@ def other_names(a: Sites, b: Sites) -> dict[str, str]:
 
 
 def renamed(series: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Value]:
-    """Series `kind/site/stat` of parameters under the other framework's names; all others as they are.
+    """Rename series `kind/site/stat` of parameters to the other framework's names; others are unchanged.
 
     >>> renamed({"grad/dense.kernel/norm": 1, "loss": 2}, {"dense.kernel": "0.weight"})
     {'grad/0.weight/norm': 1, 'loss': 2}
@@ -46,7 +46,7 @@ def _rename(key: str, names: Mapping[str, str]) -> str:
 
 
 def other_site(kind: str, site: str, names: Mapping[str, str]) -> str:
-    """A site under its name in the other framework, where it has one."""
+    """The name of a site in the other framework, if it has one."""
     if kind in _OF_PARAMETERS:
         return names.get(site, site)
     owner, _, state = site.rpartition(".")

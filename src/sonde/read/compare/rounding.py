@@ -1,4 +1,4 @@
-"""How far two numbers may lie apart by rounding alone: by the coarsest type of number they have gone through."""
+"""Tolerances for rounding: how far two values may differ, by the coarsest dtype they went through."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from sonde.read.run.state import RunState
 
 TOLERANCES: Final = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-"""Relative difference that rounding explains in sums over a tensor of that type; eight bits are taken for bfloat16."""
+"""Relative difference that rounding explains in sums over a tensor of a dtype; 8-bit types count as bfloat16."""
 
 EPSILONS: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""The gap between 1 and the next number."""
+"""Machine epsilon: the gap between 1 and the next number."""
 
 
 class Tolerance:
-    """What rounding explains in the series of some runs."""
+    """Tolerances for the series of some runs."""
 
     def __init__(self, states: Iterable[RunState], given: float | None) -> None:
         self.given = given
@@ -30,20 +30,20 @@ class Tolerance:
                     self._dtypes[key] = _coarser(self._dtypes.get(key, ""), site.dtype)
                     self.coarsest = _coarser(self.coarsest, site.dtype)
         self.is_mixed = any(own != types[0] for own in types)
-        """Whether the runs used different types of numbers: then the bits of one batch differ too."""
+        """Whether the runs used different dtypes, in which case the bits of the same batch also differ."""
 
     def of(self, kind: str, site: str) -> tuple[float, str]:
-        """(tolerance, dtype). Gradients and updates go through every type there is, activations through their own."""
+        """(tolerance, dtype) of a series. Gradients and updates go through every dtype, activations through one."""
         dtype = self._dtypes.get((kind, site), self.coarsest) if kind == "act" else self.coarsest
         return (tolerance_of(dtype) if self.given is None else self.given), dtype or "float32"
 
     def of_update(self) -> float:
-        """What rounding explains in an update, as a share of the weight, which only moves by steps of its spacing."""
+        """Tolerance for an update as a fraction of the weight, which only moves in steps of its spacing."""
         return EPSILONS.get(self.coarsest, EPSILONS["float32"]) if self.given is None else 0.0
 
 
 def tolerance_of(dtype: str) -> float:
-    """What rounding explains in this type; where none is known, in float32.
+    """Tolerance for a dtype; that of float32 if it is unknown.
 
     >>> tolerance_of("bfloat16")
     0.03

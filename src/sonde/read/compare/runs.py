@@ -1,4 +1,4 @@
-"""Two runs side by side: configs, last values of scalars, and the first step at which each series diverges."""
+"""Comparison of two runs: configs, last values of scalars, and the first step at which each series diverges."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from sonde.display import html_of, visible
 from sonde.read.compare.divergence import Divergence, first_divergence
 from sonde.read.compare.frameworks import other_names, renamed
 from sonde.read.compare.rounding import Tolerance
@@ -20,7 +21,8 @@ from sonde.read.run.structure import read_structure
 from sonde.read.series.cut import by_series
 from sonde.read.series.scalars import read_scalars
 from sonde.read.series.stats import read_stats
-from sonde.read.series.summary import visible
+from sonde.read.table import Table
+from sonde.read.text import cell
 from sonde.schema.forward_order import ForwardOrder
 from sonde.schema.losses import shown_scalars
 from sonde.schema.records import flatten
@@ -28,7 +30,7 @@ from sonde.schema.sketch import Array
 from sonde.schema.window import Column, ends
 
 TOLERANCE: Final = 1e-5
-"""Relative difference below which two values are the same but for rounding (float32 keeps about seven digits)."""
+"""Relative difference below which two values agree up to rounding (float32 has about seven digits)."""
 
 _MAX_ROWS: Final = 20
 _CONFIG = schema_of("key:string a:string b:string")
@@ -38,25 +40,34 @@ _METRICS = schema_of(
 _DIVERGENCE = schema_of("series:string step:int64 a:double b:double num_steps:int64")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """What differs between run a and run b."""
+    """The differences between run a and run b."""
 
     a: str
     b: str
-    config: pa.Table
-    """key, a, b: settings that differ, as JSON; null where a run does not have it."""
-    metrics: pa.Table
+    config: Table
+    """key, a, b: config values that differ, as JSON; null if a run does not have the key."""
+    metrics: Table
     """name, last_a, last_b, difference (b - a), and the extremes, of every scalar of either run."""
-    divergence: pa.Table
-    """series, step, a, b, num_steps: the first common step at which a series differs; step is null where none does."""
+    divergence: Table
+    """series, step, a, b, num_steps: the first common step at which a series differs; step is null if there is none."""
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     tolerance: float
     first_divergence: Divergence | None
-    """The first step, and in it the first place in forward order, that differs beyond rounding; None when none does."""
+    """The first step, and in it the first site in forward order, that differs beyond rounding; None if none does."""
     num_steps: int
-    """How many steps both runs have, counted from 0."""
+    """Number of steps that both runs have, counted from 0."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<{visible(self.a)} and {visible(self.b)}: {_first_difference(self)} in {self.num_steps:,} common steps; "
+            "see .first_divergence, .config, .metrics, .divergence>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def __rich__(self) -> Any:
         return comparison_as_rich(self)
@@ -65,7 +76,7 @@ class Comparison:
 def compare_states(
     states: tuple[RunState, RunState], labels: tuple[str, str], stats: str | Sequence[str], tolerance: float | None
 ) -> Comparison:
-    """Everything that differs between two runs."""
+    """Compare two runs."""
     scalars, series = [], []
     for state in states:
         logged = by_series(read_scalars(state, "*", ALL_STEPS), ("name",))
@@ -80,9 +91,9 @@ def compare_states(
     return Comparison(
         a=labels[0],
         b=labels[1],
-        config=compare_configs(first.manifest.config, second.manifest.config),
-        metrics=compare_metrics(*scalars),
-        divergence=compare_series(series[0], series[1], limit),
+        config=Table(compare_configs(first.manifest.config, second.manifest.config)),
+        metrics=Table(compare_metrics(*scalars)),
+        divergence=Table(compare_series(series[0], series[1], limit)),
         only_a=tuple(sorted(series[0].keys() - series[1].keys())),
         only_b=tuple(sorted(series[1].keys() - series[0].keys())),
         tolerance=limit,
@@ -92,14 +103,14 @@ def compare_states(
 
 
 def _parameters(state: RunState) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the parameters, or of their gradients where only these were recorded."""
+    """Names and shapes of the parameters, or of their gradients if only these were recorded."""
     sites = state.catalog.require().sites.values()
     found = [[site for site in sites if site.kind == kind] for kind in ("param", "grad")]
     return {site.name: site.shape for site in found[0] or found[1]}
 
 
 def compare_configs(a: Mapping[str, Any], b: Mapping[str, Any]) -> pa.Table:
-    """Settings that differ, nested ones by their dotted path."""
+    """Config values that differ, nested ones by their dotted path."""
     flat_a, flat_b = flatten(a), flatten(b)
     rows = [
         {"key": key, "a": flat_a.get(key), "b": flat_b.get(key)}
@@ -134,7 +145,7 @@ def compare_series(
     b: Mapping[str, Column],
     tolerance: float = TOLERANCE,
 ) -> pa.Table:
-    """The first common step at which each series of both runs differs beyond rounding; earliest first."""
+    """The first common step at which each series differs beyond rounding, earliest first."""
     rows = []
     for name in a.keys() & b.keys():
         steps, in_a, in_b = np.intersect1d(a[name][0], b[name][0], assume_unique=True, return_indices=True)
@@ -155,7 +166,7 @@ def compare_series(
 
 
 def differs(a: Array, b: Array, tolerance: float) -> NDArray[np.bool_]:
-    """Beyond rounding: the difference is more than `tolerance` of the larger magnitude. Two NaN are the same."""
+    """A mask of differences larger than `tolerance` times the larger magnitude. Two NaN are equal."""
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore", over="ignore"):
         close = np.abs(a - b) <= tolerance * np.maximum(np.abs(a), np.abs(b))
@@ -164,16 +175,16 @@ def differs(a: Array, b: Array, tolerance: float) -> NDArray[np.bool_]:
 
 
 def comparison_as_rich(comparison: Comparison) -> Any:
-    """Two runs side by side, for the terminal."""
+    """The comparison for the terminal."""
     from rich.console import Group
     from rich.text import Text
 
-    first = comparison.first_divergence
     names = f"a = {visible(comparison.a)}   b = {visible(comparison.b)}"
-    apart = (
-        "no series differs" if first is None else f"first difference at step {first.step}, in {visible(first.series)}"
-    )
-    parts: list[Any] = [Text(names, style="bold"), Text(f"{apart} (beyond {comparison.tolerance:g} relative)")]
+    apart = _first_difference(comparison)
+    parts: list[Any] = [
+        Text(names, style="bold"),
+        Text(f"{apart[0].upper()}{apart[1:]} (relative tolerance {comparison.tolerance:g})."),
+    ]
     for title, table in (
         ("config", comparison.config),
         ("scalars", comparison.metrics.select(["name", "last_a", "last_b", "difference"])),
@@ -184,21 +195,22 @@ def comparison_as_rich(comparison: Comparison) -> Any:
     return Group(*parts)
 
 
-def _rich_table(title: str, table: pa.Table) -> Any:
-    from rich.table import Table
+def _first_difference(comparison: Comparison) -> str:
+    first = comparison.first_divergence
+    return (
+        "no series differs" if first is None else f"first difference at step {first.step}, in {visible(first.series)}"
+    )
+
+
+def _rich_table(title: str, table: Table) -> Any:
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = Table(title=title, title_justify="left", box=None, padding=(0, 2), header_style="dim")
+    shown = RichTable(title=title, title_justify="left", box=None, padding=(0, 2), header_style="dim")
     for name in table.column_names:
         shown.add_column(name)
     for row in table.slice(0, _MAX_ROWS).to_pylist():
-        shown.add_row(*(Text(_cell(value)) for value in row.values()))
+        shown.add_row(*(Text(cell(value)) for value in row.values()))
     if table.num_rows > _MAX_ROWS:
         shown.add_row(Text(f"and {table.num_rows - _MAX_ROWS} more", style="dim"))
     return shown
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.6g}" if isinstance(value, float) else visible(value)

@@ -1,4 +1,4 @@
-"""Two sets of weights side by side: files or snapshots, of one framework or of two. Per tensor, per layer, in total."""
+"""Comparison of two sets of weights, files or snapshots, from one framework or two: per tensor, per layer, in total."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from sonde.display import html_of, visible
 from sonde.read.run.schemas import schema_of
+from sonde.read.table import Table
 from sonde.read.tensors.analysis.difference import Difference, difference
 from sonde.read.tensors.lazy import LazyTensors
 from sonde.schema.frameworks.layouts import Canonical, Framework, detect
@@ -27,37 +29,40 @@ _LAYERS: Final = schema_of(f"layer:string num_tensors:int64 num_changed:int64 nu
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WeightComparison:
-    """What differs between the tensors of a and of b."""
+    """The differences between the tensors of a and b."""
 
     a: str
     b: str
-    tensors: pa.Table
-    """One row per tensor, the most changed first. status: same, close (within the tolerance, of whatever type),
-    changed, reshaped, retyped (other type, same values), only_a, only_b. relative is ‖b - a‖ / ‖a‖. layout says what
-    was done to b to lie as PyTorch's tensors do, layout_a what was done to a."""
-    layers: pa.Table
-    """The same numbers per layer, the most changed first."""
+    tensors: Table
+    """One row per tensor, most changed first. status: same, close (within the tolerance, in any dtype), changed,
+    reshaped, retyped (other dtype, same values), only_a, only_b. relative is ‖b - a‖ / ‖a‖. layout describes how b was
+    converted to PyTorch's layout, layout_a how a was."""
+    layers: Table
+    """The same numbers per layer, most changed first."""
     total: Mapping[str, Any]
     frameworks: tuple[Framework, Framework]
     tolerance: float = 0.0
-    """Of ‖b - a‖ / ‖a‖, tensor by tensor; 0: every bit counts."""
+    """Tolerance for ‖b - a‖ / ‖a‖ of each tensor; 0 means that values must be identical."""
 
     def __repr__(self) -> str:
         total = self.total
         return (
-            f"<{self.a} and {self.b}: {total['num_tensors']} tensors, {total['num_same']} the same; "
-            f"relative change {total['relative']:.3g}; see .tensors, .layers, .total>"
+            f"<{visible(self.a)} and {visible(self.b)}: {total['num_same']} of {total['num_tensors']} tensors "
+            f"identical; relative change {total['relative']:.3g}; see .tensors, .layers, .total>"
         )
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def is_same(self) -> bool:
-        """Whether every tensor is there in both with the same shape, type and values, or is within the tolerance."""
+        """Whether every tensor is in both with the same shape, dtype and values, or within the tolerance."""
         return bool(self.total["num_same"] + self.total["num_close"] == self.tensors.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A tensor of a and of b; one of them is missing where it has no partner."""
+    """A tensor of a and its counterpart in b; one of them is missing if there is none."""
 
     name: str
     a: str | None = None
@@ -74,10 +79,10 @@ def compare_weights(
     *,
     tolerance: float | None = None,
 ) -> WeightComparison:
-    """Compare tensor by tensor. Names of wrappers are looked through; other frameworks' names and layouts as well.
+    """Compare tensor by tensor, ignoring prefixes of wrappers and matching other frameworks' names and layouts.
 
-    With a tolerance, tensors whose relative change is no more than it are close, of whatever type they are.
-    `on_tensor(done, total)` is told how far it is. Memory: a few MiB beside the two tensors at hand.
+    With a tolerance, tensors whose relative change is at most that are "close", in any dtype.
+    `on_tensor(done, total)` is called after each tensor. Memory: a few MiB in addition to the current two tensors.
     """
     limit = tolerance or 0.0
     frameworks = detect(a), detect(b)
@@ -95,7 +100,7 @@ def compare_weights(
     rows.sort(key=_by_change)
     tensors = pa.Table.from_pylist(rows, schema=_TENSORS)
     layers, total = _layer_table(differences), _total(differences)
-    return WeightComparison(a.label, b.label, tensors, layers, total, frameworks, limit)
+    return WeightComparison(a.label, b.label, Table(tensors), Table(layers), total, frameworks, limit)
 
 
 def _by_name(a: LazyTensors, by_name: Mapping[str, str]) -> Iterator[_Pair]:
@@ -157,7 +162,7 @@ def _read(tensors: LazyTensors, name: str | None, canonical: Canonical | None) -
 
 
 def _layout(canonical: Canonical | None) -> str | None:
-    """What was done, in words: `transpose 1 0`, `4 tensors concat, transpose 1 0`."""
+    """The conversion in words: `transpose 1 0`, `4 tensors concat, transpose 1 0`."""
     if canonical is None:
         return None
     joined = [f"{len(canonical.parts)} tensors {canonical.join}"] if len(canonical.parts) > 1 else []
@@ -175,7 +180,7 @@ def _numbers(found: Difference) -> dict[str, Any]:
 
 
 def _by_change(row: Mapping[str, Any]) -> tuple[bool, bool, float, str]:
-    """What cannot be compared first, then what is not finite, which no sum shows, then the most changed."""
+    """Sort key: tensors that cannot be compared first, then non-finite ones, which no sum shows, then by change."""
     is_finite = row["status"] == "same" or not (row.get("nonfinite_a") or row.get("nonfinite_b"))
     return row.get("relative") is not None, is_finite, -(row.get("relative") or 0.0), row["name"]
 

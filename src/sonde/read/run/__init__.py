@@ -1,1 +1,1 @@
-"""The run folder as a whole: what it holds at one moment, its state, its attempts and its small tables."""
+"""The run folder as a whole: its contents at one moment, its status, its attempts and its small tables."""

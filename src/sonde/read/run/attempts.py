@@ -1,4 +1,4 @@
-"""The attempts of a run as a table, and which of them are there to be shown."""
+"""The attempts of a run as a table, and the check of an attempt's number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ATTEMPTS = pa.schema(
 
 
 def attempt_table(state: RunState) -> pa.Table:
-    """All of them in order, also those after the one that is shown. A run of format 1 has one, as has an empty run."""
+    """All attempts in order, including those after the selected one. A run of format 1 and an empty run have one."""
     attempts = state.catalog.require().attempts or (Attempt(number=0, time=state.manifest.created_time),)
     columns = [
         [attempt.number for attempt in attempts],
@@ -35,12 +35,12 @@ def attempt_table(state: RunState) -> pa.Table:
 
 
 def last_step_of(state: RunState, number: int) -> int:
-    """The last step that an attempt recorded, be it abandoned or not."""
+    """The last step that an attempt recorded, whether abandoned or not."""
     return open_state(state.run, number).last_step()
 
 
 def check_attempt(state: RunState, number: int) -> int:
-    """A number that is there; a negative one counts from the last."""
+    """Check the number of an attempt; a negative one counts from the last."""
     count = max(len(state.catalog.require().attempts), 1)
     if not -count <= number < count:
         known = "0" if count == 1 else f"0 to {count - 1}"

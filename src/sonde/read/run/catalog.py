@@ -1,4 +1,4 @@
-"""The catalog: sites, names of scalars, segments, events. Opened read-only; rows with a wrong checksum are refused."""
+"""The catalog: sites, names of scalars, segments, events. Opened read-only; rows with a wrong checksum are not used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One sealed file. `parts` is its path inside the run folder; empty `tiles` mean that the index is unusable."""
+    """One sealed file. `parts` is its path inside the run folder; empty `tiles` mean that its index is unusable."""
 
     stream: Stream
     rank: int
@@ -67,13 +67,13 @@ class Segment:
     tiles: tuple[Tile, ...]
     attempt: int = 0
     since: int = -NO_LIMIT
-    """Rows below this step are not shown: a coarser file of the pyramid has them."""
+    """Rows below this step are hidden: a coarser file of the pyramid has them."""
     until: int = NO_LIMIT
-    """Rows from this step on are not shown: their attempt was abandoned there, or killed in the middle of a step."""
+    """Rows from this step on are hidden: their attempt was abandoned there, or killed in the middle of a step."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of its rows are shown."""
+        """Whether all of its rows are visible."""
         return self.since <= self.first_step and self.last_step < self.until
 
     @property
@@ -83,26 +83,33 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Everything in the catalog that is needed to read series, and what was found wrong with it."""
+    """The parts of the catalog that are needed to read series, and the problems found in it."""
 
     sites: dict[int, Site] = field(default_factory=dict)
     scalar_names: dict[int, str] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    """In order; none in a run of format 1."""
+    """Attempts in order; none in a run of format 1."""
     problems: tuple[str, ...] = ()
     error: CorruptError | None = None
-    """Why nothing of it could be read."""
+    """The error if the catalog could not be read."""
+    missing_files: tuple[str, ...] = ()
+    """Sealed files of recorded values that no longer exist."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the catalog can be read and every file that it lists exists."""
+        return self.error is None and not self.missing_files
 
     def require(self) -> Catalog:
-        """Itself; without a catalog no row has a name, and nothing that could be shown would be true."""
+        """Return the catalog, or raise its error: without a catalog rows have no names, so nothing can be shown."""
         if self.error is not None:
             raise self.error
         return self
 
 
 def read_catalog(run: Path, *, is_live: bool) -> Catalog:
-    """Read the tables that carry checksums. A catalog that is not there yet is empty."""
+    """Read the tables with checksums. A catalog that does not exist yet is empty."""
     if not (run / CATALOG_FILE).exists():
         return Catalog()
     problems: list[str] = []
@@ -116,7 +123,7 @@ def read_catalog(run: Path, *, is_live: bool) -> Catalog:
 
 
 def read_attempts(run: Path, *, is_live: bool) -> tuple[Attempt, ...]:
-    """The attempts alone, in order; none in a run of format 1."""
+    """Read only the attempts, in order; none in a run of format 1."""
     if not (run / CATALOG_FILE).exists():
         return ()
     problems: list[str] = []
@@ -133,15 +140,20 @@ def _all_attempts(run: Path, rows: list[tuple[Any, ...]], problems: list[str]) -
 
 
 def lost_attempts(run: Path) -> CorruptError:
-    """Without an attempt's row nobody knows which of the rows at a step is the one."""
+    """The error for a missing attempt: without its row, abandoned rows cannot be recognized."""
+    if not (run / CATALOG_FILE).exists():
+        return CorruptError(
+            f"{run / CATALOG_FILE} is missing; without it, the recorded values cannot be read. "
+            "Restore the file from a backup."
+        )
     return CorruptError(
-        f"{run / CATALOG_FILE} is damaged: an attempt is missing, so abandoned steps cannot be told from the others. "
-        "Copy the file back from a backup."
+        f"{run / CATALOG_FILE} is damaged: an attempt is missing, so abandoned steps cannot be recognized. "
+        "Restore the file from a backup."
     )
 
 
 def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
-    """The rows of a table without checksums (events, findings, system metrics, checkpoints)."""
+    """Read the rows of a table without checksums (events, findings, system metrics, checkpoints)."""
     if not (run / CATALOG_FILE).exists():
         return []
     with connect(run, is_live=is_live) as connection:
@@ -157,17 +169,17 @@ def _has_attempts(connection: sqlite3.Connection, table: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """What the catalog says of a snapshot."""
+    """The catalog's entry of a snapshot."""
 
     place: SnapshotKey
-    """Where it is stored."""
+    """Its location."""
     attempt: int
-    """The attempt that took it; earlier versions stored those of all attempts in one place."""
+    """The attempt that took it; earlier versions stored the snapshots of all attempts in one place."""
     details: Mapping[str, Any]
 
 
 def read_snapshot_rows(run: Path, *, is_live: bool) -> list[SnapshotRow]:
-    """The rows of all snapshots; a row that is damaged is left out."""
+    """The entries of all snapshots; damaged rows are left out."""
     if not (run / CATALOG_FILE).exists():
         return []
     problems: list[str] = []
@@ -178,7 +190,7 @@ def read_snapshot_rows(run: Path, *, is_live: bool) -> list[SnapshotRow]:
 
 @contextmanager
 def connect(run: Path, *, is_live: bool) -> Iterator[sqlite3.Connection]:
-    """A read-only connection that trusts nothing in the file; SQLite's own errors become CorruptError."""
+    """A read-only connection that does not trust the file; SQLite's errors become CorruptError."""
     path = inside(run, CATALOG_FILE)
     sidecars = [inside(run, f"{CATALOG_FILE}{suffix}") for suffix in _SIDECARS]
     with ExitStack() as stack:
@@ -186,17 +198,17 @@ def connect(run: Path, *, is_live: bool) -> Iterator[sqlite3.Connection]:
             connection = stack.enter_context(closing(_open_either(path, sidecars, stack, is_live=is_live)))
             yield connection
         except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
-            raise CorruptError(f"{run / CATALOG_FILE} cannot be read: {error}.") from error
+            raise CorruptError(f"cannot read {run / CATALOG_FILE}: {error}.") from error
 
 
 def _open_either(path: Path, sidecars: list[Path], stack: ExitStack, *, is_live: bool) -> sqlite3.Connection:
     try:
         return _open(path, "mode=ro")
     except sqlite3.OperationalError:
-        # While somebody writes, no other descriptor may be opened on the file: closing it would drop SQLite's locks.
+        # While a process writes, no other descriptor may be opened on the file: closing it would drop SQLite's locks.
         if is_live or not any(sidecar.is_file() for sidecar in sidecars):
             raise
-    # The writer was killed in a transaction, or the folder cannot be written to: recovery needs a copy of its own.
+    # The writer was killed in a transaction, or the folder is read-only: recovery needs a separate copy.
     copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sonde-")))
     for file in (path, *sidecars):
         if file.is_file():
@@ -218,25 +230,26 @@ def _open(path: Path, query: str) -> sqlite3.Connection:
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
-    """All rows of a real table: a view or virtual table under its name is not asked."""
+    """All rows of a real table; a view or virtual table with its name is refused."""
     found = connection.execute("select type, sql from sqlite_master where name = ?", (table,)).fetchone()
     if found is None:
         return []
     if found[0] != "table" or not str(found[1]).lower().startswith("create table"):
-        raise CorruptError(f'{CATALOG_FILE}: "{table}" is not a plain table; it is not read.')
-    rows = connection.execute(f'select * from "{table}"').fetchmany(MAX_ROWS + 1)  # noqa: S608 - a name of ours
+        raise CorruptError(f'{CATALOG_FILE}: "{table}" is not a plain table, so it is not read.')
+    rows = connection.execute(f'select * from "{table}"').fetchmany(MAX_ROWS + 1)  # noqa: S608 - one of our own names
     if len(rows) > MAX_ROWS:
-        raise CorruptError(f'{CATALOG_FILE}: "{table}" has more than {MAX_ROWS:,} rows; it is not read.')
+        raise CorruptError(f'{CATALOG_FILE}: "{table}" has more than {MAX_ROWS:,} rows, so it is not read.')
     return rows
 
 
 def _checked_rows(connection: sqlite3.Connection, table: str, problems: list[str]) -> list[tuple[Any, ...]]:
-    """The rows whose checksum (their last column) is right; how many are not is a problem."""
+    """The rows whose checksum (their last column) is correct; the number of others is reported as a problem."""
     rows = _rows(connection, table)
     good = [row for row in rows if zlib.crc32(row_text(*row[:-1])) == row[-1]]
     if len(good) < len(rows):
         problems.append(
-            f"{CATALOG_FILE}: {len(rows) - len(good)} of {len(rows)} rows of {table} are damaged and not used"
+            f"{CATALOG_FILE}: {len(rows) - len(good)} of {len(rows)} rows of {table} "
+            f"{'is' if len(rows) - len(good) == 1 else 'are'} damaged and ignored"
         )
     return good
 
@@ -244,13 +257,13 @@ def _checked_rows(connection: sqlite3.Connection, table: str, problems: list[str
 def _parsed(
     parse: Callable[[tuple[Any, ...]], Parsed], rows: list[tuple[Any, ...]], table: str, problems: list[str]
 ) -> dict[int, Parsed]:
-    """Rows by their id; a row that does not hold what it should is a problem, not an exception."""
+    """Rows by id; an invalid row is reported as a problem, not raised."""
     parsed: dict[int, Parsed] = {}
     for row in rows:
         try:
             parsed[int(row[0])] = parse(row)
         except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            problems.append(f"{CATALOG_FILE}: a row of {table} is not understood and not used ({error})")
+            problems.append(f"{CATALOG_FILE}: ignoring an invalid row of {table} ({error})")
     return parsed
 
 
@@ -314,7 +327,7 @@ def _attempt(row: tuple[Any, ...]) -> Attempt:
 
 
 def _parts(run: Path, stream: Stream, rank: int, level: int, file: str) -> tuple[str, ...]:
-    """A segment's path inside the run; `file` alone is in the folder of its stream and level."""
+    """A segment's path inside the run; a bare `file` is in the folder of its stream and level."""
     if "/" in file:
         return tuple(file.split("/"))
     folder = stream_folder(run, stream, rank) if level == 0 else pyramid_folder(run, level, rank)

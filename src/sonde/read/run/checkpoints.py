@@ -1,4 +1,4 @@
-"""Checkpoints on disk: which there are, and whether each is as it was written. Opens no tensor and trusts no file."""
+"""Checkpoints on disk: listing and verification. Opens no tensors and trusts no file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TABLE: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One checkpoint; `problem` says why it cannot be used, as far as its manifest tells."""
+    """One checkpoint; `problem` says why it cannot be used, according to its manifest."""
 
     path: Path
     step: int
@@ -59,13 +59,13 @@ class Checkpoint:
 
 
 def checkpoints_folder(path: Path) -> Path:
-    """Where the checkpoints are of a run, or of a folder that holds them itself."""
+    """The checkpoints folder of a run, or the folder itself if it holds checkpoints."""
     inner = path / CHECKPOINTS_FOLDER
     return inner if inner.is_dir() else path
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All visible ones by step; of a step that was saved again, the newest copy."""
+    """All visible checkpoints by step; if a step was saved more than once, the newest copy."""
     newest: dict[int, tuple[int, str]] = {}
     for name in list_folder(folder):
         step, copy = parse_folder(name) or (-1, 0)
@@ -78,19 +78,19 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def run_checkpoints(state: RunState) -> list[Checkpoint]:
-    """Those in a run's folder, and those it says it saved elsewhere; these are not looked at, for a run may lie."""
+    """Checkpoints in a run's folder, and those it recorded elsewhere, which are not opened: a run is not trusted."""
     abandoned = abandoned_checkpoints(state)
     inside = [c for c in list_checkpoints(state.run / CHECKPOINTS_FOLDER) if c.path not in abandoned]
     outside: dict[str, Checkpoint] = {}
     for row in checkpoint_table(state).to_pylist():
         path = Path(row["path"])
-        if path.is_absolute():  # a trainer's own has another name, and is one all the same
+        if path.is_absolute():  # checkpoints of other trainers have other names
             outside[str(path)] = _elsewhere(path, row)
     return sorted([*inside, *outside.values()], key=lambda checkpoint: checkpoint.step)
 
 
 def abandoned_checkpoints(state: RunState) -> set[Path]:
-    """Folders of checkpoints that another attempt saved. One that was used twice holds what was saved to it last."""
+    """Folders of checkpoints saved by another attempt. A folder that was reused holds what was saved to it last."""
     last = {str(row[3]): row[0] for row in read_rows(state.run, "checkpoints", is_live=state.is_held)}
     shown = set(checkpoint_table(state)["id"].to_pylist())
     return {state.run / path for path, id in last.items() if id not in shown}
@@ -107,7 +107,7 @@ def _elsewhere(path: Path, row: Mapping[str, Any]) -> Checkpoint:
 
 
 def read_checkpoint_manifest(path: Path) -> Manifest:
-    """The manifest of one checkpoint, or an error that says what is there instead."""
+    """Read the manifest of a checkpoint; the error for an invalid one says what was found instead."""
     where = f"{path.name}/{MANIFEST_FILE}"
     try:
         with open_inside(path, MANIFEST_FILE) as file:
@@ -115,12 +115,12 @@ def read_checkpoint_manifest(path: Path) -> Manifest:
     except FileNotFoundError:
         raise CorruptError(f"{path} is not a checkpoint: it has no {MANIFEST_FILE}.{_pickle_remark(path)}") from None
     if len(data) > _MAX_MANIFEST_BYTES:
-        raise CorruptError(f"{where} is larger than {_MAX_MANIFEST_BYTES >> 20} MiB; it is not read.")
+        raise CorruptError(f"{where} is larger than {_MAX_MANIFEST_BYTES >> 20} MiB, so it is not read.")
     return decode_manifest(data, where)
 
 
 def verify_checkpoint(path: Path) -> list[str]:
-    """What is wrong with a checkpoint, in words: every byte of every file is read. Empty when nothing is."""
+    """Read every byte of a checkpoint and describe each problem; empty if it is intact."""
     try:
         manifest = read_checkpoint_manifest(path)
     except (SondeError, OSError) as error:
@@ -170,6 +170,6 @@ def _pickle_remark(path: Path) -> str:
     if not pickles:
         return ""
     return (
-        f" {', '.join(pickles[:3])} may be a pickle, which can run code when it is opened; sonde does not open it. "
-        "Convert it where you trust it:  safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
+        f" {', '.join(pickles[:3])} may be a pickle, which can run code when opened, so sonde does not open it. "
+        "If you trust it, convert it:  safetensors.torch.save_file(torch.load(file, weights_only=True), ...)"
     )

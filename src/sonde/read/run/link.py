@@ -1,4 +1,4 @@
-"""Which run a folder of checkpoints belongs to, and which of its steps comes after a checkpoint."""
+"""The run that a folder of checkpoints belongs to, and the step of that run after a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_BYTES: Final = 1 << 16
 
 
 def linked_run(folder: Path) -> Path | None:
-    """The run of a folder of checkpoints: the folder itself, the one above it, or the one its link names."""
+    """The run of a folder of checkpoints: the folder itself, its parent, or the target of its link."""
     for place in (folder, folder.parent if folder.name == CHECKPOINTS_FOLDER else folder):
         if (place / RUN_FILE).is_file():
             return place
@@ -25,7 +25,7 @@ def linked_run(folder: Path) -> Path | None:
 
 
 def linked_step(folder: Path) -> int | None:
-    """The step of the run that comes after this checkpoint; None where its link does not say it."""
+    """The step of the run after this checkpoint; None if its link does not say."""
     step = _link(folder).get("step")
     return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
 

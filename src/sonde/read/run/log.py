@@ -1,4 +1,4 @@
-"""Tail the append-only logs of a stream by offset. Stops at the first bad frame, and says what it stopped at."""
+"""Incremental reading of the append-only logs of a stream. Stops at the first bad frame and reports it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _FRAME_START: Final = struct.Struct("<4sI")
 _FRAME_HEADER_BYTES: Final = 12
 _SPAN_BYTES: Final = 16 << 20
 _HEAD_BYTES: Final = 64
-"""Enough to hold the first frame's sequence and checksum: another file under the same inode begins differently."""
+"""Enough for the first frame's sequence and checksum: a different file under the same inode starts differently."""
 
 End = Literal["clean", "torn", "damaged"]
-"""How a log ends: behind a whole frame, in one that was never finished, or at bytes that are not what was written."""
+"""The end of a log: after a complete frame, within an incomplete one, or at damaged bytes."""
 
 
 @dataclass(slots=True)
 class LogFile:
-    """One `*.log`, as far as it has been read."""
+    """One `*.log`, up to the offset that has been read."""
 
     run: Path
     parts: tuple[str, ...]
@@ -47,7 +47,7 @@ class LogFile:
     end: End = "clean"
 
     def refresh(self) -> None:
-        """Read what was appended since; start again when the file was cut or replaced."""
+        """Read what was appended; start over if the file was truncated or replaced."""
         try:
             file = open_inside(self.run, *self.parts)
         except FileNotFoundError:
@@ -60,7 +60,7 @@ class LogFile:
                 self._restart(found.st_ino)
             self.head = head
             if not self._read(file.fileno(), found.st_size):
-                # The file was cut and has grown again past where we were: its frames are new ones.
+                # The file was truncated and has grown past our offset again: its frames are new.
                 self._restart(found.st_ino)
                 self._read(file.fileno(), found.st_size)
 
@@ -68,7 +68,7 @@ class LogFile:
         self.frames, self.offset, self.inode, self.head, self.end = [], 0, inode, b"", "clean"
 
     def _read(self, descriptor: int, size: int) -> bool:
-        """Decode from the offset to the end; False when that does not continue what was read before."""
+        """Decode from the offset to the end; False if this does not continue what was read before."""
         resumed = self.offset > 0
         if size <= self.offset:
             self.end = "clean"
@@ -97,7 +97,7 @@ class LogFile:
 
 
 def _next_span(descriptor: int, position: int, size: int) -> bytes:
-    """Some frames at once, or a large one whole; what does not begin like a frame is not read on for."""
+    """Read several frames at once, or one large frame; stop at bytes that do not start a frame."""
     head = os.pread(descriptor, _FRAME_HEADER_BYTES, position)
     length = _FRAME_HEADER_BYTES + _FRAME_START.unpack_from(head)[1] if len(head) == _FRAME_HEADER_BYTES else 0
     is_frame = head.startswith(FRAME_MAGIC) and length <= min(MAX_FRAME_BYTES, size - position)
@@ -117,7 +117,7 @@ def _read_span(descriptor: int, offset: int, length: int) -> bytes:
 
 
 def _decode(data: bytes, type: type[StatsRecord | ScalarsRecord]) -> tuple[list[Frame], int, bool]:
-    """Frames, the length of the good ones, and whether each held what its stream holds."""
+    """The frames, the length of the valid ones, and whether each has the record type of its stream."""
     frames: list[Frame] = []
     end = 0
     for frame in decode_frames(data):
@@ -136,7 +136,7 @@ def _is_consistent(record: StatsRecord | ScalarsRecord) -> bool:
 
 
 def _end_of(rest: bytes) -> End:
-    """What the bytes are at which decoding stopped."""
+    """Classify the bytes at which decoding stopped."""
     if len(rest) < _FRAME_HEADER_BYTES:
         return "torn"
     magic, length = _FRAME_START.unpack_from(rest)
@@ -149,7 +149,7 @@ def _continues(old: list[Frame], new: list[Frame]) -> bool:
 
 @dataclass(slots=True)
 class StreamLog:
-    """All logs of one stream and rank: after an I/O error the writer leaves a file and opens the next."""
+    """All logs of one stream and rank: after an I/O error the writer abandons a file and opens the next."""
 
     run: Path
     stream: Stream
@@ -179,14 +179,13 @@ class StreamLog:
         return LogFile(self.run, (self.stream, self.rank_folder, name), type)
 
     def _damage(self, name: str, file: LogFile) -> str:
-        where = f"behind sequence {file.frames[-1].sequence}" if file.frames else "at its first frame"
-        return (
-            f"{self.stream}/{self.rank_folder}/{name} is damaged {where} (byte {file.offset}); what follows is not read"
-        )
+        where = f"after sequence {file.frames[-1].sequence}" if file.frames else "at its first frame"
+        path = f"{self.stream}/{self.rank_folder}/{name}"
+        return f"{path} is damaged {where} (byte {file.offset}); the rest of it is not read"
 
     @property
     def torn(self) -> list[str]:
-        """Files that end in the middle of a frame."""
+        """Names of files that end in the middle of a frame."""
         return [f"{self.stream}/{self.rank_folder}/{name}" for name, file in self.files.items() if file.end == "torn"]
 
     def frames(self, after: int) -> list[Frame]:
@@ -200,7 +199,7 @@ class StreamLog:
 
 
 def list_folder(run: Path, *parts: str) -> list[str]:
-    """Names in a folder of the run; none when it is not there."""
+    """Names in a folder of the run; none if it does not exist."""
     try:
         return sorted(os.listdir(inside(run, *parts)))  # noqa: PTH208
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""What the writer of a run said it did not record, and why: its events, and what its heartbeat counts."""
+"""Warnings about data that the writer did not record, from its events and the counts in its heartbeat."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_OF_A_TYPE: Final = 20
 
 
 def loss_warnings(run: Path, heartbeat: Heartbeat, *, is_live: bool) -> list[str]:
-    """In words, in the order in which it happened; each once."""
-    return [*_dropped(heartbeat), *_told(run, is_live=is_live)]
+    """Describe what was lost, in order, each once."""
+    return [*_dropped(heartbeat), *_reported(run, is_live=is_live)]
 
 
 def _dropped(heartbeat: Heartbeat) -> list[str]:
@@ -26,18 +26,22 @@ def _dropped(heartbeat: Heartbeat) -> list[str]:
     for stream, count in heartbeat.dropped.items():
         num_failed = heartbeat.failed.get(stream, 0)
         if count > num_failed:
-            # Runs of before said how many, and not why.
+            # Runs of earlier versions stored the number, but not the reason.
             why = ": the disk was slower than training, and the queue was full" if heartbeat.failed else ""
-            found.append(f"{count - num_failed:,} records of {stream} were dropped{why}")
+            found.append(f"{_records(count - num_failed, stream)} dropped{why}")
         if num_failed:
-            found.append(f"{num_failed:,} records of {stream} could not be written")
+            found.append(f"{_records(num_failed, stream)} not written because of errors")
     return found
 
 
-def _told(run: Path, *, is_live: bool) -> list[str]:
+def _records(count: int, stream: str) -> str:
+    return f"1 record of {stream} was" if count == 1 else f"{count:,} records of {stream} were"
+
+
+def _reported(run: Path, *, is_live: bool) -> list[str]:
     try:
         own = [row[1:7] for row in read_rows(run, "events", is_live=is_live) if len(row) >= 7]
-    except CorruptError:  # said of the catalog as a whole
+    except CorruptError:  # reported for the catalog as a whole
         own = []
     messages: dict[str, str] = {}
     for _, _, type, _, message, details, *_ in (*own, *rank_events(run)):
@@ -47,10 +51,16 @@ def _told(run: Path, *, is_live: bool) -> list[str]:
     found = []
     for message, type in messages.items():
         num_of[type] += 1
-        if num_of[type] <= MAX_OF_A_TYPE or type == "warning":  # those are different from one another
+        if num_of[type] <= MAX_OF_A_TYPE or type == "warning":  # warnings differ from one another
             found.append(message)
     more = {type: num - MAX_OF_A_TYPE for type, num in num_of.items() if num > MAX_OF_A_TYPE and type != "warning"}
-    return [*found, *(f"{num} more events of the type {type}; events() has them all" for type, num in more.items())]
+    return [
+        *found,
+        *(
+            f"{num} more {'event' if num == 1 else 'events'} of type {type}; run.events() lists them all"
+            for type, num in more.items()
+        ),
+    ]
 
 
 def _num_dropped(details: object) -> int:

@@ -1,4 +1,4 @@
-"""run.json, parsed and checked: wrong types and newer formats are refused with a message. No I/O."""
+"""Parsing and checking of run.json: wrong types and newer formats are refused with a message. No I/O."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
+from sonde.distribution import DISTRIBUTION
 from sonde.errors import CorruptError, FormatError, NotARunError
 from sonde.schema.layout import FORMAT_VERSION, RunStatus, Stream
 from sonde.schema.records import check_document
@@ -16,19 +17,19 @@ _STATUSES: Final[tuple[RunStatus, ...]] = get_args(RunStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """What the writer last said of itself."""
+    """The writer's last report about itself."""
 
     time: float = 0.0
     step: int = -1
     acknowledged: Mapping[str, int] = field(default_factory=dict)
-    """Per stream, the sequence of the last frame that is safely on disk; absent when none is."""
+    """Per stream, the sequence of the last frame that is safely on disk; absent if none is."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Per stream, all records that will not be on disk."""
+    """Per stream, the number of records that will not be on disk."""
     failed: Mapping[str, int] = field(default_factory=dict)
-    """Those of them that could not be made or encoded; the others found the queue full."""
+    """Those of them that could not be created or encoded; the others were dropped because the queue was full."""
     degraded: str = ""
     attempt: int = -1
-    """The last attempt that the catalog knew; -1 when there was none, as in format 1."""
+    """The last attempt in the catalog; -1 if there was none, as in format 1."""
 
     def last_acknowledged(self, stream: Stream) -> int:
         return self.acknowledged.get(stream, -1)
@@ -36,7 +37,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A run.json. `status` is what the writer wrote last, not the truth: see `status.py`."""
+    """The contents of run.json. `status` is what the writer wrote last; for the true status see `status.py`."""
 
     id: str
     name: str
@@ -61,25 +62,25 @@ class Manifest:
 
 
 def parse_manifest(text: bytes, *, where: str) -> Manifest:
-    """Check and convert; `where` is named in errors."""
+    """Check and convert the document; `where` is used in errors."""
     if not check_document(text):
         raise CorruptError(
-            f"{where} is damaged: its checksum does not match. Copy it back from a backup to open the run."
+            f"{where} is damaged: its checksum does not match. Restore it from a backup to open the run."
         )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CorruptError(
-            f"{where} is damaged ({error}). The rest of the run cannot be interpreted without it."
+            f"{where} is damaged ({error}). The run cannot be read without it. Restore it from a backup."
         ) from error
     if not isinstance(document, dict) or "format" not in document or "id" not in document:
-        raise NotARunError(f"{where} is not the description of a run: it has no format and id.")
+        raise NotARunError(f"{where} does not describe a run: it has no format and id.")
     take = _Taker(document, where)
     version = take.whole("format")
     if version > FORMAT_VERSION:
         raise FormatError(
-            f"{where}: this run has format {version}; this sonde reads up to {FORMAT_VERSION}. "
-            "Run:  pip install -U sonde"
+            f"{where}: this run has format {version}, but this version of sonde reads only up to {FORMAT_VERSION}. "
+            f"Update it:  pip install -U {DISTRIBUTION}"
         )
     return Manifest(
         id=take.text("id"),
@@ -119,7 +120,7 @@ def _heartbeat(document: Mapping[str, Any], where: str) -> Heartbeat:
 
 
 class _Taker:
-    """Takes values of one type out of a document; absent and null give the default, another type is damage."""
+    """Takes typed values out of a document; absent and null give the default, a wrong type is an error."""
 
     def __init__(self, document: Mapping[str, Any], where: str) -> None:
         self.document, self.where = document, where
@@ -129,7 +130,7 @@ class _Taker:
         if value is None:
             return default
         if not isinstance(value, types) or isinstance(value, bool):
-            raise CorruptError(f'{self.where}: "{key}" should be {expected}, and is {type(value).__name__}.')
+            raise CorruptError(f'{self.where}: "{key}" should be {expected}, but is {type(value).__name__}.')
         return value
 
     def text(self, key: str) -> str:
@@ -144,7 +145,7 @@ class _Taker:
         raise CorruptError(f'{self.where}: "status" is {value!r}; it should be one of {", ".join(_STATUSES)}.')
 
     def whole(self, key: str, default: int = 0) -> int:
-        value: int = self._take(key, int, "a whole number", default)
+        value: int = self._take(key, int, "an integer", default)
         return value
 
     def number(self, key: str) -> float:
@@ -158,9 +159,9 @@ class _Taker:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        values = self._take(key, list, "a list of texts", [])
+        values = self._take(key, list, "a list of strings", [])
         if not all(isinstance(value, str) for value in values):
-            raise CorruptError(f'{self.where}: "{key}" should be a list of texts.')
+            raise CorruptError(f'{self.where}: "{key}" should be a list of strings.')
         return tuple(values)
 
     def counts(self, key: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Events that other ranks than the first wrote into a run."""
+"""Events that ranks other than the first wrote into a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
 
 
 def rank_events(run: Path, attempts: Sequence[Attempt] = ()) -> list[tuple[Any, ...]]:
-    """(time, step, type, severity, message, details, attempt) of every whole line; damaged ones are left out."""
+    """(time, step, type, severity, message, details, attempt) of every complete line; damaged ones are left out."""
     folder = run / RANKS_FOLDER
     if folder.is_symlink() or not folder.is_dir():
         return []
@@ -47,7 +47,7 @@ def _row(line: bytes, attempts: Sequence[Attempt]) -> tuple[Any, ...] | None:
 
 
 def _attempt(step: Any, moment: Any, attempts: Sequence[Attempt]) -> int:
-    """The attempt that the first rank began at this step; of several the nearest in time, because clocks differ."""
+    """The attempt that the first rank started at this step; of several, the closest in time, because clocks differ."""
     if not isinstance(moment, int | float) or not attempts:
         return 0
     same = [attempt for attempt in attempts if attempt.first_step == step] or attempts

@@ -1,4 +1,4 @@
-"""Schemas of tables, each column in a few letters."""
+"""Compact notation for table schemas."""
 
 from __future__ import annotations
 

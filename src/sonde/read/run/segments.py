@@ -1,4 +1,4 @@
-"""Sealed Parquet segments: read the few row groups a question needs, with every page's checksum verified."""
+"""Sealed Parquet segments: reads only the row groups a query needs and verifies every page's checksum."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from sonde.schema.attempts import NO_LIMIT
 
 MAX_SEGMENT_ROWS: Final = 64_000_000
 ALWAYS_HASHED_BYTES: Final = 1 << 20
-"""Files up to this size are hashed before their first use. In larger ones pages are verified as they are read."""
+"""Files up to this size are hashed before their first use; in larger ones, pages are verified as they are read."""
 COUNTED: Final = "counted"
-"""The column of scalars that are logged ahead of the step that was being made."""
+"""The column of scalars that were logged ahead of the current step."""
 _MAX_INFLATION: Final = 4096
 _THRIFT_LIMIT: Final = 64 << 20
 
@@ -42,14 +42,14 @@ EVERYTHING: Final = Span(-(1 << 62), 1 << 62)
 
 @dataclass(slots=True)
 class SegmentReader:
-    """Reads segments of one run and remembers their footers. Damage is a CorruptError that names the file."""
+    """Reads segments of one run and caches their footers. Damage raises a CorruptError that names the file."""
 
     run: Path
     _footers: dict[str, Any] = field(default_factory=dict)
     _last_steps: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, segment: Segment, key: str, ids: NDArray[np.int64], span: Span, columns: list[str]) -> pa.Table:
-        """Rows of the given ids (sorted; in column `key`) and steps. Only tiles that may hold them are read."""
+        """Rows of the given ids (sorted; in column `key`) and steps. Only tiles that may contain them are read."""
         groups = _tiles_of(segment, ids, span)
         if not groups:
             return None
@@ -65,7 +65,7 @@ class SegmentReader:
         return table.filter(pa.array(shown(segment, table))).select(columns)
 
     def last_step(self, segment: Segment) -> int:
-        """The last step whose rows are shown; -1 when none are."""
+        """The last step with visible rows; -1 if there is none."""
         if segment.is_whole:
             return segment.last_step
         known = self._last_steps.get(key := (segment.name, segment.until))
@@ -94,12 +94,12 @@ class SegmentReader:
                 _check_footer(segment, file.metadata, path.stat().st_size)
                 self._footers[segment.name] = file.metadata
             names = file.schema_arrow.names
-            # What a row that is not shown is told by; scalars of format 1 do not have it.
+            # Identifies hidden rows; scalars of format 1 lack this column.
             extra = [] if segment.is_whole or COUNTED not in names else [COUNTED]
             return file.read_row_groups(groups, columns=[*dict.fromkeys((*columns, *extra))])
 
     def verify(self, segment: Segment) -> None:
-        """Compare the whole file with the hash in the catalog."""
+        """Compare the hash of the whole file with the catalog."""
         try:
             with open_inside(self.run, *segment.parts) as file:
                 digest = hashlib.sha256()
@@ -108,21 +108,21 @@ class SegmentReader:
         except FileNotFoundError:
             raise damaged(segment, "it is missing") from None
         if digest.hexdigest() != segment.sha256:
-            raise damaged(segment, "its hash is not the one in the catalog")
+            raise damaged(segment, "its hash differs from the catalog")
 
     @staticmethod
     def _check_bounds(segment: Segment, groups: list[int], table: pa.Table, key: str) -> None:
-        """What was read must lie where the catalog says it does."""
+        """Check that the rows are within the bounds in the catalog."""
         tiles = [segment.tiles[group] for group in groups]
         low, high = min(tile.first_site for tile in tiles), max(tile.last_site for tile in tiles)
         for name, first, last in ((key, low, high), ("step", segment.first_step, segment.last_step)):
             column = table[name].to_numpy()
             if len(column) and not (first <= column.min() and column.max() <= last):
-                raise damaged(segment, f"its column {name} goes beyond what the catalog says")
+                raise damaged(segment, f"its column {name} exceeds the bounds in the catalog")
 
 
 def shown(segment: Segment, table: pa.Table) -> NDArray[np.bool_]:
-    """Which rows belong to what is shown of a segment."""
+    """A mask of the visible rows of a segment."""
     step = table["step"].to_numpy()
     made = step
     if COUNTED in table.column_names:
@@ -134,12 +134,12 @@ def shown(segment: Segment, table: pa.Table) -> NDArray[np.bool_]:
 def damaged(segment: Segment, why: str) -> CorruptError:
     return CorruptError(
         f"{segment.name} is damaged ({why}): steps {segment.first_step} to {segment.last_step} of {segment.stream}. "
-        "Copy the file back from a backup; the rest of the run can be read."
+        "Restore the file from a backup; the rest of the run can be read."
     )
 
 
 def _tiles_of(segment: Segment, ids: NDArray[np.int64], span: Span) -> list[int]:
-    """The row groups that may hold some of the ids in the span."""
+    """The row groups that may contain some of the ids in the span."""
     if not span.overlaps(segment.first_step, segment.last_step) or not len(ids):
         return []
     groups = []
@@ -152,11 +152,11 @@ def _tiles_of(segment: Segment, ids: NDArray[np.int64], span: Span) -> list[int]
 
 
 def _check_footer(segment: Segment, footer: Any, num_bytes: int) -> None:
-    """A footer is refused before it can make us allocate for rows that are not there."""
+    """Check a footer before memory is allocated for rows that it only claims to have."""
     groups = [footer.row_group(number) for number in range(min(footer.num_row_groups, len(segment.tiles) + 1))]
     if footer.num_rows != segment.num_rows or footer.num_rows > MAX_SEGMENT_ROWS:
-        raise damaged(segment, f"{footer.num_rows} rows where the catalog says {segment.num_rows}")
+        raise damaged(segment, f"it has {footer.num_rows} rows, but the catalog says {segment.num_rows}")
     if len(groups) != len(segment.tiles) or sum(group.num_rows for group in groups) != segment.num_rows:
-        raise damaged(segment, "its row groups are not those of the catalog")
+        raise damaged(segment, "its row groups differ from the catalog")
     if any(group.num_rows < 0 or group.total_byte_size > num_bytes * _MAX_INFLATION for group in groups):
-        raise damaged(segment, "it claims to hold more than its size allows")
+        raise damaged(segment, "it claims more data than its size allows")

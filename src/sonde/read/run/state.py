@@ -1,4 +1,4 @@
-"""What a run folder holds at one moment: manifest, live frames and catalog, read in an order that cannot miss a row."""
+"""The state of a run folder at one moment: manifest, live frames and catalog, read in an order that misses no row."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _RANK: Final = re.compile(r"rank-\d{4,8}")
 
 @dataclass(slots=True)
 class RunState:
-    """Refreshed before each question; a run that does not change is not read twice."""
+    """The state of a run folder, refreshed before each query; an unchanged run is not read again."""
 
     run: Path
     manifest: Manifest
     view: int | None = None
-    """The attempt that is shown; None for the last."""
+    """The selected attempt; None for the last."""
     catalog: Catalog = field(default_factory=Catalog)
     history: History = field(default_factory=History)
-    """The attempts up to the one that is shown."""
+    """The attempts up to the selected one."""
     logs: dict[Stream, list[StreamLog]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """What was found wrong with the folder as a whole; damage found while reading is added by the readers."""
+    """Problems of the folder as a whole; readers add damage that they find."""
     damage: dict[str, str] = field(default_factory=dict)
     """Damage found while reading series, by file."""
     segments: SegmentReader = field(init=False)
@@ -50,8 +50,10 @@ class RunState:
         self.segments = SegmentReader(self.run)
 
     def refresh(self) -> None:
-        """Manifest first, logs next, catalog last: rows sealed in between are then in the log that was read or in the
-        catalog, and what the manifest calls acknowledged is in one of them."""
+        """Read the manifest, then the logs, then the catalog.
+
+        Rows sealed meanwhile are then in a log that was read or in the catalog, and acknowledged rows in one of them.
+        """
         signature = self._signature_now()
         if signature == self._signature:
             return
@@ -59,7 +61,7 @@ class RunState:
             self.manifest = read_manifest(self.run)
             self._read_logs()
             self._read_catalog()
-            # A log cut while it was being read looks damaged until it is read again.
+            # A log that was truncated while being read looks damaged until it is read again.
             if not self.problems or not self.is_held:
                 break
         self._signature = signature
@@ -87,6 +89,7 @@ class RunState:
             self.catalog = read_catalog(self.run, is_live=self.is_held)
             if len(self.catalog.attempts) <= self.manifest.heartbeat.attempt:
                 raise lost_attempts(self.run)
+            self.catalog = replace(self.catalog, missing_files=self._missing_files())
         except CorruptError as error:
             self.catalog = Catalog(problems=(str(error),), error=error)
         self.problems.extend(self.catalog.problems)
@@ -96,8 +99,15 @@ class RunState:
             self.problems.extend(self._lost(stream))
             self.problems.extend(self._nameless(stream))
 
+    def _missing_files(self) -> tuple[str, ...]:
+        """Sealed files that the catalog lists and that do not exist. Lists folders; opens no file."""
+        sealed = [segment for segment in self.catalog.segments if segment.level == 0]
+        folders = {segment.parts[:-1] for segment in sealed}
+        present = {folder: set(list_folder(self.run, *folder)) for folder in folders}
+        return tuple(segment.name for segment in sealed if segment.parts[-1] not in present[segment.parts[:-1]])
+
     def _read_history(self) -> History:
-        """Of a process that was killed, the step that it was in the middle of is not shown."""
+        """Hide the incomplete last step of a process that was killed."""
         attempts = list(self.catalog.attempts)
         if attempts:
             last = attempts[-1]
@@ -113,7 +123,7 @@ class RunState:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process that recorded was killed."""
+        """Whether the recording process was killed."""
         return self.manifest.status == "running" and not self.is_alive
 
     @property
@@ -122,11 +132,11 @@ class RunState:
 
     @property
     def is_held(self) -> bool:
-        """Whether a writer may still touch the files: it seals for a moment after it has said goodbye."""
+        """Whether a writer may still change the files: it keeps sealing for a moment after its final status."""
         return is_locked(self.run) is not False
 
     def segments_of(self, stream: Stream, level: int = 0) -> list[Segment]:
-        """Sealed files that hold something of what is shown."""
+        """Sealed files with visible rows."""
         found = self._shown.get((stream, level))
         if found is None:
             own = [s for s in self.catalog.segments if s.stream == stream and s.level == level]
@@ -138,20 +148,20 @@ class RunState:
         if attempt > self.history.last:
             return None
         limit = self.history.limit(attempt)
-        # Whoever logs ahead of the steps has numbers there that were made before.
+        # Scalars logged ahead of their step may belong to an earlier attempt.
         if segment.stream == "stats" and segment.first_step >= limit:
             return None
         return replace(segment, attempt=attempt, until=limit)
 
     def attempt_of(self, stream: Stream, sequence: int) -> int:
-        """The attempt that a frame belongs to, be it shown or not."""
+        """The attempt that a frame belongs to, whether visible or not."""
         return History(self.catalog.attempts).attempt_of(stream, sequence)
 
     def is_shown(self, attempt: int, step: int) -> bool:
-        """Whether what an attempt did at a step is part of what is shown."""
+        """Whether the data of an attempt at a step is visible."""
         if attempt <= self.history.last:
             return step < self.history.limit(attempt)
-        return self.view is None  # of an attempt that has recorded nothing else
+        return self.view is None  # an attempt that has recorded nothing else
 
     def last_sealed(self, stream: Stream, rank: int) -> int:
         """The sequence up to which a stream is in sealed files."""
@@ -159,7 +169,7 @@ class RunState:
         return max((segment.last_sequence for segment in own), default=-1)
 
     def live_frames(self, stream: Stream) -> list[Frame]:
-        """Frames that are not sealed yet, of all ranks, as far as they are shown."""
+        """Visible frames of all ranks that are not sealed yet."""
         found = self._live.get(stream)
         if found is None:
             found = [frame for log in self.logs.get(stream, []) for frame in self.shown_frames(log)]
@@ -167,7 +177,7 @@ class RunState:
         return found
 
     def shown_frames(self, log: StreamLog, after: int = -1) -> list[Frame]:
-        """The same of one log, behind a sequence."""
+        """Unsealed visible frames of one log after a sequence."""
         frames = log.frames(max(after, self.last_sealed(log.stream, log.rank)))
         return [shown for frame in frames if (shown := self._shown_part(log.stream, frame))]
 
@@ -182,7 +192,7 @@ class RunState:
         return frame if is_shown.all() else replace(frame, record=record.where(is_shown))
 
     def _lost(self, stream: Stream) -> list[str]:
-        """Acknowledged frames that are neither in a log nor in a segment. A torn tail behind them is no loss."""
+        """Acknowledged frames that are neither in a log nor in a segment. An incomplete tail is not a loss."""
         rank = self.manifest.rank
         acknowledged = self.manifest.heartbeat.last_acknowledged(stream)
         covered = -1
@@ -196,14 +206,14 @@ class RunState:
             if first > covered + 1 and covered < acknowledged:
                 lost = min(first - 1, acknowledged) - covered
                 problems.append(
-                    f"{stream}: {lost} acknowledged record{'s' if lost != 1 else ''} (sequence {covered + 1} to "
-                    f"{covered + lost}) can not be read: a log or the catalog was cut or damaged"
+                    f"{lost} record{'s' if lost != 1 else ''} of {stream} (sequence {covered + 1} to {covered + lost}) "
+                    "cannot be read: a log or the catalog is truncated, damaged or missing"
                 )
             covered = max(covered, last)
         return problems
 
     def _nameless(self, stream: Stream) -> list[str]:
-        """Rows whose site or scalar the catalog does not know: they cannot be shown, and that must be said."""
+        """Report rows whose site or scalar is missing in the catalog, because they cannot be shown."""
         spoken_of = {
             number for s in self.segments_of(stream) for tile in s.tiles for number in (tile.first_site, tile.last_site)
         }
@@ -217,9 +227,7 @@ class RunState:
         num_unknown = len(spoken_of - known.keys())
         if not num_unknown or self.catalog.error is not None:
             return []
-        return [
-            f"{CATALOG_FILE}: {num_unknown} names that rows of {stream} belong to are missing; these rows are not shown"
-        ]
+        return [f"{CATALOG_FILE}: names of {stream} that are missing: {num_unknown}; their rows are not shown"]
 
     def last_step(self) -> int:
         """The last step with a row; -1 before the first."""
@@ -240,13 +248,13 @@ class RunState:
         return true_status(self.run, self.manifest, self._last_known_step())
 
     def _last_known_step(self) -> int:
-        """Where training was when it was last heard of; a heartbeat may be older than an attempt."""
+        """The last known step of training; a heartbeat may be older than an attempt."""
         beat = self.manifest.heartbeat
         is_newest = beat.attempt == len(self.catalog.attempts) - 1
         return max(self.last_step(), beat.step) if is_newest and self.view is None else self.last_step()
 
     def verify(self) -> list[str]:
-        """Everything that is not as it was written, every sealed byte looked at."""
+        """Read every sealed byte and describe each problem."""
         for segment in self.catalog.segments:
             try:
                 self.segments.verify(segment)
@@ -255,14 +263,18 @@ class RunState:
         return [*self.problems, *self.damage.values()]
 
     def warnings(self) -> list[str]:
-        """Everything a viewer should know before trusting a picture of this run, in words."""
+        """Describe everything that limits how far the recorded data can be trusted."""
         beat = self.manifest.heartbeat
         found = [*self.problems, *self.damage.values()]
+        missing = [name for name in self.catalog.missing_files if name not in self.damage]
+        if missing:
+            more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+            found.append(f"{missing[0]}{more}: missing. Restore from a backup; the rest of the run can be read")
         if not self.is_alive:
             if self.manifest.status == "running" and announced_ending(self.run, self.manifest) is not None:
                 found.append("the process ended before everything was written: the last records may be missing")
             torn = [name for logs in self.logs.values() for log in logs for name in log.torn]
-            found += [f"{name} ends in an unfinished record: the writer was stopped while writing it" for name in torn]
+            found += [f"{name} ends in an incomplete record: the writer was stopped while writing it" for name in torn]
         found += loss_warnings(self.run, beat, is_live=self.is_held)
         if beat.degraded:
             found.append(f"recording was degraded: {beat.degraded}")
@@ -270,7 +282,7 @@ class RunState:
 
 
 def file_signature(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file does; None where there is none."""
+    """A value that changes when the file does; None if there is no file."""
     try:
         found = os.stat(path, follow_symlinks=False)  # noqa: PTH116
     except OSError:

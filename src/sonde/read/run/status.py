@@ -1,4 +1,4 @@
-"""The truth about a run that says it is running: whether anybody still holds its lock. Never disturbs the writer."""
+"""The true status of a run that claims to be running: whether a process holds its lock. Never disturbs the writer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sonde.schema.layout import (
 from sonde.schema.records import check_document
 
 HEARTBEAT_LIMIT_S: Final = 30.0
-"""Without a lock to ask (another host, a file system without locks), a run silent for longer has ended."""
+"""Without a lock to check (another host, no locks), a run without a heartbeat for this long has ended."""
 
 
 _MAX_BYTES: Final = 1 << 16
@@ -37,14 +37,14 @@ class Status:
     status: RunStatus
     reason: str
     is_lost: bool = False
-    """Whether the process was gone before anything could say how the run ended."""
+    """Whether the process disappeared without a final status."""
 
 
 def true_status(run: Path, manifest: Manifest, last_step: int) -> Status:
-    """The status in run.json, except that a run without a writer is not running, and that the exit code of the process
-    decides between finished and crashed."""
+    """The true status: the one in run.json, except that a run without a writer is not running, and that the exit code
+    of the process decides between finished and crashed."""
     if manifest.status == "running" and not is_alive(run, manifest):
-        manifest = read_manifest(run)  # it may have said goodbye just before it let go of the lock
+        manifest = read_manifest(run)  # it may have written its final status just before releasing the lock
     if manifest.status != "running":
         return _by_exit_code(run, manifest)
     if is_alive(run, manifest):
@@ -53,7 +53,7 @@ def true_status(run: Path, manifest: Manifest, last_step: int) -> Status:
 
 
 def announced_ending(run: Path, manifest: Manifest) -> Status | None:
-    """How a run ended whose process was gone before its writer was done; None where it did not say."""
+    """The announced ending of a run whose process ended before its writer was done; None if there is none."""
     try:
         with open_inside(run, ENDING_FILE) as file:
             text = file.read(_MAX_BYTES)
@@ -86,7 +86,7 @@ def _exit_code(run: Path) -> int | None:
 
 
 def is_alive(run: Path, manifest: Manifest) -> bool:
-    """Whether a process still writes to the run."""
+    """Whether a process is still writing to the run."""
     if manifest.host in ("", socket.gethostname()):
         held = is_locked(run)
         if held is not None:
@@ -96,9 +96,9 @@ def is_alive(run: Path, manifest: Manifest) -> bool:
 
 
 def is_locked(run: Path) -> bool | None:
-    """Whether a process holds the run's lock; None when that cannot be told.
+    """Whether a process holds the run's lock; None if that cannot be determined.
 
-    A shared lock is asked for without waiting, on a descriptor that cannot write, and given back at once.
+    Tries a shared lock without waiting, on a read-only descriptor, and releases it immediately.
     """
     try:
         import fcntl

@@ -34,7 +34,7 @@ _FINDINGS = schema_of(
 
 
 def site_table(state: RunState, pattern: str) -> pa.Table:
-    """Sites that a pattern `kind/site` names, in the order in which they were first measured."""
+    """Sites that match a pattern `kind/site`, in the order in which they were first measured."""
     sites = state.catalog.require().sites
     found = [sites[number] for number in sorted(find_sites(sites, split_pattern(pattern)))]
     rows = [(s.kind, s.name, list(s.shape), s.dtype, s.owner, s.module_type, list(s.aliases)) for s in found]
@@ -42,12 +42,12 @@ def site_table(state: RunState, pattern: str) -> pa.Table:
 
 
 def find_sites(sites: dict[int, Site], parts: Series) -> list[int]:
-    """The ids of the sites that a pattern names."""
+    """The ids of the sites that match a pattern."""
     return [n for n, site in sites.items() if matches(parts.kind, site.kind) and matches(parts.site, site.name)]
 
 
 def event_table(state: RunState) -> pa.Table:
-    """What happened, oldest first."""
+    """Events, oldest first."""
     own = [row[1:] for row in _rows(state, "events", itemgetter(2))]
     found = rank_events(state.run, state.catalog.attempts)
     others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])]
@@ -56,12 +56,12 @@ def event_table(state: RunState) -> pa.Table:
 
 
 def system_table(state: RunState) -> pa.Table:
-    """Readings of the machine, one row per number."""
+    """System readings, one row per number."""
     return _table(_rows(state, "system_metrics", itemgetter(1)), _SYSTEM, "system_metrics")
 
 
 def checkpoint_table(state: RunState) -> pa.Table:
-    """Checkpoints that were saved. One of step 10 is made by the steps up to 9: a run that returns to it keeps it."""
+    """Saved checkpoints. A checkpoint of step 10 results from steps up to 9, so a run that returns to it keeps it."""
     return _table(_rows(state, "checkpoints", lambda row: _run_step(row) - 1), _CHECKPOINTS, "checkpoints")
 
 
@@ -74,13 +74,13 @@ def _run_step(row: tuple[Any, ...]) -> int:
 
 
 def finding_table(state: RunState) -> pa.Table:
-    """What was found during training; not what is based on steps that were abandoned."""
+    """Live findings, except those based on abandoned steps."""
     rows = [_with_current_names(row) for row in _rows(state, "findings", itemgetter(6))]
     return _table(rows, _FINDINGS, "findings")
 
 
 def _with_current_names(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A finding whose evidence has today's names of series; one that cannot be understood stays as it is."""
+    """A finding with current names of series in its evidence; an invalid one is unchanged."""
     if len(row) != len(_FINDINGS):
         return row
     place = _FINDINGS.get_field_index("evidence")
@@ -97,7 +97,7 @@ def _current_evidence(text: Any) -> Any:
 
 
 def _rows(state: RunState, table: str, step_of: Callable[[tuple[Any, ...]], Any]) -> list[tuple[Any, ...]]:
-    """Rows of what is shown, without their attempt; `step_of` tells the step that a row belongs to."""
+    """Visible rows, without their attempt; `step_of` returns the step of a row."""
     rows = read_rows(state.run, table, is_live=state.is_held)
     try:
         return [row[:-1] for row in rows if state.is_shown(int(row[-1]), int(step_of(row)))]
@@ -106,7 +106,7 @@ def _rows(state: RunState, table: str, step_of: Callable[[tuple[Any, ...]], Any]
 
 
 def health_table(steps: NDArray[np.int64], sites: Sequence[str], scores: Array) -> pa.Table:
-    """Scores of sites over steps as one row each; steps before a site was first measured are left out."""
+    """Scores of sites over steps, one row each; steps before a site was first measured are left out."""
     site, step = np.nonzero(~np.isnan(scores))
     codes = pa.array(site.astype(np.int32))
     return pa.table(

@@ -1,1 +1,1 @@
-"""Series of a run: statistics and scalars by pattern, over steps, as tables, windows and SQL."""
+"""Series of a run: statistics and scalars by pattern and steps, as tables, windows and SQL."""

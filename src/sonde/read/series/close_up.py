@@ -1,4 +1,4 @@
-"""One site closely: its newest sketch at a step, and its histogram of exponents over columns of steps."""
+"""One site in detail: its newest sketch at a step, and its histogram of exponents over columns of steps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class SiteRow:
     counts: dict[str, int]
     """n, nan, inf, zero."""
     stats: dict[str, float | None]
-    """None where a stat was not measured at this step."""
+    """None for a stat that was not measured at this step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of (columns, bins of exponents), and what of each column lies in no bin."""
+    """Counts of (columns, bins of exponents), and the counts of each column outside all bins."""
 
     columns: Columns
     counts: NDArray[np.float32]
@@ -44,7 +44,7 @@ class Histogram:
 
 
 def newest_row(state: RunState, site: int, step: int, stats: Sequence[str]) -> SiteRow | None:
-    """The last sketch up to this step; None where there is none."""
+    """The last sketch up to this step; None if there is none."""
     question = Question(state.catalog.require().sites, {stat: [site] for stat in stats})
     raw = _newest(state, question, site, step)
     if raw is None:
@@ -62,7 +62,7 @@ def _at(question: Question, raw: RawStats, stat: str, step: int) -> float | None
 
 
 def _newest(state: RunState, question: Question, site: int, step: int) -> RawStats | None:
-    """Rows up to the step, looking back further and further until there is one."""
+    """Rows up to the step, searching further back until there is one."""
     reach = 1
     while True:
         span = Span(max(step - reach + 1, 0), step)

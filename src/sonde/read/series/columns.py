@@ -1,4 +1,4 @@
-"""Series of some sites as columns, file by file: nothing is sorted that lies in order already."""
+"""Series of some sites as columns, read file by file without sorting what is already in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sonde.schema.window import Column, once
 def read_lines(
     state: RunState, stat: str, sites: Sequence[int], span: Span, max_rows: int
 ) -> tuple[dict[int, Column], bool]:
-    """One stat of each site by its id, and whether steps are merged: where every step would be more than `max_rows`."""
+    """One stat of each site by id, and whether steps are merged because there would be more than `max_rows`."""
     question = Question(state.catalog.require().sites, {stat: sorted(sites)})
     level = pick_level(state, question, StepFilter(span), max_rows)
     table = read_level(state, question, StepFilter(span), level) if level else None
@@ -34,9 +34,9 @@ def read_lines(
 
 
 def read_columns(state: RunState, question: Question, stat: str, span: Span) -> dict[int, Column]:
-    """One stat of each wanted site, every recorded step of the span; of values at the same step the last counts.
+    """One stat of each requested site at every recorded step of the span; of values at the same step the last counts.
 
-    Damaged files are left out and noted; if nothing is left, an error.
+    Damaged files are left out and reported; if nothing is left, an error is raised.
     """
     parts: dict[int, list[Column]] = {site: [] for site in question.wanted[stat]}
     errors = []

@@ -1,6 +1,6 @@
-"""Cut a long table into its series, and thin each of them.
+"""Splitting of a long table into series, and downsampling of each.
 
-Rows of a series are contiguous and in order of steps, as the readers give them.
+Rows of a series are contiguous and ordered by step, as the readers return them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sonde.schema.window import Column, once
 
 
 def edges(table: pa.Table, columns: tuple[str, ...]) -> list[int]:
-    """Where series begin, and the end of the table; series are told apart by these dictionary columns."""
+    """The starts of the series, and the end of the table; series are identified by these dictionary columns."""
     if not table.num_rows:
         return [0]
     codes = [table[name].unify_dictionaries().combine_chunks().indices.to_numpy() for name in columns]
@@ -24,7 +24,7 @@ def edges(table: pa.Table, columns: tuple[str, ...]) -> list[int]:
 
 
 def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
-    """Series by name, as in `grad/0.weight/norm`. Of values at the same step the last counts."""
+    """Series by name, e.g. `grad/0.weight/norm`. Of values at the same step the last counts."""
     steps, values = table["step"].to_numpy(), table["value"].to_numpy()
     bounds = edges(table, columns)
     series: dict[str, Column] = {}
@@ -35,7 +35,7 @@ def by_series(table: pa.Table, columns: tuple[str, ...]) -> dict[str, Column]:
 
 
 def series_of(name: str) -> Series:
-    """Kind, site and stat of a series' name. A recorder keeps "/" out of sites; a folder from elsewhere may not.
+    """Split the name of a series into kind, site and stat. Sites of other programs may contain "/".
 
     >>> series_of("grad/a/b/norm").site
     'a/b'
@@ -46,7 +46,7 @@ def series_of(name: str) -> Series:
 
 
 def thin(table: pa.Table, num_buckets: int) -> pa.Table:
-    """Downsample every series of a long table whose series are contiguous and in order of steps."""
+    """Downsample every series of a long table whose series are contiguous and ordered by step."""
     if not table.num_rows:
         return table
     columns = tuple(name for name in ("kind", "site", "stat", "name") if name in table.column_names)

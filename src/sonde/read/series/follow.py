@@ -1,4 +1,4 @@
-"""Follow a run while it is written: each new row once, in the order in which it reached the disk."""
+"""Following of a run while it is written: each new row once, in the order in which it reached the disk."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from sonde.schema.records import ScalarsRecord
 Patterns = str | Sequence[str]
 _SERIES = ("kind", "site", "stat")
 _LATE_STEPS = 64
-"""Rows of one step may reach the disk a few steps apart; rows later than this are not followed."""
+"""Rows of one step may reach the disk a few steps apart; rows that are later than this are missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is new: long tables as from `Run.stats` and `Run.scalars`, and how the run is."""
+    """New rows, as long tables like those of `Run.stats` and `Run.scalars`, and the status of the run."""
 
     stats: pa.Table
     scalars: pa.Table
     status: RunStatus
     last_step: int
     rewound_to: int | None = None
-    """Training returned to this step since the last update: what was yielded of it and of later ones is abandoned."""
+    """The step to which training returned since the last update: rows yielded for it and later steps are abandoned."""
 
 
 def follow(state: RunState, stats: Patterns, scalars: Patterns, *, poll_s: float) -> Iterator[Update]:
@@ -45,7 +45,7 @@ def follow(state: RunState, stats: Patterns, scalars: Patterns, *, poll_s: float
     state.refresh()
     new_stats, new_scalars, returns = _NewStats(stats), _NewScalars(scalars), _Returns(state)
     while True:
-        status = state.status().status  # asked before reading: what was written until then will be seen
+        status = state.status().status  # checked before reading, so that everything written until then is seen
         state.refresh()
         rewound_to = returns.take(state)
         if rewound_to is not None:
@@ -60,7 +60,7 @@ def follow(state: RunState, stats: Patterns, scalars: Patterns, *, poll_s: float
 
 
 class _Returns:
-    """Attempts that began since the last look."""
+    """Attempts that started since the last check."""
 
     def __init__(self, state: RunState) -> None:
         self._num_known = len(state.history.attempts)
@@ -72,14 +72,14 @@ class _Returns:
 
 @dataclass(slots=True)
 class _NewStats:
-    """Within an attempt steps only grow, so a series is followed by its last step."""
+    """Follows series by their last step: within an attempt, steps only grow."""
 
     patterns: Patterns
     last_step: int = -1
     last_of: dict[str, int] = field(default_factory=dict)
 
     def take(self, state: RunState) -> pa.Table:
-        # Sites appear as they are first measured: a plain name that is not there yet is no mistake.
+        # Sites appear when they are first measured: a plain name that does not exist yet is not an error.
         patterns = [self.patterns] if isinstance(self.patterns, str) else list(self.patterns)
         known = [pattern for pattern in patterns if ask(state.catalog.sites, pattern, strict=False).wanted]
         first = max(self.last_step - _LATE_STEPS, -1) if self.last_step >= 0 else ALL_STEPS.span.first
@@ -88,7 +88,7 @@ class _NewStats:
         return table.filter(pa.array(self._is_new(table), pa.bool_()))
 
     def forget(self, step: int) -> None:
-        """Training returned to this step."""
+        """Forget the rows from this step on, to which training returned."""
         self.last_step = min(self.last_step, step - 1)
         self.last_of = {key: min(last, step - 1) for key, last in self.last_of.items()}
 
@@ -104,11 +104,11 @@ class _NewStats:
 
 @dataclass(slots=True)
 class _NewScalars:
-    """Scalars may be logged at any step, so records are followed by their sequence."""
+    """Follows scalars by the sequence of their records, because they may be logged at any step."""
 
     patterns: Patterns
     seen: dict[int, dict[int, ScalarsRecord]] = field(default_factory=dict)
-    """By rank: records seen that were not sealed when last looked at, by sequence."""
+    """By rank: records seen that were not sealed at the last check, by sequence."""
     cursor: dict[int, int] = field(default_factory=dict)
 
     def take(self, state: RunState) -> pa.Table:

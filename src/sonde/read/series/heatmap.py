@@ -1,4 +1,4 @@
-"""Cells of a heat map, read file by file: schema/pooling.py says what a cell is."""
+"""Cells of a heatmap, read file by file; schema/pooling.py defines a cell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sonde.schema.sketch import INF, NAN
 
 @dataclass(frozen=True, slots=True)
 class HeatQuestion:
-    """One stat of the sites of one kind, in the order of the picture's rows."""
+    """One stat of the sites of one kind, in the order of the map's rows."""
 
     stat: str
     rows: tuple[int, ...]
@@ -37,23 +37,23 @@ class HeatQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Cells of one stat of some sites. A viewer may keep those of a file by its name: sealed files never change."""
+    """Cells of one stat of some sites. A viewer may cache those of a file by its name: sealed files never change."""
 
     state: RunState
     asked: HeatQuestion
 
     def files(self, first: int, last: int) -> list[Segment]:
-        """The files of single steps that hold something of this stretch of steps."""
+        """The files of single steps that overlap this range of steps."""
         span = Span(first, last)
         return [s for s in self.state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
 
     def merged_files(self, first: int, last: int, width: int) -> list[Segment]:
-        """Much smaller ones for the same stretch, of steps merged by no more than a column of `width` (or by four)."""
+        """Much smaller files for the same range, with steps merged by at most a column of `width` (or by four)."""
         level = level_within(self.state, width, at_least=1)
         return merged_segments(self.state, Span(first, last), level)
 
     def num_rows(self, files: Sequence[Segment]) -> float:
-        """About how many sketches have to be read of these files."""
+        """Estimated number of sketches to read from these files."""
         share = len(self.asked.question.ids) / max(len(self.state.catalog.sites), 1)
         return sum(segment.num_rows for segment in files) * share
 
@@ -62,20 +62,20 @@ class Heat:
 
 
 def sealed_cells(state: RunState, asked: HeatQuestion, segment: Segment) -> Cells:
-    """The cells of one sealed file; of merged steps where it is one of the pyramid.
+    """The cells of one sealed file; those of merged steps if it belongs to the pyramid.
 
-    A damaged file has none, and is named in the run's warnings.
+    A damaged file has none, and is listed in the run's warnings.
     """
     raw = _read(state, asked, [segment], StepFilter(EVERYTHING), with_live=False)
     if raw is None:
         return no_cells(len(asked.rows))
-    # A mean over merged steps is the mean of them all as it stands; only a sum has to be brought back to one step.
+    # A mean over merged steps is already a mean; only a sum has to be scaled back to one step.
     is_sum = segment.level > 0 and not is_intensive(asked.stat)
     return to_cells(asked, average_step(asked.question, raw) if is_sum else raw)
 
 
 def live_cells(state: RunState, asked: HeatQuestion, span: Span) -> Cells:
-    """The cells of what is not sealed yet."""
+    """The cells of data that is not sealed yet."""
     raw = _read(state, asked, [], StepFilter(span), with_live=True)
     return no_cells(len(asked.rows)) if raw is None else to_cells(asked, raw)
 
@@ -88,9 +88,9 @@ def record_cells(asked: HeatQuestion, records: list[StatsRecord]) -> Cells:
 
 
 def merged_segments(state: RunState, span: Span, level: int) -> list[Segment]:
-    """The files of merged steps, and finer ones for what is not merged yet, that a first look at very many rows needs.
+    """The files of merged steps, and finer ones for steps not merged yet, for a first view of very many rows.
 
-    In them a spike of one step is weakened; what is not finite is not.
+    Merging weakens a spike of one step, but keeps non-finite values.
     """
     bucket = PYRAMID_FACTOR**level
     return [s for s in cover(state, level) if span.overlaps(s.first_step // bucket * bucket, s.last_step + bucket)]
@@ -110,12 +110,12 @@ def _read(
             segments=segments,
             with_live=with_live,
         )
-    except CorruptError:  # the reader noted it in the run's damage
+    except CorruptError:  # the reader added it to the run's damage
         return None
 
 
 def to_cells(asked: HeatQuestion, raw: RawStats) -> Cells:
-    """Spread rows (site, step) over steps × rows of the picture."""
+    """Arrange rows (site, step) as steps × rows of the map."""
     column = stat_column(asked.question, raw, asked.stat)
     places = to_places(column.value, scale_of(asked.stat))
     odd = (raw.rows[:, NAN] + raw.rows[:, INF]) > 0
@@ -134,7 +134,7 @@ def to_cells(asked: HeatQuestion, raw: RawStats) -> Cells:
 
 
 def _num_common_steps(site: NDArray[np.int64], step: NDArray[np.int64]) -> int:
-    """How many steps there are, where every site has the same ones; 0 where not. Then a table is only turned around."""
+    """Number of steps if every site has the same ones, so that the table only needs transposing; otherwise 0."""
     if not len(site):
         return 0
     count = int(np.searchsorted(site, site[0], side="right"))
@@ -145,7 +145,7 @@ def _num_common_steps(site: NDArray[np.int64], step: NDArray[np.int64]) -> int:
 
 
 def _distinct(step: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Like np.unique with its inverse, by a table: steps lie close together, and sorting takes ten times as long."""
+    """Like np.unique with its inverse, by a lookup table: steps are close together, and sorting is ten times slower."""
     if not len(step):
         return step, np.empty(0, np.intp)
     low, high = int(step.min()), int(step.max())
@@ -160,7 +160,7 @@ def _distinct(step: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def _positions(asked: HeatQuestion) -> NDArray[np.intp]:
-    """Site id -> row of the picture."""
+    """Site id -> row of the map."""
     table = np.zeros(max((*asked.rows, *asked.question.ids.tolist()), default=0) + 1, np.intp)
     table[list(asked.rows)] = np.arange(len(asked.rows))
     return table

@@ -1,4 +1,4 @@
-"""Cells of what a running run has not sealed yet: each frame is read once, however often a page asks."""
+"""Cells of the unsealed data of a running run: each frame is read once, regardless of the number of requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MAX_PARTS: Final = 32
 
 @dataclass(slots=True)
 class LiveCells:
-    """Grows with the log. What was sealed meanwhile may still be in it: a value that counts twice is no higher."""
+    """Cells that grow with the log. They may include data sealed meanwhile: counting a maximum twice is harmless."""
 
     _seen: int = -1
-    """Sequence of the last frame that was looked at."""
+    """Sequence of the last frame that was read."""
     _parts: list[tuple[int, Cells]] = field(default_factory=list)
     """Cells, each with the sequence of its last frame."""
     _history: History | None = None
-    """Of which attempts the parts are."""
+    """Attempts of the parts."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, heat: Heat) -> Cells:
-        """The cells of what is not sealed now. Always asked about the same stat and sites."""
+        """The cells of the data that is unsealed now. Always called with the same stat and sites."""
         state, asked = heat.state, heat.asked
         logs = state.logs.get("stats", [])
         # Sites of a joined stat may come in two frames of one step, and sketches of several ranks are merged by step.

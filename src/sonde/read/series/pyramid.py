@@ -1,4 +1,4 @@
-"""Long stretches of many series at once, from the pyramid: sketches merged over 4^k steps, shown as an average step."""
+"""Long ranges of many series from the pyramid: sketches merged over 4^k steps, shown as an average step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from sonde.schema.sketch import HIST_N, INDEX, INF, MAX, MIN, NAN, NUM_BINS, Arr
 from sonde.schema.stats import STATS
 
 MAX_ROWS: Final = 2_000_000
-"""Up to so many rows are read as they were recorded, which shows every spike; more come from the pyramid."""
+"""Maximum number of rows read as recorded, which shows every spike; larger results come from the pyramid."""
 STEPS_PER_ROW: Final = b"sonde.steps_per_row"
-"""In the metadata of an overview: how many steps one row stands for."""
+"""Key in the metadata of an overview: the number of steps per row."""
 
 _FIXED_SIZE_KINDS: Final = frozenset({"param", "grad", "update", "optim"})
 
@@ -37,7 +37,7 @@ _FIXED_SIZE_KINDS: Final = frozenset({"param", "grad", "update", "optim"})
 def read_overview(
     state: RunState, patterns: str | Sequence[str], steps: StepFilter, points: int, max_rows: int = MAX_ROWS
 ) -> pa.Table:
-    """The long table of `read_stats` with about `points` buckets per series, lowest and highest of each bucket kept."""
+    """The long table of `read_stats` with about `points` buckets per series, keeping minimum and maximum of each."""
     question = ask(state.catalog.require().sites, patterns)
     level = pick_level(state, question, steps, max_rows)
     table = read_level(state, question, steps, level) if level else None
@@ -50,7 +50,7 @@ def read_overview(
 
 
 def pick_level(state: RunState, question: Question, steps: StepFilter, max_rows: int) -> int:
-    """The finest level with few enough rows; 0 where merged steps could not answer."""
+    """The finest level with few enough rows; 0 if merged steps cannot be used."""
     if not all(_can_merge(question, stat) for stat in question.wanted):
         return 0
     share = len(question.ids) / max(len(question.sites), 1)
@@ -63,13 +63,13 @@ def pick_level(state: RunState, question: Question, steps: StepFilter, max_rows:
 
 
 def _can_merge(question: Question, stat: str) -> bool:
-    """A mean over steps needs no count of steps; a sum does, which only sites of one size tell."""
+    """Whether values can be averaged: a mean needs no count of steps, a sum does, and so sites of constant size."""
     return is_intensive(stat) or all(question.sites[n].kind in _FIXED_SIZE_KINDS for n in question.wanted[stat])
 
 
 @cache
 def is_intensive(stat: str) -> bool:
-    """Whether a sketch merged with itself has the same value, as a mean has and a sum has not."""
+    """Whether a sketch merged with itself keeps its value, as for a mean but not for a sum."""
     row = np.array([8, 1, 1, 1, 3, 7, 5, -1, 2, 9, -2, 2, 4, 8], np.float64)
     hist = np.zeros(NUM_BINS)
     hist[40:45] = 1
@@ -84,7 +84,7 @@ def _value(stat: str, rows: Array, hist: Array) -> Array:
 
 
 def read_level(state: RunState, question: Question, steps: StepFilter, level: int) -> pa.Table | None:
-    """None when a file of the pyramid is damaged: the rows it was made of are still there."""
+    """None if a file of the pyramid is damaged; the original rows are then used."""
     bucket = PYRAMID_FACTOR**level
     span = Span(steps.span.first // bucket * bucket, steps.span.last)
     segments = cover(state, level)
@@ -102,7 +102,7 @@ def read_level(state: RunState, question: Question, steps: StepFilter, level: in
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Equal stretches of steps, each made of whole buckets of one level of the pyramid."""
+    """Equal intervals of steps, each made of complete buckets of one level of the pyramid."""
 
     first: int
     last: int
@@ -120,7 +120,7 @@ class Columns:
 
 
 def make_columns(state: RunState, first: int, last: int, max_columns: int) -> Columns:
-    """At most about `max_columns` columns that cover these steps, as far as there are any."""
+    """At most about `max_columns` columns that cover the recorded part of these steps."""
     last = max(min(last, state.last_step()), first)
     width = max(1, -(-(last - first + 1) // max_columns))
     level = level_within(state, width)
@@ -129,7 +129,7 @@ def make_columns(state: RunState, first: int, last: int, max_columns: int) -> Co
 
 
 def level_within(state: RunState, width: int, at_least: int = 0) -> int:
-    """The coarsest level whose buckets hold no more than `width` steps."""
+    """The coarsest level whose buckets have at most `width` steps."""
     level = at_least
     while PYRAMID_FACTOR ** (level + 1) <= width and state.segments_of("stats", level + 1):
         level += 1
@@ -137,7 +137,7 @@ def level_within(state: RunState, width: int, at_least: int = 0) -> int:
 
 
 def cover(state: RunState, level: int) -> list[Segment]:
-    """Files of a level, and of finer ones for what is not merged into it yet."""
+    """Files of a level, and of finer ones for steps not merged into it yet."""
     found: list[Segment] = []
     covered: dict[int, int] = {}
     for number in range(level, -1, -1):
@@ -149,8 +149,8 @@ def cover(state: RunState, level: int) -> list[Segment]:
 
 
 def _whole_rows(state: RunState, segment: Segment) -> list[Segment]:
-    """The file up to the last row of which all steps are shown, and finer files for the steps of the row after it, some
-    of which are abandoned."""
+    """The file up to the last row whose steps are all visible, and finer files for the steps of the next row, some of
+    which are abandoned."""
     bucket = PYRAMID_FACTOR**segment.level
     if segment.level == 0 or segment.last_step + bucket <= segment.until:
         return [segment]
@@ -164,16 +164,16 @@ def _whole_rows(state: RunState, segment: Segment) -> list[Segment]:
 
 
 def average_step(question: Question, raw: RawStats) -> RawStats:
-    """Divide sums by the number of steps in them, where the size of a site tells it."""
+    """Divide sums by their number of steps, if the size of the site reveals it."""
     count = np.maximum(raw.rows[:, N] / np.maximum(_sizes(question, raw.site), 1.0), 1.0)
-    rows = field_table(len(raw))  # of the fields in question alone: the others take no memory, and would by a copy
+    rows = field_table(len(raw))  # only the requested fields: the others take no memory, but would in a copy
     for field in question.fields | {N, NAN, INF, HIST_N}:
         rows[:, field] = raw.rows[:, field] if field in (MIN, MAX) else raw.rows[:, field] / count
     return RawStats(raw.site, raw.step, rows, raw.hist)
 
 
 def _sizes(question: Question, site: NDArray[np.int64]) -> Array:
-    """Elements at every step, of the site of each row; infinite where steps differ, so that nothing is divided."""
+    """Elements per step of the site of each row; infinite if steps differ, so that nothing is divided."""
     table = np.full(int(site.max(initial=-1)) + 1, np.inf)
     for number in question.ids.tolist():
         if number < len(table) and (size := _size(question.sites[number])):
@@ -182,7 +182,7 @@ def _sizes(question: Question, site: NDArray[np.int64]) -> Array:
 
 
 def _size(site: Site) -> int:
-    """Elements at every step; 0 where steps differ."""
+    """Elements per step; 0 if steps differ."""
     return math.prod(site.shape) if site.kind in _FIXED_SIZE_KINDS else 0
 
 

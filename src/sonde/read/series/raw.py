@@ -1,4 +1,4 @@
-"""Sketch rows of some sites, sealed and live together: each recorded row once, parts of one sketch merged."""
+"""Sketch rows of some sites, sealed and live: each recorded row once, with the parts of one sketch merged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _EMPTY: Final = empty_rows()
 
 @dataclass(frozen=True, slots=True)
 class RawStats:
-    """Parallel columns, sorted by (site, step), with one row for each pair. `hist` is None when not asked for.
+    """Parallel columns, sorted by (site, step), with one row for each pair. `hist` is None if not requested.
 
-    `rows` is laid out by field, and fields that were not asked for are never touched: they take no memory and hold no
+    `rows` is laid out by field. Fields that were not requested are never touched: they take no memory and have no
     values.
     """
 
@@ -40,17 +40,17 @@ class RawStats:
         return len(self.site)
 
     def slice_of(self, site: int) -> slice:
-        """Where a site's rows are."""
+        """The range of a site's rows."""
         return slice(int(np.searchsorted(self.site, site)), int(np.searchsorted(self.site, site, "right")))
 
 
 def field_table(num_rows: int) -> Array:
-    """Rows by field; the system gives memory only to fields that are written."""
+    """Allocate rows by field; the system assigns memory only to fields that are written."""
     return np.zeros((len(FIELDS), num_rows)).T
 
 
 def take_rows(rows: Array, index: NDArray[np.intp], fields: frozenset[int]) -> Array:
-    """Some fields of some rows."""
+    """Select fields and rows."""
     if len(index) == len(rows):
         return rows
     taken = field_table(len(index))
@@ -70,13 +70,13 @@ def read_raw(
     bucket: int = 1,
     with_live: bool = True,
 ) -> RawStats:
-    """Read the given fields of the given sites. Damaged files are left out and noted; if nothing is left, an error.
+    """Read fields of sites. Damaged files are left out and reported; if nothing is left, an error is raised.
 
-    `segments` are all that hold single steps unless given, rows that are not sealed yet come with them unless not
-    wanted; steps are merged by `bucket`.
+    `segments` defaults to all files with single steps; unsealed rows are included unless disabled; steps are merged
+    by `bucket`.
     """
     sites = np.unique(sites)
-    # Merging needs these: an empty part is told by n, and an absent raw sum means the sum itself.
+    # Merging needs these: n identifies an empty part, and an absent raw sum means the sum itself.
     fields = fields | {N} | ({SUMSQ} if SUMSQ_RAW in fields else set()) | ({HIST_N} if with_hist else set())
     parts: list[RawStats] = []
     errors: list[CorruptError] = []
@@ -123,15 +123,15 @@ def _read_segment(
 
 def _whole(column: pa.ChunkedArray) -> NDArray[np.int64]:
     if column.null_count or not pa.types.is_integer(column.type):
-        raise ValueError("a column of whole numbers holds something else")
+        raise ValueError("a column of integers has another type")
     values: NDArray[np.int64] = column.to_numpy().astype(np.int64, copy=False)
     return values
 
 
 def _fill(rows: Array, field: int, column: pa.ChunkedArray, keep: NDArray[np.intp]) -> None:
-    """Absent values (null) are those of the empty sketch."""
+    """Replace absent values (null) by those of the empty sketch."""
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise ValueError(f"column {FIELDS[field]} is of type {column.type}")
+        raise ValueError(f"column {FIELDS[field]} has type {column.type}")
     values = column.to_numpy()
     rows[:, field] = values if len(keep) == len(values) else values[keep]
     if column.null_count:
@@ -140,7 +140,7 @@ def _fill(rows: Array, field: int, column: pa.ChunkedArray, keep: NDArray[np.int
 
 
 def _hists(column: pa.ChunkedArray, keep: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Histograms of the kept rows; zeros where none was taken."""
+    """Histograms of the kept rows; zeros where none was recorded."""
     lists = column.combine_chunks()
     lists = lists.chunk(0) if isinstance(lists, pa.ChunkedArray) else lists
     lists = lists.take(pa.array(keep))
@@ -158,7 +158,7 @@ def is_in(values: Ids, wanted: Ids) -> NDArray[np.bool_]:
     """Like np.isin for sorted, unique `wanted`."""
     if not len(wanted):
         return np.zeros(len(values), np.bool_)
-    if int(wanted[-1] - wanted[0]) + 1 == len(wanted):  # neighbours, as the sites of one kind mostly are
+    if int(wanted[-1] - wanted[0]) + 1 == len(wanted):  # consecutive, as the sites of one kind usually are
         inside: NDArray[np.bool_] = (values >= wanted[0]) & (values <= wanted[-1])
         return inside
     position = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
@@ -198,7 +198,7 @@ def from_records(records: list[StatsRecord], sites: Ids, *, with_hist: bool) -> 
 
 
 def sort_records(records: list[StatsRecord], sites: Ids, fields: frozenset[int], *, with_hist: bool) -> RawStats:
-    """The rows of these records as `read_raw` gives them."""
+    """The rows of these records in the form of `read_raw`."""
     part = from_records(records, np.unique(sites), with_hist=with_hist)
     return _combine([part], fields | {N}, 1, with_hist=with_hist)
 
@@ -211,7 +211,7 @@ def _combine(parts: list[RawStats], fields: frozenset[int], bucket: int, *, with
     keys = _keys(site, step)
     if len(parts) == 1 and (keys[1:] > keys[:-1]).all():
         return RawStats(site, step, parts[0].rows, parts[0].hist)
-    # Each part is made of sorted stretches, which a stable sort of whole numbers joins in nearly linear time.
+    # Each part consists of sorted runs, which a stable sort of integers merges in nearly linear time.
     order = np.argsort(keys, kind="stable")
     site, step = site[order], step[order]
     rows = field_table(len(site))
@@ -227,7 +227,7 @@ def _combine(parts: list[RawStats], fields: frozenset[int], bucket: int, *, with
 
 
 def _keys(site: Ids, step: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Whole numbers in the order of (site, step)."""
+    """Integers that sort like (site, step)."""
     if not len(site):
         return site
     low, high = int(step.min()), int(step.max())

@@ -1,4 +1,4 @@
-"""Logged scalars by name: sealed and live together, every logged value once."""
+"""Logged scalars by name, sealed and live, every logged value once."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Columns = dict[str, NDArray[Any]]
 
 
 def read_scalars(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:
-    """Rows in order of (name, step); values logged twice at one step are both there, in the order they were logged."""
+    """Rows ordered by (name, step); values logged twice at one step are both included, in logging order."""
     return read_named(state, find_names(state.catalog.require().scalar_names, patterns), steps)
 
 
 def read_named(state: RunState, names: dict[int, str], steps: StepFilter) -> pa.Table:
-    """The same for scalars that are known by their ids."""
+    """Like `read_scalars`, for scalars given by id."""
     parts: list[Columns] = []
     errors: list[CorruptError] = []
     for segment in state.segments_of("scalars"):
@@ -60,7 +60,7 @@ def read_named(state: RunState, names: dict[int, str], steps: StepFilter) -> pa.
 
 
 def sealed_scalars(state: RunState, segment: Segment, names: dict[int, str], steps: StepFilter) -> Columns | None:
-    """A segment's columns; None when it has none of the names."""
+    """A segment's columns; None if it has none of the names."""
     table = state.segments.read(segment, "name", np.array(sorted(names), np.int64), steps.span, list(_DTYPES))
     if table is None:
         return None
@@ -78,11 +78,11 @@ def _check_types(segment: Segment, table: pa.Table) -> None:
         if name not in table.column_names:
             raise damaged(segment, f"column {name} is missing")
         if table[name].type != type or table[name].null_count:
-            raise damaged(segment, f"column {name} is not of type {type}")
+            raise damaged(segment, f"column {name} does not have type {type}")
 
 
 def find_names(known: dict[int, str], patterns: str | Sequence[str], *, strict: bool = True) -> dict[int, str]:
-    """Scalars that globs name. A plain name that was never logged is an error with the nearest that was."""
+    """Scalars that match globs. A plain name that was never logged is an error that suggests the closest match."""
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     found = {number: name for number, name in known.items() if matches_scalar(patterns, name)}
     for pattern in patterns if strict else ():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_LIMIT: Final = 10_000
 TIMEOUT_S: Final = 120.0
 TRUNCATED: Final = b"sonde.truncated"
-"""In the metadata of an answer that has more rows than the limit."""
+"""Key in the metadata of a result that was cut to the limit."""
 
 _WORD: Final = re.compile(r"\w+")
 _COUNT_ALL: Final = re.compile(r"count\s*\(\s*\*\s*\)", re.IGNORECASE)
@@ -38,13 +38,13 @@ _SETTINGS: Final = (
 
 
 def run_query(state: RunState, query: str, limit: int = DEFAULT_LIMIT, timeout_s: float = TIMEOUT_S) -> pa.Table:
-    """The answer to one SELECT, cut to `limit` rows."""
+    """Run one SELECT; the result is cut to `limit` rows."""
     if limit < 1:
-        raise UsageError(f"limit={limit} leaves no rows; give 1 or more.")
+        raise UsageError(f"invalid limit {limit}: it must be at least 1.")
     try:
         import duckdb
     except ImportError as error:
-        raise MissingPackageError("duckdb", "all", "SQL over a run") from error
+        raise MissingPackageError("duckdb", "all", "querying a run with SQL") from error
     views = _mentioned(query)
     with duckdb.connect(":memory:", config=dict(_BEFORE)) as connection:
         for setting in _SETTINGS:
@@ -55,21 +55,20 @@ def run_query(state: RunState, query: str, limit: int = DEFAULT_LIMIT, timeout_s
                 connection.register(view.name, view.load(state, _columns(query, view)))
             return _answer(connection, query, limit, timeout_s)
         except duckdb.InterruptException as error:
-            raise QueryError(
-                f"the query was stopped after {timeout_s:g} s. Ask for less, or for fewer steps."
-            ) from error
+            raise QueryError(f"the query was stopped after {timeout_s:g} s. Select fewer columns or steps.") from error
         except duckdb.Error as error:
             raise QueryError(_explain(str(error), views)) from error
 
 
 def _check_statement(connection: duckdb.DuckDBPyConnection, query: str) -> None:
-    """One statement that only reads."""
+    """Check that the query is one read-only statement."""
     statements = connection.extract_statements(query)
     if len(statements) != 1:
-        raise QueryError(f"one SELECT is expected; this is {len(statements)} statements.")
+        found = "none" if not statements else f"{len(statements)} statements"
+        raise QueryError(f"a query must be one SELECT statement; got {found}.")
     kind = statements[0].type.name
     if kind != "SELECT":
-        raise QueryError(f"only SELECT is allowed: a run is never changed by a query, and this is {kind}.")
+        raise QueryError(f"only SELECT is allowed, because a query never changes a run; got {kind}.")
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, query: str, limit: int, timeout_s: float) -> pa.Table:
@@ -94,7 +93,7 @@ def _mentioned(query: str) -> list[View]:
 
 
 def _columns(query: str, view: View) -> set[str]:
-    """The columns a query may need: those it names, or all when it may mean all."""
+    """The columns that a query may need: those it names, or all if it may refer to all."""
     words = _words(query)
     names_all = (
         "*" in _COUNT_ALL.sub("", query) or "select" not in words or words & {"columns", "summarize", "describe"}
@@ -104,7 +103,7 @@ def _columns(query: str, view: View) -> set[str]:
 
 
 def _explain(message: str, views: list[View]) -> str:
-    """DuckDB's first line, with our nearest name in place of one from its own catalog."""
+    """The first line of DuckDB's message, with our closest name instead of one from its own catalog."""
     first = message.strip().splitlines()[0]
     table = _UNKNOWN_TABLE.search(message)
     if table:
@@ -116,5 +115,5 @@ def _explain(message: str, views: list[View]) -> str:
         known: dict[str, Any] = {known: None for view in views for known in view.columns}
         return f'no column "{name}".{nearest(name.lower(), known)} Columns: {", ".join(known)}.'
     if "disabled" in first or "Permission" in first:
-        return f"a query sees only the tables of its run ({', '.join(VIEWS)}), no files. DuckDB says: {first}"
+        return f"a query can read only the tables of its run ({', '.join(VIEWS)}), not files. DuckDB says: {first}"
     return first

@@ -1,4 +1,4 @@
-"""Answer patterns over series (`grad/*/norm`) with one long table: fields read once, stats derived by whole columns."""
+"""Stats by pattern (`grad/*/norm`) as one long table: fields are read once, stats are computed on whole columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Question:
-    """Which stats are wanted of which sites, and what must be read to answer."""
+    """A query: the requested stats and sites, and the fields to read for them."""
 
     sites: dict[int, Site]
     wanted: dict[str, list[int]]
@@ -43,7 +43,7 @@ class Question:
         return {(site.kind, site.name): number for number, site in self.sites.items()}
 
     def partners(self, stat: str, site: int) -> list[int] | None:
-        """The other sites a joined stat needs; None when one of them was never measured."""
+        """The other sites that a joined stat needs; None if one of them was never measured."""
         name = self.sites[site].name
         found = [self.ids_by_name.get((kind, name + suffix)) for kind, suffix in JOINED[stat].partners]
         return None if None in found else [number for number in found if number is not None]
@@ -67,7 +67,7 @@ class Question:
 
 
 def ask(sites: dict[int, Site], patterns: str | Sequence[str], *, strict: bool = True) -> Question:
-    """Find what patterns name. A plain name that does not exist is an error with the nearest that does."""
+    """Find the series that match patterns. A plain name that does not exist is an error with the closest match."""
     wanted: dict[str, set[int]] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         parts = split_pattern(pattern)
@@ -99,12 +99,12 @@ def _refuse_plain_site(parts: Series, sites: Iterable[Site]) -> None:
 
 
 def some_near(name: str, known: list[str]) -> list[str]:
-    """All known names, or the nearest when there are too many to read."""
+    """All known names, or the closest ones if there are too many to list."""
     return known if len(known) <= 20 else difflib.get_close_matches(name, known, n=10, cutoff=0.2) or known[:10]
 
 
 def read_stats(state: RunState, patterns: str | Sequence[str], steps: StepFilter) -> pa.Table:
-    """The long table: series one after another, each in order of steps."""
+    """The long table: one series after another, each ordered by step."""
     question = ask(state.catalog.require().sites, patterns)
     raw = read_raw(state, question.ids, steps, question.fields, with_hist=question.needs_hist)
     return long_table(question, raw)
@@ -127,7 +127,7 @@ def long_table(question: Question, raw: RawStats) -> pa.Table:
 
 
 def wide_table(state: RunState, sites: list[int], stats: Sequence[str]) -> pa.Table:
-    """One row per site and step, one column per stat or field; null where it was not measured."""
+    """One row per site and step, one column per stat or field; null if it was not measured."""
     known = state.catalog.require().sites
     own = {stat: [n for n in sites if stat not in JOINED or known[n].kind == JOINED[stat].kind] for stat in stats}
     question = Question(known, own)
@@ -140,7 +140,7 @@ def wide_table(state: RunState, sites: list[int], stats: Sequence[str]) -> pa.Ta
         piece = stat_column(question, raw, stat)
         values = np.full(len(raw), np.nan)
         values[piece.index] = piece.value
-        # NaN is "not a number" in SQL and would come out on top of every order; what is not there is null.
+        # In SQL, NaN would sort above everything; missing values are null.
         columns[stat] = pa.array(values[keep], from_pandas=True)
         if stat in COUNTS:
             columns[stat] = columns[stat].cast(pa.int64())
@@ -148,7 +148,7 @@ def wide_table(state: RunState, sites: list[int], stats: Sequence[str]) -> pa.Ta
 
 
 def _site_columns(sites: dict[int, Site], ids: Ids) -> list[pa.DictionaryArray]:
-    """Kind and site as dictionaries; rows hold only codes."""
+    """Kind and site as dictionary columns; rows contain only codes."""
     present, inverse = np.unique(ids, return_inverse=True)
     columns = []
     for texts in ([sites[int(i)].kind for i in present], [sites[int(i)].name for i in present]):
@@ -161,7 +161,7 @@ def _site_columns(sites: dict[int, Site], ids: Ids) -> list[pa.DictionaryArray]:
 
 @dataclass(frozen=True, slots=True)
 class StatColumn:
-    """A stat of some rows: which rows of the raw table, in order of (site, step), and its values."""
+    """A stat of some rows: the rows of the raw table, ordered by (site, step), and the values."""
 
     index: NDArray[np.intp]
     value: Array
@@ -181,7 +181,7 @@ def stat_column(question: Question, raw: RawStats, stat: str) -> StatColumn:
 
 
 def _is_present(stat: str, raw: RawStats) -> NDArray[np.bool_]:
-    """Rows in which the stat was measured at all: a histogram was taken, the paired sums are there."""
+    """Rows in which the stat was measured: a histogram was recorded, the paired sums exist."""
     present = np.ones(len(raw), np.bool_)
     if stat in STATS and STATS[stat].needs_hist:
         present &= raw.rows[:, HIST_N] > 0
@@ -191,7 +191,7 @@ def _is_present(stat: str, raw: RawStats) -> NDArray[np.bool_]:
 
 
 def _joined_column(question: Question, raw: RawStats, stat: str) -> StatColumn:
-    """Rows of each site beside its partners' rows of the same steps; steps that one of them lacks are left out."""
+    """Rows of each site and its partners at the same steps; steps that one of them lacks are left out."""
     indices, values = [np.empty(0, np.intp)], [np.empty(0)]
     for site in question.wanted[stat]:
         partners = question.partners(stat, site)

@@ -1,4 +1,4 @@
-"""A run at a glance: as data, and for the terminal. Text from a run is shown as text, never interpreted."""
+"""Summary of a run, as data and for the terminal. Text from a run is never interpreted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from sonde.display import visible
 from sonde.read.series.cut import by_series
 from sonde.schema.losses import shown_scalars
 from sonde.schema.names import is_setting
@@ -29,7 +30,7 @@ class ScalarLine:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What to show of a run: facts by name, scalars with their shape, warnings."""
+    """The summary of a run: facts by name, scalars with sparklines, warnings."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -39,13 +40,13 @@ class Summary:
 
 
 def scalar_lines(scalars: pa.Table, width: int = 24) -> tuple[ScalarLine, ...]:
-    """One line per scalar, in order of names."""
+    """One line per scalar, ordered by name."""
     lines = []
     logged = by_series(scalars, ("name",))
     for name in shown_scalars(logged):
         values = logged[name][1]
         if len(values) == 1 and is_setting(name):
-            continue  # a constant, which is in the structure
+            continue  # a constant, which is part of the structure
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (np.nan, np.nan)
         lines.append(ScalarLine(name, spark(values, width), float(values[0]), float(values[-1]), low, high))
@@ -53,7 +54,7 @@ def scalar_lines(scalars: pa.Table, width: int = 24) -> tuple[ScalarLine, ...]:
 
 
 def spark(values: Array, width: int) -> str:
-    """The shape of a series in blocks; a stretch with a value that is not finite is a cross.
+    """A series as a sparkline; an interval with a non-finite value is a cross.
 
     >>> spark(np.array([0.0, 1.0, np.nan]), 3)
     '▁█×'
@@ -67,11 +68,6 @@ def spark(values: Array, width: int) -> str:
     return "".join("×" if not np.isfinite(h) else _BLOCKS[min(int((h - low) / span * 8), 7)] for h in heights)
 
 
-def visible(text: object) -> str:
-    """One line in which every character can be seen: a name cannot move the cursor or turn the line around."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
-
-
 def summarize(title: str, facts: list[tuple[str, object]], scalars: pa.Table, warnings: list[str]) -> Summary:
     lines = scalar_lines(scalars)
     shown = tuple((name, visible(value)) for name, value in facts if value not in ("", None, ()))
@@ -79,7 +75,7 @@ def summarize(title: str, facts: list[tuple[str, object]], scalars: pa.Table, wa
 
 
 def as_rich(summary: Summary) -> Any:
-    """For the terminal."""
+    """The summary for the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -97,6 +93,11 @@ def as_rich(summary: Summary) -> Any:
             scalars.add_row(Text(visible(row.name)), Text(row.line, style="cyan"), *numbers)
         parts.append(scalars)
     if summary.num_more_scalars:
-        parts.append(Text(f"and {summary.num_more_scalars} more scalars", style="dim"))
+        parts.append(
+            Text(
+                f"and {summary.num_more_scalars} more {'scalar' if summary.num_more_scalars == 1 else 'scalars'}",
+                style="dim",
+            )
+        )
     parts += [Text(f"! {visible(warning)}", style="yellow") for warning in summary.warnings]
     return Group(*parts)

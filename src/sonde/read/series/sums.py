@@ -1,4 +1,4 @@
-"""Sketches of groups of sites merged over columns of steps, as far as a picture along depth needs them."""
+"""Sketches merged over groups of sites and columns of steps, for pictures along the depth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELDS: Final = frozenset({N, NAN, INF, SUMSQ, SUMABS, MIN, MAX})
 
 
 class Sums:
-    """Sums of groups × columns; NaN in n where nothing was measured."""
+    """Sums of groups × columns; n is NaN where nothing was measured."""
 
     def __init__(self, num_groups: int, columns: Columns) -> None:
         self.columns = columns
@@ -45,7 +45,7 @@ class Sums:
 
 
 def read_sums(state: RunState, group_of: Mapping[int, int], num_groups: int, columns: Columns) -> Sums:
-    """`group_of` has the group of each site that is read, by its id."""
+    """Read and merge sketches. `group_of` maps the id of each site to its group."""
     sums = Sums(num_groups, columns)
     if not group_of:
         return sums.close()

@@ -1,4 +1,4 @@
-"""The tables that SQL sees: our own, and the five of LayerClaw over the same data. Loaded only when asked for."""
+"""The tables for SQL: our own, and the five of LayerClaw over the same data. Loaded only when used."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ STAT_COLUMNS: Final = tuple(dict.fromkeys((*FIELDS, *STATS, *JOINED)))
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A table by name: its columns, and how the asked ones are read."""
+    """A table: its columns, and a function that reads the requested ones."""
 
     name: str
     columns: tuple[str, ...]
     load: Callable[[RunState, set[str]], pa.Table]
     old_columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns by their earlier names, which a query may still use; `*` leaves them out."""
+    """Earlier names of columns, which a query may still use; `*` leaves them out."""
 
 
 def _stats(state: RunState, columns: set[str]) -> pa.Table:
@@ -56,8 +56,8 @@ def _refuse_too_large(state: RunState, num_columns: int) -> None:
     num_rows = sum(segment.num_rows for segment in state.segments_of("stats"))
     if num_rows * (16 + 8 * num_columns) > MAX_TABLE_BYTES:
         raise QueryError(
-            f"{num_rows:,} rows of {num_columns} stats do not fit in {MAX_TABLE_BYTES >> 30} GiB. Name fewer columns "
-            "in place of *, or read some series with  run.stats(pattern, steps=…)."
+            f"{num_rows:,} rows of {num_columns} stats do not fit in {MAX_TABLE_BYTES >> 30} GiB. Select fewer columns "
+            "instead of *, or read some series with  run.stats(pattern, steps=…)"
         )
 
 
@@ -83,8 +83,7 @@ def _runs(state: RunState, columns: set[str]) -> pa.Table:
 
 
 def _checkpoints(state: RunState, columns: set[str]) -> pa.Table:
-    """One row per step that has a scalar, a gradient or whole tensors, as LayerClaw had it; `sample_path` is where its
-    tensors are."""
+    """One row per step with a scalar, a gradient or tensors, as in LayerClaw; `sample_path` locates its tensors."""
     scalars = read_scalars(state, "*", ALL_STEPS)
     metrics: dict[int, dict[str, float]] = {}
     times: dict[int, float] = {}
@@ -106,7 +105,7 @@ def _checkpoints(state: RunState, columns: set[str]) -> pa.Table:
 
 
 def _checkpoint_ids(state: RunState, steps: list[int], columns: set[str]) -> pa.Array:
-    """The row of `checkpoints` that each of these steps has; null where it has none."""
+    """The row of `checkpoints` for each of these steps; null if there is none."""
     if "checkpoint_id" not in columns:
         return pa.nulls(len(steps), pa.int64())
     known = {*read_scalars(state, "*", ALL_STEPS)["step"].to_pylist(), *_grad_steps(state).tolist()}

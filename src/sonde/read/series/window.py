@@ -1,4 +1,4 @@
-"""A whole run as one window for the rules: every step while there are few, the two ends and a thinned middle after."""
+"""A whole run as one window for the rules: every step of a short run, both ends and a thinned middle of a long one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sonde.schema.names import Series, inspected_series
 from sonde.schema.window import Column, Window
 
 DENSE_STEPS: Final = 2048
-"""A run up to this long is looked at whole."""
+"""Maximum number of steps of a run that is read completely."""
 END_STEPS: Final = 512
-"""Of a longer one, this many steps at either end; between them about DENSE_STEPS, evenly spread."""
+"""Steps read at either end of a longer run; between them about DENSE_STEPS, evenly spaced."""
 
 
 def read_window(state: RunState, patterns: Sequence[str], structure: Mapping[str, Any]) -> Window:
-    """The series that patterns name, all scalars, and what is known of the run."""
+    """The series that match the patterns, all scalars, and facts about the run."""
     series: dict[Series, Column] = {}
     for filter in _filters(state.last_step()):
         for name, column in _stats(state, patterns, filter).items():
@@ -45,9 +45,9 @@ def read_window(state: RunState, patterns: Sequence[str], structure: Mapping[str
 
 
 def read_merged_window(state: RunState, patterns: Sequence[str], structure: Mapping[str, Any], max_rows: int) -> Window:
-    """The same for runs too long to read: steps merged by 4, 16, …, shown as an average step, about `max_rows` of them.
+    """A window of a run that is too long to read: about `max_rows` rows of steps merged by 4, 16, … and averaged.
 
-    Good for a picture. Rules are not made for it: what lasts a step is averaged away.
+    Use it for pictures, not for rules: events of a single step are averaged away.
     """
     question = ask(state.catalog.require().sites, patterns, strict=False)
     level = pick_level(state, question, ALL_STEPS, max_rows) if question.wanted else 0
@@ -104,7 +104,7 @@ def _scalars(state: RunState) -> dict[str, Column]:
 def _system(state: RunState) -> dict[str, Column]:
     try:
         table = system_table(state)
-    except CorruptError:  # readings of the machine are a bonus; the damage is named in `warnings`
+    except CorruptError:  # system readings are optional; the damage is listed in `warnings`
         return {}
     names = table["name"].to_pylist()
     steps, values = table["step"].to_numpy(), table["value"].to_numpy()

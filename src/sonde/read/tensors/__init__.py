@@ -1,1 +1,1 @@
-"""Whole tensors of a run, of its exports and of files of weights; read one at a time, without torch."""
+"""Whole tensors of a run, of exports and of weights files, read one at a time, without torch."""

@@ -1,4 +1,4 @@
-"""Every byte of every snapshot on this disk, looked at: what is not as it was written, in words."""
+"""Verification of every byte of every snapshot on this disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from sonde.schema.snapshots.tensors import SnapshotKey
 
 
 def damaged_snapshots(run: Path, *, is_live: bool) -> list[str]:
-    """One sentence for each snapshot that cannot be read whole, of all attempts. What is in a bucket is not fetched for
-    this."""
+    """One sentence for each damaged snapshot, of all attempts. Snapshots in a bucket are not downloaded for this."""
     written = {row.place: row.details.get("sha256") for row in read_snapshot_rows(run, is_live=is_live)}
     try:
         source = _source_on_disk(run)
@@ -26,7 +25,7 @@ def damaged_snapshots(run: Path, *, is_live: bool) -> list[str]:
         found = [(store, SnapshotKey(attempt, step)) for store, attempt in places for step in store.steps]
         return [problem for store, key in found for problem in _problems(run, store, key, written.get(key))]
     except RunError as error:
-        return [f"the snapshots cannot be read: {error}"]
+        return [f"cannot read the snapshots: {error}"]
 
 
 def _source_on_disk(run: Path) -> Source:
@@ -39,24 +38,27 @@ def _source_on_disk(run: Path) -> Source:
 
 
 def _problems(run: Path, store: TensorStore, key: SnapshotKey, sha256: object) -> Iterator[str]:
-    """At most one: a snapshot with a damaged tensor is damaged."""
+    """The first problem of a snapshot, if any."""
     path, step = FolderTensorStore(run, attempt=key.attempt).path(key.step), key.step
     try:
         if sha256 and path.exists() and store.document(step).sha256 != sha256:
-            yield f"the document of the snapshot of {key} is not the one that was acknowledged"
+            yield f"the document of the snapshot of {key} differs from the one that was acknowledged"
             return
         for name in store.entries(step):
             store.read(step, name)
         if path.is_file() and (damaged := _damaged_entry(run, path)):
-            yield f"the snapshot of {key}: {damaged} in {path.name} is damaged. sonde reads it; others cannot."
+            yield (
+                f"the snapshot of {key}: {damaged} in {path.name} is damaged. "
+                "sonde can still read it; other programs cannot."
+            )
     except RunError as error:
         yield f"the snapshot of {key}: {error}"
     except OSError as error:
-        yield f"the snapshot of {key} cannot be read: {error}"
+        yield f"cannot read the snapshot of {key}: {error}"
 
 
 def _damaged_entry(run: Path, path: Path) -> str | None:
-    """The first entry whose checksum does not match: also of those that only other Zarr readers look at."""
+    """The first entry whose checksum does not match, including entries that only other Zarr readers use."""
     with open_inside(run, str(path.relative_to(run))) as file, zipfile.ZipFile(file) as archive:
         try:
             return archive.testzip()

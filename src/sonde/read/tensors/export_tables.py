@@ -1,4 +1,4 @@
-"""Tables that `sonde export` wrote as HDF5, Parquet or Arrow, opened again as they were: names with "/" included."""
+"""Reading of tables that `sonde export` wrote as HDF5, Parquet or Arrow, with their original names."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def open_export_tables(path: str | os.PathLike[str]) -> dict[str, pa.Table]:
     if found.suffix in (".h5", ".hdf5"):
         with open_file(found) as file:
             return {name: _table(group, _KEYS.get(name, ())) for name, group in file.items()}
-    raise UsageError(f"{found}: tables are read back from .h5, .parquet and .arrow files, and folders of them.")
+    raise UsageError(f"cannot read tables from {found}. Give a .h5, .parquet or .arrow file, or a folder of them.")
 
 
 def _table(group: Any, keys: tuple[str, ...]) -> pa.Table:
-    """Series that lie in nested groups, one below the other, with what names them in columns in front."""
+    """Series from nested groups in one table, with their names as the first columns."""
     tables = []
     for labels, inner in _series(group, len(keys)):
         columns = {column: _column(inner[column]) for column in inner}

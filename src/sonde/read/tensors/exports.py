@@ -1,4 +1,4 @@
-"""What `sonde export` wrote, opened again: whole tensors by step, from any of its formats, every type as it was."""
+"""Reading of whole tensors that `sonde export` wrote, by step, from any of its formats, with their original dtypes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEAD: Final = ["step", "name", "dtype", "shape"]
 
 
 def open_export(path: str | os.PathLike[str]) -> Steps:
-    """The tensors of an exported file or folder, by step and name, each read when asked for.
+    """The tensors of an exported file or folder, by step and name, loaded lazily.
 
     open_export("run-gradients.h5")[500]["grad/layers.0.weight"]
     """
@@ -31,7 +31,9 @@ def open_export(path: str | os.PathLike[str]) -> Steps:
         parts = sorted(part for part in found.iterdir() if step_of(part.stem) is not None)
         return {step: tensors for part in parts for step, tensors in open_export(part).items()}
     if found.suffix not in _READERS:
-        raise UsageError(f"{found}: exports of tensors end in {', '.join(_READERS)}, or are folders of such files.")
+        raise UsageError(
+            f"{found} is not an export of tensors. Give a {', '.join(_READERS)} file, or a folder of them."
+        )
     return _READERS[found.suffix](found)
 
 
@@ -39,7 +41,7 @@ def _hdf5(path: Path) -> Steps:
     whole = open_hdf5(path)
     with open_file(path) as file:
         if FORMAT not in file.attrs:
-            raise UsageError(f"{path} is not an export of tensors. Any other HDF5 file opens with open_tensors.")
+            raise UsageError(f"{path} is not an export of tensors. Open other HDF5 files with open_tensors.")
         groups = {group: int(file[group].attrs[STEP]) for group in file}
     if len(groups) == 1:
         return dict.fromkeys(groups.values(), whole)
@@ -70,7 +72,7 @@ def _npz(path: Path) -> Steps:
 def _step(path: Path, said: str | None) -> int:
     step = int(said) if said is not None and said.isdigit() else step_of(path.stem)
     if step is None:
-        raise UsageError(f"{path} is not an export: it does not say its step. Open it with open_tensors.")
+        raise UsageError(f"{path} is not an export: it does not contain its step. Open it with open_tensors.")
     return step
 
 
@@ -91,7 +93,7 @@ def _arrow(path: Path) -> Steps:
 
 
 def _rows(path: Path, heads: list[Any], read: Callable[[int], Any]) -> Steps:
-    """Tensors that are rows of a table, a group of rows at a time."""
+    """Tensors stored as rows of a table, read one row group at a time."""
     places: dict[int, dict[str, tuple[int, int]]] = {}
     specs: dict[int, dict[str, TensorSpec]] = {}
     for group, head in enumerate(heads):

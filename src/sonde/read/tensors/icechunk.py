@@ -1,6 +1,6 @@
-"""Whole tensors from an Icechunk repository: as it is now, or as it was at a commit, a tag, on a branch.
+"""Whole tensors from an Icechunk repository, at its current state or at a commit, tag or branch.
 
-Reads the same files by the same code as from a disk, and no more of them: a range of bytes of a shard is asked for.
+Reads the same files with the same code as from a disk, and only the required byte ranges of a shard.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from sonde.errors import RunError, UnknownNameError, UsageError
 from sonde.read.tensors.readers import SnapshotReaders
-from sonde.read.tensors.view import SnapshotView
+from sonde.read.tensors.view import SnapshotView, known_steps
 from sonde.schema.snapshots.addresses import Address, icechunk_storage
 from sonde.schema.snapshots.document import SnapshotDocument, SnapshotReader
 from sonde.schema.snapshots.tensors import GROUP_FILE, attempt_of, group_name, older_group, parent_name, step_of
@@ -28,11 +28,11 @@ class Commit:
     message: str
     time: float
     step: int | None
-    """The snapshot it brought, if it brought one."""
+    """The snapshot it added, if any."""
 
 
 class IcechunkTensorStore(SnapshotReaders):
-    """A repository at one point of its history; opened on a branch it is that branch's newest state."""
+    """A repository at one point of its history; opened on a branch, it is that branch's newest state."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class IcechunkTensorStore(SnapshotReaders):
     ) -> None:
         super().__init__()
         if sum(name is not None for name in (branch, tag, commit)) > 1:
-            raise UsageError("give one of branch, tag and commit.")
+            raise UsageError("give only one of branch, tag and commit.")
         self.address, self._rank = address, rank
         self._branch = branch or (None if tag or commit else "main")
         self._tag, self._commit = tag, commit
@@ -63,7 +63,7 @@ class IcechunkTensorStore(SnapshotReaders):
         return sorted(step for step in found if step is not None)
 
     def attempts(self) -> list[int]:
-        """Those that have a snapshot here."""
+        """The attempts with a snapshot here."""
         names = self._list(parent_name(self._rank))
         later = sorted(attempt for attempt in map(attempt_of, names) if attempt is not None)
         return [attempt for attempt in (0, *later) if self.store(attempt).steps]
@@ -76,7 +76,7 @@ class IcechunkTensorStore(SnapshotReaders):
         return other
 
     def refresh(self) -> None:
-        """See what was committed since."""
+        """Load new commits."""
         self._store = self._session().store
         self._forget()
 
@@ -115,11 +115,11 @@ class IcechunkTensorStore(SnapshotReaders):
     def _open(self, step: int) -> SnapshotReader:
         group = group_name(step, self._rank, self._attempt)
         if not self._exists(f"{group}/{GROUP_FILE}"):
-            raise RunError(f"{self.address} has no snapshot of step {step}. There are: {self.steps}.")
+            raise RunError(f"{self.address} has no snapshot of step {step}. {known_steps(self.steps)}")
         return self._open_group(group)
 
     def _base(self, step: int) -> SnapshotReader:
-        """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
+        """A snapshot of an earlier version that others are stored relative to; it may have been deleted."""
         group = group_name(step, self._rank)
         deleted = older_group(group)
         return self._open_group(deleted if self._exists(f"{deleted}/{GROUP_FILE}") else group)
@@ -165,7 +165,7 @@ class IcechunkTensorStore(SnapshotReaders):
 
 
 class VersionView(SnapshotView):
-    """What is shown at one point of a repository's history; it knows nothing of attempts that began later."""
+    """The visible snapshots at one point of a repository's history, without attempts that started later."""
 
     def __init__(self, run: Path, store: IcechunkTensorStore, *, attempt: int | None = None) -> None:
         super().__init__(run, store, attempt=attempt)

@@ -1,4 +1,4 @@
-"""Named tensors that are read when asked for: what a file of weights and a snapshot of a run have in common."""
+"""Named tensors that are loaded lazily, used for weights files and snapshots of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sonde.schema.snapshots.tensors import AnyArray, storage_dtype
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What is known of a tensor before it is read."""
+    """Shape and dtype of a tensor, known before it is read."""
 
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it: "bfloat16"."""
+    """The name of the dtype in torch, e.g. "bfloat16"."""
 
     @property
     def nbytes(self) -> int:
@@ -24,20 +24,20 @@ class TensorSpec:
 
 
 class NoSuchTensorError(SondeError, KeyError):
-    """A name that is not among the tensors; a KeyError too, as mappings raise it."""
+    """No tensor has that name; also a KeyError, like other mappings."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class LazyTensors(Mapping[str, AnyArray]):
-    """A mapping from names to arrays; nothing is read until a name is asked for, and nothing is kept."""
+    """A mapping from names to arrays; an array is read on each access and not cached."""
 
     def __init__(self, label: str, specs: Mapping[str, TensorSpec], read: Callable[[str], AnyArray]) -> None:
         self.label = label
-        """Where the tensors are from, in words."""
+        """The source of the tensors, in words."""
         self.specs = specs
-        """Shape and type by name: known without reading a tensor."""
+        """Shape and dtype by name, known without reading a tensor."""
         self._read = read
 
     def __getitem__(self, name: str) -> AnyArray:
@@ -59,7 +59,8 @@ class LazyTensors(Mapping[str, AnyArray]):
         return sum(spec.nbytes for spec in self.specs.values())
 
     def __repr__(self) -> str:
-        return f"<{self.label}: {len(self)} tensors, {self.nbytes / 2**20:,.1f} MiB, read when asked for>"
+        noun = "tensor" if len(self) == 1 else "tensors"
+        return f"<{self.label}: {len(self)} {noun}, {self.nbytes / 2**20:,.1f} MiB, loaded lazily>"
 
     def _holds(self) -> str:
         names = list(self.specs)
@@ -68,9 +69,9 @@ class LazyTensors(Mapping[str, AnyArray]):
 
 
 def of_kind(snapshot: LazyTensors, kind: str, run: str = "") -> LazyTensors:
-    """The tensors of one kind of a snapshot under the names of their sites, as a file of weights has them.
+    """The tensors of one kind in a snapshot under the names of their sites, as in weights files.
 
-    `run` is whose snapshot it is: two of one step are told apart by it.
+    `run` names the run of the snapshot, to distinguish two of the same step.
     """
     sites = {name.removeprefix(f"{kind}/"): name for name in snapshot if name.startswith(f"{kind}/")}
     if not sites:

@@ -1,4 +1,4 @@
-"""A store that reads each snapshot by a `SnapshotReader`, and keeps the readers of the last few. Knows no place."""
+"""Base of stores that read snapshots with a `SnapshotReader` and cache the last few readers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sonde.schema.snapshots.document import Index, SnapshotDocument, SnapshotRea
 from sonde.schema.snapshots.tensors import AnyArray
 
 _NUM_READERS: Final = 256
-"""Documents of snapshots that are kept in memory."""
+"""Number of snapshot documents kept in memory."""
 
 
 class TensorStore(Protocol):
-    """The snapshots of a run by step, wherever they are kept."""
+    """The snapshots of a run by step, wherever they are stored."""
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which there is a snapshot, in order."""
+        """The steps with a snapshot, in order."""
         ...
 
     def document(self, step: int) -> SnapshotDocument:
-        """What is known of a snapshot without reading a tensor."""
+        """The document of a snapshot, known without reading a tensor."""
         ...
 
     def entries(self, step: int) -> dict[str, TensorEntry]:
@@ -32,28 +32,28 @@ class TensorStore(Protocol):
         ...
 
     def read(self, step: int, name: str) -> AnyArray:
-        """A tensor's values; bfloat16 and 8-bit floats have ml_dtypes' types."""
+        """A tensor's values; bfloat16 and 8-bit floats use the dtypes of ml_dtypes."""
         ...
 
     def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        """`read(step, name)[slices]`, reading only what lies along the first axis."""
+        """`read(step, name)[slices]`, reading only the required part of the first axis."""
         ...
 
     def hidden(self, step: int) -> list[int]:
-        """The attempts that have a snapshot of this step, if none of them is shown."""
+        """The attempts with a snapshot of this step, if none of them is visible."""
         ...
 
 
 class SnapshotReaders(ABC):
-    """What all stores answer alike, once they have found a snapshot."""
+    """The part that all stores share, given the reader of a snapshot."""
 
     def __init__(self) -> None:
         self._readers: OrderedDict[int, SnapshotReader] = OrderedDict()
-        self._lock = threading.Lock()  # Dask reads by several threads
+        self._lock = threading.Lock()  # Dask reads from several threads
 
     @abstractmethod
     def _visible(self, step: int) -> SnapshotReader:
-        """The reader of a snapshot that is there for users to see; a RunError where there is none."""
+        """The reader of a visible snapshot; raises RunError if there is none."""
 
     def document(self, step: int) -> SnapshotDocument:
         return self._visible(step).document
@@ -71,7 +71,7 @@ class SnapshotReaders(ABC):
         return []
 
     def _kept(self, step: int, open: Callable[[], SnapshotReader]) -> SnapshotReader:
-        """The reader of a step, opened if it is not known yet."""
+        """The cached reader of a step, or a new one."""
         with self._lock:
             reader = self._readers.get(step)
         if reader is None:

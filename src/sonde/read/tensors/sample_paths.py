@@ -1,4 +1,4 @@
-"""Where the tensors of a step are: its snapshot, else a checkpoint of its weights. Names only what exists now."""
+"""Paths of the tensors of a step: its snapshot, or a checkpoint of its weights. Includes only existing paths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sonde.read.tensors.stores import FolderTensorStore, open_tensor_store, uplo
 
 
 def sample_paths(state: RunState) -> dict[int, str]:
-    """By step. A snapshot that is only in a repository is named by the repository's address, which is not asked."""
+    """Paths by step. A snapshot that is only in a repository is named by the repository's URL, which is not opened."""
     return {**_checkpoints(state), **_snapshots(state)}
 
 

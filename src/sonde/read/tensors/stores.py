@@ -1,6 +1,6 @@
-"""Whole tensors of a run, read from `tensors/` one at a time. Damage is a CorruptError, never a number.
+"""Whole tensors of a run, read from `tensors/` one at a time. Damage raises CorruptError and never yields numbers.
 
-Nothing but the directory and the document of a snapshot and the chunks of the tensor that is asked for is read.
+Only the directory and the document of a snapshot and the chunks of the requested tensor are read.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def open_tensor_store(
     tag: str | None = None,
     commit: str | None = None,
 ) -> SnapshotView:
-    """The snapshots of a run; a run that took none has none. Of each step the one of the last attempt that covers it,
-    or with `attempt` as it was at the end of that one.
+    """The snapshots of a run: for each step the one of the last attempt that covers it, or with `attempt` as at the end
+    of that attempt.
 
-    With `branch`, `tag` or `commit`: as the run's Icechunk repository was there, and nothing from the spool.
+    With `branch`, `tag` or `commit`: the state of the run's Icechunk repository there, without local snapshots.
     """
     run = Path(run)
     state = upload_state(run, rank=rank)
     if state is None:
         if branch or tag or commit:
-            raise UsageError(f"{run} has no Icechunk repository; branches, tags and commits belong to one.")
+            raise UsageError(f"{run} has no Icechunk repository, so it has no branches, tags or commits.")
         return SnapshotView(run, FolderSource(run, rank), attempt=attempt)
     from sonde.read.tensors.icechunk import IcechunkTensorStore, VersionView
 
@@ -67,12 +67,12 @@ def open_tensor_store(
 
 
 def open_local_tensor_store(run: Path, *, attempt: int | None = None) -> SnapshotView:
-    """The snapshots that are on this disk, whatever is elsewhere."""
+    """The snapshots on this disk only."""
     return SnapshotView(run, FolderSource(run), attempt=attempt)
 
 
 def upload_state(run: Path, *, rank: int = 0) -> UploadState | None:
-    """How far the upload has come; none: the run's snapshots stay where they are."""
+    """The state of the upload; None if the run's snapshots stay on this disk."""
     path = upload_file(Path(run), rank)
     try:
         return UploadState.from_bytes(read_file(path, 0, -1), str(path))
@@ -83,7 +83,7 @@ def upload_state(run: Path, *, rank: int = 0) -> UploadState | None:
 
 
 def upload_warnings(run: Path, *, is_live: bool) -> list[str]:
-    """That snapshots are not where they were to go. While a run lives they are on their way, unless that fails."""
+    """Warn about snapshots that were not uploaded. While a run is alive this is normal, unless uploading fails."""
     try:
         state = upload_state(run)
     except RunError as error:
@@ -93,13 +93,13 @@ def upload_warnings(run: Path, *, is_live: bool) -> list[str]:
         return []
     why = f" ({state.last_error})" if state.last_error else ""
     snapshots = "1 snapshot is" if len(waiting) == 1 else f"{len(waiting)} snapshots are"
-    return [f"{snapshots} on this disk and not yet at {state.url}{why}; `sonde push` sends them"]
+    return [f"{snapshots} on this disk and not yet at {state.url}{why}; upload with `sonde snapshot --upload`"]
 
 
 def read_file(path: Path, offset: int, size: int) -> bytes:
-    """Bytes of a file: from an offset (below zero: from the end), at most `size` (below zero: all).
+    """Read bytes of a file from an offset (negative: from the end), at most `size` (negative: all).
 
-    A link in a run folder is not followed: a folder from elsewhere must not read what is outside it.
+    Links in a run folder are not followed, so that an untrusted folder cannot expose files outside it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -111,7 +111,7 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
 
 
 class FolderTensorStore(SnapshotReaders):
-    """`tensors/` on a disk, or its folder of a later attempt. Snapshots that appear later are found."""
+    """`tensors/` on a disk, or its folder of a later attempt. Later snapshots are found, too."""
 
     def __init__(self, run: Path, *, rank: int = 0, attempt: int = 0) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class FolderTensorStore(SnapshotReaders):
         return sorted(step for step in map(step_of, list_folder(self._folder)) if step is not None)
 
     def path(self, step: int) -> Path:
-        """The file of a snapshot, or the folder that an earlier version made."""
+        """The file of a snapshot, or the folder that an earlier version wrote."""
         folder = self._folder / group_name(step)
         return folder if folder.is_dir() else self._folder / archive_name(step)
 
@@ -147,12 +147,12 @@ class FolderTensorStore(SnapshotReaders):
             raise RunError(f"cannot read {path}: {error.strerror}.") from error
 
     def _base(self, step: int) -> SnapshotReader:
-        """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
+        """A snapshot of an earlier version that others are stored relative to; it may have been deleted."""
         hidden = self._hidden / group_name(step)
         return self._open(hidden if hidden.is_dir() else self.path(step))
 
     def _bytes(self, path: Path, offset: int, size: int) -> bytes:
-        """A folder that is a link to somewhere else is not followed either."""
+        """List a folder; one that is a link is not followed."""
         try:
             inside(self.run, str(path.parent.relative_to(self.run)))
             return read_file(path, offset, size)
@@ -161,7 +161,7 @@ class FolderTensorStore(SnapshotReaders):
 
 
 class FolderSource:
-    """The snapshots of a rank on this disk: a folder for each attempt, but for the first."""
+    """The snapshots of a rank on this disk: one folder per attempt after the first."""
 
     def __init__(self, run: Path, rank: int = 0) -> None:
         self.run, self.rank = run, rank
@@ -184,7 +184,7 @@ class FolderSource:
 
 
 class SpooledSource:
-    """Snapshots that are here, and those that are in a repository; the repository is opened when it is needed."""
+    """Snapshots on this disk and in a repository, which is opened when needed."""
 
     def __init__(self, run: Path, rank: int, open_remote: Callable[[], IcechunkTensorStore]) -> None:
         self._local, self._open_remote = FolderSource(run, rank), open_remote
@@ -210,7 +210,7 @@ class SpooledSource:
 
 
 class SpooledTensorStore:
-    """Those of one attempt."""
+    """The snapshots of one attempt."""
 
     def __init__(self, source: SpooledSource, local: FolderTensorStore) -> None:
         self._source, self._local = source, local

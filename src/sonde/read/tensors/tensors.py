@@ -1,6 +1,6 @@
-"""Whole tensors of a run as people use them: one tensor over time, one snapshot as a mapping, a table of snapshots.
+"""Whole tensors of a run: one tensor over time, one snapshot as a mapping, a table of snapshots.
 
-Nothing is read until it is asked for, and then only the part that was.
+Everything is loaded lazily, and only the requested part is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import xarray
 
 LARGE: Final = 32 << 20
-"""Bytes from which on an array is cut into chunks for Dask, where Dask is installed; without it, it is as lazy."""
+"""Size in bytes above which an array is split into Dask chunks, if Dask is installed; it is lazy either way."""
 CHUNK: Final = 16 << 20
 _SNAPSHOTS: Final = schema_of(
     "step:int64 time:double reason:string num_tensors:int64 bytes:int64 stored_bytes:int64 ratio:double attempt:int64"
@@ -35,16 +35,18 @@ _SNAPSHOTS: Final = schema_of(
 
 
 def find_step(store: TensorStore, step: int | str) -> int:
-    """The step that is meant: itself, "latest", or counted from the end when negative."""
+    """Resolve a step: a number, "latest", or a negative index from the end."""
     steps = _some_steps(store)
     if step == "latest":
         return steps[-1]
     if not isinstance(step, int) or isinstance(step, bool):
-        raise UsageError(f'a snapshot is named by its step, by a negative index or by "latest"; got {step!r}.')
+        raise UsageError(f'invalid snapshot {step!r}. Give a step, a negative index or "latest".')
     if -len(steps) <= step < 0:
         return steps[step]
     if step not in steps:
-        hidden = "".join(f" Another attempt has it: run.attempt({k}).snapshot({step})." for k in store.hidden(step))
+        hidden = "".join(
+            f" Another attempt has it: run.attempt({k}).tensors.snapshot({step})." for k in store.hidden(step)
+        )
         raise UsageError(f"no snapshot of step {step}. {_nearest_steps(step, steps)}{hidden}")
     return step
 
@@ -52,20 +54,20 @@ def find_step(store: TensorStore, step: int | str) -> int:
 def _some_steps(store: TensorStore) -> list[int]:
     steps = store.steps
     if not steps:
-        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+        raise UsageError("the run has no snapshots. Take some:  sonde.watch(model, snapshots=sonde.every(500))")
     return steps
 
 
 def _nearest_steps(step: int, steps: Sequence[int]) -> str:
     if step < 0:
-        return f"There are {len(steps)}, so -{len(steps)} is the first."
+        return f"Number of snapshots: {len(steps)}, so -{len(steps)} is the first."
     nearest = min(steps, key=lambda known: abs(known - step))
     shown = [*map(str, steps[:4]), *(["…"] if len(steps) > 8 else []), *map(str, steps[max(4, len(steps) - 4) :])]
-    return f"The nearest is {nearest}. There are {len(steps)}: {', '.join(shown)}."
+    return f"The closest is {nearest}. Snapshots exist at steps {', '.join(shown)}."
 
 
 def snapshot_tensors(store: TensorStore, step: int | str, pattern: str = "*") -> LazyTensors:
-    """The tensors of one snapshot by name, each read when asked for."""
+    """The tensors of one snapshot by name, loaded lazily."""
     at = find_step(store, step)
     entries = {name: entry for name, entry in store.entries(at).items() if matches(pattern, name)}
     specs = {name: TensorSpec(entry.shape, entry.dtype) for name, entry in entries.items()}
@@ -73,16 +75,16 @@ def snapshot_tensors(store: TensorStore, step: int | str, pattern: str = "*") ->
 
 
 def num_snapshots(state: RunState) -> int:
-    """How many snapshots are shown, as far as the catalog knows."""
+    """Number of visible snapshots, according to the catalog."""
     rows = read_snapshot_rows(state.run, is_live=state.is_held)
     steps = {row.place.step for row in rows if is_shown(state.history, state.view, row.attempt, row.place.step)}
     return len(steps)
 
 
 def snapshot_table(state: RunState, store: SnapshotView) -> pa.Table:
-    """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of what was kept.
+    """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots.
 
-    What a snapshot takes on disk is known to the catalog only; null where its row is not there yet.
+    Only the catalog knows the size on disk; it is null if the row does not exist yet.
     """
     known = read_snapshot_rows(state.run, is_live=state.is_held)
     stored = {row.place: row.details.get("stored_bytes") for row in known}
@@ -106,24 +108,26 @@ def snapshot_table(state: RunState, store: SnapshotView) -> pa.Table:
 
 
 def steps_of(store: TensorStore, name: str, steps: Steps = None) -> list[int]:
-    """The steps at which a tensor was kept; an unknown name is answered with the nearest."""
+    """The steps with a snapshot of a tensor; the error for an unknown name suggests the closest match."""
     every = _some_steps(store)
     wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
     found = [step for step, is_wanted in zip(every, wanted, strict=True) if is_wanted and name in store.entries(step)]
     if not found:
         known = {tensor for step in every for tensor in store.entries(step)}
         if name in known:
-            raise UsageError(f'"{name}" was not kept at the steps asked for. run.snapshots() lists them.')
-        if f"param/{name}" in known:  # what a state dict calls it
-            raise UsageError(f'no tensor "{name}": a name begins with its kind, as "param/{name}".')
+            raise UsageError(
+                f'no snapshot of "{name}" at the requested steps. run.tensors.snapshots() lists all snapshots.'
+            )
+        if f"param/{name}" in known:  # the name in a state dict
+            raise UsageError(f'no tensor "{name}": a name starts with its kind, e.g. "param/{name}".')
         raise UnknownNameError("tensor", name, known)
     return found
 
 
 def tensor_over_steps(open: Callable[[], TensorStore], name: str, steps: Steps = None) -> xarray.DataArray:
-    """One tensor over the snapshots that have it: dims (step, d0, d1, …), read when its values are asked for.
+    """One tensor over the snapshots that contain it, with dims (step, d0, d1, …), loaded lazily.
 
-    `open` gives the store; the array takes it along to other processes, where a cluster's workers open it anew.
+    `open` opens the store; it travels with the array to other processes, where workers of a cluster call it again.
     """
     store = open()
     found = steps_of(store, name, steps)
@@ -131,9 +135,9 @@ def tensor_over_steps(open: Callable[[], TensorStore], name: str, steps: Steps =
     shapes = {entry.shape for entry in entries}
     if len(shapes) > 1:
         raise UsageError(
-            f'"{name}" has {len(shapes)} shapes over its {len(found)} snapshots, among them '
-            f"{' and '.join(str(list(shape)) for shape in sorted(shapes)[:2])}: one array cannot hold them. "
-            "Name the steps with steps=, or read one with run.snapshot(step)."
+            f'"{name}" has {len(shapes)} different shapes in its {len(found)} snapshots, for example '
+            f"{' and '.join(str(list(shape)) for shape in sorted(shapes)[:2])}, so they do not fit in one array. "
+            "Select steps with steps=, or read one snapshot with run.tensors.snapshot(step)."
         )
     dtype = _dtype(entries[-1].dtype if len({entry.dtype for entry in entries}) == 1 else "float64")
     return _data_array(_Backing(open, store, name, found, entries[0].shape, dtype), entries[-1].dtype)
@@ -144,7 +148,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 class _Backing:
-    """What xarray reads through: an array that is in no memory."""
+    """The array behind xarray, whose values are not in memory."""
 
     def __init__(
         self,
@@ -159,7 +163,7 @@ class _Backing:
         self.shape = (len(steps), *shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the open store, whose locks and files belong to this process."""
+        """Pickle without the open store, whose locks and files belong to this process."""
         return _Backing, (self._open, None, self.name, self.steps, self.shape[1:], self.dtype)
 
     @property
@@ -169,7 +173,7 @@ class _Backing:
         return self._store
 
     def read(self, key: tuple[int | slice, ...]) -> AnyArray:
-        """Integers and slices, one per axis; each step is opened for its part only."""
+        """Read by integers and slices, one per axis; of each step only the required part is read."""
         first, *rest = key
         if isinstance(first, int | np.integer):
             return self._part(self.steps[int(first)], rest)
@@ -193,7 +197,7 @@ def _data_array(backing: _Backing, dtype: str) -> xarray.DataArray:
         from xarray.backends import BackendArray
         from xarray.core import indexing
     except ImportError:
-        raise MissingPackageError("xarray", "tensors", "Reading tensors over time") from None
+        raise MissingPackageError("xarray", "tensors", "reading tensors over time") from None
 
     class Lazy(BackendArray):
         shape = backing.shape
@@ -216,7 +220,7 @@ def _data_array(backing: _Backing, dtype: str) -> xarray.DataArray:
 
 
 def _chunks(shape: tuple[int, ...], itemsize: int) -> dict[str, int]:
-    """One step, and as many rows as make a chunk: what the store reads together."""
+    """Chunk sizes: one step, and as many rows as the store reads at once."""
     row = int(np.prod(shape[2:])) * itemsize
     rows = {"d0": max(1, min(shape[1], CHUNK // max(row, 1)))} if len(shape) > 1 else {}
     return {"step": 1, **rows}

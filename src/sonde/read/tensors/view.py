@@ -1,6 +1,6 @@
-"""The snapshots of a run that are shown: of each step the one of the last attempt that covers it.
+"""The visible snapshots of a run: for each step, the one of the last attempt that covers it.
 
-A snapshot is whole by itself, so the mark that hides the last step of a killed process does not hide its snapshot.
+A snapshot is complete by itself, so the mark that hides the last step of a killed process does not hide its snapshot.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sonde.schema.snapshots.tensors import AnyArray, SnapshotKey
 
 
 class Source(Protocol):
-    """Where snapshots are kept: a place for each attempt."""
+    """A source of snapshots, with one place per attempt."""
 
     @property
     def name(self) -> str:
-        """The folder or the address, for people."""
+        """The folder or URL, for messages."""
         ...
 
     def attempts(self) -> list[int]:
-        """The places that have a snapshot."""
+        """The places with a snapshot."""
         ...
 
     def store(self, attempt: int) -> TensorStore:
@@ -39,28 +39,28 @@ class Source(Protocol):
 
 
 def is_shown(history: History, view: int | None, attempt: int, step: int) -> bool:
-    """Whether the snapshot that an attempt took of a step is shown. `history` ends with the attempt that is viewed;
+    """Whether the snapshot that an attempt took of a step is visible. `history` ends with the selected attempt;
     `view` is None for the last one."""
     if attempt > history.last:
-        # Earlier versions did not enter an attempt that recorded nothing else.
+        # Earlier versions did not store an attempt that recorded nothing else.
         return view is None or attempt <= view
     return step < history.abandoned_from(attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the catalog says."""
+    """Attempts and snapshots according to the catalog."""
 
     history: History = field(default_factory=History)
     attempts: dict[SnapshotKey, int] = field(default_factory=dict)
-    """The attempt of each snapshot, by its place. Earlier versions put those of all attempts into the first place."""
+    """The attempt of each snapshot, by its place. Earlier versions stored those of all attempts in the first place."""
 
     def attempt_of(self, place: SnapshotKey) -> int:
         return max(place.attempt, self.attempts.get(place, place.attempt))
 
 
 class SnapshotView:
-    """A store of what is shown. Snapshots and attempts that appear later are found."""
+    """A store of the visible snapshots. Later snapshots and attempts are found, too."""
 
     def __init__(self, run: Path, source: Source, *, attempt: int | None = None) -> None:
         self.run, self._source, self._view = run, source, attempt
@@ -86,7 +86,7 @@ class SnapshotView:
         return self._store(step).read_part(step, name, slices)
 
     def place(self, step: int) -> SnapshotKey:
-        """Where the snapshot of a step is stored."""
+        """The location of the snapshot of a step."""
         return self._find(step)[0]
 
     def attempt(self, step: int) -> int:
@@ -102,7 +102,7 @@ class SnapshotView:
     def _find(self, step: int) -> tuple[SnapshotKey, int]:
         found = self._shown.get(step) if self._signature == self._signature_now() else None
         if found is None and (found := self._look().get(step)) is None:
-            hidden = "".join(f" Attempt {attempt} has one, which is not shown." for attempt in self.hidden(step))
+            hidden = "".join(f" Attempt {attempt} has one, which is hidden." for attempt in self.hidden(step))
             raise RunError(f"{self._source.name} has no snapshot of step {step}. {known_steps(self.steps)}{hidden}")
         return found
 
@@ -115,7 +115,7 @@ class SnapshotView:
         return self._stores[attempt]
 
     def _look(self) -> dict[int, tuple[SnapshotKey, int]]:
-        """Where the snapshot of each step is, and its attempt."""
+        """The place of the snapshot of each step, and its attempt."""
         signature = self._signature_now()
         if signature != self._signature or not self._shown:
             self._known = self._read_catalog()
@@ -128,7 +128,7 @@ class SnapshotView:
         return self._shown
 
     def _viewed(self, attempts: list[int]) -> int | None:
-        """The attempt that is viewed, None for the last. `attempts` are those of the snapshots that are there."""
+        """The selected attempt, None for the last. `attempts` are those of the existing snapshots."""
         return self._view
 
     def _all(self) -> Iterator[tuple[SnapshotKey, int]]:
@@ -145,7 +145,7 @@ class SnapshotView:
         except CorruptError:
             if self._source.attempts() not in ([], [0]):
                 raise
-            return _Known()  # there is one attempt, and its tensors do not need the catalog
+            return _Known()  # with a single attempt, tensors do not need the catalog
         return _Known(History(attempts), {row.place: row.attempt for row in rows})
 
     def _signature_now(self) -> object:
@@ -153,8 +153,8 @@ class SnapshotView:
 
 
 def known_steps(steps: list[int]) -> str:
-    """The steps there are, in words."""
+    """The steps with a snapshot, in words."""
     if not steps:
-        return "It has none; take some with watch(model, snapshots=every(500))."
+        return "It has no snapshots. Take some:  sonde.watch(model, snapshots=sonde.every(500))"
     shown = ", ".join(map(str, steps[:8]))
-    return f"There are {len(steps)}: {shown}{', …' if len(steps) > 8 else ''}."
+    return f"Snapshots exist at steps {shown}{', …' if len(steps) > 8 else ''}."

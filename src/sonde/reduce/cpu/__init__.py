@@ -1,1 +1,1 @@
-"""Many tensors in one pass on the CPU, by the native kernel where there is one."""
+"""Many tensors in one pass on the CPU, by the native kernel if there is one."""

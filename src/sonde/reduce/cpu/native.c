@@ -171,7 +171,7 @@ INLINE int fast(int dtype, int act, const char *restrict source, char *restrict 
 /* More lanes than above: a compiler would unroll fewer before it thinks of vectors. */
 #define PAIR_LANES 32
 
-/* What is not finite makes its sum so. `subtracted`: the difference is in `kept` already. */
+/* A non-finite value makes its sum non-finite. `subtracted`: the difference is in `kept` already. */
 INLINE void paired(int subtracted, int has_moments, const tensor *t, int64_t start, int64_t n, pairs *out) {
     float floor = (float)t->floor;
     double update[PAIR_LANES] = {0}, moment[PAIR_LANES] = {0}, quotient[PAIR_LANES] = {0};
@@ -292,7 +292,7 @@ static const tensor *owner(const job *job, int64_t number) {
     return job->tensors + low;
 }
 
-/* What each thread does: the next segment that nobody has taken, until there is none. */
+/* What each thread does: take the next free segment, until there is none. */
 static void work(void *shared) {
     static const int source_bytes[] = {4, 2, 2, 8}, kept_bytes[] = {4, 4, 4, 8};
     job *job = shared;

@@ -1,6 +1,6 @@
-"""The fused CPU kernel of `native.c`, where it was built and works; elsewhere torch is used, and only speed differs.
+"""The fused CPU kernel of `native.c`, if it was built and works; otherwise torch is used, and only speed differs.
 
-It is looked for once. `SONDE_NATIVE=0` in the environment leaves it alone.
+It is loaded once. `SONDE_NATIVE=0` in the environment disables it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sonde.display import print_line
 from sonde.reduce.dense import flat
 from sonde.reduce.numpy import sketch
 from sonde.schema.sketch import GRAD_SQ_OVER_V, GRAD_UPDATE, NUM_FIELDS, Array, empty_rows
@@ -30,8 +31,8 @@ CODES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.flo
 NUM_SUMS: Final = 9
 """The fields of a row that the kernel fills: n to max."""
 THREADED: Final = 1 << 18
-"""From so many elements on, threads take less time than waking them. It is all of torch's or none: its runtime ends
-those that are left out, and would have to start them again for torch."""
+"""Number of elements from which threads save more time than waking them costs. All of torch's threads or none: its
+runtime ends those that are left out, and would have to start them again for torch."""
 
 _log = logging.getLogger("sonde")
 _ORDINARY: Final = frozenset({Tensor, torch.nn.Parameter})
@@ -39,41 +40,41 @@ _EMPTY: Final = empty_rows(1)
 
 
 class Act(IntEnum):
-    """What is done with a tensor while it is read."""
+    """The work to do on a tensor while it is read."""
 
     SKETCH = 0
     COPY = 1
     """kept = x"""
     SUBTRACT = 2
-    """The sketch is that of kept - x, which goes nowhere."""
+    """The sketch of kept - x, which is not stored."""
     SUBTRACT_INTO = 3
     """The same, and kept -= x."""
 
 
-# Columns of the table that tells the kernel about tensors, one row each; _FIRST_SEGMENT is its own.
-# _FLOOR is a float64 in the place of an integer.
+# Columns of the table that describes tensors to the kernel, one row each; _FIRST_SEGMENT is its own. _FLOOR is a
+# float64 in the place of an integer.
 _SOURCE, _KEPT, _NUMEL, _DTYPE, _ACT, _FIRST_SEGMENT, _GRAD, _FIRST_MOMENT, _SECOND_MOMENT, _FLOOR = range(10)
 _NUM_COLUMNS: Final = 10
 
 
 class Pairs(NamedTuple):
-    """What is multiplied with an update, in the order of its tensors: gradients, and Adam's moments where there are."""
+    """Tensors that are multiplied with an update, in its order: gradients, and Adam's moments if there are any."""
 
     grads: Sequence[Tensor]
     moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None
     floor: float | Array
-    """A second moment below it counts as that: one for each tensor, or one for all."""
+    """Lower limit of a second moment: one for each tensor, or one for all."""
 
 
 class Library:
-    """The kernel, loaded and tried out. Holds no memory: it may be called from several threads at once."""
+    """The kernel, loaded and tested. Holds no memory: several threads may call it at once."""
 
     def __init__(self, file: Path) -> None:
         library = ctypes.CDLL(str(file))
         library.sonde_native_abi.restype = ctypes.c_int64
         found = library.sonde_native_abi()
         if found != ABI:
-            raise OSError(f"{file.name} speaks version {found}, and {ABI} is spoken here")
+            raise OSError(f"{file.name} has interface version {found}; version {ABI} is needed")
         self._rows: Any = library.sonde_native_rows
         self._rows.restype = ctypes.c_int64
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -97,7 +98,7 @@ class Library:
 
 
 class Addresses:
-    """Where the tensors of a list lie, and the memory in which copies of them are kept."""
+    """The addresses of the tensors in a list, and the memory for copies of them."""
 
     def __init__(self, library: Library, tensors: Sequence[Tensor]) -> None:
         self._library = library
@@ -108,7 +109,7 @@ class Addresses:
         self._num_elements = int(self._table[:, _NUMEL].sum())
 
     def can_pair(self, tensors: Sequence[Tensor], pairs: Pairs) -> bool:
-        """Whether the kernel finds all it needs: the same elements, side by side and in float32."""
+        """Whether the kernel can read all of them: the same elements, contiguous and in float32."""
         others = [pairs.grads, *(pairs.moments or ())]
         return all(
             (tensor.dtype, tensor.numel()) == form
@@ -123,9 +124,9 @@ class Addresses:
         act: Act = Act.SKETCH,
         pairs: Pairs | None = None,
     ) -> Array:
-        """Of as many tensors of the same sizes. What is `kept` is contiguous and in the work dtype. With `pairs`, which
-        it `can_pair`, the paired sums of the update too."""
-        # Until the call is over these hold the memory that is pointed at, and no other thread has this table.
+        """Sketch the same number of tensors of the same sizes. `kept` is contiguous and in the work dtype. With
+        `pairs`, if it `can_pair`, also the paired sums of the update."""
+        # Until the call is over these hold the memory that is pointed to, and no other thread has this table.
         sources = list(tensors)
         table = self._table.copy()
         table[:, _ACT] = act
@@ -150,7 +151,7 @@ class Addresses:
 
 
 def addresses(tensors: Sequence[Tensor]) -> Addresses | None:
-    """For a list of plain tensors on one device; None where the kernel cannot read them."""
+    """For a list of plain tensors on one device; None if the kernel cannot read them."""
     library = kernel() if tensors[0].device.type == "cpu" else None
     if library is None or not all(t.dtype in CODES for t in tensors):
         return None
@@ -158,7 +159,7 @@ def addresses(tensors: Sequence[Tensor]) -> Addresses | None:
 
 
 def row(tensor: Tensor) -> Array | None:
-    """The sketch of one plain tensor on the CPU; None where the kernel cannot read it."""
+    """The sketch of one plain tensor on the CPU; None if the kernel cannot read it."""
     library = kernel()
     return None if library is None or tensor.dtype not in CODES else library.row(tensor)
 
@@ -173,26 +174,26 @@ def kernel() -> Library | None:
         return None
     try:
         return Library(FILE)
-    except Exception as error:  # noqa: BLE001 - another machine's, another version's, a broken one: many ways, one answer
+    except Exception as error:  # noqa: BLE001 - another machine's, another version's, a broken one: many causes, one answer
         why = f"{type(error).__name__}: {error}"
-        _log.warning("the native CPU kernel does not work here and torch is used instead (%s)", why)
+        print_line(f"sonde: warning: the native CPU kernel does not work here; torch is used instead ({why})")
         return None
 
 
 def _is_direct(tensor: Tensor) -> bool:
-    """Whether its elements can be read one after another from where it points to. A subclass may point nowhere."""
+    """Whether its elements can be read one after another from its address. The address of a subclass may be invalid."""
     return type(tensor) in _ORDINARY and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def _address(tensor: Tensor) -> int:
     address = tensor.data_ptr()
-    if not address and tensor.numel():  # a storage that was given back, which torch would read all the same, and die
+    if not address and tensor.numel():  # a freed storage, which would crash torch
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no memory")
     return address
 
 
 def _laid_out(tensor: Tensor, form: tuple[torch.dtype, int]) -> Tensor:
-    """The same values in some order, side by side; a copy only where they are not."""
+    """The same values in some order, contiguous; a copy only if they are not."""
     tensor, (dtype, numel) = tensor.detach(), form
     if tensor.numel() != numel:
         raise ValueError(f"a tensor that had {numel} elements has {tensor.numel()} now")
@@ -202,7 +203,7 @@ def _laid_out(tensor: Tensor, form: tuple[torch.dtype, int]) -> Tensor:
 
 
 def _by_torch(tensor: Tensor, kept: Tensor, act: Act) -> Tensor:
-    """What is kept lies in the order of the elements; torch finds those of any tensor. Then what is kept is read."""
+    """The copy is in element order, which torch finds for any tensor. The copy is then read."""
     return kept.copy_(tensor) if act is Act.COPY else kept.sub_(tensor)
 
 
@@ -215,10 +216,10 @@ def _openmp() -> int | None:
 
 
 def _try_out(library: Library) -> None:
-    """Numbers whose sums are exact, without and with a NaN, by each act and for each dtype. No torch: whatever mode
-    it may be in now must not decide."""
+    """Check sums that are exact, without and with a NaN, for each act and each dtype. No torch: its current mode must
+    not affect the result."""
     plain = np.arange(600.0) % 7 - 2
-    plain[[40, 90]] = 9, -8  # extremes for the vectors to find; the last few elements are not theirs
+    plain[[40, 90]] = 9, -8  # extremes for the vector loop to find; the last few elements are outside of it
     odd = plain.copy()
     odd[[3, 100, 599]] = np.nan, np.inf, -np.inf
     for code in CODES.values():

@@ -1,6 +1,6 @@
-"""A fixed list of tensors as blocks of rows: small ones packed into one buffer, large ones read where they are.
+"""A fixed list of tensors as blocks of rows: small ones packed into one buffer, large ones read in place.
 
-The same plan cuts parameters, gradients and moments alike, so their blocks line up and can be multiplied.
+The same plan divides parameters, gradients and moments alike, so their blocks line up and can be multiplied.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sonde.reduce.cpu.rows import CHUNK_ROWS, ROW, Block, Tails, on_device, scra
 from sonde.reduce.dense import flat
 
 LARGE: Final = 1 << 17
-"""From this size on a pass per tensor costs less than packing it."""
+"""From this size on, a pass per tensor costs less than packing it."""
 LARGE_KEPT: Final = 1 << 22
-"""The same where a copy is made in any case and nothing has to be read beside it."""
+"""The same if a copy is made in any case and nothing else has to be read."""
 DEVICE_ROW: Final = 4096
-"""Rows are longer on an accelerator: there partials are float64 from the start, and fewer of them travel."""
+"""Rows are longer on an accelerator: there partials are float64 from the start, and fewer of them are copied."""
 
 
 Fill = Callable[[int], None]
-"""Fills the memory of the chunk of this number; after the chunks come the large tensors."""
+"""Fills the memory of the chunk with this number; large tensors come after the chunks."""
 
 
 class Chunk(NamedTuple):
-    """Packed tensors that are filled together, and read while the cache still holds them."""
+    """Packed tensors that are filled together, and read while they are still in the cache."""
 
     first_row: int
     end_row: int
@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
 
 
 class Plan:
-    """Where each tensor's rows are. All tensors share a device and a work dtype; none is empty."""
+    """The rows of each tensor. All tensors share a device and a work dtype; none is empty."""
 
     def __init__(self, numels: Sequence[int], dtype: torch.dtype, device: torch.device, *, large: int = LARGE) -> None:
         self.dtype, self.device = dtype, device
@@ -62,7 +62,7 @@ class Plan:
 
     @cached_property
     def chunks(self) -> list[Chunk]:
-        """Whole tensors, together about CHUNK_ROWS rows; one that has more is a chunk of its own."""
+        """Whole tensors, together about CHUNK_ROWS rows; one that has more is a separate chunk."""
         ends = [*self.starts[: len(self.small)].tolist(), self.packed_rows][1:]
         found: list[Chunk] = []
         first_row = first = 0
@@ -90,10 +90,10 @@ class Plan:
         fill: Fill | None = None,
         purpose: str = "converted",
     ) -> Iterator[Block]:
-        """Blocks over all tensors: the packed ones from `held`, large ones as given or as held.
+        """Blocks over all tensors: the packed ones from `held`, large ones as passed in or as held.
 
-        `fill` is what `Held` does with its memory just before a chunk or a large tensor is read. Walks that go on at
-        the same time need a purpose of their own: it names the memory for converted pieces.
+        `fill` is the method of `Held` that fills its memory just before a chunk or a large tensor is read. Concurrent
+        walks need different purposes: `purpose` names the memory for converted pieces.
         """
         for number, blocks in enumerate(held.packed_blocks):
             if fill is not None:
@@ -110,7 +110,7 @@ class Plan:
 def row_blocks(
     values: Tensor, dtype: torch.dtype, *, first_row: int = 0, row: int = ROW, purpose: str = "converted"
 ) -> Iterator[Block]:
-    """Blocks of a flat tensor, in the work dtype; what is left of the last row is a block of its own."""
+    """Blocks of a flat tensor, in the work dtype; the rest of the last row is a separate block."""
     size = CHUNK_ROWS * row
     for start in range(0, values.numel(), size):
         piece = values[start : start + size] if values.numel() > size else values
@@ -133,15 +133,15 @@ def _converted(piece: Tensor, dtype: torch.dtype, purpose: str) -> Tensor:
 
 
 class Held:
-    """Memory for the tensors of a plan: the packed part always, the large ones only where a copy must be kept."""
+    """Memory for the tensors of a plan: the packed part always, the large ones only if a copy must be kept."""
 
     def __init__(self, plan: Plan, shapes: Sequence[torch.Size], *, keep_large: bool = False) -> None:
         self.plan = plan
-        with torch.inference_mode(False):  # memory made in inference mode could never be written outside of it
+        with torch.inference_mode(False):  # memory allocated in inference mode could never be written outside of it
             self._allocate(plan, shapes, keep_large)
 
     def _allocate(self, plan: Plan, shapes: Sequence[torch.Size], keep_large: bool) -> None:
-        # Zeroed once: what lies between two tensors stays zero for ever.
+        # Zeroed once: the gaps between tensors stay zero for ever.
         self.packed = torch.zeros(plan.packed_rows * plan.row, dtype=plan.dtype, device=plan.device)
         self.slots = [
             self.packed[offset : offset + int(numel)].view(shapes[index])
@@ -155,7 +155,7 @@ class Held:
 
     @cached_property
     def packed_blocks(self) -> list[list[Block]]:
-        """The packed part, by chunks; CHUNK_ROWS rows at most in a block."""
+        """The packed part, by chunks; at most CHUNK_ROWS rows per block."""
         packed = self.packed.view(-1, self.plan.row)
         return [
             [
@@ -171,7 +171,7 @@ class Held:
         self._all(torch._foreach_copy_, tensors)
 
     def subtract(self, tensors: Sequence[Tensor]) -> None:
-        """Take the tensors away from what is held."""
+        """Subtract the tensors from the held values."""
         self._all(torch._foreach_sub_, tensors)
 
     def loading(self, tensors: Sequence[Tensor]) -> Fill:
@@ -179,7 +179,7 @@ class Held:
         return partial(self._one, torch._foreach_copy_, [tensors[i] for i in self.plan.order])
 
     def subtracting(self, tensors: Sequence[Tensor]) -> Fill:
-        """`subtract` in the same manner."""
+        """The same as `subtract`, for one chunk or one large tensor at a time."""
         return partial(self._one, torch._foreach_sub_, [tensors[i] for i in self.plan.order])
 
     def _all(self, operation: Callable[..., Any], tensors: Sequence[Tensor]) -> None:

@@ -1,8 +1,8 @@
-"""Blocks of tensors to partial sums per row: fast on the CPU, and repaired where it must be.
+"""Blocks of tensors to partial sums per row: fast on the CPU, and repaired where necessary.
 
-The fast way is float32 within a row and float64 across rows, seven passes over a block that the cache still holds.
-A row that holds a NaN or an infinity, or whose squares leave float32's range, is done again in float64 with the
-non-finite values counted and left out; zeros are counted only in rows that have some.
+The fast way is float32 within a row and float64 across rows, seven passes over a block that is still in the cache. A
+row with a NaN or an infinity, or whose squares leave float32's range, is recomputed in float64, with non-finite values
+counted and left out; zeros are counted only in rows that have some.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sonde.schema.sketch import (
 
 ROW: Final = 512
 CHUNK_ROWS: Final = 1024
-"""Rows per pass, so that a pass finds in the cache what the one before it read."""
+"""Rows per pass, so that a pass finds the data of the previous one in the cache."""
 
 # Order of the partials of a row.
 _SUM, _NORM, _MIN, _MAX, _ABS, _ABS_MIN = range(6)
@@ -42,7 +42,7 @@ NUM_PARTIALS: Final = 6
 
 _MAX_VIEWS: Final = 256
 _FEW_ROWS: Final = 64
-"""Up to so many are counted by numpy, which takes longer for each and less for a call."""
+"""Maximum number that numpy counts: it is slower per element but faster per call."""
 
 # Below this norm of a row its squares are denormal and lose digits.
 _TINY: Final = {torch.float32: 1e-16, torch.float64: 1e-150}
@@ -63,12 +63,12 @@ class _Scratch(threading.local):
     def _view(self, purpose: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         key = (purpose, dtype)
         numel = math.prod(shape)
-        # Memory and views made in inference mode could never be written outside of it.
+        # Memory and views created in inference mode could never be written outside of it.
         with torch.inference_mode(False):
             if key not in self.buffers or self.buffers[key].numel() < numel:
                 self.buffers[key] = torch.empty(max(numel, CHUNK_ROWS * ROW), dtype=dtype, device="cpu")
                 self.views.clear()
-            if len(self.views) >= _MAX_VIEWS:  # where shapes change all the time
+            if len(self.views) >= _MAX_VIEWS:  # for shapes that change all the time
                 self.views.clear()
             view = self.views[purpose, dtype, shape] = self.buffers[key][:numel].view(shape)
         return view
@@ -78,7 +78,7 @@ scratch = _Scratch()
 
 
 def on_device(values: list[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers of ours where the tensors are. Only from pinned memory does a copy to a GPU not wait for it."""
+    """Our numbers on the tensors' device. Only a copy from pinned memory to a GPU does not block."""
     host = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 
@@ -100,13 +100,13 @@ class Block(NamedTuple):
     values: Tensor
     tails: Tails | None = None
     is_one_tensor: bool = False
-    """All rows are of one tensor: its extremes need not be taken row by row."""
+    """Whether all rows belong to one tensor: its extremes need not be computed row by row."""
     is_fleeting: bool = False
-    """The values lie in memory that the next block overwrites."""
+    """Whether the next block overwrites the values."""
 
     @property
     def width(self) -> NDArray[np.intp]:
-        """How many elements of each row count."""
+        """The number of elements of each row that count."""
         width = np.full(self.values.shape[0], self.values.shape[1])
         if self.tails is not None:
             width[self.tails.rows.numpy()] = self.tails.widths
@@ -115,7 +115,7 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class Partials:
-    """Partial sums of R rows; what the fast way could not do is done by `repair`."""
+    """Partial sums of R rows; `repair` fixes those that the fast way got wrong."""
 
     num_rows: int
     dtype: torch.dtype
@@ -127,7 +127,7 @@ class Partials:
     """(row, sketch of that row), instead of the partials."""
     slices: dict[tuple[int, int], tuple[Tensor, ...]] = field(default_factory=dict)
     all_tails: tuple[list[Tails], NDArray[np.int64], NDArray[np.bool_]] | None = None
-    """The partly filled rows of all blocks: as they came, their rows here, and what of them does not count."""
+    """The partly filled rows of all blocks: their values, their rows here, and the elements that do not count."""
 
     def __post_init__(self) -> None:
         with torch.inference_mode(False):
@@ -159,7 +159,7 @@ class Partials:
         torch.sum(values, 1, out=columns[_SUM])
         torch.linalg.vector_norm(values, 2, 1, out=columns[_NORM])
         if lowest >= 0:
-            # Nothing is negative (ReLU, Adam's second moment): magnitudes are the values. NaN compares false.
+            # No negative values (ReLU, Adam's second moment): magnitudes are the values. NaN compares false.
             columns[_ABS].copy_(columns[_SUM])
             columns[_ABS_MIN].copy_(columns[_MIN])
         else:
@@ -169,7 +169,7 @@ class Partials:
             torch.amin(magnitude, 1, out=columns[_ABS_MIN])
 
     def _extremes(self, block: Block, columns: tuple[Tensor, ...]) -> float:
-        """Smallest and largest of each row, or of all of them where that says as much; gives the smallest of all."""
+        """Smallest and largest of each row, or of all rows if that is enough; returns the smallest of all."""
         if block.is_one_tensor:
             lowest, highest = (extreme.item() for extreme in torch.aminmax(block.values))
             if math.isfinite(lowest) and math.isfinite(highest):
@@ -189,7 +189,8 @@ class Partials:
         return self.slices[key]
 
     def _mend_tails(self, blocks: list[tuple[Tensor, Tails, int]]) -> None:
-        """The zeros behind a tail are not the tensor's: take the extremes without them. So few that numpy is faster."""
+        """The padding zeros after a tail do not belong to the tensor: compute the extremes without them. Few rows, so
+        numpy is faster."""
         if not blocks:
             return
         tails = [tails for _, tails, _ in blocks]
@@ -198,7 +199,7 @@ class Partials:
             self.all_tails = tails, rows, np.concatenate([tails.mask.numpy() for tails in tails])
         _, rows, mask = self.all_tails
         part = np.concatenate([values.numpy()[tails.rows.numpy()] for values, tails, _ in blocks])
-        with np.errstate(invalid="ignore"):  # rows with a NaN are done again
+        with np.errstate(invalid="ignore"):  # rows with a NaN are recomputed
             np.copyto(part, np.inf, where=mask)
             self.view[_MIN, rows] = part.min(axis=1)
             self.view[_ABS_MIN, rows] = np.abs(part).min(axis=1)
@@ -206,7 +207,7 @@ class Partials:
             self.view[_MAX, rows] = part.max(axis=1)
 
     def _repair(self, blocks: list[Block]) -> None:
-        """Count zeros where there are some, and redo in float64 the rows that the fast way got wrong."""
+        """Count zeros in rows that have some, and recompute in float64 the rows that the fast way got wrong."""
         start = blocks[0].first_row
         part = self.view[:, start : blocks[-1].first_row + len(blocks[-1].values)]
         with_zeros = part[_ABS_MIN] == 0
@@ -232,14 +233,14 @@ class Partials:
         self.zeros[rows + block.first_row] = width - nonzero
 
     def _count_nonzero(self, block: Block, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Of many rows; of those that are nothing but zeros, it is known already."""
+        """Zeros of many rows; for rows of nothing but zeros they are already known."""
         mixed = rows[self.view[_ABS, rows + block.first_row] != 0]
         counts = np.zeros(len(block.values), np.int64)
         if len(mixed):
             whole = 2 * len(mixed) > len(block.values)
             values = block.values if whole else block.values[torch.from_numpy(mixed)]
             flags = scratch.get("magnitude", self.dtype, tuple(values.shape))
-            # abs().sign() is 1 where there is something; a sum of ROW ones is exact. NaN rows are redone anyway.
+            # abs().sign() is 1 for non-zero elements; a sum of ROW ones is exact. NaN rows are recomputed anyway.
             nonzero = torch.sign(torch.abs(values, out=flags), out=flags).sum(1).numpy()
             counts[mixed] = np.nan_to_num(nonzero[mixed] if whole else nonzero).astype(np.int64)
         return counts[rows]

@@ -1,12 +1,13 @@
-"""Whether the fused kernels work on a device, tried once. Where they do not, torch is used and one line says so."""
+"""Tests once whether the fused kernels work on a device. If they do not, torch is used and one line says so."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+
+from sonde.display import print_line
 
 if TYPE_CHECKING:
     from sonde.reduce.gpu.triton import ChunkList
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from sonde.reduce.gpu.triton_step import StepChunks
     from sonde.reduce.gpu.triton_update import UpdateChunks
 
-_log = logging.getLogger("sonde")
 _works: dict[torch.device, bool] = {}
 
 
@@ -37,7 +37,7 @@ def new_bank(device: torch.device, size: int, stream: int) -> Bank | None:
 
 
 def update_chunks(numels: Sequence[int], device: torch.device) -> UpdateChunks | None:
-    """The fused kernel for what an optimizer step did to parameters of these sizes, or None."""
+    """The fused kernel for the update of parameters of these sizes, or None."""
     if device.type != "cuda" or not _works_on(device):
         return None
     from sonde.reduce.gpu.triton_update import UpdateChunks
@@ -54,6 +54,11 @@ def step_chunks(numels: Sequence[int], device: torch.device, *, size: int) -> St
     return StepChunks(numels, device, size=size)
 
 
+def finds_nonfinite(device: torch.device) -> bool:
+    """Whether the kernels of `triton_finite` work on this device."""
+    return device.type == "cuda" and _works_on(device)
+
+
 def _works_on(device: torch.device) -> bool:
     if device not in _works:
         try:
@@ -61,8 +66,8 @@ def _works_on(device: torch.device) -> bool:
 
             triton.warm_up(device)
             _works[device] = True
-        except Exception as error:  # noqa: BLE001 - no Triton, an old GPU, no compiler: many ways, one answer
+        except Exception as error:  # noqa: BLE001 - no Triton, an old GPU, no compiler: many causes, one answer
             _works[device] = False
             why = f"{type(error).__name__}: {error}"
-            _log.warning("the fused GPU kernels do not work here and torch is used instead (%s)", why)
+            print_line(f"sonde: warning: the fused GPU kernels do not work here; torch is used instead ({why})")
     return _works[device]

@@ -1,6 +1,6 @@
 """Partial sums on any accelerator with plain torch operations: float64, masked, and never waiting for the device.
 
-Right everywhere and not fast: a fused kernel takes the place of `device_rows`, behind the same function.
+Correct everywhere but not fast: a fused kernel can replace `device_rows` with the same signature.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def device_rows(plan: Plan, blocks: Iterable[Block]) -> Tensor:
 
 
 def _reduce(block: Block, sums: Tensor, extremes: Tensor) -> None:
-    """Partials of one block. The zeros behind a tail add nothing but to the count of zeros, which is made last."""
+    """Partials of one block. The padding zeros after a tail only affect the count of zeros, which is computed last."""
     values = block.values
     finite = values.isfinite()
     nan = values.isnan()
@@ -62,11 +62,11 @@ def _reduce(block: Block, sums: Tensor, extremes: Tensor) -> None:
 def _table(plan: Plan, partial: Tensor, extremes: Tensor) -> Tensor:
     offsets, numels = plan.on_device(partial.dtype)
     sums = torch.segment_reduce(partial, "sum", offsets=offsets, axis=0)
-    rows = partial.new_full((len(plan.numels), NUM_FIELDS), torch.nan)  # what is not set below is absent
+    rows = partial.new_full((len(plan.numels), NUM_FIELDS), torch.nan)  # unset columns are absent
     rows[:, N] = numels
     for column, field in enumerate(_SUMMED):
         rows[:, field] = sums[:, column]
-    # The column held the non-zero finite elements: zeros are what is left.
+    # The column held the non-zero finite elements: the rest are zeros.
     rows[:, ZERO] = numels - sums[:, 0] - sums[:, 1] - sums[:, 2]
     rows[:, MIN] = torch.segment_reduce(extremes[0], "min", offsets=offsets)
     rows[:, MAX] = torch.segment_reduce(extremes[1], "max", offsets=offsets)

@@ -1,9 +1,9 @@
 """Sketches on a GPU at the speed of its memory: one launch reads every element of every tensor of a list once.
 
-Three small kernels. `_partials` goes over chunks of CHUNK elements without a mask or a test per element: float32 within
-a chunk. `_repair` looks at each chunk's result and does again, in float64 and with the non-finite values counted and
-left out, those that held a NaN or an infinity or whose squares left float32's range. `_combine` adds a tensor's chunks
-in float64. The order of all additions is fixed: the same input gives the same bits.
+Three small kernels. `_partials` processes chunks of CHUNK elements without a mask or a test per element: float32 within
+a chunk. `_repair` checks each chunk's result and recomputes, in float64 and with non-finite values counted and left
+out, those that contain a NaN or an infinity or whose squares left float32's range. `_combine` adds a tensor's chunks in
+float64. The order of all additions is fixed: the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NUM_PARTIALS: Final = 8
 _CAREFUL_BLOCK: Final = 256
 _NUM_CAREFUL_WARPS: Final = 8
 _CHECKED: Final = 8
-"""Chunks that one program looks at for what has to be done again."""
+"""Chunks that one program checks for repair."""
 SCALE: Final = tl.constexpr(2.0**100)
-"""Takes what is below 1e-16, down to the smallest number there is, to where float32 holds its squares."""
+"""Scales values below 1e-16, down to the smallest number, to where float32 can represent their squares."""
 TYPES: Final = {
     torch.float32: tl.float32,
     torch.bfloat16: tl.bfloat16,
@@ -59,12 +59,12 @@ TYPES: Final = {
     torch.uint8: tl.uint8,
 }
 WIDE: Final = frozenset({torch.float64, torch.int64, torch.int32})
-"""What float32 does not hold exactly is added up in float64 from the start."""
+"""Types that float32 does not represent exactly are summed in float64 from the start."""
 
 
 @cache
 def reads(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether these kernels read this dtype: fp8 needs a GPU that has it."""
+    """Whether these kernels read this dtype: fp8 needs a GPU that supports it."""
     return dtype in TYPES and (dtype.itemsize > 1 or not dtype.is_floating_point or _capability(device) >= (8, 9))
 
 
@@ -205,7 +205,7 @@ def _repair(  # type: ignore[no-untyped-def]
     address, owner, offset, numel, out, num_chunks, TINY, HUGE,
     DTYPE: tl.constexpr, NARROW: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
-    # Neighbours belong to different programs: what has to be done again mostly lies together, as rows of one table do.
+    # Neighbours belong to different programs: chunks to repair are usually adjacent, as rows of one table are.
     looked = tl.program_id(0) + tl.arange(0, CHECKED) * tl.num_programs(0)
     is_there = looked < num_chunks
     squares_before = tl.load(out + 4 * num_chunks + looked, mask=is_there, other=1.0)
@@ -269,7 +269,7 @@ def _combine(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def sampled(count, apart, turn, lanes, SIZE: tl.constexpr, PRIME: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which elements are sampled in this turn, as `sample.sample` has it."""
+    """The elements sampled in this turn, as in `sample.sample`."""
     span = (SIZE - 1) * apart + 1
     start = tl.where(count > SIZE, (turn.to(tl.int64) * PRIME) % tl.maximum(count - span + 1, 1), 0)
     return start + lanes.to(tl.int64) * apart
@@ -290,11 +290,11 @@ def _gather(  # type: ignore[no-untyped-def]
 
 
 class Chunks:
-    """How tensors of these sizes are cut: which chunk is whose, and from where. Made once."""
+    """The chunks of tensors of these sizes: which tensor each belongs to, and its offset. Computed once."""
 
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:
         self.device, self.num_tensors = device, len(numels)
-        # By numpy: for numbers this few, torch's threads take longer to wake than to count.
+        # By numpy: for so few numbers, waking torch's threads takes longer than counting.
         counts = -(-np.array(numels, np.int64) // CHUNK)
         firsts = np.concatenate([[0], counts.cumsum()])
         self.num_chunks = int(firsts[-1])
@@ -308,7 +308,7 @@ class Chunks:
 
 
 class ChunkList(Chunks):
-    """Tensors of one dtype on one GPU, cut into chunks. All memory is made once; only addresses change."""
+    """Tensors of one dtype on one GPU, split into chunks. All memory is allocated once; only addresses change."""
 
     def __init__(self, numels: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(numels, device)
@@ -357,11 +357,12 @@ class ChunkList(Chunks):
         return samples
 
     def _find(self, addresses: list[int]) -> None:
-        """Where the tensors lie now. Gradients made anew in each step mostly lie where they lay before."""
+        """The current addresses of the tensors. Gradients re-created at each step usually keep their addresses."""
         if addresses != self._addresses:
             self._addresses = addresses
             self._address = to_device(torch.tensor(addresses), self.device)
-            # A vector load from an odd address would end the user's program: every address must be a multiple of 16.
+            # A vector load from an unaligned address would crash the user's program: every address must be a multiple
+            # of 16.
             self._is_aligned = all(address % 16 == 0 for address in addresses)
 
 
@@ -378,14 +379,14 @@ def _add_up(partial, first, rows, num_chunks, FIELD: tl.constexpr, NUM_FIELDS: t
 
 
 def combine(partial: Tensor, chunks: Chunks, rows: Tensor, num_streams: int = 1) -> None:
-    """Add the partials of each tensor's chunks up, in float64 and in order, into its row; so for each stream."""
+    """Add the partials of each tensor's chunks, in float64 and in order, into its row; so for each stream."""
     combine_rows(partial, chunks.first, chunks.last, chunks.numel, rows, chunks.num_chunks, num_streams)
 
 
 def combine_rows(
     partial: Tensor, first: Tensor, last: Tensor, numel: Tensor, rows: Tensor, num_chunks: int, num_streams: int = 1
 ) -> None:
-    """The same for tensors whose chunks lie anywhere."""
+    """The same for tensors whose chunks are anywhere."""
     _combine[(len(numel), num_streams)](
         partial, first, last, numel, rows, num_chunks,
         FIELD_N=N, FIELD_HIST_N=HIST_N, F0=NAN, F1=INF, F2=ZERO, F3=SUM, F4=SUMSQ, F5=SUMABS,
@@ -394,7 +395,7 @@ def combine_rows(
 
 
 def add_up(partial: Tensor, chunks: Chunks, rows: Tensor, *, first_column: int, field: int, num: int) -> None:
-    """Add further columns of partials up, into consecutive fields."""
+    """Add further columns of partials into consecutive fields."""
     _add_up[(chunks.num_tensors, num)](
         partial[first_column * chunks.num_chunks :], chunks.first, rows, chunks.num_chunks,
         FIELD=field, NUM_FIELDS=NUM_FIELDS, LANES=512, num_warps=4,
@@ -407,13 +408,13 @@ def power_of_two(size: int) -> int:
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Through pinned memory, so that nothing waits; torch keeps the pinned copy until the device has read it."""
+    """Copy through pinned memory, so that nothing waits; torch keeps the pinned copy until the device has read it."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def beside(device: torch.device) -> AbstractContextManager[object]:
-    """Launch on this device. The CPU is one only where Triton interprets its kernels, as tests do."""
-    # Asked of torch's core: `torch.cuda.current_device` first looks whether CUDA has been started, at every launch.
+    """Launch on this device. The CPU counts as one only when Triton interprets its kernels, as in tests."""
+    # Uses torch's core: `torch.cuda.current_device` checks at every launch whether CUDA has been started.
     if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
         return _HERE
     return torch.cuda.device(device)
@@ -423,7 +424,7 @@ _HERE: Final = nullcontext()
 
 
 def warm_up(device: torch.device) -> None:
-    """Compile the kernels on something tiny; raises where that does not work."""
+    """Compile the kernels on a tiny input; raises if that does not work."""
     if torch.version.cuda is None or _capability(device) < (8, 0):
         raise RuntimeError(f"needs CUDA and compute capability 8.0, not {_capability(device)}")
     ChunkList([3], torch.float32, device).rows([torch.ones(3, device=device)])

@@ -1,7 +1,7 @@
-"""One tensor at a time, one launch each: partial sums go into memory made before; one more launch makes all the rows.
+"""One tensor at a time, one launch each: partial sums go into preallocated memory; one more launch computes all rows.
 
-This is the way of activations, which are gone when the step ends. A chunk that holds a NaN or an infinity, or whose
-squares leave float32's range, is read again in float64 by the same launch.
+Used for activations, which are gone when the step ends. A chunk with a NaN or an infinity, or whose squares leave
+float32's range, is read again in float64 by the same launch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CAREFUL_BLOCK: Final = 256
 _NUM_WARPS: Final = 8
 _MIN_CHUNKS: Final = 1 << 14
 _MAX_CHUNKS: Final = 1 << 18
-"""From half a billion elements, as many as come, to eight billion; beyond, rows are made in between."""
+"""From half a billion elements, growing as needed, to eight billion; above that, rows are computed in between."""
 
 
 @triton.jit(do_not_specialize=["place", "numel"])  # type: ignore[untyped-decorator]
@@ -145,12 +145,12 @@ def _pick(  # type: ignore[no-untyped-def]
 
 
 _kernels: dict[tuple[object, ...], Any] = {}
-"""Compiled ones, by what they were compiled for."""
+"""Compiled kernels, by what they were compiled for."""
 
 
 @cache
 def _constants(dtype: torch.dtype) -> tuple[tuple[float, float], tuple[Any, ...]]:
-    """Of a dtype: between which sums of squares float32 was good enough, and what the kernel is compiled with."""
+    """For each dtype: the range of sums of squares in which float32 is accurate enough, and the kernel's constants."""
     wide = dtype in WIDE
     limits = (1e-300, 1e300) if wide else (1e-32, 3e38)
     return limits, (TYPES[dtype], tl.float64 if wide else tl.float32, not wide, CHUNK, _BLOCK, _CAREFUL_BLOCK)
@@ -158,7 +158,7 @@ def _constants(dtype: torch.dtype) -> tuple[tuple[float, float], tuple[Any, ...]
 
 @dataclass(slots=True)
 class Read:
-    """One tensor that was read: where its partial sums are, and its sample."""
+    """One tensor that was read: the position of its partial sums, and its sample."""
 
     key: int
     numel: int
@@ -171,12 +171,13 @@ class Read:
 
 @dataclass(slots=True)
 class Bank:
-    """What was read on one stream of one GPU since the last `rows`. Memory is made once and used in every step."""
+    """Tensors read on one stream of one GPU since the last `rows`. Memory is allocated once and reused at every
+    step."""
 
     device: torch.device
     size: int
     stream: int | None = None
-    """Its number, where it is known: Triton need not ask for it at every launch then."""
+    """The number of the stream, if known: then Triton need not query it at every launch."""
     reads: list[Read] = field(default_factory=list)
     _partial: Tensor | None = None
     _num_places: int = 0
@@ -190,7 +191,7 @@ class Bank:
         return reads(dtype, self.device)
 
     def has_room(self, numel: int) -> bool:
-        """Whether this tensor's chunks still fit; else `rows` is to be called first, which makes room for more."""
+        """Whether this tensor's chunks still fit; otherwise call `rows` first, which frees space."""
         return not self.reads or self._used + -(-numel // CHUNK) <= self._num_places
 
     def read(self, key: int, tensor: Tensor, *, unstored_zeros: int = 0, turn: int | None = None) -> Read:
@@ -211,10 +212,10 @@ class Bank:
         return read
 
     def _launch(self, bits: Tensor, dtype: torch.dtype, numel: int, num_chunks: int) -> None:
-        """Through the compiled kernel itself where it is known: Triton takes longer to find it than to launch it."""
+        """Launches the compiled kernel directly if it is known: Triton takes longer to find it than to launch it."""
         limits, fixed = _constants(dtype)
         numbers = self._used, numel, self._num_places, *limits
-        # What a kernel is compiled for: where it runs, the type, where it begins, and how wide its numbers are.
+        # The key of a compiled kernel: device, dtype, alignment, and the width of its numbers.
         form = self.device, dtype, bits.data_ptr() % 16 == 0, numel < 1 << 31, self._num_places
         known = _kernels.get(form)
         with beside(self.device):
@@ -232,7 +233,7 @@ class Bank:
         )
 
     def rows(self) -> tuple[list[Read], Tensor, Tensor | None]:
-        """(T, NUM_FIELDS) of all that was read, with its samples, and start anew."""
+        """(T, NUM_FIELDS) of everything read, with its samples; then start again."""
         reads, self.reads = self.reads, []
         rows = torch.full((len(reads), NUM_FIELDS), torch.nan, dtype=torch.float64, device=self.device)
         firsts, numels = self._place(reads)
@@ -244,13 +245,13 @@ class Bank:
         return reads, rows, samples
 
     def grow(self) -> None:
-        """A step did not fit: make more room from the next tensor on."""
+        """A step did not fit: allocate more memory from the next tensor on."""
         assert not self.reads
         self._num_places = min(4 * self._num_places, _MAX_CHUNKS)
         self._partial = None
 
     def _place(self, reads: Sequence[Read]) -> tuple[Tensor, Tensor]:
-        """Where each tensor's chunks are, on the device; mostly as in the step before."""
+        """The position of each tensor's chunks, on the device; usually the same as in the previous step."""
         layout = [(read.first, read.end, read.numel) for read in reads]
         if self._layout is None or self._layout[0] != layout:
             places = torch.tensor([[first for first, _, _ in layout], [end for _, end, _ in layout]], dtype=torch.int32)
@@ -259,7 +260,7 @@ class Bank:
         return self._layout[1], self._layout[2]
 
     def _make_room(self, num_chunks: int) -> None:
-        assert not self.reads, "rows() comes first"
+        assert not self.reads, "rows() must be called first"
         self._num_places = max(_MIN_CHUNKS, self._num_places, power_of_two(num_chunks))
         self._partial = torch.empty(8 * self._num_places, dtype=torch.float64, device=self.device)
 

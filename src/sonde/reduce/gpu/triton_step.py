@@ -1,8 +1,9 @@
-"""One reading of parameters, gradients and optimizer states, just before the step: all their sketches, and the update.
+"""One read of parameters, gradients and optimizer states, just before the step: all their sketches, and the update.
 
-The update is worked out by the optimizer's own formula (`rule.py`), so that no copy of the parameters is needed. A
-sample of each parameter is compared with what the step really did: `verify` says by how much the formula was wrong.
-As in `triton.py`, the fast kernel knows no masks and no NaN; chunks it cannot do are done again in float64.
+The update is computed by the optimizer's own formula (`update_formula.py`), so that no copy of the parameters is
+needed. A sample of each parameter is compared with the actual result of the step: `verify` reports the error of the
+formula. As in `triton.py`, the fast kernel has no masks and does not handle NaN; chunks it cannot handle are recomputed
+in float64.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _CAREFUL_BLOCK: Final = 256
 _NUM_WARPS: Final = 4
 _CHECKED: Final = 8
 V_SCALE: Final = tl.constexpr(2.0**32)
-"""Squares of second moments leave float32's range downwards; scaled by a power of two they stay, and lose nothing."""
+"""Squares of second moments underflow float32; scaled by a power of two they fit, and lose nothing."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _numbers_of(numbers, steps, scale, skipped, tensor, ADAM: tl.constexpr, ON_DEVICE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The formula's numbers for one tensor, in float64: 1 - beta2 is a small difference. See `rule.py`."""
+    """The formula's numbers for one tensor, in float64: 1 - beta2 is a small difference. See `update_formula.py`."""
     taken = tl.load(numbers + 11)
     if ON_DEVICE:
         taken = tl.load(tl.load(steps + tensor).to(tl.pointer_type(tl.float32))).to(tl.float64)
@@ -64,8 +65,8 @@ def _step_math(  # type: ignore[no-untyped-def]
     p, g, m, v, sign, l2, decay, keep1, add1, keep2, add2, rate, eps, with_grad, with_buffer, root, is_skipped,
     ADAM: tl.constexpr, PARAM: tl.constexpr, STATE: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """New first moment, new second moment and update of some elements, as the optimizer will make them."""
-    # A skipped step changes nothing: the numbers say so, but nothing times infinity would not be nothing.
+    """New first moment, new second moment and update of some elements, as the optimizer will compute them."""
+    # A skipped step changes nothing: the numbers say so, but zero times infinity would be NaN.
     d = sign * tl.where(is_skipped, 0.0, g) + l2 * p
     new_m = keep1 * m + add1 * d
     if ADAM:
@@ -84,7 +85,7 @@ def _step_math(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _fold(x, total, squares, magnitudes, lowest, highest):  # type: ignore[no-untyped-def]
-    # Four neighbours are added first: that is done within a thread, and leaves one register for each sum.
+    # Four neighbours are added first: within a thread, so that one register per sum is enough.
     return (
         total + tl.sum(x, 1),
         squares + tl.sum(x * x, 1),
@@ -153,7 +154,7 @@ def _step_partials(  # type: ignore[no-untyped-def]
     v_sum, v_sq, v_min, v_max = none, none, top, -top
     u_sum, u_sq, u_abs, u_min, u_max = none, none, none, top, -top
     with_update, with_moment, over_v = none, none, none
-    # Five counters in two words; each lane counts to CHUNK / BLOCK * VEC at most, 256, so ten bits.
+    # Five counters in two words; each lane counts to at most CHUNK / BLOCK * VEC, 256, so ten bits.
     zeros_a = tl.zeros([BLOCK // VEC], tl.int32)
     zeros_b = tl.zeros([BLOCK // VEC], tl.int32)
     if left >= CHUNK:
@@ -207,7 +208,7 @@ def _is_bad(out, chunk, num_chunks, STREAM: tl.constexpr, there):  # type: ignor
     low = 1e-32
     high = 3e38
     if STREAM == 3:
-        low = 1e-51  # its squares were taken of scaled values
+        low = 1e-51  # its squares were computed from scaled values
         high = 1e19
     good = (squares <= high) & ((squares >= low) | (magnitudes == 0))
     return (good == 0).to(tl.int32)
@@ -249,7 +250,7 @@ def _elements(  # type: ignore[no-untyped-def]
     param, grad, first, second, tensor, at, inside, unscale,
     ADAM: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    """Some elements of the four tensors, in float64; zeros where there is no state yet."""
+    """Some elements of the four tensors, in float64; zeros if there is no state yet."""
     first_at = tl.load(first + tensor)
     second_at = tl.load(second + tensor)
     p = tl.load(tl.load(param + tensor).to(tl.pointer_type(PARAM)) + at, mask=inside, other=0.0).to(tl.float64)
@@ -344,7 +345,7 @@ def _step_samples(  # type: ignore[no-untyped-def]
     ADAM: tl.constexpr, ON_DEVICE: tl.constexpr, PARAM: tl.constexpr, GRAD: tl.constexpr, STATE: tl.constexpr,
     NUMBERS: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, PRIME: tl.constexpr,
 ):  # fmt: skip
-    """The same elements of each of the five streams: for histograms, and to be compared after the step."""
+    """The same elements of each of the five streams: for histograms, and for the comparison after the step."""
     tensor = tl.program_id(0)
     count = tl.load(numel + tensor)
     apart = tl.load(stride + tensor)
@@ -375,7 +376,8 @@ def _step_verify(  # type: ignore[no-untyped-def]
     param, numel, stride, turn, samples, out, num_tensors,
     PARAM: tl.constexpr, EPSILON: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, PRIME: tl.constexpr,
 ):  # fmt: skip
-    """How far the sampled parameters are from where the formula put them: squared error, and squared error allowed."""
+    """The distance of the sampled parameters from the formula's prediction: squared error, and squared error
+    allowed."""
     tensor = tl.program_id(0)
     count = tl.load(numel + tensor)
     lanes = tl.arange(0, LANES)
@@ -400,7 +402,7 @@ _IN_MEMORY: Final = ("param", "grad", "first", "second")
 
 
 class StepChunks:
-    """Parameters of one dtype on one GPU, with what belongs to them. All memory is made once."""
+    """Parameters of one dtype on one GPU, with their gradients and states. All memory is allocated once."""
 
     def __init__(self, numels: Sequence[int], device: torch.device, *, size: int) -> None:
         self.chunks, self.size = Chunks(numels, device), size
@@ -450,7 +452,7 @@ class StepChunks:
         return rows, samples
 
     def verify(self, params: Sequence[Tensor], samples: Tensor, turn: int) -> Tensor:
-        """(T, 2): squared error of the sampled updates, and what of it rounding explains."""
+        """(T, 2): squared error of the sampled updates, and the part of it that rounding explains."""
         num, dtype = self.chunks.num_tensors, params[0].dtype
         out = torch.empty((num, 2), dtype=torch.float64, device=self.chunks.device)
         with beside(self.chunks.device):
@@ -473,7 +475,7 @@ class StepChunks:
         return self._table("numbers", numbers, torch.float64)
 
     def _table(self, name: str, values: list[Any], dtype: torch.dtype) -> Tensor:
-        """Numbers of ours on the device, copied there when they have changed."""
+        """Our numbers on the device, copied there when they have changed."""
         known = self._tables.get(name)
         if known is None or known[0] != values:
             known = self._tables[name] = values, to_device(torch.tensor(values, dtype=dtype), self.chunks.device)

@@ -1,4 +1,4 @@
-"""What an optimizer step did to parameters of which a copy was kept: one reading of everything that goes into it."""
+"""The update of parameters of which a copy was kept: one read of everything it depends on."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _update_partials(  # type: ignore[no-untyped-def]
 
 
 class UpdateChunks:
-    """The update of a list of parameters and its paired sums, in one reading of everything that goes into them."""
+    """The update of a list of parameters and its paired sums, in one read of everything they depend on."""
 
     def __init__(self, numels: Sequence[int], device: torch.device) -> None:
         self.chunks = Chunks(numels, device)

@@ -1,4 +1,4 @@
-"""How an optimizer makes its update, as numbers: enough to know the update before the step, without a copy.
+"""The update formula of an optimizer as numbers: enough to predict the update before the step, without a copy.
 
 Adam, AdamW and SGD are one formula with different numbers. With g the gradient as the optimizer uses it,
 
@@ -27,23 +27,23 @@ Family = Literal["adam", "sgd"]
 
 @dataclass(slots=True)
 class UpdateFormula:
-    """The formula of each parameter of a list, as it will be applied in the step that comes."""
+    """The formula of each parameter of a list, as the next step will apply it."""
 
     family: Family
     numbers: list[list[float]]
     """A row of NUM_NUMBERS for each parameter."""
     first: Sequence[Tensor | None]
-    """exp_avg or momentum_buffer before the step; None where there is none yet, which counts as zeros."""
+    """exp_avg or momentum_buffer before the step; None if there is none yet, which counts as zeros."""
     second: Sequence[Tensor | None]
     """exp_avg_sq before the step."""
     taken: Sequence[Tensor] | None = None
-    """Steps taken before this one, where they are counted on the device."""
+    """Number of earlier steps, if they are counted on the device."""
     states: tuple[str, ...] = ()
-    """What the optimizer calls its states."""
+    """The optimizer's names for its states."""
     grad_scale: Tensor | None = None
     """Gradients are still multiplied by this."""
     found_inf: Tensor | None = None
-    """Where it is not zero, the step will be skipped."""
+    """If it is not zero, the step will be skipped."""
 
     def of(self, places: Sequence[int]) -> UpdateFormula:
         """The same for some of the parameters."""
@@ -58,7 +58,7 @@ class UpdateFormula:
 
 
 def adam_numbers(group: dict[str, Any], taken: float, *, decoupled: bool) -> list[float]:
-    """The row of a parameter that Adam or AdamW has stepped `taken` times before."""
+    """The row of a parameter after `taken` steps of Adam or AdamW."""
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     beta1, beta2 = (float(beta) for beta in group["betas"])
     row = [0.0] * NUM_NUMBERS
@@ -70,7 +70,7 @@ def adam_numbers(group: dict[str, Any], taken: float, *, decoupled: bool) -> lis
 
 
 def sgd_numbers(group: dict[str, Any], *, has_buffer: bool) -> list[float]:
-    """The row of a parameter of SGD. The first step with momentum puts the gradient into the buffer as it is."""
+    """The row of a parameter of SGD. The first step with momentum copies the gradient into the buffer."""
     momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
     row = [0.0] * NUM_NUMBERS
     row[SIGN] = -1.0 if group.get("maximize") else 1.0

@@ -1,1 +1,1 @@
-"""What the rules need of data, outputs, units, attention and losses, as a few numbers per step."""
+"""Numbers that the rules need about data, outputs, units, attention and losses, a few per step."""

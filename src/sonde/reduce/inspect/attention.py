@@ -1,7 +1,7 @@
-"""Attention seen from its probabilities: how spread out, how large the logits, how much on keys after the query.
+"""Attention statistics from its probabilities: entropy, size of the logits, and weight on keys after the query.
 
-From the probabilities where they exist, else made again from a sample of queries. Tensors in, 0-d tensors out, on their
-device; nothing waits.
+From the probabilities if they exist, otherwise recomputed for a sample of queries. Tensors in, 0-d tensors out, on
+their device; nothing waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 MAX_BATCH: Final = 2
 MAX_HEADS: Final = 64
 MAX_HEADS_TOLD: Final = 32
-"""Each head by itself is told of as many; of more, the mean and the lowest."""
+"""Maximum number of heads recorded separately; with more, only the mean and the lowest."""
 MAX_QUERIES: Final = 32
 MAX_ELEMENTS: Final = 1 << 21
 MAX_ELEMENTS_ON_HOST: Final = 1 << 15
@@ -26,9 +26,9 @@ MASKED_BELOW: Final = -9_000.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Logits and probabilities (batch, heads, queries, keys) in float32, and which queries they are of.
+    """Logits and probabilities (batch, heads, queries, keys) in float32, and the indices of their queries.
 
-    Several attentions alike may stand in front of these dimensions."""
+    Several attention layers of the same shape may be stacked in front of these dimensions."""
 
     logits: Tensor
     probabilities: Tensor
@@ -38,7 +38,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Of some queries of a fused attention: what is left to do is the same for all alike, and can wait for them."""
+    """A sample of queries of a fused attention: the remaining work is the same for all layers of this shape, and can be
+    batched."""
 
     values: Tensor
     """(batch, heads, queries, keys) in float32, scaled and masked, but not yet for causality."""
@@ -48,7 +49,7 @@ class Logits:
 
 
 def _steps(batch: int, heads: int, queries: int, keys: int, device: torch.device) -> tuple[int, int, int]:
-    """Every how many batch rows, heads and queries to look."""
+    """Strides over batch rows, heads and queries."""
     batch_step, head_step = -(-batch // MAX_BATCH), -(-heads // MAX_HEADS)
     per_query = max(1, -(-batch // batch_step)) * max(1, -(-heads // head_step)) * keys
     budget = MAX_ELEMENTS_ON_HOST if device.type == "cpu" else MAX_ELEMENTS
@@ -57,14 +58,14 @@ def _steps(batch: int, heads: int, queries: int, keys: int, device: torch.device
 
 
 def _four_dimensional(tensor: Tensor, num_heads: int) -> Tensor:
-    """(batch, heads, queries, keys): a batch of heads laid out as one dimension is taken apart again."""
+    """(batch, heads, queries, keys): a merged dimension of batch and heads is split again."""
     if tensor.ndim == 3:
         return tensor.reshape(-1, num_heads, *tensor.shape[1:])
     return tensor if tensor.ndim == 4 else tensor.flatten(0, tensor.ndim - 4)
 
 
 def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1) -> Sample:
-    """From what a softmax over the last dimension was given and gave."""
+    """From the input and output of a softmax over the last dimension."""
     s, p = (_four_dimensional(tensor.detach(), num_heads) for tensor in (logits, probabilities))
     batch, heads, queries = _steps(s.shape[0], s.shape[1], s.shape[2], s.shape[3], s.device)
     take = (slice(None, None, batch), slice(None, None, heads), slice(None, None, queries))
@@ -74,14 +75,14 @@ def sample_explicit(logits: Tensor, probabilities: Tensor, num_heads: int = 1) -
 def sample_fused(
     query: Tensor, key: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float | None, num_heads: int = 1
 ) -> Sample:
-    """What scaled_dot_product_attention computes and does not show, for some of its queries."""
+    """The probabilities that scaled_dot_product_attention computes internally, for some of its queries."""
     return sample_of(fused_logits(query, key, mask=mask, is_causal=is_causal, scale=scale, num_heads=num_heads))
 
 
 def fused_logits(
     query: Tensor, key: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float | None, num_heads: int = 1
 ) -> Logits:
-    """The first half of `sample_fused`: all that needs the queries and keys themselves."""
+    """The first half of `sample_fused`: everything that needs the queries and keys themselves."""
     q, k = (_four_dimensional(tensor.detach(), num_heads) for tensor in (query, key))
     num_queries, num_keys = q.shape[2], k.shape[2]
     batch, heads, queries = _steps(q.shape[0], q.shape[1], num_queries, num_keys, q.device)
@@ -115,12 +116,13 @@ def _after_query(like: Tensor, query_step: int) -> Tensor:
 
 
 def entropy_by_head(sample: Sample) -> tuple[Tensor, Tensor, Tensor]:
-    """Entropy of each head, 1 = attends to all it may see alike; and logits and probabilities, zero where masked."""
+    """Entropy of each head, 1 = attends equally to every visible key; and logits and probabilities, zero where
+    masked."""
     s, p = sample.logits, sample.probabilities
     visible = ~((s <= MASKED_BELOW) & ((p == 0) | p.isnan()))
     p, s = torch.where(visible, p, 0.0), torch.where(visible, s, 0.0)
     num_visible = visible.sum(-1)
-    # -sum p log p, with log p = s - log sum exp s: a product where there would be a logarithm for every key.
+    # -sum p log p, with log p = s - log sum exp s: a product instead of a logarithm for every key.
     normaliser = torch.where(visible, sample.logits, -torch.inf).logsumexp(-1)
     entropy = (normaliser - (p * s.where(s.isfinite(), 0.0)).sum(-1)).clamp_min(0.0) / num_visible.clamp_min(
         2

@@ -1,4 +1,4 @@
-"""What the loss would be if the model always gave the same best answer: from the targets seen so far."""
+"""The loss of the best constant prediction, from the targets seen so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_CLASSES: Final = 1024
 
 
 class Baseline:
-    """Keeps running class frequencies, or a running mean and variance, where the targets live."""
+    """Keeps running class frequencies, or a running mean and variance, on the targets' device."""
 
     def __init__(self) -> None:
         self._counts: Tensor | None = None
@@ -25,7 +25,7 @@ class Baseline:
         self._square: Tensor | None = None
 
     def of_loss(self, name: str, target: Tensor, num_classes: int, ignore_index: int) -> Tensor | None:
-        """Take these targets in; the baseline of this loss so far, None where it has none."""
+        """Add these targets; returns the baseline of this loss so far, None if it has none."""
         if not target.numel() or not is_plain(target):
             return None
         if name in ("cross_entropy", "nll_loss") and is_integer(target):
@@ -58,7 +58,7 @@ class Baseline:
     def _take(self, target: Tensor) -> None:
         table = _table(target)
         if self._sum is None or self._sum.shape != table.shape[1:] or self._sum.device != table.device:
-            # Deviations from the first mean: squares of large numbers would swallow what they differ by.
+            # Deviations from the first mean: squares of large numbers would lose their differences.
             self._shift = table.mean(0)
             self._num, self._sum, self._square = 0, torch.zeros_like(self._shift), torch.zeros_like(self._shift)
         assert self._shift is not None
@@ -78,7 +78,7 @@ class Baseline:
 
 
 def _table(target: Tensor) -> Tensor:
-    """(rows, columns): a constant answer has one value for each unit of the last dimension."""
+    """(rows, columns): a constant prediction has one value for each unit of the last dimension."""
     width = target.shape[-1] if target.ndim > 1 else 1
     rows = target.reshape(-1, width)
     step = -(-rows.shape[0] // max(MAX_ELEMENTS // width, 1))

@@ -1,4 +1,4 @@
-"""Hashes of tensors where they live: sums of their bits times fixed odd numbers. Nothing is waited for.
+"""Hashes of tensors on their device: sums of their bits times fixed odd numbers. Nothing waits.
 
 `fingerprint` is one number that two copies of a model share exactly if a sample of their parameters is the same.
 """
@@ -23,12 +23,12 @@ MAX_ELEMENTS: Final = 64
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """A plain tensor's elements as integers of the same size: equal where, and only where, the bits are."""
+    """A plain tensor's elements as integers of the same size: equal if and only if the bits are."""
     return tensor.view(_AS_INTEGER[tensor.dtype.itemsize])
 
 
 def weights(num: int, device: torch.device) -> Tensor:
-    """The first `num` factors. The upper bits of a sum of products with them are the good ones."""
+    """The first `num` factors. The upper bits of a sum of products with them are the best ones."""
     assert num <= NUM_WEIGHTS
     return _weights(device)[:num]
 
@@ -40,7 +40,7 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def sampled_bits(tensor: Tensor) -> Any:
-    """An array where the tensor is on the host, otherwise a tensor; None where it cannot be read."""
+    """An array if the tensor is on the host, otherwise a tensor; None if it cannot be read."""
     try:
         plain = dense(tensor.detach())[0]
     except UnreadableError:
@@ -50,7 +50,7 @@ def sampled_bits(tensor: Tensor) -> Any:
 
 
 def device_purity(sampled: Tensor, ignore_index: int) -> Tensor:
-    """Share of the commonest of a few labels. In as few launches as possible, since it is asked at every step."""
+    """Fraction of the most common of a few labels. In as few launches as possible, since it runs at every step."""
     counts = sampled != ignore_index
     num_same = ((sampled[:, None] == sampled) & counts).sum(1)
     return torch.where(counts, num_same, 0).amax() / counts.sum()
@@ -59,7 +59,7 @@ def device_purity(sampled: Tensor, ignore_index: int) -> Tensor:
 def device_hash(parts: list[Tensor], seed: int) -> Tensor:
     """One integer of 53 bits; the upper ones of 64, since trailing zeros of round numbers spoil the lower."""
     device = parts[0].device
-    # cat widens them by itself: fewer launches than to convert each.
+    # cat widens them by itself: fewer launches than converting each.
     joined = torch.cat([part.to(device, non_blocking=True) for part in parts])[:NUM_WEIGHTS]
     mixed: Tensor = (joined * weights(joined.numel(), device)).sum() + (seed << (63 - NUM_BITS))
     upper: Tensor = (mixed >> (64 - NUM_BITS)) & (2**NUM_BITS - 1)
@@ -67,7 +67,7 @@ def device_hash(parts: list[Tensor], seed: int) -> Tensor:
 
 
 def fingerprint(parameters: Iterable[Tensor]) -> Tensor | None:
-    """A sum, weighted by place so that no two elements may change places; on the device, not waited for."""
+    """A sum weighted by position, so that swapping two elements changes it; on the device, without waiting."""
     listed = [p for p in parameters if p.numel() and p.is_floating_point()]
     chosen = listed[:: -(-len(listed) // MAX_PARAMETERS)] if listed else []
     if not chosen:

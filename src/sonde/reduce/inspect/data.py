@@ -1,7 +1,7 @@
-"""What rules ask of a batch: numbers of a model's input and of its targets, computed where they live.
+"""Statistics of a batch for the rules: numbers about a model's input and its targets, computed on their device.
 
-No branch depends on a value, so nothing waits for the device; large tensors are looked at in a strided sample. Callers
-see to it that autograd and autocast are off.
+No branch depends on a value, so nothing waits for the device; large tensors are sampled with a stride. Callers turn
+autograd and autocast off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ROWS: Final = 256
 MAX_FEATURES: Final = 256
 MAX_LABELS: Final = 16_384
 IGNORED: Final = torch.iinfo(torch.int64).max
-"""Stands for labels that do not count, behind all that do once they are sorted."""
+"""Marks labels that do not count; sorts after all that do."""
 
 
 def is_integer(tensor: Tensor) -> bool:
@@ -31,15 +31,15 @@ def is_integer(tensor: Tensor) -> bool:
 
 
 def is_token(tensor: Tensor) -> bool:
-    """Integers that name things. Bytes in three dimensions or more are pictures."""
+    """Whether these are integers that name things. Bytes in three dimensions or more are images."""
     return is_integer(tensor) and not (tensor.dtype is torch.uint8 and tensor.ndim > 2)
 
 
-# ------------------------------------------------------------------------------------------------------------- inputs
+# --------------------------------------------------------------------------------------------------------------- inputs
 
 
 def inspect_input(x: Tensor) -> Values:
-    """Scale, spread over features and over samples, and rows that are there twice."""
+    """Scale, spread over features and over samples, and duplicate rows."""
     values: dict[str, Tensor | float] = {"size": float(x.shape[0] if x.ndim else 1), "is_token": float(is_token(x))}
     elements = _elements(x)
     if elements is None:
@@ -53,7 +53,7 @@ def inspect_input(x: Tensor) -> Values:
 
 
 def _elements(tensor: Tensor) -> Tensor | None:
-    """A flat sample in a dtype that can be calculated with; None where there is nothing to read."""
+    """A flat sample in a dtype for arithmetic; None if there is nothing to read."""
     try:
         values = dense(tensor)[0]
     except UnreadableError:
@@ -62,7 +62,7 @@ def _elements(tensor: Tensor) -> Tensor | None:
 
 
 def std_mean(elements: Tensor) -> tuple[Tensor, Tensor]:
-    """Of all elements. Written out, since torch's own way on the CPU takes ten times as long."""
+    """Over all elements. Written out, since torch's own way on the CPU takes ten times as long."""
     mean = elements.mean()
     return (elements - mean).square().mean().sqrt(), mean
 
@@ -111,7 +111,7 @@ def _features(shaped: Tensor) -> Values:
 
 
 def batch_std(x: Tensor) -> Tensor:
-    """How much samples differ, relative to their size: 0 where all are the same."""
+    """How much samples differ, relative to their size: 0 if all are the same."""
     rows = x[:: _step(x.shape[0], MAX_ROWS)]
     rows = rows.reshape(rows.shape[0], -1)
     columns = rows[:, :: _step(rows.shape[1], MAX_ELEMENTS // rows.shape[0])].to(work_dtype(x))
@@ -123,7 +123,7 @@ def batch_std(x: Tensor) -> Tensor:
 
 
 def duplicates(x: Tensor) -> Tensor:
-    """Share of rows that equal another row, among the first thousand."""
+    """Fraction of rows that equal another row, among the first thousand."""
     rows = x[:1024]
     rows = rows.reshape(rows.shape[0], -1)
     step = _step(rows.shape[1], min(max(4 * MAX_ELEMENTS // rows.shape[0], MAX_FEATURES), NUM_WEIGHTS))
@@ -134,11 +134,11 @@ def duplicates(x: Tensor) -> Tensor:
     return (torch.cat([same, edge]) | torch.cat([edge, same])).to(torch.float32).mean()
 
 
-# ------------------------------------------------------------------------------------------------------------ targets
+# -------------------------------------------------------------------------------------------------------------- targets
 
 
 def inspect_target(y: Tensor, ignore_index: int = -100) -> Values:
-    """Scale of the targets, and how many different ones there are."""
+    """Scale of the targets, and the number of distinct ones."""
     if is_integer(y) or y.dtype is torch.bool:
         return {"is_class": 1.0, **_inspect_classes(sorted_labels(y, ignore_index))} if y.numel() else {}
     elements = _elements(y)
@@ -157,7 +157,7 @@ def inspect_target(y: Tensor, ignore_index: int = -100) -> Values:
 
 
 def sorted_labels(y: Tensor, ignore_index: int) -> Tensor:
-    """A sample of integer labels in order; those that do not count are IGNORED, and last."""
+    """A sorted sample of integer labels; those that do not count are IGNORED, and last."""
     labels = sample(y, MAX_LABELS, 0).to(torch.int64)
     return torch.where(labels == ignore_index, IGNORED, labels).sort().values
 
@@ -175,7 +175,7 @@ def _inspect_classes(labels: Tensor) -> Values:
 
 
 def _distinct(ordered: Tensor) -> tuple[Tensor, Tensor]:
-    """How many different values a sorted list has, and the share of the commonest. IGNORED does not count."""
+    """The number of distinct values in a sorted list, and the fraction of the most common. IGNORED does not count."""
     counts = ordered != IGNORED if not ordered.dtype.is_floating_point else torch.ones_like(ordered, dtype=torch.bool)
     run = torch.searchsorted(ordered, ordered, right=True) - torch.searchsorted(ordered, ordered)
     is_first = torch.ones_like(counts)
@@ -184,7 +184,7 @@ def _distinct(ordered: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_one_hot(y: Tensor, is_binary: Tensor, num: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with a single one are classes written out: the class counts, not the zeros."""
+    """One-hot rows are classes: the class counts, not the zeros."""
     rows = y[:: _step(y.shape[0], MAX_ROWS)].to(work_dtype(y))
     is_one_hot = is_binary & (rows.sum(1) == 1).all()
     num_rows, top_rows = _distinct(rows.argmax(1).sort().values)
@@ -192,7 +192,7 @@ def _of_one_hot(y: Tensor, is_binary: Tensor, num: Tensor, top: Tensor) -> tuple
 
 
 def shift(x: Tensor, y: Tensor, ignore_index: int = -100, *, is_raw: bool = False) -> Tensor | None:
-    """Share of positions where the target is the next token of the input; None where both are not token sequences.
+    """Fraction of positions where the target is the next token of the input; None unless both are token sequences.
 
     Labels that never went through a loss (`is_raw`) may also be the tokens themselves: some models shift them inside.
     """

@@ -1,4 +1,4 @@
-"""The mean loss of an evaluation, added up on the device batch by batch. Nothing is waited for."""
+"""The mean loss of an evaluation, summed on the device batch by batch. Nothing waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sonde.reduce.inspect.step_loss import StepLoss
 
 
 class Evaluated:
-    """What one kind of call gave in an evaluation."""
+    """The results of one type of call in an evaluation."""
 
     def __init__(self, *, is_sum: bool) -> None:
         self.is_sum = is_sum
@@ -19,7 +19,7 @@ class Evaluated:
         self._num_batches = 0
 
     def add(self, value: Tensor, weight: Tensor | float) -> None:
-        """The value of one batch, and how many terms it is made of."""
+        """Add the value of one batch, and its number of terms."""
         if not self._num_batches:
             dtype = torch.float32 if value.device.type == "mps" else torch.float64
             self.total, self.weight = (torch.zeros((), dtype=dtype, device=value.device) for _ in range(2))
@@ -28,14 +28,14 @@ class Evaluated:
         self.total += value if self.is_sum else value.to(self.total.dtype) * weight
 
     def mean(self, total: float, weight: float, training: StepLoss) -> float:
-        """In the units of the training loss: per term, or per batch where it is trained on sums over batches."""
+        """In the units of the training loss: per term, or per batch if training uses sums over batches."""
         if self.is_sum and not training.is_per_term:
             weight = float(self._num_batches)
         return total / weight * training.factor if weight else float("nan")
 
 
 def num_terms(name: str, target: Tensor, reduction: str, ignore_index: int) -> Tensor | float:
-    """How many terms a loss function adds up or averages; targets that it ignores do not count."""
+    """The number of terms that a loss function sums or averages; ignored targets do not count."""
     if name in ("cross_entropy", "nll_loss") and is_integer(target):
         return (target != ignore_index).sum()
     if reduction == "batchmean":

@@ -1,4 +1,4 @@
-"""Whether successive gradients point the same way, from a small strided sample that stays on its device."""
+"""Checks whether successive gradients point the same way, from a small strided sample that stays on its device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN: Final = 16
 
 
 class GradientDirection:
-    """Called at every optimizer step with the same parameters; some thirty microseconds."""
+    """Called at successive optimizer steps with the same parameters; takes about thirty microseconds."""
 
     __slots__ = ("_before", "_chosen", "_grads", "_key", "_square")
 
@@ -27,18 +27,22 @@ class GradientDirection:
         self._grads: list[weakref.ref[Tensor]] = []
 
     def choose(self, parameters: Sequence[Tensor]) -> None:
-        """Settle on at most eight evenly spaced parameters."""
+        """Choose at most eight evenly spaced parameters."""
         wanted = [p for p in parameters if p.requires_grad]
         step = -(-len(wanted) // MAX_PARAMETERS) or 1
         self._chosen = [weakref.ref(p) for p in wanted[::step]]
         self._before = None
 
+    def forget(self) -> None:
+        """The next gradient is compared with none."""
+        self._before, self._grads = None, []
+
     def compare(self) -> tuple[Tensor | None, bool | None]:
-        """(cosine to the gradient of the step before, whether the gradients are still the same objects)."""
+        """(cosine to the gradient of the previous step, whether the gradients are still the same objects)."""
         grads = [p.grad for ref in self._chosen if (p := ref()) is not None]
         usable = [g for g in grads if g is not None and type(g) is Tensor and g.layout is torch.strided and g.numel()]
         if not usable or len({g.device for g in usable}) > 1:
-            self._before, self._grads = None, []
+            self.forget()
             return None, None
         is_same = self._are_kept(usable)
         self._grads = [weakref.ref(g) for g in usable]
@@ -51,7 +55,7 @@ class GradientDirection:
         self._before, self._square, self._key = now, square, key
         if not comparable or before is None or square_before is None:
             return None, is_same
-        # One root per number: the product of two squares would leave float32 for gradients that are merely large.
+        # One root per number: the product of two squares would overflow float32 for merely large gradients.
         return now.dot(before) / (square.sqrt() * square_before.sqrt()), is_same
 
     def _are_kept(self, grads: list[Tensor]) -> bool | None:
@@ -61,15 +65,14 @@ class GradientDirection:
 
 
 def _sample(grads: list[Tensor], size: int) -> Tensor:
-    """At most `size` elements of each: short runs of neighbours, evenly apart.
+    """At most `size` elements of each: short runs of neighbours, evenly spaced.
 
-    Runs, because elements far from one another cost a miss of the processor's cache each; few operations, for this runs
-    at every step.
+    Runs, because each isolated element costs a cache miss; few operations, because this runs at every step.
     """
     small, runs = [], []
     for grad in grads:
         if grad.is_complex():
-            grad = torch.view_as_real(grad.resolve_conj())  # as optimizers do; a cast would leave one half out
+            grad = torch.view_as_real(grad.resolve_conj())  # as optimizers do; a cast would lose one half
         if grad.numel() <= size:
             small.append(grad.reshape(-1))
         elif _is_dense(grad):

@@ -1,6 +1,6 @@
 """The identity of a batch: one integer below 2**53, from a sample of its elements and its shapes.
 
-The same batch gives the same number on the same kind of device. Imports torch only for torch's tensors.
+The same batch gives the same number on the same type of device. Imports torch only for torch tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FEW: Final = 4096
 
 
 def batch_hash(values: Sequence[Any]) -> Any:
-    """One number for all of these tensors or arrays; a tensor where they live on a device, None if there are none.
+    """One number for all of these tensors or arrays; a tensor if they are on a device, None if there are none.
 
     >>> batch_hash([np.arange(4)]) == batch_hash([np.arange(4)]), batch_hash([np.arange(4)]) == batch_hash([np.ones(4)])
     (True, False)
@@ -38,7 +38,7 @@ def batch_hash(values: Sequence[Any]) -> Any:
 
 
 def ids_hash(ids: Any) -> Any:
-    """The same of whatever names the samples of a batch: numbers, texts, an array or a tensor."""
+    """The same for the names of a batch's samples: numbers, strings, an array or a tensor."""
     if ids is None:
         return None
     if hasattr(ids, "dtype") and hasattr(ids, "shape"):
@@ -48,7 +48,8 @@ def ids_hash(ids: Any) -> Any:
 
 
 def label_purity(labels: Any, ignore_index: int = -100) -> Any:
-    """Share of the commonest label, where labels are whole numbers: 1 for a batch of one class, None for other targets.
+    """Fraction of the most common label, if labels are whole numbers: 1 for a batch of one class, None for other
+    targets.
 
     >>> label_purity(np.array([3, 3, 3, 1, -100]))
     0.75

@@ -1,4 +1,4 @@
-"""What rules ask of a call of a loss: its value, its reduction, its shapes, and what it was given."""
+"""Statistics of a loss call for the rules: its value, its reduction, its shapes, and its arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLASSES: Final = ("cross_entropy", "nll_loss")
 def inspect_loss(
     name: str, output: Tensor, target: Tensor, result: Tensor, reduction: str, ignore_index: int, baseline: Baseline
 ) -> dict[str, Values]:
-    """{site: values} of one call; of the loss, and of the output and the target as the loss was given them."""
+    """{site: values} of one call; for the loss, and for the output and the target as the loss received them."""
     is_choice = name in _CLASSES
     class_dim = 1 if is_choice and output.ndim > 1 else -1
     width = output.shape[class_dim] if output.ndim else 1
@@ -46,7 +46,7 @@ def inspect_loss(
 
 
 def _num_terms(is_choice: bool, output: Tensor, target: Tensor) -> int:
-    """How many terms the loss has before they are reduced; a forgotten dimension squares their number."""
+    """The number of terms before reduction; a forgotten dimension squares it."""
     if is_choice:
         return output.numel() // max(output.shape[1], 1)
     try:

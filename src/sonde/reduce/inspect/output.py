@@ -1,4 +1,4 @@
-"""What rules ask of a model's output, or of what a loss was given as its input. As in `inspect_data`, nothing waits."""
+"""Statistics of a model's output, or of the input of a loss, for the rules. As in `data.py`, nothing waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.reduce.inspect.data import MAX_ELEMENTS, MAX_ROWS, Values, batch_std,
 from sonde.reduce.sample import sample
 
 _MOST: Final = 2**18
-"""Elements of all sampled rows together: a vocabulary is wide, and one row of it is no sample."""
+"""Elements of all sampled rows together: a vocabulary is wide, and one row of it is not a sample."""
 _MIN_ROWS: Final = 8
 
 
@@ -25,9 +25,9 @@ def inspect_output(
     ignore_index: int = -100,
     threshold: float = 0.0,
 ) -> Values:
-    """Range, whether rows or columns are distributions, how sure and how varied they are, and how often they are right.
+    """Range, whether rows or columns are distributions, how confident and how varied they are, and their accuracy.
 
-    `class_dim` is where the classes are; `threshold` is where a single unit changes its mind.
+    `class_dim` is the dimension of the classes; `threshold` is the decision boundary of a single unit.
     """
     if not output.numel() or not is_plain(output) or not output.dtype.is_floating_point:
         return {}
@@ -56,7 +56,7 @@ def inspect_output(
 
 
 def _picks(moved: Tensor) -> tuple[int, int]:
-    """(stride, number) of the rows looked at; the stride shares no factor with their number."""
+    """(stride, number) of the sampled rows; the stride shares no factor with their number."""
     num = math.prod(moved.shape[:-1])
     size = min(num, MAX_ROWS, max(_MOST // moved.shape[-1], _MIN_ROWS))
     stride = num // size
@@ -66,7 +66,7 @@ def _picks(moved: Tensor) -> tuple[int, int]:
 
 
 def take_rows(moved: Tensor, picks: tuple[int, int]) -> Tensor:
-    """Rows i·stride of all leading dimensions taken as one. Only what is taken is copied."""
+    """Rows i·stride of all leading dimensions taken as one. Only the sampled rows are copied."""
     stride, size = picks
     if moved.is_contiguous():
         return moved.view(-1, moved.shape[-1])[: (size - 1) * stride + 1 : stride]
@@ -79,13 +79,13 @@ def take_rows(moved: Tensor, picks: tuple[int, int]) -> Tensor:
 
 
 def _labels(target: Tensor | None, moved: Tensor, picks: tuple[int, int]) -> Tensor | None:
-    """The class of each row looked at, where the targets are one class per row."""
+    """The class of each sampled row, if the targets are one class per row."""
     if target is None or not target.numel():
         return None
     leading, width = moved.shape[:-1], moved.shape[-1]
     stride, size = picks
     if width > 1 and target.dtype.is_floating_point:
-        # Classes written out as probabilities.
+        # Classes given as probabilities.
         is_written_out = target.shape == moved.shape and target.ndim == 2
         return take_rows(target, picks).argmax(-1) if is_written_out else None
     if width > 1 and not is_integer(target):
@@ -115,7 +115,7 @@ def _rows(rows: Tensor, tolerance: float) -> Values:
 
 
 def _columns(output: Tensor) -> Values:
-    """Whether a softmax went over the batch: each unit's outputs add up to one over the samples."""
+    """Whether a softmax ran over the batch: each unit's outputs add up to one over the samples."""
     if output.ndim != 2 or output.shape[0] > MAX_ELEMENTS:
         return {}
     step = -(-output.shape[1] // max(MAX_ELEMENTS // output.shape[0], 8))
@@ -126,7 +126,7 @@ def _columns(output: Tensor) -> Values:
 
 
 def _choices(chosen: Tensor, labels: Tensor | None, ignore_index: int) -> Values:
-    """The share of the commonest choice, and of those that are right."""
+    """The fraction of the most common prediction, and the accuracy."""
     ordered = chosen.sort().values
     run = torch.searchsorted(ordered, ordered, right=True) - torch.searchsorted(ordered, ordered)
     values: dict[str, Tensor | float] = {"top_share": run.amax() / chosen.numel()}

@@ -1,7 +1,7 @@
 """How far back a recurrent layer's output can be traced: the gradient of the last output at the first input.
 
-A shadow pass on a few rows, with the layer's weights as they are and without dropout. It draws no random numbers and
-touches no parameter: only the copied input asks for a gradient.
+A shadow pass on a few rows, with the layer's current weights and without dropout. It draws no random numbers and
+touches no parameter: only the copied input requires a gradient.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NUM_STOPS: Final = 16
 
 def reach(module: nn.RNNBase, inputs: Tensor) -> tuple[Tensor, int, list[Tensor]] | None:
     """(norm of d out_last / d x_first over norm of d out_last / d x_last, length, the same along the way), along fixed
-    directions. "Along the way" is at up to NUM_STOPS time steps at even distances, from the first to the last.
+    directions. "Along the way" is at up to NUM_STOPS evenly spaced time steps, from the first to the last.
 
-    None where there is nothing to trace: a sequence of fewer than two steps, an input that is not a padded batch.
+    None if there is nothing to trace: a sequence of fewer than two steps, an input that is not a padded batch.
     """
     x = _few_rows(module, inputs)
     if x is None or x.shape[1] < 2:
@@ -49,7 +49,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _few_rows(module: nn.RNNBase, inputs: Tensor) -> Tensor | None:
-    """(rows, length, features), a copy of its own in the dtype of the weights; the first steps of a long sequence."""
+    """(rows, length, features), a copy in the dtype of the weights; the first steps of a long sequence."""
     if not inputs.is_floating_point() or inputs.ndim not in (2, 3):
         return None
     x = inputs.detach()
@@ -69,7 +69,7 @@ def _forward(module: nn.RNNBase, x: Tensor) -> Tensor:
     weights = _weights(module)
     directions = 2 if module.bidirectional else 1
     zeros = x.new_zeros(module.num_layers * directions, x.shape[0], module.hidden_size)
-    # Dropout is 0. "train" all the same: cuDNN has no backward pass for anything else.
+    # Dropout is 0. Still in "train" mode: cuDNN has no backward pass for anything else.
     rest: tuple[Any, ...] = (weights, module.bias, module.num_layers, 0.0, True, module.bidirectional, True)
     if module.mode == "LSTM":
         hidden = zeros if not module.proj_size else zeros.new_zeros(*zeros.shape[:2], module.proj_size)

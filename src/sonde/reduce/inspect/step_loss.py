@@ -1,4 +1,4 @@
-"""The loss of a step, from the numbers that its backward passes began with. Pure arithmetic, on the writer's thread."""
+"""The loss of a step, from the numbers that its backward passes started with. Pure arithmetic, on the writer thread."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass
 from typing import Final
 
 _NEAR: Final = 1e-3
-"""How near to one the shares of the micro-batches add up to it: they are rounded, in low precision coarsely."""
+"""Tolerance for the weights of the micro-batches to add up to one: they are rounded, in low precision coarsely."""
 _SAME: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What gradients were asked of, and how it came about."""
+    """A number that gradients were computed from, and its origin."""
 
     value: float
     factors: tuple[float, ...] = ()
-    """What the loss was multiplied by to become this, the last multiplication first."""
+    """The factors that turned the loss into this number, the last multiplication first."""
     num_terms: float = math.nan
-    """Of a loss function that adds up its terms: how many there were."""
+    """The number of terms, for a loss function that sums them."""
 
 
 class StepLoss:
-    """Knows how a program scales its losses, from the steps before."""
+    """Knows how a program scales its losses, from earlier steps."""
 
     def __init__(self) -> None:
         self._share: float | None = None
-        """What each micro-batch of a whole step is multiplied by, once that is known."""
+        """The factor of each micro-batch in a whole step, once it is known."""
         self.factor = 1.0
-        """What remains of the multiplications: the loss is this times what the loss function gave. NaN: it varies."""
+        """The remaining factor between the loss and the result of the loss function. NaN: it varies."""
         self.is_per_term = False
-        """Whether sums over terms are divided by the number of terms of the step."""
+        """Whether sums over terms are divided by the number of terms in the step."""
         self._is_known = False
 
     def of_step(self, parts: Sequence[MicroBatch], scale: float | None = None) -> float:
-        """The mean over micro-batches, each with the weight that it has in training.
+        """The mean over micro-batches, each with its weight in training.
 
         >>> StepLoss().of_step([MicroBatch(0.5, (0.5,)), MicroBatch(1.0, (0.5,))])  # losses 1 and 2, each halved
         1.5
@@ -70,7 +70,7 @@ class StepLoss:
 
 
 def _unscaled(part: MicroBatch, scale: float | None) -> MicroBatch:
-    """Without what a GradScaler multiplied it by."""
+    """Without the factor of a GradScaler."""
     if scale is None or not part.factors or part.factors[0] != scale:
         return part
     return MicroBatch(part.value / scale, part.factors[1:], part.num_terms)

@@ -1,4 +1,4 @@
-"""What batch hashes share on every device: the elements that are sampled, and the bits of a hash. Imports no torch."""
+"""Shared by batch hashes on every device: the sampled elements, and the bits of a hash. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 NUM_SAMPLED: Final = 256
 NUM_BITS: Final = 53
-"""What a float64 holds exactly."""
+"""Bits that a float64 represents exactly."""
 
 
 def strided(values: Any, num: int) -> Any:
-    """A sample of a flat array or tensor. The stride shares no factor with its length: every column has its turn."""
+    """A sample of a flat array or tensor. The stride shares no factor with its length: every column is included."""
     stride, size = _stride(num)
     return values[: (size - 1) * stride + 1 : stride] if stride > 1 else values
 

@@ -1,7 +1,7 @@
-"""Numbers about units, the channels of a layer: dead, saturated, effective rank, spread. Tensors in, 0-d tensors out.
+"""Statistics of units, the channels of a layer: dead, saturated, effective rank, spread. Tensors in, 0-d tensors out.
 
-Everything is computed on a strided sample and stays on its device; nothing here waits, draws random numbers, or keeps a
-tensor that was given.
+Everything is computed on a strided sample and stays on its device; nothing here waits, draws random numbers, or keeps
+an input tensor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 MAX_RANK_ROWS: Final = 128
 MAX_RANK_UNITS: Final = 256
 MAX_SEEN: Final = 1 << 16
-"""Elements of a layer that are looked at for dead and saturated units."""
+"""Elements of a layer that are checked for dead and saturated units."""
 MAX_WEIGHT: Final = 1 << 14
 SATURATED_AT: Final = 5.0
 WINDOW: Final = 8
-"""A unit is dead when it was silent in this many inspections."""
+"""Number of inspections after which a silent unit is dead."""
 
 
 def strided(tensor: Tensor, dim: int, size: int) -> Tensor:
@@ -37,7 +37,7 @@ def as_rows(tensor: Tensor, channel_dim: int, max_rows: int) -> Tensor:
         values = values.movedim(channel_dim, -1)
     if values.ndim == 1:
         values = values[None]
-    # Thin out before the copy that flattening may need; the batch last, for its rows differ most.
+    # Subsample before the copy that flattening may need; the batch last, for its rows differ most.
     num_rows = math.prod(values.shape[:-1])
     for dim in range(values.ndim - 2, -1, -1):
         if num_rows <= max_rows:
@@ -50,13 +50,13 @@ def as_rows(tensor: Tensor, channel_dim: int, max_rows: int) -> Tensor:
 
 
 def is_silent(tensor: Tensor, channel_dim: int) -> Tensor:
-    """(units,) bool: whether a unit was exactly zero in every sample. Not a number is not zero."""
+    """(units,) bool: whether a unit was exactly zero in every sample. NaN is not zero."""
     rows = as_rows(tensor, channel_dim, max(128, MAX_SEEN // max(tensor.shape[channel_dim], 1)))
     return (rows.amax(0) == 0) & (rows.amin(0) == 0)
 
 
 class SilentUnits:
-    """Which units of one layer have been silent, over a window of inspections; one mask for each call of the layer."""
+    """Units of one layer that were silent over a window of inspections; one mask for each call of the layer."""
 
     __slots__ = ("_seen",)
 
@@ -70,13 +70,13 @@ class SilentUnits:
         seen.append(silent)
 
     def share(self) -> Tensor:
-        """Share of units that were silent in every inspection of the window."""
+        """Fraction of units that were silent in every inspection of the window."""
         dead = [torch.stack(list(seen)).all(0) for seen in self._seen.values()]
         return (dead[0] if len(dead) == 1 else torch.cat(dead)).float().mean()
 
 
 def saturated(tensor: Tensor) -> Tensor:
-    """Share of elements beyond what a sigmoid or tanh can tell apart."""
+    """Fraction of elements in the saturated range of a sigmoid or tanh."""
     rows = as_rows(tensor, tensor.ndim - 1, max(1, MAX_SEEN // max(tensor.shape[-1], 1)))
     return (rows.abs() > SATURATED_AT).float().mean()
 
@@ -84,7 +84,7 @@ def saturated(tensor: Tensor) -> Tensor:
 def effective_rank(rows: Tensor) -> Tensor:
     """Participation ratio (tr C)^2 / tr C^2 of the centred covariance C of (samples, units); 0 for constant rows.
 
-    The small side is multiplied out: X X^T has the same non-zero eigenvalues as X^T X.
+    Uses the smaller product: X X^T has the same non-zero eigenvalues as X^T X.
     """
     centred = rows - rows.mean(0)
     # Scaled, so that the fourth powers below neither vanish nor overflow.
@@ -95,7 +95,7 @@ def effective_rank(rows: Tensor) -> Tensor:
 
 
 def rank_rows(tensor: Tensor, channel_dim: int) -> Tensor:
-    """The (samples, units) sample the rank is taken of, at most 128 x 256, in float32."""
+    """The (samples, units) sample for the rank, at most 128 x 256, in float32."""
     rows = as_rows(tensor, channel_dim, MAX_RANK_ROWS)
     return strided(rows, 1, MAX_RANK_UNITS).float().contiguous()
 
@@ -109,7 +109,7 @@ def batch_std(tensor: Tensor) -> Tensor:
 
 
 def row_spread(weight: Tensor) -> Tensor:
-    """max |w - mean over rows| / rms(w): 0 when all units are the same. A unit is a row of the weight."""
+    """max |w - mean over rows| / rms(w): 0 if all units are the same. A unit is a row of the weight."""
     rows = strided(weight.detach().flatten(1), 0, 512)
     rows = strided(rows, 1, max(1, MAX_WEIGHT // len(rows))).float().contiguous()
     size = rows.square().mean().sqrt()
@@ -118,19 +118,20 @@ def row_spread(weight: Tensor) -> Tensor:
 
 
 def skip_gain(given: Tensor, out: Tensor) -> Tensor:
-    """How much of its input a block hands on: <out, in> / <in, in>. 1 with a skip connection, near 0 without.
+    """How much of its input a block passes on: <out, in> / <in, in>. 1 with a skip connection, near 0 without.
 
-    Of deviations from each unit's mean: what is positive on both sides of a rectified block would look alike otherwise.
+    Uses deviations from each unit's mean: otherwise positive values on both sides of a rectified block would look
+    alike.
     """
     return sampled_skip_gain(some_units(given).float(), some_units(out).float())
 
 
 def some_units(tensor: Tensor) -> Tensor:
-    """(rows, units): the sample that `sampled_skip_gain` is to see of what a block took or gave."""
+    """(rows, units): the sample of a block's input or output for `sampled_skip_gain`."""
     return as_rows(tensor, tensor.ndim - 1, max(1, MAX_SEEN // max(tensor.shape[-1], 1)))
 
 
 def sampled_skip_gain(given: Tensor, out: Tensor) -> Tensor:
-    """`skip_gain` from samples (..., rows, units) in float32: several blocks alike may stand in front."""
+    """`skip_gain` from samples (..., rows, units) in float32: several blocks of one shape may be stacked in front."""
     x, y = given - given.mean(-2, keepdim=True), out - out.mean(-2, keepdim=True)
     return (x * y).sum((-2, -1)) / (x * x).sum((-2, -1))

@@ -32,7 +32,7 @@ def largest_singular_square(weight: Tensor) -> Tensor:
 
 
 def stable_rank(weight: Tensor) -> Tensor:
-    """Between 1 and the rank; 0 of a matrix of zeros."""
+    """Between 1 and the rank; 0 for a matrix of zeros."""
     matrix = _scaled(weight.detach().float())
     frobenius = matrix.square().sum()
     return torch.where(frobenius > 0, frobenius / largest_singular_square(matrix).clamp_min(1e-30), 0.0 * frobenius)
@@ -52,7 +52,7 @@ def product_rank(b: Tensor, a: Tensor) -> Tensor:
 
 
 def product_ratio(b: Tensor, a: Tensor, base: Tensor) -> Tensor:
-    """||B A||_F / ||W||_F: how large an adapter's product is beside the weight it is added to."""
+    """||B A||_F / ||W||_F: the size of an adapter's product relative to the weight it is added to."""
     left, right = b.detach().float(), a.detach().float()
     norm = ((left.T @ left) * (right @ right.T).T).sum().clamp_min(0).sqrt()
     ratio: Tensor = norm / base.detach().float().norm().clamp_min(1e-30)

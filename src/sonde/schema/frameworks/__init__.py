@@ -1,1 +1,1 @@
-"""One name and one layout for the tensors of PyTorch, Keras and Flax, and which tensors of two models correspond."""
+"""One name and one layout for the tensors of PyTorch, Keras and Flax, and the matching of tensors of two models."""

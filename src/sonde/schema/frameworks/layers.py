@@ -1,4 +1,4 @@
-"""How the layers of each framework store their tensors, layer by layer: which axis is which, which gate comes first."""
+"""How the layers of each framework store their tensors: the meaning of each axis, and the order of gates."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TORCH_RNN: Final = re.compile(r"(weight|bias)_(ih|hh)_(l\d+(_reverse)?)")
 _LSTM_GATES: Final = "ifgo"
 _GRU_GATES: Final = "rzn"
 _KERAS_GRU: Final[Step] = ("gates", (1, 0, 2))
-"""Keras keeps update, reset, new; PyTorch reset, update, new. Of the LSTM both keep input, forget, cell, output."""
+"""Keras stores update, reset, new; PyTorch reset, update, new. For the LSTM both store input, forget, cell, output."""
 
 Leaves = Mapping[str, tuple[str, Shape]]
 """Tensors of one layer by their last name: the full name and the shape."""
 
 
 def canonical(shapes: Mapping[str, Shape], framework: Framework | None = None) -> list[Canonical]:
-    """Every tensor of a model in PyTorch's name and layout, in the order in which layers first come.
+    """Every tensor of a model in PyTorch's name and layout, in the order in which layers first appear.
 
     >>> [found] = canonical({"params/Dense_0/kernel": (3, 8)})
     >>> found.name, found.shape, found.parts[0].steps
@@ -57,7 +57,7 @@ def canonical(shapes: Mapping[str, Shape], framework: Framework | None = None) -
 
 
 def _with_attention(found: Sequence[Canonical]) -> list[Canonical]:
-    """Projections as parts of their attention: the four have one shape, and only their names tell which is which."""
+    """Projections as parts of their attention: the four have one shape, and only their names distinguish them."""
     inside: dict[tuple[str, ...], set[str]] = {}
     for c in found:
         if c.layer and c.layer[-1] in PROJECTIONS:
@@ -80,7 +80,8 @@ def _layers(shapes: Mapping[str, Shape]) -> dict[tuple[str, ...], dict[str, tupl
 
 
 def _common_prefix(layers: Sequence[tuple[str, ...]]) -> int:
-    """How many leading parts all layers share: the model's own name, which the other framework does not have."""
+    """The number of leading parts that all layers share: the model's own name, which the other framework does not
+    have."""
     shared = 0
     while len(layers) > 1 and all(len(layer) > shared + 1 for layer in layers):
         if len({layer[shared] for layer in layers}) > 1:
@@ -99,7 +100,7 @@ def _layer(layer: tuple[str, ...], leaves: Leaves, kind: Framework) -> Iterator[
     return _plain_layer(layer, leaves, kind)
 
 
-# ------------------------------------------------------------------------------------------------ dense, conv, norms
+# --------------------------------------------------------------------------------------------------- dense, conv, norms
 
 
 def _plain_layer(layer: tuple[str, ...], leaves: Leaves, kind: Framework) -> Iterator[Canonical]:
@@ -136,7 +137,7 @@ def _kernel_steps(layer_type: str, shape: Shape, kind: Framework) -> tuple[Step,
         order = (len(shape) - 2, len(shape) - 1, *spatial)
         return ("transpose", order), ("reshape", (channels, 1, *shape[:-2]))
     if layer_type == "ConvTranspose" and kind == "flax":
-        # Flax keeps (…, in, out) and does not turn the kernel round; PyTorch keeps (in, out, …) and does.
+        # Flax stores (…, in, out) and does not flip the kernel; PyTorch stores (in, out, …) and does.
         order = (len(shape) - 2, len(shape) - 1, *spatial)
         return ("transpose", order), ("flip", tuple(range(2, len(shape))))
     return (("transpose", KERNELS[len(shape)]),)
@@ -153,11 +154,11 @@ def _after(shape: Shape, steps: Sequence[Step]) -> Shape:
     return shape
 
 
-# ---------------------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------------------------------ attention
 
 
 def _projection(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
-    """(width, heads, head width) or, of the output, (heads, head width, width), to (out, in)."""
+    """(width, heads, head width) or, for the output, (heads, head width, width), to (out, in)."""
     path = (*layer[:-1], PROJECTIONS[layer[-1]])
     is_output = path[-1] == "out_proj"
     for leaf, (name, shape) in leaves.items():
@@ -170,7 +171,7 @@ def _projection(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
         yield Canonical(path, LEAVES.get(leaf, leaf), "Attention", _after(shape, steps), (Part(name, steps),))
 
 
-# -------------------------------------------------------------------------------------------------------------- torch
+# ---------------------------------------------------------------------------------------------------------------- torch
 
 
 def _torch_layer(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
@@ -187,7 +188,7 @@ def _torch_layer(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
 
 
 def _split_projection(layer: tuple[str, ...], leaf: str, name: str, shape: Shape) -> Iterator[Canonical]:
-    """nn.MultiheadAttention keeps the three projections of its input in one tensor."""
+    """nn.MultiheadAttention stores the three projections of its input in one tensor."""
     third = shape[0] // 3
     for place, projection in enumerate(("q_proj", "k_proj", "v_proj")):
         steps: tuple[Step, ...] = (("rows", (place * third, (place + 1) * third)),)
@@ -195,7 +196,7 @@ def _split_projection(layer: tuple[str, ...], leaf: str, name: str, shape: Shape
         yield Canonical((*layer, projection), role, "Attention", (third, *shape[1:]), (Part(name, steps),))
 
 
-# ---------------------------------------------------------------------------------------------------------- recurrence
+# ----------------------------------------------------------------------------------------------------------- recurrence
 
 
 def _torch_rnn(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
@@ -214,7 +215,7 @@ def _torch_rnn(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
 def _biases(
     layer: tuple[str, ...], layer_type: str, suffix: str, biases: Sequence[tuple[str, int, tuple[Step, ...]]]
 ) -> Iterator[Canonical]:
-    """What is added comes to one bias, however many vectors it is kept in; only the GRU's new gate needs both apart."""
+    """The bias vectors add up to one bias; only the GRU's new gate needs both separately."""
     size = biases[0][1]
     if layer_type != "GRU":
         parts = tuple(Part(name, steps) for name, _, steps in biases)

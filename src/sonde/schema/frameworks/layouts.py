@@ -1,7 +1,7 @@
-"""One name and one layout for a tensor, whichever framework it comes from: PyTorch's, because most runs are.
+"""One name and one layout for a tensor, whichever framework it comes from: PyTorch's, because most runs use it.
 
-`canonical` says how each tensor of a Keras, TensorFlow, Flax or PyTorch model becomes its canonical form; every
-transpose, flip and reordering is written down in the answer and applied only when the tensor is read.
+`canonical` says how each tensor of a Keras, TensorFlow, Flax or PyTorch model is converted to its canonical form; it
+returns every transpose, flip and reordering, which are applied only when the tensor is read.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sonde.schema.snapshots.tensors import AnyArray
 Framework = Literal["torch", "keras", "flax"]
 Shape = tuple[int, ...]
 Step = tuple[Literal["transpose", "flip", "reshape", "rows", "gates"], tuple[int, ...]]
-"""One change of layout. `rows` keeps rows first to stop; `gates` puts equal groups of rows in another order."""
+"""One change of layout. `rows` keeps rows first to stop; `gates` reorders equal groups of rows."""
 
 LEAVES: Final[Mapping[str, str]] = {
     "kernel": "weight", "embeddings": "weight", "embedding": "weight", "gamma": "weight", "scale": "weight",
     "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean",
     "var": "running_var",
 }  # fmt: skip
-"""What a tensor is called in PyTorch; other names stay as they are."""
+"""The PyTorch name of a tensor; other names stay the same."""
 PROJECTIONS: Final[Mapping[str, str]] = {
     "query": "q_proj", "key": "k_proj", "value": "v_proj", "attention_output": "out_proj", "out": "out_proj",
     "query_dense": "q_proj", "key_dense": "k_proj", "value_dense": "v_proj", "output_dense": "out_proj",
     "q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "out_proj", "o_proj": "out_proj",
 }  # fmt: skip
-"""Projections of attention, as PyTorch's own attention calls them."""
+"""Projections of attention, by their names in PyTorch's own attention."""
 
 LAYER_TYPES: Final[Mapping[str, str]] = {
     r"(Lazy)?(Linear|Dense|DenseGeneral|EinsumDense|Einsum)": "Linear",
@@ -49,7 +49,7 @@ LAYER_TYPES: Final[Mapping[str, str]] = {
     r"(Simple)?RNN(Cell)?|SimpleCell": "RNN",
     r"(Spatial)?Dropout([123][dD])?": "Dropout",
 }
-"""Names of classes in the three frameworks, and the one name here."""
+"""Class names in the three frameworks, and the common name."""
 
 _COLLECTIONS: Final = frozenset({"params", "batch_stats", "value"})
 _FLAX_LAYER: Final = re.compile(r"[A-Z][A-Za-z0-9]*_\d+")
@@ -58,7 +58,7 @@ _SEPARATOR: Final = re.compile(r"/|%2F|\.")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored tensor, and how its layout is changed."""
+    """One stored tensor, and its changes of layout."""
 
     source: str
     steps: tuple[Step, ...] = ()
@@ -66,14 +66,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """One tensor in PyTorch's name and layout, and what it is made of."""
+    """One tensor in PyTorch's name and layout, and the stored tensors it consists of."""
 
     layer: tuple[str, ...]
-    """The path to the layer, without what only a framework puts there."""
+    """The path to the layer, without framework-specific parts."""
     role: str
     """`weight`, `bias`, `running_mean`, `weight_ih_l0`, `q_proj.weight`, …"""
     layer_type: str
-    """Linear, Conv, ConvTranspose, Embedding, BatchNorm, Norm, Attention, LSTM, GRU; empty when it cannot be told."""
+    """Linear, Conv, ConvTranspose, Embedding, BatchNorm, Norm, Attention, LSTM, GRU; empty if unknown."""
     shape: Shape
     parts: tuple[Part, ...]
     join: Literal["concat", "sum"] = "concat"
@@ -84,7 +84,7 @@ class Canonical:
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether it is one stored tensor, element for element: statistics of the two are then the same."""
+        """Whether it is one stored tensor, element for element: then both have the same statistics."""
         return len(self.parts) == 1 and not any(step == "rows" for step, _ in self.parts[0].steps)
 
     def read(self, read: Callable[[str], AnyArray]) -> AnyArray:
@@ -117,7 +117,7 @@ def change_layout(array: AnyArray, steps: Iterable[Step]) -> AnyArray:
 
 
 def layer_type(class_name: str) -> str:
-    """One name for a kind of layer, whichever framework's class it is; other classes keep their own.
+    """One name for a type of layer, whichever framework's class it is; other classes keep their own.
 
     >>> layer_type("Dense"), layer_type("Conv2D"), layer_type("Conv2d"), layer_type("MyBlock")
     ('Linear', 'Conv', 'Conv', 'MyBlock')
@@ -135,7 +135,7 @@ _KIND_ENDINGS: Final = (("norm", r"Norm(alization)?"), ("attention", "Attention"
 
 
 def kind_of_layer(class_name: str) -> str:
-    """One word for what a layer does, as in model.json; `other` where its class does not tell.
+    """One word for the function of a layer, as in model.json; `other` for an unknown class.
 
     >>> [kind_of_layer(name) for name in ("Dense", "Conv2DTranspose", "UnitNormalization", "Net")]
     ['linear', 'conv', 'norm', 'other']
@@ -149,7 +149,7 @@ def kind_of_layer(class_name: str) -> str:
 
 
 def split_name(name: str) -> tuple[str, ...]:
-    """The parts of a name, however the framework separates them; collections of Flax and `:0` of TensorFlow left out.
+    """The parts of a name, with any framework's separator; without Flax collections and TensorFlow's `:0`.
 
     >>> split_name("params/Dense_0/kernel"), split_name("dense/kernel:0")
     (('Dense_0', 'kernel'), ('dense', 'kernel'))
@@ -159,16 +159,16 @@ def split_name(name: str) -> tuple[str, ...]:
 
 
 def _is_collection(parts: Sequence[str], place: int) -> bool:
-    """`params` and `batch_stats` in front, `value` behind (Flax NNX); a layer may be called `value`."""
+    """`params` and `batch_stats` at the start, `value` at the end (Flax NNX); a layer may be called `value`."""
     return place == 0 if parts[place] != "value" else place == len(parts) - 1
 
 
 def detect(names: Iterable[str]) -> Framework:
-    """The framework whose names these are. Layouts of Keras and Flax differ only where the layer's name tells."""
+    """The framework that uses these names. Layouts of Keras and Flax differ only where the layer's name shows it."""
     names = list(names)
     leaves = {split_name(name)[-1] for name in names if split_name(name)}
     if any(leaf.startswith("weight") for leaf in leaves) and "kernel" not in leaves:
-        return "torch"  # though a layer scale may be called gamma, and a norm's weight scale
+        return "torch"  # although a layer scale may be called gamma, and a norm's weight scale
     if not leaves & {"kernel", "gamma", "embeddings", "embedding", "moving_mean", "recurrent_kernel", "scale"}:
         return "torch"
     if leaves & {"gamma", "embeddings", "moving_mean", "recurrent_kernel"}:

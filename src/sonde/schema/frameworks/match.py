@@ -1,7 +1,7 @@
-"""Which tensor of one model is which of another: by name where the names agree, else layer by layer in their order.
+"""Matches the tensors of two models: by name if the names agree, otherwise layer by layer in order.
 
-A layer is matched as a whole, so that a bias never goes with another layer's weight. What cannot be told stays
-unmatched: a wrong pair is worse than none.
+A layer is matched as a whole, so that a bias never goes with another layer's weight. Ambiguous tensors stay unmatched:
+a wrong pair is worse than none.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Match:
     a: Canonical
     b: Canonical
     by: Literal["name", "layer", "order"]
-    """Equal names; equal but for case and separators; or layers of the same shapes in the same order."""
+    """Equal names; equal except for case and separators; or layers of the same shapes in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """All pairs, and what has no partner."""
+    """All pairs, and the tensors without a partner."""
 
     pairs: tuple[Match, ...]
     only_a: tuple[Canonical, ...]
@@ -85,7 +85,7 @@ def _match_names(
 
 
 def _plain(layer: Layer) -> str:
-    """`Encoder_0` and `encoder.0` are one."""
+    """`Encoder_0` and `encoder.0` are the same."""
     return re.sub(r"[^a-z0-9]+", ".", ".".join(layer).lower())
 
 
@@ -112,12 +112,12 @@ def _signature(layer: Sequence[Canonical]) -> frozenset[tuple[str, Shape]]:
 
 
 def _in_order(layers: list[Layer]) -> list[Layer]:
-    """As they came, which is the order of the model; unless the alphabet ordered them: then by the numbers in them."""
+    """In the given order, which is that of the model; if it is alphabetical, by the numbers in the names."""
     return sorted(layers, key=_natural) if layers == sorted(layers) else layers
 
 
 def _has_order(layers: Sequence[Layer]) -> bool:
-    """Whether the order says which is first: one alone, numbered ones, or ones that no alphabet has ordered."""
+    """Whether the order is meaningful: a single layer, numbered layers, or an order that is not alphabetical."""
     stems = {re.sub(r"[\d_]+", "", ".".join(layer)) for layer in layers}
     return len(layers) == 1 or len(stems) == 1 or list(layers) != sorted(layers)
 

@@ -1,7 +1,7 @@
-"""Where a repository of snapshots is: a folder, or a bucket of S3, Google or Azure. Opens nothing, reads no secret.
+"""The URL of a snapshot repository: a folder, or an S3, Google or Azure bucket. Opens nothing, reads no secret.
 
-Credentials, endpoints and regions come from the environment, by the names each cloud's own tools use; none of them is
-ever part of an address, so none is written to a run.
+Credentials, endpoints and regions come from the environment, by the names that each cloud's own tools use; none of them
+is ever part of a URL, so none is written to a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonde.schema.packages import require
 Scheme = Literal["file", "s3", "gs", "az"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("file", "s3", "gs", "az")
 ICECHUNK_FOLDER: Final = "icechunk"
-"""Of a run, which holds a local repository and its lock."""
+"""The folder in a run that holds a local repository and its lock."""
 STREAM_TIMEOUT_S: Final = 20
 
 
@@ -39,18 +39,18 @@ class Address:
         scheme, _, rest = url.partition("://")
         known = {name: name for name in SCHEMES} | {"gcs": "gs", "azure": "az"}
         if scheme not in known:
-            raise UnknownNameError("kind of store", f"{scheme}://", [f"{name}://…" for name in SCHEMES])
+            raise UnknownNameError("store type", f"{scheme}://", [f"{name}://…" for name in SCHEMES])
         if "@" in rest.partition("/")[0] or "?" in rest:
-            raise UsageError("the address of a store holds no credentials and no options; put them in the environment.")
+            raise UsageError("a store URL must not contain credentials or options; set them in the environment.")
         if scheme == "file":
             return cls("file", rest)
         bucket, _, prefix = rest.partition("/")
         if not bucket:
-            raise UsageError(f'"{url}" names no bucket. Write {scheme}://bucket/prefix.')
+            raise UsageError(f'"{url}" has no bucket. Use {scheme}://bucket/prefix.')
         return cls(known[scheme], bucket, prefix.strip("/"))  # type: ignore[arg-type]
 
     def for_run(self, run: Path) -> Address:
-        """A repository of its own for each run: two runs may have snapshots of the same step."""
+        """A separate repository for each run: two runs may have snapshots of the same step."""
         return replace(self, prefix="/".join(part for part in (self.prefix, run.parent.name, run.name) if part))
 
     @property
@@ -62,12 +62,12 @@ class Address:
 
 
 def local_address(run: Path) -> Address:
-    """Of a repository in the run folder."""
+    """The address of a repository in the run folder."""
     return Address("file", str((run / ICECHUNK_FOLDER / "repository").absolute()))
 
 
 def written_address(address: Address, run: Path) -> str:
-    """As it is kept in the run: a repository in the run folder moves with it.
+    """The address as stored in the run: a repository in the run folder moves with it.
 
     >>> written_address(local_address(Path("runs/gpt")), Path("runs/gpt"))
     'icechunk'
@@ -80,10 +80,10 @@ def read_address(text: str, run: Path) -> Address:
 
 
 def icechunk_storage(address: Address) -> Any:
-    """What icechunk opens a repository with. Never call this in a process that trains, or that was forked."""
+    """The icechunk storage of a repository. Never call this in a process that trains, or that was forked."""
     icechunk = require("icechunk", "tensors", f"The store at {address}")
     if address.scheme == "file":
-        icechunk.set_logs_filter("error")  # it warns that two must not commit at once; the lock sees to that
+        icechunk.set_logs_filter("error")  # it warns that two writers must not commit at once; the lock prevents that
         return icechunk.local_filesystem_storage(address.bucket)
     if address.scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -105,7 +105,7 @@ def icechunk_storage(address: Address) -> Any:
 
 
 def check_environment(address: Address) -> None:
-    """Say now, and not at the first upload, what every upload would lack."""
+    """Raise now, not at the first upload, if something is missing that every upload needs."""
     if address.scheme == "az":
         _azure_account()
 

@@ -1,5 +1,5 @@
-"""The file of a snapshot: a Zarr group in a ZIP archive whose entries are not compressed, so that each entry is a run
-of bytes of the file. Bytes come from a function that is given; nothing is opened here.
+"""The file of a snapshot: a Zarr group in an uncompressed ZIP archive, so that each entry is a contiguous range of
+bytes. The caller provides a function that reads bytes; nothing is opened here.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from sonde.schema.snapshots.document import MAX_DOCUMENT_BYTES, SnapshotDocument
 from sonde.schema.snapshots.tensors import GROUP_FILE
 
 ReadFile = Callable[[int, int], bytes]
-"""Bytes of the archive: from an offset, at most N."""
+"""Reads bytes of the archive: from an offset, at most N."""
 
 _HEADER: Final = struct.Struct("<4s22xHH")
-"""Of an entry: its signature, and the lengths of its name and of what follows the name."""
+"""The header of an entry: its signature, and the lengths of its name and of the extra field."""
 _SIGNATURE: Final = b"PK\x03\x04"
 
 
 def open_archive(
     file: IO[bytes], read_file: ReadFile, base: Callable[[int], SnapshotReader], where: str
 ) -> SnapshotReader:
-    """The snapshot in a file. Its directory is read from `file` now, its tensors by `read_file` when asked for."""
+    """The snapshot in a file. Its directory is read from `file` now, its tensors by `read_file` on request."""
     try:
         archive = Archive(file)
         document = archive.read(GROUP_FILE, 0, MAX_DOCUMENT_BYTES + 1, read_file)
@@ -55,7 +55,7 @@ class Archive:
             raise DamageError(str(error)) from error
 
     def read(self, key: str, offset: int, size: int, read_file: ReadFile) -> bytes:
-        """Bytes of an entry: from an offset (below zero: from the end), at most `size`."""
+        """Bytes of an entry: from an offset (negative: from the end), at most `size`."""
         if key not in self._entries:
             raise DamageError(f"{key} is missing")
         header, length = self._entries[key]
@@ -64,12 +64,12 @@ class Archive:
         found = read_file(header, _HEADER.size)
         signature, num_name, num_extra = _HEADER.unpack(found) if len(found) == _HEADER.size else (b"", 0, 0)
         if signature != _SIGNATURE:
-            raise DamageError(f"there is no {key} where the directory says")
+            raise DamageError(f"{key} is not where the directory says")
         return read_file(header + _HEADER.size + num_name + num_extra + start, stop - start)
 
 
 class _Bounded:
-    """A file for zipfile, which reads a directory of any size that the file names."""
+    """A file for zipfile, which would otherwise read a directory of any size that the file claims."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.seek, self.tell = file, file.seek, file.tell

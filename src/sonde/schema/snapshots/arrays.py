@@ -1,9 +1,9 @@
-"""How an array is cut into chunks, and how its elements are found again. The layout is arithmetic; bytes come from a
-function that is given, so that a file, a bucket and a test read by the same code. Every byte read is checked.
+"""How an array is divided into chunks, and how its elements are found again. The layout is arithmetic; the caller
+provides a function that reads bytes, so that a file, a bucket and a test use the same code. Every byte read is checked.
 
-A chunk is always one contiguous run of the array's memory (chunks are cut along one axis only), so an array of any
-shape is written in order, and a run of its elements is read by reading the chunks it touches. Each chunk ends in its
-crc32c, as Zarr's codec of that name has it.
+A chunk is always one contiguous range of the array's memory (chunks are split along one axis only), so an array of any
+shape is written in order, and a range of its elements is read from the chunks it touches. Each chunk ends with its
+crc32c, as in Zarr's codec of that name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sonde.schema.packages import require
 from sonde.schema.snapshots.tensors import STORAGE, AnyArray
 
 ReadAt = Callable[[str, int, int], bytes]
-"""Bytes of a file of the array (`c/0/0`): from an offset, at most N. An offset below zero counts from the end."""
+"""Reads bytes of a file of the array (`c/0/0`): from an offset, at most N. A negative offset counts from the end."""
 
 CHECKSUM_BYTES: Final = 4
 MAX_BYTES: Final = 1 << 48
@@ -27,19 +27,19 @@ _PIECE: Final = 1 << 16
 
 
 class DamageError(Exception):
-    """A checksum or a length does not fit. The reader that knows the tensor's name reports it to the user."""
+    """A checksum or a length does not match. The reader that knows the tensor's name reports it to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and cutting of one array. `axis` is cut into chunks of `length`; axes before it are cut into ones."""
+    """Shape and chunks of one array. `axis` is split into chunks of `length`; axes before it into chunks of one."""
 
     shape: tuple[int, ...]
     dtype: str
-    """numpy's name of the type of its elements."""
+    """The numpy name of its element type."""
     axis: int
     length: int
-    """Along `axis`, of a chunk."""
+    """Length of a chunk along `axis`."""
     is_compressed: bool
     shard_length: int | None = None
     """Only in snapshots of format 1, see format_one.py."""
@@ -54,17 +54,17 @@ class Layout:
 
     @property
     def extent(self) -> int:
-        """Of the axis that is cut."""
+        """Length of the axis that is split."""
         return self.shape[self.axis] if self.shape else 1
 
     @property
     def row(self) -> int:
-        """Elements per index of the axis that is cut."""
+        """Elements per index of the axis that is split."""
         return math.prod(self.shape[self.axis + 1 :])
 
     @property
     def blocks(self) -> int:
-        """Chunks along the axis that is cut."""
+        """Chunks along the axis that is split."""
         return -(-self.extent // self.length)
 
     @property
@@ -85,20 +85,20 @@ class Layout:
         return math.prod(self.shape[: self.axis]) * self.blocks if self.size else 0
 
     def chunk_key(self, chunk: int) -> str:
-        """As Zarr names it: `c/2/0`."""
+        """The Zarr name: `c/2/0`."""
         lead, block = divmod(chunk, self.blocks)
         before = np.unravel_index(lead, self.shape[: self.axis]) if self.axis else ()
         indices = (*before, block, *(0,) * (len(self.shape) - self.axis - 1)) if self.shape else ()
         return "/".join(["c", *map(str, indices)])
 
     def chunk_span(self, chunk: int) -> tuple[int, int]:
-        """The run of elements that a chunk holds; its padding is not counted."""
+        """The range of elements in a chunk, without its padding."""
         lead, block = divmod(chunk, self.blocks)
         start = (lead * self.extent + block * self.length) * self.row
         return start, start + min(self.length, self.extent - block * self.length) * self.row
 
     def chunks_of(self, start: int, stop: int) -> range:
-        """The chunks that hold a run of elements."""
+        """The chunks that hold a range of elements."""
         if start >= stop:
             return range(0)
         return range(self._chunk_at(start), self._chunk_at(stop - 1) + 1)
@@ -108,12 +108,12 @@ class Layout:
         return lead * self.blocks + rest // (self.length * self.row)
 
     def to_json(self) -> dict[str, Any]:
-        """What the shape and the type of the tensor do not say already."""
+        """The facts that the shape and the dtype of the tensor do not imply."""
         return {"axis": self.axis, "length": self.length, "is_compressed": self.is_compressed}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Layout:
-        """Raises KeyError, TypeError or ValueError on what no writer of ours wrote."""
+        """Raises KeyError, TypeError or ValueError on content that none of our writers wrote."""
         shape = tuple(int(length) for length in content["shape"])
         shard_length = content.get("shard_length")
         layout = cls(
@@ -126,14 +126,14 @@ class Layout:
         )
         is_cut = 0 <= layout.axis < max(len(shape), 1) and (shard_length is None or int(shard_length) >= 1)
         if min(shape, default=0) < 0 or not is_cut or not 1 <= layout.length <= max(layout.extent, 1):
-            raise ValueError(f"no array is cut like this: {content}")
+            raise ValueError(f"invalid chunk layout of an array: {content}")
         if layout.size * layout.itemsize > MAX_BYTES:
-            raise ValueError(f"no array is this large: {content}")
+            raise ValueError(f"invalid array size: {content}")
         return layout
 
 
 def cut(shape: tuple[int, ...], dtype: str, *, chunk_bytes: int, is_compressed: bool) -> Layout:
-    """Chunks of at most about `chunk_bytes`, evenly long so that little is padding.
+    """Chunks of at most about `chunk_bytes`, of equal length to keep the padding small.
 
     >>> cut((1000, 300), "float32", chunk_bytes=1 << 18, is_compressed=True).chunk_shape
     (200, 300)
@@ -155,7 +155,7 @@ class ArrayReader:
         self.layout, self._read_at = layout, read_at
 
     def elements(self, start: int, stop: int) -> AnyArray:
-        """A run of elements in memory order."""
+        """A range of elements in memory order."""
         if not 0 <= start <= stop <= self.layout.size:
             raise DamageError(f"elements {start}:{stop} of an array that has {self.layout.size}")
         out = np.empty(stop - start, self.layout.dtype)
@@ -178,11 +178,11 @@ class ArrayReader:
         if self.layout.is_compressed:
             data = decompressed(data, expected)
         if len(data) != expected:
-            raise DamageError(f"a chunk of {len(data)} bytes; it should have {expected}")
+            raise DamageError(f"a chunk has {len(data)} bytes; expected {expected}")
         return np.frombuffer(data, self.layout.dtype)
 
     def _most(self) -> int:
-        """No codec of ours makes a chunk longer than this; a larger number is damage, and is not allocated."""
+        """The longest chunk that our codecs create; a larger number is damage, and is not allocated."""
         return self.layout.chunk_bytes + 4096
 
 
@@ -201,7 +201,7 @@ def checksum_of(bits: AnyArray) -> int:
 
 
 def checked(data: bytes, what: str) -> memoryview:
-    """The bytes without their checksum, when that fits."""
+    """The bytes without their checksum, if that matches."""
     body, stored = data[:-CHECKSUM_BYTES], int.from_bytes(data[-CHECKSUM_BYTES:], "little")
     if checksum(body) != stored:
         raise DamageError(f"the checksum of {what} does not match")
@@ -209,7 +209,7 @@ def checked(data: bytes, what: str) -> memoryview:
 
 
 def decompressed(data: memoryview, expected: int) -> memoryview:
-    """Undo blosc. What the header says is compared first: a damaged one may ask for any amount of memory."""
+    """Decompress blosc. The header is checked first: a damaged one may ask for any amount of memory."""
     blosc = require("numcodecs.blosc", "tensors", "Reading and writing tensors")
     if len(data) < 16 or int.from_bytes(data[4:8], "little") != expected:
         raise DamageError("the header of a compressed chunk is damaged")

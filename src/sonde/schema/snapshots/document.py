@@ -1,7 +1,7 @@
-"""The document of a snapshot, and how a tensor is put together from it: checksums compared. No I/O.
+"""The document of a snapshot, and how a tensor is assembled from it, with checksums verified. No I/O.
 
-A snapshot is a Zarr group; under "sonde" in the attributes of its `zarr.json` is everything there is to know about the
-snapshot, and next to it the checksum of that.
+A snapshot is a Zarr group; "sonde" in the attributes of its `zarr.json` holds all facts about the snapshot, and next to
+it the checksum of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.distribution import DISTRIBUTION
 from sonde.errors import CorruptError, FormatError, UnknownNameError, UsageError
 from sonde.schema.snapshots.arrays import MAX_BYTES, ArrayReader, DamageError, Layout, ReadAt, checksum_of
 from sonde.schema.snapshots.format_one import MAX_CHAIN, ShardReader, undo_difference
@@ -31,30 +32,30 @@ from sonde.schema.snapshots.tensors import (
 
 CHECKSUM_ATTRIBUTE: Final = "sonde_crc32"
 MAX_DOCUMENT_BYTES: Final = 64 << 20
-"""A larger one is not read: a folder from elsewhere must not take all memory."""
+"""A larger one is not read: a foreign folder must not use up all memory."""
 
 Index = int | slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """Where one tensor of a snapshot is, and what it should sum up to."""
+    """The location of one tensor of a snapshot, and its checksum."""
 
     array: str
     """The path of its Zarr array in the snapshot's group."""
     layout: Layout
-    """Of that array."""
+    """The layout of that array."""
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it: "bfloat16"."""
+    """The torch name: "bfloat16"."""
     crc32c: int
-    """Of the tensor's raw little-endian bytes."""
+    """Checksum of the tensor's raw little-endian bytes."""
     keep_mantissa_bits: int | None = None
-    """How many bits of the mantissa were kept, where rounding was asked for."""
+    """The number of mantissa bits kept, if rounding was requested."""
     offset: int = 0
     """Its first element in an array of several tensors. Format 1 only."""
     delta_of: int | None = None
-    """The step that the array holds the difference to. Format 1 only."""
+    """The step that the array is stored as a difference from. Format 1 only."""
 
     @property
     def size(self) -> int:
@@ -71,7 +72,8 @@ class TensorEntry:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], arrays: Mapping[str, Any] | None) -> TensorEntry:
-        """`arrays` are those of format 1. Raises KeyError, TypeError or ValueError on what no writer of ours wrote."""
+        """`arrays` are those of format 1. Raises KeyError, TypeError or ValueError on content that none of our writers
+        wrote."""
         shape = tuple(int(length) for length in content["shape"])
         delta_of, kept = content.get("delta_of"), content.get("keep_mantissa_bits")
         entry = cls(
@@ -86,13 +88,13 @@ class TensorEntry:
         )
         is_tensor = entry.dtype in STORAGE and min(shape, default=0) >= 0 and entry.nbytes <= MAX_BYTES
         if not is_tensor or not is_inside(entry.array):
-            raise ValueError(f"not a tensor of a snapshot: {content}")
+            raise ValueError(f"invalid tensor entry: {content}")
         return entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDocument:
-    """What is known of one snapshot without reading a tensor."""
+    """The facts about one snapshot that are known without reading a tensor."""
 
     step: int
     time: float
@@ -102,11 +104,11 @@ class SnapshotDocument:
     attempt: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
     sha256: str = ""
-    """Of the bytes it was read from."""
+    """Checksum of the bytes it was read from."""
 
     @property
     def bases(self) -> set[int]:
-        """The steps this one is a difference to. Format 1 only."""
+        """The steps that this one is stored as a difference from. Format 1 only."""
         return {entry.delta_of for entry in self.tensors.values() if entry.delta_of is not None}
 
     @property
@@ -151,8 +153,8 @@ class SnapshotDocument:
             raise CorruptError(f"the checksum of the document of {where} does not match. Its tensors are not shown.")
         if content["format"] > SNAPSHOT_FORMAT:
             raise FormatError(
-                f"{where} has format {content['format']}; this sonde reads {SNAPSHOT_FORMAT}. "
-                "Run:  pip install -U sonde"
+                f"{where} has format {content['format']}; this version of sonde reads {SNAPSHOT_FORMAT}. "
+                f"Run:  pip install -U {DISTRIBUTION}"
             )
         arrays = content["arrays"] if content["format"] == 1 else None
         return cls(
@@ -167,7 +169,7 @@ class SnapshotDocument:
 
 
 class SnapshotReader:
-    """Tensors of one snapshot. `read_at` reads files of its group; `base` opens one that it is a difference to."""
+    """Tensors of one snapshot. `read_at` reads files of its group; `base` opens one that it is a difference from."""
 
     def __init__(
         self, document: SnapshotDocument, read_at: ReadAt, base: Callable[[int], SnapshotReader], where: str
@@ -182,7 +184,7 @@ class SnapshotReader:
             raise UnknownNameError(f"tensor at step {self.document.step}", name, self.document.tensors) from None
 
     def bits(self, name: str) -> AnyArray:
-        """All bits of a tensor, flat, compared with its checksum."""
+        """All bits of a tensor, flat, verified with its checksum."""
         entry = self.entry(name)
         bits = self._run(name, entry, 0, entry.size)
         if checksum_of(bits) != entry.crc32c:
@@ -194,14 +196,14 @@ class SnapshotReader:
         return as_values(self.bits(name).reshape(entry.shape), entry.dtype)
 
     def part(self, name: str, index: Sequence[Index] | Index) -> AnyArray:
-        """What `values(name)[index]` is, reading no more than the chunks along the first axis that it needs.
+        """The same as `values(name)[index]`, but reads only the necessary chunks along the first axis.
 
-        Each chunk is compared with its own checksum; the whole tensor's cannot be.
+        Each chunk is verified with its own checksum; the whole tensor's cannot be.
         """
         entry = self.entry(name)
         given = (index,) if isinstance(index, int | slice) else tuple(index)
         if len(given) > len(entry.shape):
-            raise UsageError(f"{name} has {len(entry.shape)} dimensions; the index has {len(given)}.")
+            raise UsageError(f"{name} has {len(entry.shape)} dimensions, but the index has {len(given)}.")
         if not given or not entry.size:
             return np.asarray(self.values(name)[given])
         start, stop = _bounds(given[0], entry.shape[0], name)
@@ -211,7 +213,7 @@ class SnapshotReader:
         return np.asarray(as_values(bits, entry.dtype)[(first, *given[1:])])
 
     def _run(self, name: str, entry: TensorEntry, start: int, stop: int, depth: int = 0) -> AnyArray:
-        """A run of a tensor's elements."""
+        """A range of a tensor's elements."""
         try:
             stored = self._array(entry).elements(entry.offset + start, entry.offset + stop)
         except DamageError as error:
@@ -219,14 +221,16 @@ class SnapshotReader:
         return stored if entry.delta_of is None else self._undone(name, entry, stored, start, depth)
 
     def _undone(self, name: str, entry: TensorEntry, stored: AnyArray, start: int, depth: int) -> AnyArray:
-        """The run that a run of differences stands for. Format 1 only."""
+        """The values that a range of differences represents. Format 1 only."""
         if depth > MAX_CHAIN:
-            raise self._corrupt(name, "its differences go in circles")
+            raise self._corrupt(name, "its differences form a cycle")
         assert entry.delta_of is not None
         base = self._base(entry.delta_of)
         before = base.document.tensors.get(name)
         if before is None or before.shape != entry.shape or before.dtype != entry.dtype:
-            raise self._corrupt(name, f"step {entry.delta_of}, which it is a difference to, has no such tensor")
+            raise self._corrupt(
+                name, f"it is stored as a difference from step {entry.delta_of}, which has no such tensor"
+            )
         return undo_difference(stored, base._run(name, before, start, start + stored.size, depth + 1))
 
     def _array(self, entry: TensorEntry) -> ArrayReader:
@@ -243,16 +247,16 @@ def _sum(content: Any) -> int:
 
 
 def _bounds(index: Index, length: int, name: str) -> tuple[int, int]:
-    """The run of an axis that an index touches."""
+    """The range of an axis that an index touches."""
     if isinstance(index, slice):
         touched = range(*index.indices(length))
         return (min(touched[0], touched[-1]), max(touched[0], touched[-1]) + 1) if touched else (0, 0)
     if not -length <= index < length:
-        raise UsageError(f"index {index} is outside {name}, whose first axis has {length}.")
+        raise UsageError(f"index {index} is out of range for {name}: its first axis has length {length}.")
     return index % length, index % length + 1
 
 
 def _shifted(index: slice, length: int) -> slice:
-    """The same picks, counted from the first that was read."""
+    """The same indices, relative to the first one that was read."""
     step = index.indices(length)[2]
     return slice(None, None, step)

@@ -1,8 +1,8 @@
-"""Read snapshots of format 1, as earlier versions wrote them: shards, and tensors that are the difference to an earlier
-snapshot. Nothing writes it any more.
+"""Reads snapshots of format 1, as earlier versions wrote them: shards, and tensors stored as a difference from an
+earlier snapshot. Nothing writes it any more.
 
-In format 1 a chunk is a part of a shard (`c/0`), which ends in the index of its chunks and the index's crc32c. Small
-tensors of one kind and type share an array; a tensor's entry says at which element it begins.
+In format 1 a chunk is a part of a shard (`c/0`), which ends with the index of its chunks and the index's crc32c. Small
+tensors of one kind and type share an array; a tensor's entry says at which element it starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonde.schema.snapshots.arrays import CHECKSUM_BYTES, MAX_BYTES, ArrayReader
 from sonde.schema.snapshots.tensors import AnyArray
 
 MAX_CHAIN: Final = 64
-"""No writer made a longer chain of differences; a longer one goes in circles."""
+"""No writer created a longer chain of differences; a longer one is a cycle."""
 _SLOT_BYTES: Final = 16
 _EMPTY: Final = (1 << 64) - 1
 
@@ -56,7 +56,7 @@ class ShardReader(ArrayReader):
             raise DamageError(f"{size} bytes at {offset} are not a part of a shard")
         data = self._read_at("/".join(["c", str(shard), *["0"] * (len(self.layout.shape) - 1)]), offset, size)
         if len(data) != size:
-            raise DamageError(f"the shard ends early: {len(data)} bytes where {size} should be")
+            raise DamageError(f"the shard ends early: {len(data)} bytes instead of {size}")
         return data
 
 

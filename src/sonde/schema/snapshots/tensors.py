@@ -1,7 +1,7 @@
-"""What a snapshot of whole tensors is: its names, its element types and where it is stored. No I/O.
+"""The data model of snapshots: names, element types and storage locations of whole tensors. No I/O.
 
-A tensor is kept as bits: the bytes a framework had in memory, in a numpy type of the same width. `as_values` gives the
-bits their meaning; bfloat16 and the 8-bit floats have none in numpy itself, so it asks ml_dtypes for them.
+A tensor is stored as bits: the bytes a framework had in memory, in a numpy type of the same width. `as_values` converts
+the bits to values; numpy itself lacks bfloat16 and the 8-bit floats, so it uses ml_dtypes for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AnyArray = npt.NDArray[Any]
 
 SNAPSHOT_FORMAT: Final = 2
 ATTRIBUTE: Final = "sonde"
-"""The key of a group's attributes under which sonde keeps what it knows of a snapshot."""
+"""The key of a group's attributes under which sonde stores its facts about a snapshot."""
 
 DTYPE_ATTRIBUTE: Final = "torch_dtype"
 """The key of an array's attributes that names its type: bfloat16 and 8-bit floats are stored as integers."""
@@ -33,12 +33,31 @@ GROUP_FILE: Final = "zarr.json"
 
 TENSORS_FOLDER: Final = "tensors"
 HIDDEN_FOLDER: Final = ".tensors"
-"""Next to `tensors/`, which has finished snapshots only: halves of snapshots (`tmp-*`), how far the upload is, and, in
-runs of earlier versions, deleted snapshots that later ones are a difference to (`step-*`)."""
+"""Next to `tensors/`, which has only finished snapshots: partial snapshots (`tmp-*`), the state of the upload, and, in
+runs of earlier versions, deleted snapshots that later ones are a difference from (`step-*`)."""
 ARCHIVE_SUFFIX: Final = ".zarr.zip"
 
 SNAPSHOT_KINDS: Final = ("param", "grad", "act", "optim", "probe", "batch")
-"""What a run's snapshots may hold."""
+"""The kinds of tensors in a run's snapshots."""
+
+
+def parse_kinds(given: str | Iterable[str]) -> list[str]:
+    """Kinds of a snapshot, as a list or separated by commas; ["all"] for all of them.
+
+    >>> parse_kinds("param, grad"), parse_kinds(["param"]), parse_kinds("all")
+    (['param', 'grad'], ['param'], ['all'])
+    """
+    wanted = [kind.strip() for kind in given.split(",") if kind.strip()] if isinstance(given, str) else list(given)
+    if "all" in wanted:
+        return ["all"]
+    for kind in wanted:
+        if kind not in SNAPSHOT_KINDS:
+            raise UnknownNameError("snapshot kind", str(kind), (*SNAPSHOT_KINDS, "all"))
+    if not wanted:
+        raise UsageError(f"kinds is empty; a snapshot holds at least one of {', '.join(SNAPSHOT_KINDS)}.")
+    return wanted
+
+
 KINDS: Final = ("param", "grad", "update", "act", "actgrad", "optim", "probe", "batch", "custom")
 
 STORAGE: Final[Mapping[str, str]] = {
@@ -48,7 +67,7 @@ STORAGE: Final[Mapping[str, str]] = {
     "uint16": "uint16", "uint8": "uint8", "bool": "bool", "complex128": "complex128", "complex64": "complex64",
     "complex32": "uint32",
 }  # fmt: skip
-"""The numpy type whose bits hold a type, by its name in torch."""
+"""The numpy type that holds the bits of a torch type, by its name."""
 
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f/\\\ud800-\udfff]")
 _MAX_NAME_BYTES: Final = 200
@@ -57,7 +76,7 @@ _ATTEMPT: Final = re.compile(r"attempt-(\d{4,9})")
 
 
 class SnapshotKey(NamedTuple):
-    """Which snapshot: a run that returns to an earlier step may take one of the same step in several attempts.
+    """Identifies a snapshot: a run that returns to an earlier step may take one of the same step in several attempts.
 
     >>> str(SnapshotKey(0, 500)), str(SnapshotKey(1, 500))
     ('step 500', 'step 500 of attempt 1')
@@ -72,19 +91,19 @@ class SnapshotKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostTensor:
-    """The bits of one tensor in host memory; they may be strided, and belong to whoever made them."""
+    """The bits of one tensor in host memory; they may be strided, and belong to whoever created them."""
 
     bits: AnyArray
-    """`storage_dtype(dtype)`, of the tensor's shape or flat."""
+    """`storage_dtype(dtype)`, in the tensor's shape or flat."""
     dtype: str
-    """As torch names it: "bfloat16"."""
+    """The torch name: "bfloat16"."""
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if self.bits.dtype != storage_dtype(self.dtype):
             raise UsageError(
                 f"the bits of a {self.dtype} tensor are {storage_dtype(self.dtype)}; got {self.bits.dtype}. "
-                "Make it with HostTensor.of(array)."
+                "Create it with HostTensor.of(array)."
             )
         if self.bits.size != math.prod(self.shape):
             raise UsageError(f"a tensor of shape {list(self.shape)} has {math.prod(self.shape)} elements, "
@@ -92,7 +111,7 @@ class HostTensor:
 
     @classmethod
     def of(cls, array: AnyArray) -> HostTensor:
-        """A tensor from an array of values; ml_dtypes' types are understood.
+        """A tensor from an array of values; accepts the types of ml_dtypes.
 
         >>> HostTensor.of(np.zeros((2, 3), np.float32)).nbytes
         24
@@ -107,11 +126,11 @@ class HostTensor:
         return self.bits.nbytes
 
     def flat(self) -> AnyArray:
-        """The bits as one contiguous run, copied only where they are strided."""
+        """The bits as one contiguous array, copied only if they are strided."""
         return np.ascontiguousarray(self.bits).reshape(-1)
 
     def values(self) -> AnyArray:
-        """The tensor as an array of its own type."""
+        """The tensor as an array of its dtype."""
         return as_values(self.flat().reshape(self.shape), self.dtype)
 
 
@@ -136,22 +155,22 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a store says when a snapshot is durable and visible."""
+    """Returned by a store when a snapshot is durable and visible."""
 
     step: int
     nbytes: int
-    """Of the tensors as they were in memory."""
+    """Size of the tensors in memory."""
     stored_bytes: int
-    """What they take in the store."""
+    """Size of the tensors in the store."""
     num_tensors: int
     sha256: str
-    """Of the group's document, which holds a checksum of every tensor."""
+    """Checksum of the group's document, which holds a checksum of every tensor."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What only this store knows: a commit, for example."""
+    """Facts that only this store knows: a commit, for example."""
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """The numpy type that holds a type's bits.
+    """The numpy type that holds the bits of a type.
 
     >>> storage_dtype("bfloat16")
     dtype('uint16')
@@ -159,18 +178,18 @@ def storage_dtype(dtype: str) -> np.dtype[Any]:
     try:
         return np.dtype(STORAGE[dtype])
     except KeyError:
-        raise UnknownNameError("type of tensor", dtype, STORAGE) from None
+        raise UnknownNameError("tensor dtype", dtype, STORAGE) from None
 
 
 def as_values(bits: AnyArray, dtype: str) -> AnyArray:
-    """Bits with their meaning: an array of that type, without a copy where numpy or ml_dtypes knows the type.
+    """Bits as values: an array of that type, without a copy if numpy or ml_dtypes knows the type.
 
     >>> as_values(np.array([0x3F80], np.uint16), "bfloat16").astype(float)
     array([1.])
     """
     if bits.dtype != storage_dtype(dtype):
         raise UsageError(f"the bits of a {dtype} tensor are {storage_dtype(dtype)}; got {bits.dtype}.")
-    if dtype == "complex32":  # neither numpy nor ml_dtypes has it; complex64 holds every value of it
+    if dtype == "complex32":  # neither numpy nor ml_dtypes has it; complex64 represents every value of it
         pairs = np.ascontiguousarray(bits).view(np.float16).astype(np.float32)
         return pairs.view(np.complex64).reshape(bits.shape)
     if STORAGE[dtype] == dtype:
@@ -180,7 +199,7 @@ def as_values(bits: AnyArray, dtype: str) -> AnyArray:
 
 
 def kind_of(name: str) -> str:
-    """The kind a tensor's name begins with.
+    """The kind at the start of a tensor's name.
 
     >>> kind_of("optim/0.weight.exp_avg")
     'optim'
@@ -196,14 +215,14 @@ def group_name(step: int, rank: int = 0, attempt: int = 0) -> str:
     ('step-000000500', 'rank-0001/step-000000500', 'attempt-0002/step-000000500')
     """
     if step < 0:
-        raise UsageError(f"a snapshot is of a step from 0 on; got {step}.")
+        raise UsageError(f"the step of a snapshot must be 0 or more; got {step}.")
     parent = parent_name(rank, attempt)
     return f"{parent}/step-{step:09d}" if parent else f"step-{step:09d}"
 
 
 def parent_name(rank: int = 0, attempt: int = 0) -> str:
-    """The group, or the folder, that holds the snapshots of a rank and an attempt. The first attempt has none of its
-    own: that is where all snapshots were before there were attempts.
+    """The group, or the folder, that holds the snapshots of a rank and an attempt. The first attempt has none: its
+    snapshots are where all of them were before there were attempts.
 
     >>> parent_name(), parent_name(1), parent_name(1, 2)
     ('', 'rank-0001', 'rank-0001/attempt-0002')
@@ -212,7 +231,8 @@ def parent_name(rank: int = 0, attempt: int = 0) -> str:
 
 
 def older_group(group: str) -> str:
-    """Where earlier versions put the group of a deleted snapshot in a repository, if others were a difference to it."""
+    """Where earlier versions put the group of a deleted snapshot in a repository, if others were a difference from
+    it."""
     return f"deleted/{group}"
 
 
@@ -226,7 +246,7 @@ def archive_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step of a snapshot's file or group; none for another name.
+    """The step of a snapshot's file or group; None for another name.
 
     >>> step_of("step-000000500.zarr.zip"), step_of("step-000000500"), step_of("tmp")
     (500, 500, None)
@@ -236,7 +256,7 @@ def step_of(name: str) -> int | None:
 
 
 def attempt_of(name: str) -> int | None:
-    """The attempt of a folder or a group of snapshots; none for another name.
+    """The attempt of a folder or a group of snapshots; None for another name.
 
     >>> attempt_of("attempt-0002"), attempt_of("attempt-0000"), attempt_of("step-000000500")
     (2, None, None)
@@ -247,8 +267,8 @@ def attempt_of(name: str) -> int | None:
 
 
 def array_paths(names: Iterable[str]) -> dict[str, str]:
-    """The Zarr array of each tensor of a snapshot: its own name. A name that Zarr or a file system cannot hold, or that
-    differs from another only in case, is changed and ends in a hash.
+    """The Zarr array of each tensor of a snapshot: its own name. A name that Zarr or a file system cannot store, or
+    that differs from another only in case, is changed and ends in a hash.
 
     >>> array_paths(["param/layers.3.mlp.weight", "custom/.."])
     {'param/layers.3.mlp.weight': 'param/layers.3.mlp.weight', 'custom/..': 'custom/_-58c40f53'}

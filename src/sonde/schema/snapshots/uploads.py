@@ -1,4 +1,4 @@
-"""How far the upload of a run's snapshots has come: the file the uploader keeps beside the spool. No I/O."""
+"""The progress of uploading a run's snapshots: the file that the uploader keeps next to the spool. No I/O."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ UPLOAD_LOCK: Final = "uploading"
 
 @dataclass(slots=True)
 class UploadState:
-    """What is known of the far side. Snapshots that are in the spool and not in `uploaded` wait."""
+    """The known state of the store. Snapshots that are in the spool and not in `uploaded` are waiting."""
 
     url: str
     branch: str = "main"
     keeps_local: bool = True
-    """Whether the local copy stays when the far side has it."""
+    """Whether the local copy stays after the upload."""
     uploaded: dict[SnapshotKey, str] = field(default_factory=dict)
     """The commit of each snapshot."""
     last_error: str = ""
-    """Why the last attempt failed; empty when it did not."""
+    """Why the last attempt failed; empty if it did not."""
     time: float = 0.0
 
     def steps(self, attempt: int = 0) -> list[int]:
-        """The steps of an attempt that are uploaded, in order."""
+        """The uploaded steps of an attempt, in order."""
         return sorted(key.step for key in self.uploaded if key.attempt == attempt)
 
     def waiting(self, local: Iterable[SnapshotKey]) -> list[SnapshotKey]:
-        """Of the snapshots that are here, those that are not there."""
+        """The local snapshots that are not uploaded."""
         return sorted(key for key in local if key not in self.uploaded)
 
     def facts(self, local: Iterable[SnapshotKey]) -> dict[str, Any]:
-        """For people: run.json, `sonde info`, `sonde push`."""
+        """A summary for people: run.json, `sonde snapshot --upload`."""
         return {
             "url": self.url,
             "waiting": len(self.waiting(local)),
@@ -80,7 +80,7 @@ class UploadState:
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptError(
-                f"{where} is damaged ({error}). Remove it: the uploader asks the far side what it has."
+                f"{where} is damaged ({error}). Delete it: the uploader then asks the store which snapshots it has."
             ) from error
 
 

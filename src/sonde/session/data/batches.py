@@ -1,4 +1,4 @@
-"""`sonde.batch`: which batch comes next, as far as the user tells. Works with torch tensors and with numpy arrays."""
+"""`sonde.batch`: records the batch that the user passes. Works with torch tensors and with numpy arrays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def put_batch(
     recording: Recording, threads: TrainingThreads, data: DataInspection | None, inputs: Any, targets: Any, ids: Any
 ) -> None:
-    """Begin the step if the one before is over; log the batch's identity; sketch its tensors."""
+    """Start a new step if the previous one is over, log the batch's identity, and sketch its tensors."""
     threads.begins().steps.begin_next()
     if data is not None and not data.is_here:
         recording.warn_once(
             "batch of another thread",
-            "sonde.batch() records the batches of the thread that trains the first watched model; those of other "
-            "threads are not recorded.",
+            "sonde.batch() only records batches from the thread that trains the first watched model; batches from "
+            "other threads are not recorded.",
         )
         return
     parts, labels = _parts(inputs), _parts(targets)
@@ -45,18 +45,18 @@ def put_batch(
 
 
 def _ids_hash(recording: Recording, ids: Any) -> Any:
-    why = "an iterator can be read only once, and that is for your loop. Give a list"
+    why = "an iterator can be read only once, and your loop needs it. Pass a list"
     try:
         if not isinstance(ids, Iterator):
             return ids_hash(ids if not hasattr(ids, "detach") else readable(recording, "batch ids", ids))
-    except Exception as error:  # noqa: BLE001 - what is in the ids is the user's
+    except Exception as error:  # noqa: BLE001 - the ids are user data and may fail in any way
         why = f"{type(error).__name__}: {error}"
     recording.warn_once("batch ids", f"the ids of sonde.batch() are not recorded: {why[:300]}.")
     return None
 
 
 def _parts(value: Any) -> list[Any]:
-    """The tensors or arrays in it; a plain number or a list of numbers is one."""
+    """The tensors or arrays in a value; a plain number or a list of numbers counts as one array."""
     if value is None:
         return []
     if hasattr(value, "detach") or isinstance(value, np.ndarray):

@@ -1,7 +1,7 @@
-"""What is seen of a run's data: the model's inputs and outputs, the loss, the batch. Logged as `data/<site>/<stat>`.
+"""Statistics of a run's data: the model's inputs and outputs, the loss, the batch. Logged as `data/<site>/<stat>`.
 
-One for a session, fed by the first model watched, by the loss functions and by `sonde.batch`. Keeps no tensor of the
-user's longer than a step, and token sequences only.
+A session has one inspection, fed by the first watched model, by loss functions and by `sonde.batch`. It keeps no user
+tensor longer than a step, and only token sequences at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DataInspection:
-    """Collects the numbers of a step and logs them when it ends."""
+    """Collects the numbers of a step and logs them when the step ends."""
 
     def __init__(self, recording: Recording, threads: TrainingThreads) -> None:
         self._recording, self._threads = recording, threads
@@ -44,7 +44,7 @@ class DataInspection:
         self.loss_name: str | None = None
         self.baseline = Baseline()
         self._baseline_before = copy.copy(self.baseline)
-        """As the step before has left it."""
+        """The state that the previous step left behind."""
         self._values: dict[str, Values] = {}
         self._tokens: Tensor | None = None
         self._labels: tuple[Tensor, int] | None = None
@@ -52,7 +52,7 @@ class DataInspection:
         self._root_output: int | None = None
         self._is_loss_of_root = False
         self._has_root = self._has_loss = False
-        """Whether an earlier step saw them: then there is no need to make do with something else meanwhile."""
+        """Whether an earlier step saw them; if so, no substitute is needed until they appear again."""
         self._hashed_step = -1
         self._is_purity_known = False
         failed = recording.breaker
@@ -64,7 +64,7 @@ class DataInspection:
         self.number_returned = protected(self._number_returned, failed, "evaluation")
         self.model_returned = protected(self._model_returned, failed, "data inspection")
         self._output: int | None = None
-        """Where the newest output of the model is."""
+        """The storage address of the model's newest output."""
 
     def detach(self) -> None:
         self.tap.detach()
@@ -72,17 +72,38 @@ class DataInspection:
         self.validation.detach()
         self._forget()
 
-    # ------------------------------------------------------------------------------------------------ what is wanted
+    def rest(self, *, is_on: bool) -> None:
+        """Follow no losses, or follow them again."""
+        for tap in (self.tap, self.training.tap):
+            if is_on:
+                tap.pause()
+            else:
+                tap.resume()
+
+    def trained_again(self) -> None:
+        """An evaluation is over: the model is trained again."""
+        self.validation.model_begins(is_evaluating=False)
+        self._trained()
+
+    # -------------------------------------------------------------------------------------------------------- selection
 
     @property
     def watching(self) -> WatchedModel | None:
-        """The first model watched: one run has one kind of data."""
+        """Follow the first watched model: a run has one kind of data."""
         return next(iter(self._threads.models), None)
 
     @property
     def is_inspecting(self) -> bool:
         watching = self.watching
-        return watching is not None and watching.wants_inspection
+        return watching is not None and watching.wants_inspection and watching.inspection.is_first_part
+
+    @property
+    def kind(self) -> str:
+        """What the work of this step is part of, for the budget; empty if it records nothing."""
+        watching = self.watching
+        if self.is_inspecting or watching is None:
+            return "inspect" if self.is_inspecting else ""
+        return "scalars" if watching.wants_scalars else ""
 
     @property
     def wants_loss(self) -> bool:
@@ -97,12 +118,12 @@ class DataInspection:
 
     @property
     def is_here(self) -> bool:
-        """Whether what the calling thread does now may concern that model."""
+        """Whether the current activity of the calling thread may concern that model."""
         watching = self.watching
         return watching is not None and self._threads.may_use(watching)
 
     def _is_asked(self, watching: WatchedModel) -> bool:
-        """Whether this model is the one, and this call of it the user's."""
+        """Whether this is the followed model, called by the user."""
         return watching is self.watching and watching.plan.inspect is not NEVER and not watching.forward.is_instead
 
     @property
@@ -114,12 +135,12 @@ class DataInspection:
         return self._recording.is_step_over if self.thread is None else self.thread.steps.is_over
 
     def restart(self, watching: WatchedModel) -> None:
-        """What was seen since the step began was of a pass that may be none of its own."""
+        """Discard observations since the start of the step: they may come from a pass that does not belong to it."""
         if watching is self.watching:
             self._forget()
             self._hashed_step, self.baseline = -1, copy.copy(self._baseline_before)
 
-    # -------------------------------------------------------------------------------------------------- what is seen
+    # ----------------------------------------------------------------------------------------------------- observations
 
     def _model_begins(self, watching: WatchedModel) -> None:
         model = watching.names.model() if self._is_asked(watching) else None
@@ -150,14 +171,14 @@ class DataInspection:
         start = time.perf_counter()
         with quiet():
             self._root_gave(args, kwargs, output)
-            if watching.is_allowed and self._hashed_step != watching.training.steps.number:
+            if watching.wants_scalars and self._hashed_step != watching.training.steps.number:
                 self._identify(all_tensors(args, kwargs))
             if self.is_inspecting and "root" not in self._values:
                 self._inspect_root(main_input(args, kwargs), main_output(output))
         self.own_s += time.perf_counter() - start
 
     def _inspect_root(self, x: Tensor | None, output: Tensor | None) -> None:
-        self._values["root"] = {}  # once a step: of micro-batches, the first
+        self._values["root"] = {}  # once per step: the first micro-batch only
         if x is not None:
             self._values["input"] = inspect_input(x.detach())
             self._pair(x.detach())
@@ -180,7 +201,7 @@ class DataInspection:
 
     def _loss_trained(self, call: LossCall) -> None:
         is_of_root = self._root_output is not None and _address(call.input) == self._root_output
-        # Several losses: the one of the model's own output speaks, or else the first.
+        # Of several losses, use the one computed from the model's own output, or else the first.
         if "loss" not in self._values or (is_of_root and not self._is_loss_of_root):
             self._is_loss_of_root = is_of_root
             self._name_loss(call.name)
@@ -198,7 +219,7 @@ class DataInspection:
             self._pair(self._tokens)
 
     def given(self, inputs: Any, targets: Any, *, is_purity_known: bool) -> None:
-        """What `sonde.batch` was told, for models and losses that are not seen themselves."""
+        """Record the arguments of `sonde.batch`, for models and losses that sonde does not see itself."""
         self._hashed_step, self._is_purity_known = self._step_number, is_purity_known
         if not self.is_inspecting:
             return
@@ -214,7 +235,7 @@ class DataInspection:
         self.own_s += time.perf_counter() - start
 
     def _pair(self, x: Tensor | None) -> None:
-        """Tokens and labels come in either order: models that compute their loss inside are heard of last."""
+        """Pair tokens and labels, which arrive in either order: models that compute their loss inside report last."""
         if x is None or not is_integer(x):
             return
         self._tokens = x
@@ -229,17 +250,16 @@ class DataInspection:
             self._values["batch"] = {**self._values.get("batch", {}), "label_purity": target["top_share"]}
 
     def _identify(self, tensors: list[Tensor]) -> None:
-        """One number for the batch of this step, unless `sonde.batch` has told it."""
+        """Record one number for the batch of this step, unless `sonde.batch` has provided it."""
         self._hashed_step = self._step_number
         found = batch_hash(tensors)
         if found is not None:
             self._values["batch"] = {**self._values.get("batch", {}), "hash": found}
 
-    # -------------------------------------------------------------------------------------------------- the step ends
+    # -------------------------------------------------------------------------------------------------- end of the step
 
     def emit(self, step: int) -> None:
-        """Log what the step has shown."""
-        start = time.perf_counter()
+        """Log everything observed in this step."""
         if self._values:
             self._has_root = self._has_root or "root" in self._values
             self._has_loss = self._has_loss or "loss" in self._values
@@ -251,7 +271,6 @@ class DataInspection:
         self.validation.emit(step)
         self._forget()
         self._baseline_before = copy.copy(self.baseline)
-        self.own_s += time.perf_counter() - start
 
     def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
         if watching.training is self.thread:
@@ -262,7 +281,7 @@ class DataInspection:
             self.training.after_update(watching, step)
 
     def take_own_s(self) -> float:
-        """How long all this took on the training thread since it was last asked."""
+        """Time spent on observations on the training thread since the last call of this method."""
         own_s, self.own_s = self.own_s, 0.0
         return own_s
 
@@ -281,7 +300,7 @@ class DataInspection:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Where its first element is: a view of the model's output is the model's output."""
+    """The address of the first element: a view of the model's output counts as the model's output."""
     return tensor.data_ptr() if tensor.layout is torch.strided else None
 
 

@@ -1,7 +1,7 @@
-"""The training loss of programs that log none: what `backward()` was called on. Logged as `data/loss/train`.
+"""The training loss of programs that log none, taken from calls of `backward()`. Logged as `data/loss/train`.
 
-Of a step made of several micro-batches it is their mean, each with its weight in training. Nothing is waited for: the
-numbers are put together on the writer's thread.
+With several micro-batches it is their mean, each with its weight in training. Nothing blocks: the numbers are combined
+on the writer thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from sonde.session.model.watched import WatchedModel
 
 MAX_MICRO_BATCHES: Final = 4096
-"""Of a step that may never end: the loss of the first ones will do."""
+"""Limit for a step that may never end: the losses of its first micro-batches are enough."""
 
 
 class SeenLoss:
-    """Collects what backward passes begin with, and logs the loss of a step when it is emitted."""
+    """Collects the tensors that backward passes start from, and logs the loss when a step is emitted."""
 
     def __init__(
         self,
@@ -45,17 +45,19 @@ class SeenLoss:
         self._recording, self._threads = recording, threads
         self._is_here, self._on_trained = is_here, on_trained
         self.step_loss = StepLoss()
+        self.has_trained = False
+        """Whether a backward pass was seen."""
         self.origin: Any = None
-        """The call that gave the loss of the newest micro-batch; None where it was made of more than one."""
+        """The call that produced the loss of the newest micro-batch; None if several calls contributed to it."""
         self._micro: list[list[Root]] = []
-        """Since the last step of an optimizer. Backward passes over one graph are parts of one micro-batch."""
+        """Losses since the last optimizer step. Backward passes over one graph belong to one micro-batch."""
         self._trained: list[list[Root]] = []
-        """What the first model watched was stepped by."""
+        """The losses that the first watched model was updated with."""
         self._others: list[list[Root]] = []
-        """What another model was stepped by, in a step without the first."""
+        """The losses that another model was updated with, in a step without the first one."""
         self._is_graph_kept = False
         self._closure_from: int | None = None
-        """While an optimizer makes its gradients itself: how many micro-batches there were before."""
+        """While an optimizer computes its gradients itself: the number of earlier micro-batches."""
         self._scale: Tensor | None = None
         self.tap = BackwardTap(self._begins, self._backward, recording.breaker)
 
@@ -68,24 +70,27 @@ class SeenLoss:
         return next(iter(self._threads.models), None)
 
     def _begins(self) -> bool:
-        """Something is trained; whether its loss is to be recorded."""
+        """Note that something is trained; returns whether its loss should be recorded."""
         if not self._is_here():
             return False
+        self.has_trained = True
         self._on_trained()
         watching = self._watching
-        return watching is not None and watching.is_recording and watching.plan.inspect is not NEVER
+        if watching is None or watching.plan.inspect is NEVER:
+            return False
+        return watching.wants_scalars or watching.is_recording
 
     def _backward(self, roots: list[Root], is_graph_kept: bool) -> None:
         is_part, self._is_graph_kept = self._is_graph_kept and bool(self._micro), is_graph_kept
         self.origin = roots[0].origin if len(roots) == 1 and not is_part else None
         if is_part:
             self._micro[-1].extend(roots)
-        # An optimizer that tries several points in one step began at the first.
+        # An optimizer that evaluates several points in one step started at the first.
         elif self._closure_from in (None, len(self._micro)) and len(self._micro) < MAX_MICRO_BATCHES:
             self._micro.append(roots)
 
     def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
-        """An optimizer is about to step, or to make its gradients and step."""
+        """Called when an optimizer is about to step, or to compute its gradients and step."""
         if step.has_closure:
             self._closure_from = len(self._micro)
         else:
@@ -97,7 +102,7 @@ class SeenLoss:
             self._take(watching, step)
 
     def _take(self, watching: WatchedModel, step: OptimizerStep) -> None:
-        """Of several models, as of a GAN, the losses before the step of the first are its own."""
+        """With several models, as in a GAN, losses before the step of the first model belong to that model."""
         micro, self._micro, self._is_graph_kept = self._micro, [], False
         if watching is not self._watching:
             self._others = micro or self._others
@@ -105,10 +110,10 @@ class SeenLoss:
         self._trained += micro
         if step.loss_scale is not None:
             with quiet():
-                self._scale = step.loss_scale.detach().clone()  # the scaler changes its own in place
+                self._scale = step.loss_scale.detach().clone()  # the scaler changes its own tensor in place
 
     def emit(self, step: int) -> None:
-        """Log the loss of this step. What no optimizer has stepped by yet belongs to the next one."""
+        """Log the loss of this step. Losses that no optimizer has used yet belong to the next step."""
         micro = self._trained or self._others
         first = self._watching
         together = [] if first is None else self._threads.models_of(first.training)
@@ -136,23 +141,23 @@ class SeenLoss:
 
 
 class _Numbers:
-    """Tensors that go to the host together."""
+    """Tensors that are copied to the host together."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
 
     def place(self, tensor: Tensor) -> int:
-        """Where its number will be."""
+        """The position that its number will have."""
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
     def later(self, number: float | Tensor) -> tuple[float, int | None]:
-        """A number that is known, or the place where it will be."""
+        """A number that is already known, or the position it will have."""
         return (0.0, self.place(number)) if isinstance(number, Tensor) else (number, None)
 
 
 class _Part:
-    """A micro-batch whose numbers are on their way."""
+    """A micro-batch whose numbers are being copied."""
 
     def __init__(self, roots: list[Root], numbers: _Numbers) -> None:
         self._values = [numbers.place(root.value) for root in roots]

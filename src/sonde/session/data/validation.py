@@ -1,7 +1,7 @@
-"""The validation loss of programs that log none: what the loss of the training gives while nothing is trained.
+"""The validation loss of programs that log none: the training loss function, called while nothing is trained.
 
-Logged as `data/loss/validation`: the mean over the first data set that is evaluated after a step and that is not the
-one trained on. Every term of the loss counts alike, also those of a smaller last batch.
+Logged as `data/loss/validation`: the mean over the first data set evaluated after a step that is not the training set.
+Every term of the loss has the same weight, including those of a smaller last batch.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from sonde.session.data.loss import SeenLoss
 
 _MAX: Final = 8
-"""Kinds of calls in one evaluation, and data sets trained on: beyond them nothing more is kept."""
+"""Limit of call types in one evaluation and of known training sets; further ones are not kept."""
 _REDUCTIONS: Final = ("mean", "batchmean", "sum")
 Key = tuple[Literal["function", "output", "module"], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A call that gives a loss: of a loss function, of the model itself, or of a module that is given its output."""
+    """A call that returns a loss: of a loss function, of the model itself, or of a module that takes its output."""
 
     key: Key
     num_terms: Tensor | float | None = None
-    """Of a function that adds up its terms, how many there were."""
+    """The number of terms, for a function that sums them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call since the model was last called: counted, unless `backward()` shows that it was a training one."""
+    """A call since the model was last called: it counts, unless `backward()` shows that it was for training."""
 
     value: Tensor
     weight: Tensor | float
@@ -58,31 +58,31 @@ class _Call:
 
 
 class SeenValidation:
-    """Follows evaluations of the first model watched."""
+    """Follows evaluations of the first watched model."""
 
     def __init__(self, recording: Recording, training: SeenLoss, is_here: Callable[[], bool]) -> None:
         self._recording, self.training = recording, training
         self.is_evaluating = False
-        """Whether the model was last called for an evaluation."""
+        """Whether the last call of the model was an evaluation."""
         self._calls: dict[Key, _Call] = {}
         self._sums: dict[Key, Evaluated] = {}
         self._criteria: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self.batches = BatchTap(recording.breaker, is_here)
         self._source: DataSource | None = None
-        """What the batches of this evaluation, or of this training, are drawn from."""
+        """The data set that the batches of this evaluation, or of this training, come from."""
         self._trained_on: dict[tuple[int, int], DataSource] = {}
         self._validated_on: DataSource | None = None
         self._is_chosen = False
-        """Whether a data set was chosen since something was last trained."""
+        """Whether a data set was chosen since the last training step."""
 
     def detach(self) -> None:
         self.batches.detach()
         self._calls, self._sums = {}, {}
 
-    # -------------------------------------------------------------------------------------------------- what is seen
+    # ----------------------------------------------------------------------------------------------------- observations
 
     def model_begins(self, *, is_evaluating: bool) -> None:
-        """The model is about to run: what was computed since its last call, and not trained on, was an evaluation."""
+        """Called before the model runs: a loss computed since its last call, and not trained on, was an evaluation."""
         self._count()
         if is_evaluating != self.is_evaluating:
             self.is_evaluating, self._source = is_evaluating, None
@@ -96,7 +96,8 @@ class SeenValidation:
             self._trained_on[self._source.key] = self._source
 
     def function_called(self, call: LossCall, *, is_of_output: bool) -> None:
-        """A loss function of torch gave a result. Called, as what follows, with modes and gradients off."""
+        """Called when a torch loss function returns. This and the following methods run with modes and gradients
+        off."""
         if call.result.numel() != 1 or call.reduction not in _REDUCTIONS:
             return
         key: Key = ("function", call.name)
@@ -114,12 +115,12 @@ class SeenValidation:
                     self._hold(key, call.result, terms, is_sum=is_sum, is_of_output=is_of_output)
 
     def model_gave(self, args: Any, kwargs: Any, output: Any) -> None:
-        """The model returned; a single number in its output may be its loss."""
+        """Called when the model returns; a single number in its output may be its loss."""
         for name, value in _numbers(output):
             self._gave(("output", name), value, main_input(args, kwargs))
 
     def module_gave(self, module: nn.Module, args: Any, value: Tensor) -> None:
-        """A module outside of the model, such as a criterion, returned a number."""
+        """Called when a module outside the model, such as a criterion, returns a number."""
         if is_observable(in_inference=True) and is_plain_tensor(value) and value.is_floating_point():
             number = self._criteria.setdefault(module, len(self._criteria))
             self._gave(("module", number), value, main_input(args, {}))
@@ -133,10 +134,10 @@ class SeenValidation:
 
     def _hold(self, key: Key, value: Tensor, weight: Tensor | float, **about: bool) -> None:
         if key in self._calls or len(self._calls) < _MAX:
-            # A copy: what the user divides in place afterwards would change it.
+            # A copy: the user may divide the original in place afterwards.
             self._calls[key] = _Call(value.detach().clone(), weight, **about)
 
-    # ----------------------------------------------------------------------------------------------- what is counted
+    # --------------------------------------------------------------------------------------------------------- counting
 
     def _count(self) -> None:
         calls, self._calls = self._calls, {}
@@ -149,9 +150,9 @@ class SeenValidation:
                     known.add(call.value, call.weight)
 
     def _is_validation(self) -> bool:
-        """Whether the batch is of the data set validated on: after each step the first one that is not trained on.
+        """Whether the batch belongs to the validation set: the first set after each step that is not trained on.
 
-        A set that was made anew for this evaluation is known by its type and length.
+        A data set that was re-created for this evaluation is recognised by its type and length.
         """
         source, known = self._source, self._validated_on
         if source is not None and source.key in self._trained_on:
@@ -165,13 +166,13 @@ class SeenValidation:
         self._validated_on, self._is_chosen = source or known, True
         return True
 
-    # ------------------------------------------------------------------------------------------------ what is logged
+    # ---------------------------------------------------------------------------------------------------------- logging
 
     def emit(self, step: int) -> None:
         self._count()
         sums, self._sums = self._sums, {}
         origin, source = self.training.origin, self._validated_on
-        is_trained_on = source is not None and source.key in self._trained_on  # as is known by now
+        is_trained_on = source is not None and source.key in self._trained_on  # as far as it is known now
         if isinstance(origin, Origin) and origin.key in sums and not is_trained_on:
             self._put(sums[origin.key], step)
 
@@ -189,7 +190,7 @@ class SeenValidation:
 
 
 def _numbers(output: Any) -> list[tuple[str, Tensor]]:
-    """The single numbers that a model returns, by where they are."""
+    """The single numbers that a model returns, by their position in the output."""
     pairs = [("", output)] if isinstance(output, Tensor) else [(str(key), item) for key, item in items_of(output)]
     return [
         (key, item) for key, item in pairs if is_plain_tensor(item) and item.dim() == 0 and item.is_floating_point()

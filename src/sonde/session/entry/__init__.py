@@ -1,1 +1,1 @@
-"""The ways into a session: the functions of `sonde`, the decorator, `sonde run`, trainers."""
+"""Entry points of a session: the functions of `sonde`, the decorator, `sonde run`, and trainers."""

@@ -1,4 +1,4 @@
-"""Finds the models of a program that does not name them: whatever is called for training and has parameters."""
+"""Finds the models of a program that does not name them: modules with parameters that run for training."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from sonde.session.model.watched import WatchedModel
 from sonde.session.session import Session
 
 _SEARCH_STEPS: Final = 50
-"""After this many steps every model of an ordinary program has been seen, and looking for more would only cost."""
+"""Number of steps after which every model of an ordinary program has been seen, and searching for more would only cost
+time."""
 
 
 def automatic_of(session: Session) -> Automatic | None:
-    """What finds models for this session; None once the program names one."""
+    """The model finder of this session; None once the program watches a model itself."""
     return _found.get(session)
 
 
 class Automatic:
-    """Watches each outermost module that runs with gradients on, until the program watches a model itself. Its
-    submodules are its own, not models."""
+    """Watches each outermost module that runs with gradients on, until the program watches a model itself. Submodules
+    are part of their model and are not watched separately."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -35,7 +36,7 @@ class Automatic:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._is_watching = False
         self._lock = threading.RLock()
-        """Two threads may begin with their models at the same time."""
+        """Two threads may start their models at the same time."""
         self._handle: Any = register_module_forward_pre_hook(
             protected(self.seen, session.recording.breaker, "model search")
         )
@@ -47,7 +48,7 @@ class Automatic:
         self._handle.remove()
 
     def seen(self, module: nn.Module, args: Any) -> None:
-        """A module is about to run."""
+        """Called when a module is about to run."""
         if module in self._known or self.session.step_number > _SEARCH_STEPS:
             return
         if not _is_training(args):
@@ -57,13 +58,13 @@ class Automatic:
                 return
             self._known.update(module.modules())
             if _is_keras(module):
-                # Keras on torch, inside `fit`: its adapter records that. torch does not know all its layers.
+                # Keras on torch, inside `fit`: the Keras adapter records it. torch does not know all its layers.
                 self._known.update(module._flatten_layers())  # type: ignore[operator]
             elif _has_trainable(module):
                 self._watch(module)
 
     def _watch(self, module: nn.Module) -> None:
-        # The second model and those after it carry their class's name, so that two "layers.0" stay apart.
+        # From the second model on, names start with the class name, so that two "layers.0" stay apart.
         prefix = self._named(type(module).__name__) if self._own else ""
         self._is_watching = True
         try:
@@ -73,7 +74,7 @@ class Automatic:
         self._own.append(self.session.steps.models[-1])
 
     def give_way(self) -> None:
-        """The program watches a model itself: from now on it says what is recorded, and how."""
+        """Stop searching: the program watches a model itself and decides what is recorded."""
         if self._is_watching:
             return
         self.detach()
@@ -82,7 +83,7 @@ class Automatic:
         self.session.steps.unwatch([watching for watching in self._own if watching in self.session.steps.models])
 
     def _named(self, name: str) -> str:
-        """`Sequential.`, and of the next one `Sequential_2.`"""
+        """`Sequential.` for the first model of a class, `Sequential_2.` for the next."""
         self._num_of[name] = self._num_of.get(name, 0) + 1
         return f"{name}." if self._num_of[name] == 1 else f"{name}_{self._num_of[name]}."
 
@@ -91,7 +92,7 @@ _found: Final[weakref.WeakKeyDictionary[Session, Automatic]] = weakref.WeakKeyDi
 
 
 class FirstModel:
-    """Calls `found` when a module that can be trained is about to run for the first time, and looks no further."""
+    """Calls `found` when a trainable module is about to run for the first time, then stops searching."""
 
     def __init__(self, found: Callable[[nn.Module, Any], None], on_error: Callable[[str, Exception], None]) -> None:
         self._found = found
@@ -119,6 +120,6 @@ def _has_trainable(module: nn.Module) -> bool:
 
 
 def _is_symbolic(args: Any) -> bool:
-    """Keras on torch calls each layer once without values, while a model is put together."""
+    """Keras on torch calls each layer once without values while a model is built."""
     flat = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else (arg,))]
     return any(type(x).__name__ == "KerasTensor" for x in flat)

@@ -1,4 +1,4 @@
-"""`@sonde.record`: on a training function, a model class, or a model."""
+"""`@sonde.record`, for a training function, a model class, or a model."""
 
 from __future__ import annotations
 
@@ -7,42 +7,52 @@ import sys
 from collections.abc import Callable
 from importlib import util
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar, Unpack, overload
 
+from sonde.distribution import DISTRIBUTION
 from sonde.errors import NotAModelError, UsageError
 from sonde.session.entry import current
+from sonde.session.keywords import RunKeywords, check_names, spelled_out
+from sonde.session.null import NullSession
 from sonde.session.session import Session
 
+T = TypeVar("T")
 
-def record(target: Any = None, /, **options: Any) -> Any:
-    """Record a training function, every instance of a model class, or one model.
 
-    @sonde.record                          # the models trained inside are found and watched
+@overload
+def record(target: T, /, **options: Unpack[RunKeywords]) -> T: ...
+@overload
+def record(target: None = None, /, **options: Unpack[RunKeywords]) -> Callable[[T], T]: ...
+@spelled_out(RunKeywords)
+def record(target: Any = None, /, **options: Unpack[RunKeywords]) -> Any:
+    """Record a training function, every instance of a model class, or one model. The keywords are those of `init`.
+
+    @sonde.record                          # watches the models that are trained inside
     def train(): ...
 
     @sonde.record(project="gpt")           # every GPT made while a session runs is watched
     class GPT(nn.Module): ...
 
-    model = sonde.record(model)            # the same as sonde.watch(model), and gives the model back
+    model = sonde.record(model)            # the same as sonde.watch(model), and returns the model
 
-    Of Keras models, classes of them and functions that train them, every `fit` is recorded.
+    For Keras models, Keras model classes and functions that train them, every `fit` is recorded.
     """
     if target is None:
         return functools.partial(record, **options)
     if _is_keras(target if isinstance(target, type) else type(target)):
-        return _record_keras(target, options)
+        return _record_keras(target, options)  # its callback has more keywords
+    check_names(options, RunKeywords, "record()")
     if isinstance(target, type):
         return _record_class(target, options)
     if hasattr(target, "named_modules"):
-        _begin_if_none(options)
-        current.watch(target)
+        _watch(target, options)
         return target
     if callable(target):
         return _record_function(target, options)
-    raise NotAModelError(f"@sonde.record goes on a function, a model class or a model; got {type(target).__name__}.")
+    raise NotAModelError(f"@sonde.record decorates a function, a model class or a model; got {type(target).__name__}.")
 
 
-def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+def _record_function(function: Callable[..., Any], options: RunKeywords) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         with current.init_by_default(function.__name__.replace("<lambda>", "lambda"), **options) as session:
@@ -54,7 +64,7 @@ def _record_function(function: Callable[..., Any], options: dict[str, Any]) -> C
 
 
 def _find_models(session: Session) -> None:
-    if util.find_spec("torch") is not None:  # a program that trains by another framework may be without
+    if util.find_spec("torch") is not None:  # a program that uses another framework may not have it installed
         from sonde.session.entry.automatic import Automatic, automatic_of
 
         if automatic_of(session) is None:
@@ -64,40 +74,41 @@ def _find_models(session: Session) -> None:
 
 
 def _is_keras(model_class: type) -> bool:
-    """Asked without importing it."""
+    """Check without importing it."""
     return any(c.__name__ == "Model" and c.__module__.partition(".")[0] == "keras" for c in model_class.__mro__)
 
 
 def _keras_adapter() -> Any:
-    """Adapters stand above this room, and are plugged in."""
+    """Adapters are plugins: this package must not import them."""
     for entry in entry_points(group="sonde.recorders", name="keras"):
         return entry.load()
-    raise UsageError("the adapter for Keras is not installed. Install sonde anew:  pip install --force-reinstall sonde")
+    raise UsageError(
+        f"the Keras adapter is not installed. Reinstall sonde:  pip install --force-reinstall --no-deps {DISTRIBUTION}"
+    )
 
 
-def _record_keras(target: Any, options: dict[str, Any]) -> Any:
+def _record_keras(target: Any, options: RunKeywords) -> Any:
     if isinstance(target, type):
         _keras_adapter().record_class(target, options)
         return target
     return _keras_adapter().record_model(target, options)
 
 
-def _record_class(model_class: type, options: dict[str, Any]) -> type:
-    """Instances are watched when made; the original `__init__` comes back when the session ends."""
+def _record_class(model_class: type, options: RunKeywords) -> type:
+    """Watch each instance when it is created; the original `__init__` is restored when the session ends."""
     from torch import nn
 
     if not issubclass(model_class, nn.Module):
-        raise NotAModelError(f"@sonde.record goes on a torch.nn.Module class; {model_class.__name__} is none.")
+        raise NotAModelError(f"@sonde.record decorates a torch.nn.Module class; {model_class.__name__} is not one.")
     original: Any = model_class.__init__
 
     @functools.wraps(original)
     def watched_init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if type(self) is model_class:
-            session = _begin_if_none(options)
+            session = _watch(self, options)
             if isinstance(session, Session):
                 session.recording.at_finish.append(restore)
-            current.watch(self)
 
     def restore() -> None:
         if model_class.__dict__.get("__init__") is watched_init:
@@ -107,6 +118,7 @@ def _record_class(model_class: type, options: dict[str, Any]) -> type:
     return model_class
 
 
-def _begin_if_none(options: dict[str, Any]) -> Any:
+def _watch(model: Any, options: RunKeywords) -> Session | NullSession:
+    """Watch a model in the session of this process; the options describe one that starts here."""
     session = current._current
-    return current.init(**options) if session is None or session.is_finished else session
+    return current.watch(model, **options) if session is None or session.is_finished else current.watch(model)

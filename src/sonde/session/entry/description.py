@@ -9,11 +9,11 @@ from sonde.errors import UsageError
 from sonde.schema.records import fields_of, text_of
 
 _CONVERSIONS: Final = ("model_dump", "to_dict", "as_dict")
-"""Methods of configurations that are objects: of pydantic, transformers, ml_collections and others."""
+"""Methods that turn configuration objects of pydantic, transformers, ml_collections and others into mappings."""
 
 
 def as_config(config: Any) -> dict[str, Any]:
-    """A mapping, a dataclass, a namespace of argparse, or an object that can be made one of them.
+    """A config as a mapping: from a mapping, a dataclass, an argparse namespace, or an object that converts to one.
 
     >>> from argparse import Namespace
     >>> as_config(Namespace(lr=0.1))
@@ -29,7 +29,7 @@ def as_config(config: Any) -> dict[str, Any]:
         found = dict(config)
     if found is None:
         raise UsageError(
-            f'config= takes a mapping such as {{"lr": 3e-4}}, a dataclass or parsed arguments; got '
+            f'config= must be a mapping such as {{"lr": 3e-4}}, a dataclass or parsed arguments; got '
             f"{type(config).__name__}."
         )
     return {text_of(key): value for key, value in found.items()}
@@ -50,5 +50,5 @@ def as_tags(tags: Any) -> list[str]:
 
 
 def as_text(text: Any) -> str:
-    """Notes or a name; None is nothing."""
+    """Notes or a name as a string; None becomes an empty string."""
     return "" if text is None else text_of(text)

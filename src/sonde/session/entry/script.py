@@ -1,4 +1,4 @@
-"""`sonde run train.py …`: an unmodified script, with every model it trains watched."""
+"""`sonde run train.py …`: runs an unmodified script and watches every model it trains."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from sonde.errors import RunError, UsageError
+from sonde.display import print_line
+from sonde.errors import UsageError
 from sonde.session.entry import current
 from sonde.session.entry.command import CommandLine
 from sonde.session.null import NullSession
-from sonde.session.process.ending import print_line, status_of
+from sonde.session.process.ending import status_of
 from sonde.session.session import Session
 
 
 def run_script(script: str, argv: list[str], *, is_module: bool = False, **options: Any) -> int:
-    """Run a script as `python script` would, recorded. Gives back the exit code the script would have had.
+    """Run a script as `python script` would, and record it. Returns the exit code the script would have had.
 
-    A run begins when the script begins one, else with the first model that it trains. `options` are those of `init`
-    that the command line names: they win over what the script says.
+    A run starts when the script starts one, or else with the first model that it trains; a script that does neither
+    leaves no run. `options` are the `init` arguments given on the command line: they take precedence over the script's.
     """
     if not is_module and not Path(script).is_file():
-        raise UsageError(f'no script "{script}". Give the path of a Python file, or -m and a module.')
+        raise UsageError(f'no script "{script}". Pass the path of a Python file, or -m and a module.')
     recording = _Recording(script.rpartition(".")[2] if is_module else Path(script).stem, options)
     error: BaseException | None = None
     old_argv, old_path = sys.argv, sys.path[:]
@@ -32,12 +34,18 @@ def run_script(script: str, argv: list[str], *, is_module: bool = False, **optio
         sys.argv = [script, *argv]
         sys.path[0:0] = [str(Path.cwd() if is_module else Path(script).resolve().parent)]
         _execute(script, is_module)
-    except BaseException as raised:  # noqa: BLE001 - every ending is told, then becomes the exit code
+    except BaseException as raised:  # noqa: BLE001 - every ending is reported, then becomes the exit code
         error = raised
     finally:
         sys.argv, sys.path[:] = old_argv, old_path
-        recording.end(error)
-    return _exit_code(error)
+        has_recorded = recording.end(error)
+    trace = _script_frames(error)
+    if is_module and trace is None and isinstance(error, ImportError):
+        raise UsageError(f"cannot run -m {script}: {error}. Check the name and the working directory.") from None
+    code = _exit_code(error, trace)
+    if not has_recorded:
+        print_line(f"sonde: {_why_nothing(script, error)} No run was kept.")
+    return code
 
 
 def _not_recorded(_: str, error: Exception) -> None:
@@ -45,7 +53,7 @@ def _not_recorded(_: str, error: Exception) -> None:
 
 
 class _Recording:
-    """The sessions of a script: those it begins itself, or else one that begins with its first model."""
+    """The sessions of a script: those it starts itself, or else one that starts with its first model."""
 
     def __init__(self, default_project: str, options: dict[str, Any]) -> None:
         from sonde.session.entry.automatic import FirstModel
@@ -57,9 +65,9 @@ class _Recording:
         current.use_command(command, self._begun)
 
     def _first_model(self, module: Any, args: Any) -> None:
-        """Nothing has begun a run, and a model is about to be called for training."""
+        """Called when no run has started and a model is about to be called for training."""
         if os.getpid() != self._pid:
-            return  # in a forked child: the run would be a second one
+            return  # a forked child would start a second run
         from sonde.session.entry.automatic import automatic_of
 
         session = current.begin_unclaimed()
@@ -77,18 +85,15 @@ class _Recording:
         if isinstance(session, Session):
             Automatic(session)
 
-    def end(self, error: BaseException | None) -> None:
-        """Also of a script that never trained a model: how it ended is worth knowing."""
+    def end(self, error: BaseException | None) -> bool:
+        """Finish the run. Returns whether there is one: a run in which nothing was trained is removed."""
         self._search.detach()
-        try:
-            session = current.active_session() if self._has_begun else current.init()
-        except RunError as failure:
-            _not_recorded("", failure)
-            session = None
-        finally:
-            current.use_command(None)
-        if session is not None:
+        is_empty = current.discard_empty()
+        session = current.active_session()
+        current.use_command(None)
+        if session is not None and self._has_begun:
             session.finish(*status_of(error))
+        return self._has_begun and not is_empty
 
 
 def _execute(script: str, is_module: bool) -> None:
@@ -98,7 +103,23 @@ def _execute(script: str, is_module: bool) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def _exit_code(error: BaseException | None) -> int:
+def _script_frames(error: BaseException | None) -> TracebackType | None:
+    """The script's own frames of a traceback; None if its code never ran."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None and "runpy" not in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    while trace is not None and "runpy" in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    return trace
+
+
+def _why_nothing(script: str, error: BaseException | None) -> str:
+    if error is None or status_of(error)[0] == "finished":
+        return f"Nothing was recorded: {script} trained no model."
+    return f"Nothing was recorded: {script} ended before it trained a model."
+
+
+def _exit_code(error: BaseException | None, trace: TracebackType | None) -> int:
     if error is None:
         return 0
     if isinstance(error, SystemExit):
@@ -106,10 +127,5 @@ def _exit_code(error: BaseException | None) -> int:
             return int(error.code or 0)
         print(error.code, file=sys.stderr)
         return 1
-    trace = error.__traceback__
-    while trace is not None and "runpy" not in trace.tb_frame.f_code.co_filename:
-        trace = trace.tb_next
-    while trace is not None and "runpy" in trace.tb_frame.f_code.co_filename:
-        trace = trace.tb_next  # only the script's own frames are the user's business
-    traceback.print_exception(type(error), error, trace or error.__traceback__)
+    traceback.print_exception(type(error), error, trace)
     return 130 if isinstance(error, KeyboardInterrupt) else 1

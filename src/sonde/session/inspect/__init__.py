@@ -1,1 +1,1 @@
-"""Inspections: what the rules ask of a watched model and its data, measured in some of its steps."""
+"""Inspections: measurements of a watched model and its data that the rules need, taken at some steps."""

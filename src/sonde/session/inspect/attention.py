@@ -12,7 +12,7 @@ from sonde.probe.outputs import floating_tensors
 from sonde.reduce.inspect.attention import Sample, attention_numbers, sample_explicit, sample_fused
 from sonde.session.inspect.units import Values, readable
 
-# What may stand between a product of queries and keys and its softmax: scaling, masks, caps, casts, views.
+# Operations that may occur between a query-key product and its softmax: scaling, masks, caps, casts, views.
 _PASSED: Final = frozenset({
     "Div", "Mul", "Add", "Sub", "MaskedFill", "Where", "ToCopy", "UnsafeView", "View", "ReshapeAlias", "Expand",
     "Clone", "Unsqueeze", "Squeeze", "Tanh", "Clamp", "Transpose", "Permute", "Slice", "Select", "Alias", "AsStrided",
@@ -65,7 +65,7 @@ class AttentionInspection:
         self._note(values, site, sample)
 
     def root_called(self, values: Values, output: Any) -> None:
-        """What the model itself returns is its answer, not its attention."""
+        """The model's own output is its prediction, not attention."""
         returned = [tensor for _, tensor in floating_tensors(output)]
         for ref, site in self._outputs:
             out = ref()
@@ -80,14 +80,14 @@ class AttentionInspection:
 
 
 def _num_heads(place: ModuleRef, tensor: Tensor) -> int:
-    """Three dimensions hold the heads in the first, if the module says how many there are."""
+    """Three dimensions hold the heads in the first one, if the module says how many there are."""
     heads = getattr(place.ref(), "num_heads", 1)
     return heads if isinstance(heads, int) and heads > 0 and tensor.shape[0] % heads == 0 else 1
 
 
 def _is_product(logits: Tensor) -> bool:
-    """Whether these come from a batched product, as queries times keys do and a layer's output does not."""
-    if logits.grad_fn is None:  # inside a reentrant checkpoint there is no graph to ask
+    """Whether these come from a batched product, as query-key scores do and a layer's output does not."""
+    if logits.grad_fn is None:  # inside a reentrant checkpoint there is no graph to check
         return logits.shape[-1] == logits.shape[-2]
     nodes = [logits.grad_fn]
     for _ in range(_MAX_NODES):

@@ -1,4 +1,4 @@
-"""Low-rank adapters found by their shape: a frozen weight (out, in) and, beside it, trainable (r, in) and (out, r)."""
+"""Low-rank adapters found by their shape: a frozen weight (out, in) next to trainable (r, in) and (out, r)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.probe.model import ModelNames, NamedParameter
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """W + B A, by weak reference."""
+    """An adapted weight W + B A, by weak reference."""
 
     a_name: str
     b_name: str
@@ -27,7 +27,7 @@ class Adapter:
 
 
 def find_adapters(names: ModelNames) -> list[Adapter]:
-    """Every adapter of the model. Two parameters belong together when they share the nearest module above."""
+    """Every adapter of the model. Two parameters belong together when they share the nearest parent module."""
     frozen: dict[str, list[tuple[NamedParameter, Tensor]]] = defaultdict(list)
     trainable: dict[str, list[tuple[NamedParameter, Tensor]]] = defaultdict(list)
     for named in names.parameters.values():
@@ -45,7 +45,8 @@ def find_adapters(names: ModelNames) -> list[Adapter]:
 
 
 def _above(name: str) -> list[str]:
-    """The modules a parameter is in, up to three levels: `x.base.weight` and `x.lora_A.default.weight` meet in `x`."""
+    """The parent modules of a parameter, up to three levels: `x.base.weight` and `x.lora_A.default.weight` meet in
+    `x`."""
     parts = name.split(".")[:-1]
     return [".".join(parts[:depth]) for depth in range(len(parts), max(len(parts) - 3, -1), -1)]
 

@@ -1,4 +1,4 @@
-"""Kind `model`: mode, graphs that stay alive, memory, and the direction and age of gradients."""
+"""Kind `model`: training mode, graphs that stay alive, memory, and the direction and age of gradients."""
 
 from __future__ import annotations
 
@@ -44,16 +44,20 @@ class WholeModelInspection:
             values[f"model/{self.site}/alive"], values[f"model/{self.site}/alive_of"] = alive, num
         try:
             values[f"model/{self.site}/rss_mb"] = resident_mb()
-        except OSError as error:  # no file can be opened, or /proc is not there
-            self._warn_once("resident memory", f"the memory of this process cannot be read: {error}.")
+        except OSError as error:  # no file can be opened, or /proc does not exist
+            self._warn_once("resident memory", f"cannot read the memory use of this process: {error}.")
         model = self.names.model()
         parameter = next(model.parameters(), None) if model is not None else None
         on_gpu = gpu_mb(parameter.device) if parameter is not None else None
         if on_gpu is not None:
             values[f"model/{self.site}/gpu_mb"] = on_gpu
 
+    def skip_gradients(self) -> None:
+        for _, direction in self._directions.values():
+            direction.forget()
+
     def gradients(self, step: OptimizerStep) -> Values:
-        """Every step."""
+        """Values that compare this step with the one before."""
         groups = step.optimizer.param_groups
         num = sum(len(group["params"]) for group in groups)
         known, direction = self._directions.get(step.number) or (-1, GradientDirection())

@@ -1,4 +1,4 @@
-"""How values pass from layer to layer: what a block hands on of its input, and which linear layers feed each other."""
+"""Signal paths between layers: how much of its input a block passes on, and which linear layers feed each other."""
 
 from __future__ import annotations
 

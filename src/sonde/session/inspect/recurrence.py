@@ -1,4 +1,4 @@
-"""Kind `rnn`: how far back a recurrence can be traced, in torch's recurrent layers and in cells called in a loop."""
+"""Kind `rnn`: how far back gradients reach, in torch's recurrent layers and in cells called in a loop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sonde.reduce.inspect.rnn import reach
 from sonde.session.inspect.units import Values, readable
 
 MIN_CALLS: Final = 8
-"""A module called this often in one forward pass is taken for a cell of a recurrence."""
+"""A module called this often in one forward pass is taken for a recurrent cell."""
 
 
 class RecurrenceInspection:
-    """Fills `values`; keeps the number of calls of the last inspected forward pass."""
+    """Fills `values`; keeps the number of calls in the last inspected forward pass."""
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._on_error = on_error
@@ -33,14 +33,14 @@ class RecurrenceInspection:
 
     def layer_called(self, values: Values, place: ModuleRef, module: nn.RNNBase, args: Any) -> None:
         if not isinstance(args, tuple) or not args or not readable(args[0]):
-            return  # packed sequences differ in length: there is no one last step
+            return  # packed sequences differ in length: there is no common last step
         traced = reach(module, args[0])
         if traced is not None:
             values[f"rnn/{place.name}/reach"], values[f"rnn/{place.name}/length"], profile = traced
             values |= {f"rnn/{place.name}/profile_{stop}": level for stop, level in enumerate(profile)}
 
     def cell_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any, call: int) -> None:
-        """Follow the gradients of a loop's first and last output, once it is known how long the loop is."""
+        """Follow the gradients of a loop's first and last output, once the length of the loop is known."""
         self._now[place.name] = call + 1
         usual = self._usual.get(place.name, 0)
         if usual < MIN_CALLS or call not in (0, usual - 1):
@@ -67,7 +67,7 @@ class RecurrenceInspection:
         self._usual = dict(self._now)
 
     def finish(self, values: Values) -> None:
-        """At the optimizer's step, when the gradients have passed."""
+        """Called at the optimizer's step, when the backward pass is done."""
         for site, length in self._now.items():
             first, last = self._squares.get((site, "first")), self._squares.get((site, "last"))
             if first is not None and last is not None and length == self._usual.get(site):
@@ -77,7 +77,7 @@ class RecurrenceInspection:
 
 
 def _is_cell(module: nn.Module, args: Any, output: Tensor) -> bool:
-    """A state goes in and a state of the same shape comes out; activations, which have no weights, are not cells."""
+    """A cell takes a state and returns one of the same shape; activations, which have no weights, are not cells."""
     if isinstance(module, nn.RNNCellBase):
         return True
     if next(module.parameters(), None) is None:

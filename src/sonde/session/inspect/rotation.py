@@ -1,10 +1,10 @@
-"""Whose turn it is: of many sites, a bounded number is looked at in one inspection, all of them in a few."""
+"""Rotation over many sites: each inspection checks a bounded number, and a few inspections check all of them."""
 
 from __future__ import annotations
 
 
 class RoundRobin:
-    """All sites in the first inspection, then at most `max_sites` in each, in turns.
+    """All sites in the first inspection, then at most `max_sites` in each, in turn.
 
     >>> turns = RoundRobin(max_sites=2)
     >>> [[site for site in "abc" if turns.is_due(site, inspection)] for inspection in range(3)]

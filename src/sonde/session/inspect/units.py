@@ -1,4 +1,4 @@
-"""Kind `unit`: what the channels of each layer do, from module calls and from functions called inside modules."""
+"""Kind `unit`: activity of the channels of each layer, from module calls and from functions called inside modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sonde.probe.model import ModelNames, ModuleRef
+from sonde.probe.model import ModelNames, ModuleRef, is_in_part
 from sonde.probe.outputs import floating_tensors, is_plain_tensor
 from sonde.probe.structure import kind_of
 from sonde.reduce.inspect import units as reduce
@@ -20,17 +20,17 @@ Values = dict[str, Tensor | float | int]
 
 _RELU_LIKE: Final = (nn.ReLU, nn.ReLU6, nn.Threshold)
 _BOUNDED: Final = (nn.Tanh, nn.Sigmoid)
-# Norms are left out: what they do not change, the layer before them shows.
+# Norms are left out: the layer before them shows the same dead units.
 _RANKED: Final = frozenset({"activation", "linear", "conv", "embedding", "rnn"})
 _NEVER_ZERO: Final = ("NativeLayerNorm", "FusedRmsNorm", "Gelu", "Tanh", "Sigmoid", "Silu", "Elu")
 _DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_CALLS: Final = 4
-"""Calls of one module in one forward pass whose dead units are told apart."""
+"""Calls of one module in one forward pass whose dead units are recorded separately."""
 _MAX_RANK_WIDTH: Final = 1024
 _MAX_SITES: Final = 32
-"""Layers, and weights, whose spread is measured in one inspection: a large model's take turns."""
+"""Layers, and weights, whose spread is measured in one inspection; large models take turns."""
 RARELY: Final = 5
-"""Every how many inspections the dear numbers are taken; the first is one of them."""
+"""The expensive numbers are measured at every n-th inspection, including the first."""
 
 
 def readable(tensor: object) -> bool:
@@ -45,7 +45,7 @@ def readable(tensor: object) -> bool:
 
 
 class UnitInspection:
-    """Fills `values`; keeps masks of silent units between inspections and nothing else."""
+    """Fills `values`; between inspections it keeps only masks of silent units."""
 
     def __init__(self, names: ModelNames) -> None:
         self.names = names
@@ -55,13 +55,21 @@ class UnitInspection:
         self._inspection = 0
         self._is_channels_first = True
         self._inner: list[tuple[ModuleRef, weakref.ref[Tensor], str, Tensor]] = []
-        """Saturation found inside a module that may be an activation written by hand: not known until it returns."""
+        """Saturation inside a module that may be a hand-written activation: not known until the module returns."""
 
     def begin(self, inspection: int) -> None:
         self._inspection = inspection
         self._inner.clear()
 
-    # ------------------------------------------------------------------------------------------------------ modules
+    # ---------------------------------------------------------------------------------------------------------- modules
+
+    def pass_through(self, module: nn.Module) -> None:
+        """Follow the layout of the values from module to module, whether they are inspected or not."""
+        kind = kind_of(module)
+        if kind in ("linear", "conv"):
+            self._is_channels_first = kind == "conv"
+        elif isinstance(module, nn.modules.batchnorm._NormBase):
+            self._is_channels_first = True
 
     def module_called(
         self, values: Values, place: ModuleRef, module: nn.Module, args: Any, output: Any, call: int
@@ -71,12 +79,9 @@ class UnitInspection:
         first = args[0] if isinstance(args, tuple) and args else None
         outputs = floating_tensors(output)
         out = outputs[0][1] if outputs and readable(outputs[0][1]) else None
-        if kind in ("linear", "conv"):
-            self._is_channels_first = kind == "conv"
-            if call < _MAX_CALLS and isinstance(first, Tensor) and readable(first) and _may_be_dead(first):
-                self._dead(values, place.name, "input_dead", call, first, _channel_dim(module, kind, first, False))
-        elif isinstance(module, nn.modules.batchnorm._NormBase):
-            self._is_channels_first = True
+        is_layer = kind in ("linear", "conv") and call < _MAX_CALLS
+        if is_layer and isinstance(first, Tensor) and readable(first) and _may_be_dead(first):
+            self._dead(values, place.name, "input_dead", call, first, _channel_dim(module, kind, first, False))
         if out is None:
             return
         dim = _channel_dim(module, kind, out, self._is_channels_first)
@@ -98,7 +103,7 @@ class UnitInspection:
             values[f"unit/{site}/rank"] = reduce.effective_rank(rows)
             values[f"unit/{site}/rank_max"] = min(len(rows) - 1, rows.shape[1])
         if kind == "embedding" or (isinstance(module, nn.RNNBase) and not module.batch_first):
-            return  # the first dimension is no batch, or not surely
+            return  # the first dimension is not, or not certainly, the batch
         if out.shape[0] >= 2:
             values[f"unit/{site}/batch_std"] = reduce.batch_std(out)
 
@@ -110,14 +115,14 @@ class UnitInspection:
         silent.add(call, reduce.is_silent(tensor, dim))
         values[name] = silent.share()
 
-    # ---------------------------------------------------------------------------------------------------- functions
+    # -------------------------------------------------------------------------------------------------------- functions
 
     def function_called(
         self, values: Values, name: str, place: ModuleRef, site: str, argument: Any, out: Tensor
     ) -> None:
         module = place.ref()
         if module is None or isinstance(module, (*_RELU_LIKE, *_BOUNDED)):
-            return  # its own call is seen
+            return  # its own call is recorded
         if name == "relu":
             if readable(out):
                 dim = 1 if out.ndim >= 4 or (out.ndim == 3 and self._is_channels_first) else out.ndim - 1
@@ -130,23 +135,28 @@ class UnitInspection:
                 self._inner.append((place, weakref.ref(out), site, share))
 
     def _settle(self, values: Values, place: ModuleRef, output: Any) -> None:
-        """A module that returns what tanh gave is a tanh; one that computes on with it (a GELU by hand) is not."""
+        """A module that returns the output of tanh is a tanh; one that computes further with it (a GELU by hand) is
+        not."""
         for inner in [inner for inner in self._inner if inner[0] is place]:
             self._inner.remove(inner)
             if inner[1]() is output:
                 values[f"unit/{inner[2]}/saturated"] = inner[3]
 
-    # ------------------------------------------------------------------------------------------------------ weights
+    # ---------------------------------------------------------------------------------------------------------- weights
 
-    def weights(self, values: Values, *, is_rare: bool) -> None:
-        """Of parameters as they are now, before the optimizer changes them."""
+    def weights(self, values: Values, part: tuple[int, int], *, is_rare: bool) -> None:
+        """Measure this part of the parameters as they are now, before the optimizer changes them."""
         adapters = find_adapters(self.names) if is_rare else []
         in_adapters = {name for adapter in adapters for name in (adapter.a_name, adapter.b_name)}
+        number = -1
         for named in self.names.parameters.values():
             weight = named.ref()
             if weight is None or not named.is_selected or not readable(weight) or weight.ndim < 2:
                 continue
-            # A table of embeddings has no units; neither has a single row, such as a learned token.
+            number += 1
+            if not is_in_part(number, part):
+                continue
+            # An embedding table has no units; neither does a single row, such as a learned token.
             if "Embedding" in named.module_type or not weight.requires_grad or weight.shape[0] < 2:
                 continue
             if self._weights.is_due(named.name, self._inspection):
@@ -154,18 +164,19 @@ class UnitInspection:
             is_small = weight.ndim == 2 and max(weight.shape) <= _MAX_RANK_WIDTH and named.name not in in_adapters
             if is_rare and is_small and self._matrices.is_due(named.name, self._inspection // RARELY):
                 values[f"unit/{named.name}/row_rank"] = stable_rank(weight)
-        for adapter in adapters:
-            _adapter(values, adapter)
+        for number, adapter in enumerate(adapters):
+            if is_in_part(number, part):
+                _adapter(values, adapter)
 
 
 def _may_be_dead(tensor: Tensor) -> bool:
-    """It comes from a layer (data does not), and not from one that hardly ever gives an exact zero."""
+    """Whether it comes from a layer (data does not) that can produce exact zeros."""
     made_by = tensor.grad_fn
     return made_by is not None and not type(made_by).__name__.startswith(_NEVER_ZERO)
 
 
 def _adapter(values: Values, adapter: Adapter) -> None:
-    """Numbers of the product stand under the name of its last factor."""
+    """Numbers of the product are recorded under the name of its last factor."""
     tensors = adapter.tensors()
     if tensors is not None and all(readable(tensor) for tensor in tensors):
         a, b, base = tensors
@@ -174,7 +185,7 @@ def _adapter(values: Values, adapter: Adapter) -> None:
 
 
 def _channel_dim(module: nn.Module, kind: str, tensor: Tensor, is_channels_first: bool) -> int:
-    """Which dimension the units are: dim 1 of images, the last one of everything else."""
+    """The dimension of the units: dim 1 for images, the last one for everything else."""
     last = tensor.ndim - 1
     if isinstance(module, nn.modules.conv._ConvNd):
         return max(0, last - len(module.kernel_size))

@@ -1,1 +1,1 @@
-"""One watched model: its taps, what is measured of it, and under which names."""
+"""One watched model: its taps, its measurements, and the names they are recorded under."""

@@ -1,4 +1,4 @@
-"""What was asked for and never seen, of one watched model or of several."""
+"""Values that were requested but never seen, for one watched model or for several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def coverage_of(watched_models: list[WatchedModel]) -> dict[str, Any]:
-    """What several watched models add up to: counts, lists and mappings alike."""
+    """The combined coverage of several watched models: counts, lists and mappings alike."""
     total: dict[str, Any]
     total, *others = map(_of_one, watched_models)
     for coverage in others:

@@ -1,4 +1,4 @@
-"""Which optimizers' formulas are known: torch's Adam, AdamW and SGD, and nothing that was derived from them."""
+"""Optimizers with a known update formula: torch's Adam, AdamW and SGD, but not classes derived from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HALF: Final = (torch.bfloat16, torch.float16)
 def rule_of(
     optimizer: Optimizer, params: list[Tensor], *, grad_scale: Any = None, found_inf: Any = None
 ) -> UpdateFormula | None:
-    """The formula by which this optimizer is about to step these parameters; None where it is not known."""
+    """The formula by which this optimizer is about to update these parameters; None if it is not known."""
     kind = type(optimizer)
     if kind not in (Adam, AdamW, SGD) or not all(_is_known(group) for group in optimizer.param_groups):
         return None
@@ -33,7 +33,7 @@ def rule_of(
 
 
 def _is_exact(param: Tensor, group: dict[str, Any]) -> bool:
-    """Without fused=True a step in half precision is rounded after each of its operations."""
+    """Without fused=True a half-precision step is rounded after each of its operations."""
     return param.dtype == torch.float32 or (param.dtype in _HALF and bool(group.get("fused")))
 
 
@@ -51,7 +51,7 @@ def _adam(kind: type[Optimizer], params: list[Tensor], groups: list[Any], states
     counted = [t for t in taken if isinstance(t, Tensor) and t.device.type == "cuda"]
     if counted and (len(counted) < len(taken) or any(t.dtype != torch.float32 for t in counted)):
         return None  # some have stepped and some have not
-    rows: dict[tuple[int, float], list[float]] = {}  # those of a group have mostly one
+    rows: dict[tuple[int, float], list[float]] = {}  # a group usually shares one value
     numbers = []
     for group, count in zip(groups, taken, strict=True):
         key = id(group), 0.0 if counted else float(count)

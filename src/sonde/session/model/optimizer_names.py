@@ -1,4 +1,4 @@
-"""The names under which the numbers of optimizers are recorded: `optim`, `optim/1`, `optim/2`."""
+"""The names under which optimizer scalars are recorded: `optim`, `optim/1`, `optim/2`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sonde.probe.model import ModelNames
 
 
 class OptimizerNames:
-    """One for all models of a session: two optimizers have two names, and one that trains two models has one."""
+    """Shared by all models of a session: two optimizers get two names, and one that trains two models has one."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, int], int] = {}
-        """By model and by the optimizer's number among those of its model."""
+        """Keyed by model and by the optimizer's number within its model."""
         self._known: WeakKeyDictionary[Optimizer, _Place] = WeakKeyDictionary()
 
     def expect(self, model: ModelNames, named: list[Optimizer]) -> None:
-        """Number the optimizers named in `watch` in that order, whichever of them steps first."""
+        """Number the optimizers passed to `watch` in that order, whichever of them steps first."""
         for number, optimizer in enumerate(named):
             self.number(model, number, optimizer)
         if not named:
             self._numbers.setdefault((_key(model), 0), self._free())
 
     def number(self, model: ModelNames, number: int, optimizer: Optimizer | None) -> int:
-        """The number in this run of the optimizer that has this number in its model; of None, the reserved one."""
+        """The run-wide number of the optimizer with this number in its model; for None, the reserved one."""
         key = (_key(model), number)
         place = self._known.get(optimizer) if optimizer is not None else None
         if place is None:
@@ -44,7 +44,7 @@ class OptimizerNames:
         return f"optim/{known}" if known else "optim"
 
     def _is_used_elsewhere(self, number: int, model: str) -> bool:
-        """Two models had an optimizer in common, and the other one has given this number to its next."""
+        """Handle two models that share an optimizer when the other model has given this number to its next one."""
         return any(place.number == number and place.model != model for place in self._known.values())
 
     def _free(self) -> int:
@@ -55,9 +55,9 @@ class OptimizerNames:
 class _Place(NamedTuple):
     number: int
     model: str
-    """The key of the model that it was first seen with."""
+    """The key of the model that the optimizer was first seen with."""
 
 
 def _key(model: ModelNames) -> str:
-    """The same for a model that is watched again: no two watched models share the name of a parameter."""
+    """The key stays the same when a model is watched again: no two watched models share a parameter name."""
     return next((named.name for named in model.parameters.values()), model.prefix)

@@ -1,4 +1,4 @@
-"""The parameters of an optimizer step, parted by whether they have a gradient, and Adam's state of them."""
+"""The parameters of an optimizer step, split by whether they have a gradient, and their Adam state."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ParameterSubset:
     names: list[NamedParameter]
     params: list[Tensor]
     keys: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    """The sites of these names by kind and suffix, as far as they were asked for."""
+    """Site ids of these names by kind and suffix, as far as they were requested."""
     is_predicted: bool = False
-    """All of it was read before the step."""
+    """Whether everything was read before the step."""
 
     def __iter__(self) -> Iterator[tuple[NamedParameter, Tensor]]:
         return zip(self.names, self.params, strict=True)
@@ -40,12 +40,12 @@ class ParameterSubset:
 
     @property
     def grads(self) -> list[Tensor] | None:
-        """None where one is missing."""
+        """None if one is missing."""
         found = [grad for p in self.params if (grad := p.grad) is not None]
         return found if len(found) == len(self.params) else None
 
     def with_plain_grads(self) -> tuple[ParameterSubset, list[Tensor]]:
-        """Those whose gradient can be read, and the gradients: this itself where all can, as nearly always."""
+        """The parameters with readable gradients, and those gradients; usually this object itself."""
         grads = [p.grad for p in self.params]
         is_plain = [is_plain_tensor(grad) for grad in grads]
         plain: list[Any] = list(compress(grads, is_plain))
@@ -59,14 +59,14 @@ class ParameterSubset:
 _WITH: Final = "with"
 _WITHOUT: Final = "without"
 _LEAST: Final = 1e-37
-"""The smallest floor: without an epsilon, too, an element that never had a gradient adds nothing."""
+"""The smallest floor: even without an epsilon, an element that never had a gradient adds nothing."""
 _COUNTERS: Final = frozenset({"step", "eta", "mu", "mu_product"})
-"""What torch's optimizers keep one number of for each parameter, whatever its shape."""
+"""State of which torch's optimizers keep one number per parameter, whatever its shape."""
 
 
 def split_by_grad(step: OptimizerStep, *, is_made: bool) -> list[ParameterSubset]:
-    """The list of parameters with a gradient is nearly always the same; those without are kept apart from it. Where the
-    step itself is still to make the gradients, all may have one."""
+    """The list of parameters with a gradient is nearly always the same; those without are kept separately. If the step
+    itself computes the gradients, any parameter may have one."""
     if not step.params:
         return []
     has_grad = [not is_made or p.grad is not None for p in step.params]
@@ -81,19 +81,19 @@ def split_by_grad(step: OptimizerStep, *, is_made: bool) -> list[ParameterSubset
 
 
 def is_state(name: str, value: Tensor, parameter: Tensor) -> bool:
-    """Whether this is a state of the parameter's elements, and not a count of steps: both may have one element."""
+    """Whether this is elementwise state and not a step count: both may have one element."""
     return value.numel() > 1 or (value.shape == parameter.shape and name not in _COUNTERS)
 
 
 def adam_moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
-    """Adam's state, if this optimizer keeps any."""
+    """Adam's state, if this optimizer keeps one."""
     states = [optimizer.state.get(p, {}) for p in params]
     if not all(is_plain_tensor(s.get("exp_avg")) and is_plain_tensor(s.get("exp_avg_sq")) for s in states):
         return None
     if any(
         s["exp_avg"].shape != p.shape or s["exp_avg_sq"].shape != p.shape for s, p in zip(states, params, strict=True)
     ):
-        return None  # factored states, as Adafactor's
+        return None  # factored states, as in Adafactor
     groups = optimizer.param_groups
     beta2 = {id(p): group.get("betas", (0.9, 0.999))[1] for group in groups for p in group["params"]}
     eps = {id(p): float(group.get("eps") or 0.0) for group in groups for p in group["params"]}
@@ -109,7 +109,7 @@ def adam_moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
 
 
 def _floors(eps: NDArray[np.float64], correction: Any) -> Any:
-    """Of each parameter, where the corrections are: a step count that lives on the device stays there."""
+    """For each parameter, where its corrections are stored: a step count on the device stays there."""
     if isinstance(correction, Tensor):
         squares = torch.from_numpy(eps**2).to(correction.device, non_blocking=True)
         return (squares * correction).clamp(min=_LEAST)
@@ -117,8 +117,8 @@ def _floors(eps: NDArray[np.float64], correction: Any) -> Any:
 
 
 def _corrections(beta2: list[Any], taken: list[Any]) -> Any:
-    """1 - beta2**t of each parameter: groups have betas of their own, and some join later. Step counts that live on the
-    device stay there; None where only some of them do."""
+    """1 - beta2**t for each parameter: groups have their own betas, and some join later. Step counts on the device stay
+    there; None if only some of them are on it."""
     on_device = [t for t in (*beta2, *taken) if isinstance(t, Tensor) and t.device.type != "cpu"]
     if not on_device:
         return 1.0 - np.array([float(beta) for beta in beta2]) ** np.array([float(count) for count in taken])

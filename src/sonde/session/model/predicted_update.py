@@ -1,4 +1,4 @@
-"""Updates without a copy of the parameters: where the optimizer's formula is known, one reading before the step."""
+"""Updates without a copy of the parameters: one read before the step, if the optimizer's formula is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonde.session.recording import Recording
 
 
 class UpdatePrediction:
-    """Tries to know a step before it is made; what it cannot know is left to a copy."""
+    """Predicts a step before it is made; parameters it cannot predict are handled with a copy."""
 
     def __init__(self, recording: Recording, reducer: Reducer, sites: SiteIds) -> None:
         self._recording, self._sites = recording, sites
@@ -25,7 +25,7 @@ class UpdatePrediction:
     def before(
         self, step: OptimizerStep, part: ParameterSubset, wants: Mapping[str, bool], *, histogram: bool
     ) -> list[Table] | None:
-        """The gradients' tables if everything of these parameters was read, else None and nothing was."""
+        """The gradient tables if all of these parameters were read; otherwise None, and nothing was read."""
         params = part.params
         if not wants["update"] or step.has_closure or not params or params[0].device.type != "cuda":
             return None
@@ -50,11 +50,11 @@ class UpdatePrediction:
         self.step_pass.after((step.number, name))
 
     def tell(self) -> None:
-        """Say once that a step was not what the formula says; from then on a copy is kept."""
+        """Report once that a step did not match the formula; from then on a copy is kept."""
         for num, worst in self.step_pass.take_wrong().values():
             details: dict[str, Any] = {"parameters": num, "times_allowed": worst}
             message = (
-                f"the optimizer moved {num} parameters otherwise than its formula says; those updates are left out, "
-                "and from now on updates are taken from a copy of the parameters"
+                f"the optimizer updated {num} parameters differently from its formula; those updates are left out, "
+                "and later ones are computed from a copy of the parameters"
             )
             self._recording.event("update_formula", message, severity="warning", details=details)

@@ -1,4 +1,4 @@
-"""The models that a new call of `watch` replaces."""
+"""Finds the models that a new call of `watch` replaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def watched_before(model: nn.Module, prefix: str, watched_models: Sequence[Watch
         shared = own.keys() & theirs.keys()
         if shared and not watching.has_seen_gradients and any(own[name] is not theirs[name] for name in shared):
             raise UsageError(
-                f'another watched model has "{min(shared)}" as well. Tell them apart by a name: '
+                f'another watched model also has "{min(shared)}". Tell them apart with a prefix: '
                 'watch(model, optimizer, prefix="generator.").'
             )
         found += [watching] if shared else []

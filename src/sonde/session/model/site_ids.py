@@ -1,5 +1,5 @@
-"""The numbers under which the sites of a watched model are recorded. Asked for every tensor of every step, so a site is
-described the first time only."""
+"""The ids under which the sites of a watched model are recorded. Looked up for every tensor of every step, so a site is
+described only the first time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class SiteIds:
-    """Of one model, in one run."""
+    """The site ids of one model in one run."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._known: dict[tuple[str, str], int] = {}
 
     def of_place(self, kind: Kind, place: ModuleRef, suffix: str, tensor: Tensor) -> int:
-        """A tensor that a module gave, or its gradient."""
+        """The id of a module's output tensor, or of its gradient."""
         known: int | None = place.keys.get((kind, suffix))
         if known is None:
             known = self._of(kind, place.name + suffix, place.name, place, tensor)
@@ -32,13 +32,13 @@ class SiteIds:
         return known
 
     def of_parameter(self, kind: Kind, named: NamedParameter, tensor: Tensor, suffix: str = "") -> int:
-        """A parameter, or something of it."""
+        """The id of a parameter, or of one of its derived tensors."""
         name = named.name + suffix
         known = self._known.get((kind, name))
         return self._of(kind, name, named.owner, named, tensor) if known is None else known
 
     def of_part(self, kind: Kind, part: ParameterSubset, suffix: str = "") -> list[int]:
-        """All parameters of a part, which remembers them."""
+        """The ids of all parameters of a subset, which caches them."""
         known = part.keys.get((kind, suffix))
         if known is None:
             known = [self.of_parameter(kind, named, parameter, suffix) for named, parameter in part]
@@ -46,7 +46,7 @@ class SiteIds:
         return known
 
     def name_of(self, id: int) -> str:
-        """What it stands for, to be told of."""
+        """The tensor that an id refers to, for messages."""
         return next(("/".join(name) for name, known in self._known.items() if known == id), str(id))
 
     def _of(self, kind: Kind, name: str, owner: str, what: ModuleRef | NamedParameter, tensor: Tensor) -> int:

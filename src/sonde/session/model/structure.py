@@ -1,4 +1,4 @@
-"""When to write model.json: after the first complete step, and again when what it says has changed."""
+"""Decides when to write model.json: after the first complete step, and again when its content has changed."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class ModelDocument:
         that other threads train are described by those threads."""
         changed = [self._parts.setdefault(model, _Description()).refresh(model) for model in models]
         if any(changed):
-            with self._lock:  # or the older of two documents could be the last
+            with self._lock:  # otherwise the older of two documents could be written last
                 known = [part.content for model in everything if (part := self._parts.get(model)) and part.content]
                 self._writer.document(MODEL_FILE, _together(known))
 
 
 class _Description:
-    """What was said last of one watched model."""
+    """The last description of one watched model."""
 
     def __init__(self) -> None:
         self.content: dict[str, Any] = {}
         self._signature: object = None
         self._first: WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
-        """The groups of each optimizer as they began: a schedule changes them."""
+        """The initial groups of each optimizer: a schedule changes them."""
 
     def refresh(self, watching: WatchedModel) -> bool:
-        """Describe the model anew if something changed; whether it did."""
+        """Describe the model again if something changed; returns whether it did."""
         signature = _signature(watching)
         if signature == self._signature:
             return False
@@ -64,7 +64,7 @@ class _Description:
 
 
 def _signature(watching: WatchedModel) -> object:
-    """Cheap, since it is asked at every step: who is optimized, whether calls are known, which loss."""
+    """A cheap fingerprint, since it is computed at every step: optimized parameters, known calls, the loss."""
     optimizers = [
         (id(optimizer), tuple(len(group["params"]) for group in optimizer.param_groups))
         for optimizer in watching.optimizers.watched
@@ -77,6 +77,6 @@ def _together(documents: list[dict[str, Any]]) -> dict[str, Any]:
     for document in documents[1:]:
         for key, value in document.items():
             total[key] = (total[key] or value) if isinstance(value, str) else total[key] + value
-    # One that trains several models is described once.
+    # An optimizer that trains several models is described once.
     by_number = {optimizer["number"]: optimizer for optimizer in total["optimizers"]}
     return {**total, "optimizers": sorted(by_number.values(), key=itemgetter("number"))}

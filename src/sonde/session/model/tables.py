@@ -1,4 +1,4 @@
-"""Sketches of a step for the writer. What is still on its way from a device is waited for there."""
+"""The sketches of a step for the writer, which waits for those still being copied from a device."""
 
 from __future__ import annotations
 

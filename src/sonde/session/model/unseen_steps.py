@@ -1,8 +1,7 @@
-"""Steps that no hook of an optimizer shows: the warnings that name them and say what to do.
+"""Warnings about optimizer steps that no hook sees, with advice on what to do.
 
-Steps in compiled code and in CUDA graphs are followed by `compiled_steps.py` and `graph_replays.py` in
-`probe/optimizer/`. Left are updates written by hand, optimizers that are not torch's, and what a version of the
-compiler does not let us follow.
+`compiled_steps.py` and `graph_replays.py` in `probe/optimizer/` follow steps in compiled code and in CUDA graphs. What
+remains are hand-written updates, optimizers outside torch, and steps that a compiler version does not let us follow.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
 
 
 MIN_UPDATES: Final = 3
-"""Changes of the parameters without a step until it is said. One may be a checkpoint that is loaded after a trial."""
+"""Parameter changes without a step before the warning. A single one may be a checkpoint loaded after a trial."""
 _REMEDY: Final = "Call sonde.step() after each update to count it as a step."
 
 
 class UnseenUpdates:
-    """Notices that a model is trained by something that is not an optimizer of torch's.
+    """Detects that a model is trained by something other than a torch optimizer.
 
-    The version of one parameter tells, from the end of one forward pass to the beginning of the next, and only as long
-    as no optimizer has stepped and the user has ended no step: weights that are averaged, clipped or loaded between the
-    steps of an optimizer are no updates.
+    It compares the version of one parameter at the end of one forward pass with that at the start of the next, and only
+    as long as no optimizer has stepped and the user has ended no step: weights that are averaged, clipped or loaded
+    between optimizer steps are not updates.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class UnseenUpdates:
         self._parameter: weakref.ref[Tensor] | None = None
         self._version = -1
         self._num_changes = self._num_passes = 0
-        self._is_done = world_size() > 1  # what shards parameters between ranks writes to them as well
+        self._is_done = world_size() > 1  # code that shards parameters between ranks also writes to them
 
     def model_entered(self, model: Recorded, steps: Steps) -> None:
-        """A forward pass that trains begins."""
+        """Called when a training forward pass starts."""
         if self._is_done:
             return
         if self._is_counted(steps):
@@ -60,19 +59,19 @@ class UnseenUpdates:
         if parameter is not None and parameter._version != self._version >= 0:
             self._num_changes += 1
             if self._num_changes == MIN_UPDATES:
-                self._warn(steps, "the parameters of this model change, but no step of a torch optimizer was seen")
+                self._warn(steps, "the parameters of this model change, but sonde saw no torch optimizer step")
 
     def model_returned(self) -> None:
-        """It has ended. An embedding with a `max_norm` changes its weights inside."""
+        """Called when it has ended. An embedding with a `max_norm` changes its weights inside."""
         if self._is_done:
             return
         parameter = self._parameter() if self._parameter is not None else self._choose()
         self._version = parameter._version if parameter is not None else -1
 
     def finish(self, steps: Steps) -> None:
-        """The session ends as it should."""
+        """Called when the session ends normally."""
         if not self._is_done and self._num_passes >= MIN_UPDATES and not self._is_counted(steps):
-            self._warn(steps, "gradients were computed, but no step of a torch optimizer was seen")
+            self._warn(steps, "gradients were computed, but sonde saw no torch optimizer step")
 
     def _warn(self, steps: Steps, what: str) -> None:
         self._is_done = True
@@ -85,7 +84,7 @@ class UnseenUpdates:
         return is_followed or not self._is_fresh()
 
     def _choose(self) -> Tensor | None:
-        """The last one that is trained: nearest to the loss, so that it has a gradient if any has."""
+        """The last trained parameter: it is nearest to the loss, so it has a gradient if any has."""
         model = self._names.model()
         trained = [p for p in model.parameters() if p.requires_grad and is_plain_tensor(p)] if model is not None else []
         if not trained or trained[-1].is_inference():
@@ -96,17 +95,17 @@ class UnseenUpdates:
 
 
 def warn_of_unseen(recording: Recording, steps: Steps, optimizer: Optimizer, where: str) -> None:
-    """Steps of this optimizer cannot be followed from now on: those that the user ends count."""
+    """Called when steps of this optimizer can no longer be followed: the steps that the user ends count instead."""
     steps.lose_sight()
     recording.warn_once(
         f"unseen in {where}",
         f"{type(optimizer).__name__}.step() is part of {where}, where sonde cannot see it: its steps are not counted. "
-        f"{_REMEDY} Parameters and gradients are then recorded as they are at that moment; updates are not.",
+        f"{_REMEDY} Parameters and gradients are then recorded at that point; updates are not.",
     )
 
 
 def warn_of_missing(recording: Recording, optimizer: Optimizer) -> None:
-    """A step inside one graph: nothing can be read between the gradients and the update."""
+    """Called for a step inside a single graph: nothing can be read between the gradients and the update."""
     recording.warn_once(
         f"one graph {type(optimizer).__name__}",
         f"{type(optimizer).__name__}.step() runs inside a single graph, compiled or captured: its steps are counted, "

@@ -1,6 +1,6 @@
-"""One watched model: its taps, what is wanted of it in a step, and the sketches that come of it.
+"""One watched model: its taps, the plan for each step, and the resulting sketches.
 
-When each of its methods is called in a step is decided by its host: see `session/training_step.py`.
+Its host decides when each of its methods is called in a step: see `session/training_step.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Any, Final, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sonde.probe.compiled import has_compiled_parts, num_compiled_frames
 from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guards import quiet
 from sonde.probe.in_graph import InGraphTaps
+from sonde.probe.loss.backward import BackwardTap, Root
 from sonde.probe.model import ModelNames, ModuleRef, NamedParameter
 from sonde.probe.optimizer.clip import ClipTap
 from sonde.probe.optimizer.hooks import OptimizerHooks
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.probe.outputs import is_plain_tensor
-from sonde.probe.schedule import ALWAYS, Schedule
+from sonde.probe.schedule import ALWAYS, NEVER, Schedule
 from sonde.probe.select import chooser, is_chosen
 from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
@@ -38,17 +40,18 @@ from sonde.session.plan import Plan
 from sonde.session.ranks.same_weights import is_due, model_fingerprint
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
+from sonde.session.training.budget import OF_KIND
 from sonde.session.training.thread import TrainingThread
 from sonde.write.ranks import world_size
 
 MAX_ONES: Final = 1 << 16
-"""Activations of one step. What is recorded of a step is held until it is over, and it may never be."""
+"""Maximum number of activations in one step. Records are held until the step is over, which may never happen."""
 MAX_SAMPLED: Final = 1 << 14
-"""Of these, with histograms: a sample takes as much memory as twenty sketches."""
+"""Maximum number with histograms: a sample takes as much memory as twenty sketches."""
 
 
 class Measured(NamedTuple):
-    """What was measured in some forward passes."""
+    """Measurements from some of the forward passes."""
 
     tables: list[Table]
     looks: Looks | None
@@ -66,37 +69,40 @@ class ModelHost(Protocol):
         """Whether a snapshot of the step is being taken."""
 
     def is_fresh(self) -> bool:
-        """Whether no step was made since the process began, or since it returned to an earlier step."""
+        """Whether no step was made since the process started, or since it returned to an earlier step."""
 
     def optimizer_taps(self) -> Iterable[OptimizerTap]:
-        """Of all models, in the order in which they were watched."""
+        """The taps of all models, in the order in which they were watched."""
+
+    def is_resting(self, model: WatchedModel) -> bool:
+        """Whether nothing is recorded, and this call of the model needs nothing more."""
 
     def model_begins(self, model: WatchedModel) -> None:
-        """It is about to be called, in training or not."""
+        """Called before the model runs, for training or not."""
 
     def model_entered(self, model: WatchedModel) -> None:
-        """A forward pass that trains begins."""
+        """Called when a training forward pass starts."""
 
     def forward_seen(self, model: WatchedModel, place: ModuleRef, output: Any) -> None:
-        """A module has returned, in training."""
+        """Called when a module has returned, in training."""
 
     def module_returned(self, model: WatchedModel, place: ModuleRef, output: Any) -> None:
-        """The same, after it was measured; only while tensors are kept."""
+        """Called after that output was measured; only while tensors are kept."""
 
     def model_returned(self, model: WatchedModel, args: Any, kwargs: Any, output: Any) -> None:
-        """The forward pass has ended."""
+        """Called when the forward pass has ended."""
 
     def model_evaluated(self, model: WatchedModel, args: Any, kwargs: Any, output: Any) -> None:
-        """The model has returned, in a pass that does not train."""
+        """Called when the model has returned from a pass that does not train."""
 
     def number_returned(self, model: WatchedModel, module: nn.Module, args: Any, value: Tensor) -> None:
-        """Another module, such as a criterion, has returned a single number."""
+        """Called when another module, such as a criterion, has returned a single number."""
 
     def pass_restarted(self, model: WatchedModel) -> None:
         """The pass before may not belong to the step: what is measured once per step is measured again."""
 
     def optimizer_step(self, model: WatchedModel, step: OptimizerStep) -> Iterator[None]:
-        """Advanced before an optimizer steps and after it."""
+        """A generator that is advanced before and after the optimizer steps."""
 
 
 class WatchedModel:
@@ -115,13 +121,13 @@ class WatchedModel:
     ) -> None:
         self.recording, self.host, self.plan = recording, host, plan
         self.training: TrainingThread = training
-        """Where its steps are counted; `join` changes it."""
+        """The thread whose steps it counts with; `join` changes it."""
         self.watched_in = watched_in
-        """The thread that has called `watch`."""
+        """The thread that called `watch`."""
         self.has_run = False
-        """A forward pass with gradients on was seen, or a step of an optimizer."""
+        """Whether a forward pass with gradients on, or an optimizer step, was seen."""
         self.is_trained = False
-        """An optimizer has stepped it, or the user has ended a step of it."""
+        """Whether an optimizer has updated it, or the user has ended a step of it."""
         self.names: ModelNames = ModelNames(model, prefix=plan.prefix)
         self._select()
         asked, tell = recording.settings, self._note_unreadable
@@ -131,22 +137,26 @@ class WatchedModel:
         self.sites = SiteIds(recording.writer)
         self.optimizer_pass = OptimizerPass(self.reducer)
         self.prediction = UpdatePrediction(recording, self.reducer, self.sites)
-        self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
+        self.wants_activations = self.wants_activation_grads = self.wants_inspection = self.wants_scalars = False
         self._wants_forward = True
         self.wants: dict[str, bool] = {}
         self.histogram = False
         self.meter = training.governing.meter
         self._step = -1
-        """The step of which it was decided what to record."""
+        """The step for which the current plan was made."""
+        self._quiet_until, self._version = -1, 0
+        """Before this step nothing is recorded, as long as the governor's version stays the same."""
+        self._part = 0, 1
+        """(number, parts): which of the modules record their activations in this step."""
         self.main_kind = ""
-        """What most of this step's cost is for."""
+        """The kind that causes most of this step's cost."""
         self.without_grad: set[str] = set()
-        """Parameters, by name, that were seen without a gradient, with one, and in an optimizer."""
+        """Names of parameters seen without a gradient, with one, and in an optimizer."""
         self.with_grad: set[str] = set()
         self.in_optimizer: set[str] = set()
         self.unreadable: dict[str, str] = {}
         self._kept: list[Table] = []
-        """Of this step, taken out of the reducer before a forward pass that may be of the next."""
+        """Sketches of this step, removed from the reducer before a forward pass that may belong to the next one."""
         self._num_ones = self._num_cut = 0
         self.is_allowed = True
         self._has_other_ranks = world_size() > 1
@@ -155,7 +165,9 @@ class WatchedModel:
         self.inspection = Inspection(self.names, recording.warn_once, recording.breaker)
         self.loss_name = ""
         self._is_inspecting = repr(plan.inspect) != "never"
+        self._schedules = self._scheduled()
         self._attach(host, optimizers)
+        self._note_shares()
         self.begin_step(training.steps.number)
         self._tell_scripted()
 
@@ -164,7 +176,13 @@ class WatchedModel:
         recording, plan, on_error = self.recording, self.plan, self.recording.breaker
         self.clips = ClipTap(on_error)
         self.forward_seen = partial(host.forward_seen, self)
-        self.entry = EntryTap(self.names, self._entered, on_error, on_call=partial(host.model_begins, self))
+        self.entry = EntryTap(
+            self.names,
+            self._entered,
+            on_error,
+            on_call=partial(host.model_begins, self),
+            is_over=partial(host.is_resting, self),
+        )
         self.forward = ForwardTap(
             self.names,
             self,
@@ -172,7 +190,9 @@ class WatchedModel:
             on_root=partial(host.model_returned, self),
             on_evaluated=partial(host.model_evaluated, self),
             on_number=partial(host.number_returned, self),
+            on_recomputed=self._recomputed,
         )
+        self.backward = BackwardTap(self._wants_loss, self._loss_known, on_error) if self.nonfinite else None
         self.in_graph = InGraphTaps(self.names, self, on_error) if plan.in_graph else None
         self.optimizers = OptimizerTap(
             self.names,
@@ -192,9 +212,11 @@ class WatchedModel:
         self.unseen_updates = UnseenUpdates(recording, self.names, self.optimizers, host.is_fresh)
 
     def detach(self) -> None:
-        """Leave no trace."""
+        """Remove every hook and wrapper."""
         self.entry.detach()
         self.forward.detach()
+        if self.backward is not None:
+            self.backward.detach()
         if self.in_graph is not None:
             self.in_graph.detach()
         self.optimizers.detach()
@@ -205,11 +227,13 @@ class WatchedModel:
         self.optimizer_pass.forget()
         self.prediction.step_pass.forget()
 
-    # --------------------------------------------------------------------------------------------------- the steps
+    # ------------------------------------------------------------------------------------------------------------ steps
 
     def join(self, training: TrainingThread) -> None:
         """Record at the steps of this training thread from now on."""
         self.training, self.meter = training, training.governing.meter
+        self._quiet_until = -1
+        self._note_shares()
         if self._step != training.steps.number:
             self.begin_step(training.steps.number)
 
@@ -218,28 +242,77 @@ class WatchedModel:
         log_values(self.recording, self.training, values, step)
 
     def begin_step(self, step: int) -> None:
-        """Decide once what this step will record."""
+        """Decide, once per step, what this step will record."""
         self._step = step
         self.is_allowed = not self.recording.breaker.is_open
-        plan = self.plan
-        schedules: dict[str, Schedule] = {
-            "param": plan.params, "grad": plan.grads, "update": plan.updates, "optim": plan.optim,
-        }  # fmt: skip
-        self.wants = {kind: self._may(kind, step, schedule) for kind, schedule in schedules.items()}
-        self.wants_activations = self._may("activations", step, plan.activations)
-        self.wants_activation_grads = self._may("activation_grads", step, plan.activation_grads)
-        self.wants_inspection = self._may("inspect", step, plan.inspect)
-        self.wants_finite = self.nonfinite is not None and self._may("finite", step, ALWAYS)
+        governor = self.training.governing.governor
+        if step < self._quiet_until and governor.version == self._version:
+            return  # like the step before
+        asked = [name for name, schedule in self._schedules if schedule(step)] if self.is_allowed else []
+        chosen = governor.choose(step, {OF_KIND[name] for name in asked}) if asked else ()
+        wanted = {name for name in asked if OF_KIND[name] in chosen}
+        self.wants = {kind: kind in wanted for kind in ("param", "grad", "update", "optim")}
+        self.wants_activations = "activations" in wanted
+        self.wants_activation_grads = "activation_grads" in wanted
+        self.wants_inspection = "inspect" in wanted
+        self.wants_finite = "finite" in wanted
+        self.wants_scalars = "scalars" in wanted
+        self._part = governor.turn("activations")
+        self._version, self._quiet_until = governor.version, -1
+        if not wanted:
+            self._quiet_until = self.training.governing.quiet_until({OF_KIND[name] for name, _ in self._schedules})
         self._wants_forward = (
             self.wants_activations or self.wants_activation_grads or self.wants_inspection or self.wants_finite
         )
         self.main_kind = self._main_kind()
-        self.inspection.begin_step(is_wanted=self.wants_inspection)
+        self.inspection.begin_step(is_wanted=self.wants_inspection, part=governor.turn("inspect"))
         self.histogram = step % self.recording.settings.hist_every == 0
         self._num_ones = self._num_cut = 0
 
-    def _may(self, kind: str, step: int, schedule: Schedule) -> bool:
-        return self.is_allowed and self.training.governing.allows(step, kind, scheduled=schedule(step))
+    def next_recorded(self, after: int) -> int:
+        """The first step after this one that may record something."""
+        return self.training.governing.next_recorded(after, self._schedules)
+
+    def rest(self, *, is_on: bool) -> None:
+        """Record nothing and see no module, or see them again."""
+        taps: list[ClipTap | BackwardTap] = [self.clips]
+        if self.backward is not None:
+            taps.append(self.backward)
+        if not is_on:
+            self.forward.resume()
+            for tap in taps:
+                tap.resume()
+            return
+        self.wants = dict.fromkeys(self.wants, False)
+        self.wants_activations = self.wants_activation_grads = self.wants_inspection = False
+        self.wants_finite = self.wants_scalars = self._wants_forward = False
+        self.main_kind, self._quiet_until = "", -1
+        self.inspection.begin_step(is_wanted=False)
+        for tap in taps:
+            tap.pause()
+        model = self.names.model()
+        if model is not None and not num_compiled_frames() and not has_compiled_parts(model):
+            self.forward.pause()  # a program compiled without our hook would be compiled again with it
+
+    def _scheduled(self) -> list[tuple[str, Schedule]]:
+        """The kinds that may be recorded at all, and when."""
+        plan = self.plan
+        schedules = {
+            "grad": plan.grads,
+            "param": plan.params,
+            "update": plan.updates,
+            "optim": plan.optim,
+            "activations": plan.activations,
+            "activation_grads": plan.activation_grads,
+            "inspect": plan.inspect,
+            "finite": ALWAYS if self.nonfinite is not None else NEVER,
+            "scalars": ALWAYS,
+        }
+        return [(name, schedule) for name, schedule in schedules.items() if schedule is not NEVER]
+
+    def _note_shares(self) -> None:
+        for name, schedule in self._schedules:
+            self.training.governing.governor.want(OF_KIND[name], schedule.share)
 
     def _main_kind(self) -> str:
         if any(self.wants[kind] for kind in ("param", "update", "optim")):
@@ -250,7 +323,7 @@ class WatchedModel:
 
     @property
     def has_seen_gradients(self) -> bool:
-        """Whether this model was trained, since it is watched."""
+        """Whether this model has been trained since it is watched."""
         return bool(self.in_optimizer or self.with_grad)
 
     @property
@@ -261,20 +334,38 @@ class WatchedModel:
     def is_idle(self) -> bool:
         return not (self._wants_forward or self.host.is_keeping_tensors or self.training.steps.wants_part(self))
 
-    # -------------------------------------------------------------------------------------------- what its taps see
+    # ---------------------------------------------------------------------------------------------------- tap callbacks
 
     def _entered(self) -> None:
         if self.forward.entered():
             self.host.model_entered(self)
+            if self.nonfinite is not None:
+                with quiet():
+                    self.nonfinite.begin(self.training.steps.number)
+
+    def _recomputed(self, place: ModuleRef, output: Any) -> None:
+        if self.nonfinite is not None and self.wants_finite and place.is_selected:
+            self.nonfinite.recomputed(place, output)
+
+    def _wants_loss(self) -> bool:
+        return self.nonfinite is not None and self.wants_finite and self.nonfinite.wants_loss()
+
+    def _loss_known(self, roots: list[Root], is_graph_kept: bool) -> None:
+        if self.nonfinite is not None:
+            with quiet(), self.meter.span("finite"):
+                self.nonfinite.loss_known([root.value for root in roots], self.training.steps.number)
 
     def is_root(self, place: ModuleRef) -> bool:
         return place is self._root
 
     def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
-        if self.nonfinite is not None and self.wants_finite and place.is_selected:
-            with self.meter.span("finite"):
-                is_leaf = not module._modules
-                self.nonfinite.called(place, is_leaf, args, output, self.training.steps.number)
+        if self.nonfinite is not None and self.wants_finite and (place.is_selected or place is self._root):
+            is_leaf, step = not module._modules, self.training.steps.number
+            if place is self._root:
+                with self.meter.span("finite"):
+                    self.nonfinite.called(place, is_leaf, args, output, step)
+            else:
+                self.nonfinite.called(place, is_leaf, args, output, step)
         if self.wants_inspection:
             with self.meter.span("inspect"):
                 self.inspection.module_called(place, module, args, output, self.training.steps.number)
@@ -282,10 +373,12 @@ class WatchedModel:
             self.host.module_returned(self, place, output)
 
     def activation(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
-        self._one("act", place, suffix, tensor)
+        if place.is_in(self._part):
+            self._one("act", place, suffix, tensor)
 
     def activation_grad(self, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
-        self._one("actgrad", place, suffix, tensor)
+        if place.is_in(self._part):
+            self._one("actgrad", place, suffix, tensor)
 
     def _one(self, kind: Kind, place: ModuleRef, suffix: str, tensor: Tensor) -> None:
         self._num_ones += 1
@@ -297,14 +390,15 @@ class WatchedModel:
         with self.meter.span("activations"):
             self.reducer.add(self.sites.of_place(kind, place, suffix, tensor), tensor, histogram=histogram)
 
-    # ------------------------------------------------------------ passes of which it is not known what they are for
+    # ---------------------------------------------------------------------------------------- passes of unknown purpose
 
     def cut(self) -> Measured:
-        """What was measured since the last cut; for another step, or for none."""
-        with quiet(), self.meter.span("activations"):
+        """Measurements since the last cut, for another step or for none."""
+        with quiet(), self.meter.span("activations" if self._num_ones else ""):
             tables = self.reducer.cut()
+            looks = self.nonfinite.cut(self.training.steps.number) if self.nonfinite is not None else None
         num_ones, self._num_cut = self._num_ones - self._num_cut, self._num_ones
-        return Measured(tables, self.nonfinite.cut() if self.nonfinite is not None else None, num_ones)
+        return Measured(tables, looks, num_ones)
 
     def keep(self, measured: Measured) -> None:
         self._kept += measured.tables
@@ -312,7 +406,7 @@ class WatchedModel:
             self.nonfinite.keep(measured.looks)
 
     def retire(self, measured: Measured) -> Measured:
-        """A value that is not finite is told of at once: the batch may have been left out because of it."""
+        """A non-finite value is reported at once: the program may have skipped the batch because of it."""
         if self.nonfinite is not None and measured.looks is not None:
             self.nonfinite.drop(measured.looks, self.training.steps.number)
         return measured._replace(looks=None)
@@ -323,11 +417,11 @@ class WatchedModel:
         self.retire(measured)
 
     def restart(self) -> None:
-        """The pass before may have been none of the step's."""
+        """The previous pass may not have belonged to the step."""
         self.inspection.restart()
         self.host.pass_restarted(self)
 
-    # ------------------------------------------------------------------------------------------- the optimizer step
+    # --------------------------------------------------------------------------------------------------- optimizer step
 
     def _before_update(self, step: OptimizerStep) -> None:
         self.in_optimizer.update(named.name for named in step.names)
@@ -360,13 +454,13 @@ class WatchedModel:
             self._keep(step)
 
     def _void(self, step: OptimizerStep) -> None:
-        """The step failed. What was measured before it would be merged with the next one's, as if it had been twice."""
+        """The step failed. Discard its measurements: they would be merged with those of the next step."""
         self.reducer.drop(step.tables)
         void = {id(table) for table in step.tables}
         self._kept = [table for table in self._kept if id(table) not in void]
 
     def _keep(self, step: OptimizerStep) -> None:
-        """Sketch and copy the parameters, where the step is not known before it is made."""
+        """Sketch and copy the parameters that cannot be predicted."""
         for part in step.parts:
             if not part.is_predicted:
                 self.optimizer_pass.before(
@@ -380,7 +474,7 @@ class WatchedModel:
                 )
 
     def note_weights(self, step: OptimizerStep) -> None:
-        """What the other ranks compare theirs with."""
+        """Log the fingerprint of the weights that the other ranks compare theirs with."""
         model = self.names.model()
         if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
             value = model_fingerprint(model)
@@ -397,7 +491,7 @@ class WatchedModel:
             set_raw(table, factors)
 
     def read_grads(self, step: OptimizerStep) -> None:
-        """The gradients of a step that has made them itself, or of a loop without an optimizer."""
+        """Sketch the gradients of a step that has computed them itself, or of a loop without an optimizer."""
         if self.wants["grad"]:
             self._grads(step, split_by_grad(step, is_made=True))
 
@@ -417,7 +511,7 @@ class WatchedModel:
                     set_raw(table, factors)
 
     def _clipped(self, step: OptimizerStep, part: ParameterSubset) -> dict[int, Any]:
-        """By what the gradients of these sites were multiplied."""
+        """The factors that the gradients of these sites were multiplied by."""
         factors = step.clips.factors
         if not factors:
             return {}
@@ -435,7 +529,7 @@ class WatchedModel:
                 (step.number, part.name),
                 self.sites.of_part("update", part),
                 part.params,
-                # A fused optimizer unscales gradients in place: what they were times the scale is not known here.
+                # A fused optimizer unscales gradients in place, so their scaled values are not known here.
                 grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
                 moments=adam_moments(step.optimizer, part.params) if self.wants["optim"] else None,
                 histogram=self.histogram,
@@ -455,7 +549,8 @@ class WatchedModel:
 
     def log_optimizer(self, step: OptimizerStep) -> None:
         """Log the hyperparameters of the step, and an event if the optimizer skips it."""
-        self.log(self.optimizer_scalars.rates(step))
+        if self.wants_scalars:
+            self.log(self.optimizer_scalars.rates(step))
         at = self.training.steps.number
         if self.is_recording:
             for number, values in self.optimizer_scalars.groups(step, at):
@@ -465,17 +560,20 @@ class WatchedModel:
             self.recording.writer.put(skipped, 8, step=at)
 
     def log_gradients(self, step: OptimizerStep) -> None:
-        """What clipping saw, and how the gradients lie: once they are made, which a closure does inside the step."""
+        """Record clipping and gradient scalars, once the gradients exist; a closure computes them inside the step."""
+        if not self.wants_scalars:
+            self.inspection.skip_gradients()
+            return
         values = self.optimizer_scalars.clipped(step)
         if self._is_inspecting:
             values.update(self.inspection.gradients(step))
         if values:
             self.log(values)
 
-    # --------------------------------------------------------------------------------- without an optimizer, and end
+    # -------------------------------------------------------------------------- loops without an optimizer, and the end
 
     def current_step(self) -> OptimizerStep | None:
-        """Parameters and gradients as they are now, for loops whose optimizer is not torch's."""
+        """Record parameters and gradients as they are now, for loops with a non-torch optimizer."""
         model = self.names.model()
         if model is None:
             return None
@@ -497,14 +595,14 @@ class WatchedModel:
             self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
 
     def take(self) -> list[Table]:
-        """The sketches of the step. What is still on its way from a device is waited for by whoever resolves them."""
+        """The sketches of the step. Resolving them waits for copies from a device."""
         kept, self._kept = self._kept, []
         return [*kept, *self.reducer.take()]
 
-    # ------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _select(self) -> None:
-        """By what was asked for; what the model gains later is chosen in the same way."""
+        """Select sites as requested; modules that the model gains later are selected in the same way."""
         choose, names = chooser(self.plan.sites), self.names
 
         def choose_place(place: ModuleRef) -> bool:
@@ -524,22 +622,22 @@ class WatchedModel:
             self.recording.warn_once(
                 "scripted",
                 f"torch.jit runs {len(inside)} modules of this model without Python (the first is {inside[0]}): their "
-                "activations are not recorded. Parameters, gradients and updates are, and what a scripted module as a "
-                "whole returns.",
+                "activations are not recorded. Parameters, gradients, updates and the output of each scripted module "
+                "are.",
             )
 
     def _tell_no_end(self) -> None:
         self.recording.warn_once(
             "no end of a step",
-            f"{MAX_ONES:,} activations since the last step of an optimizer: more are recorded from the next one on. "
-            "A model that is evaluated wants torch.no_grad(), which keeps it out of the steps.",
+            f"{MAX_ONES:,} activations without an optimizer step; recording of activations resumes at the next step. "
+            "Run evaluation under torch.no_grad(), so that it does not count as part of a step.",
         )
 
     def _tell_unnamed(self, optimizer: Optimizer) -> None:
         self.recording.warn_once(
             "unnamed optimizer",
-            f"{type(optimizer).__name__} steps parameters of this model and was not named in watch(): its steps are "
-            "not recorded. Name it, watch(model, [first, second]), or none: then every one is followed.",
+            f"{type(optimizer).__name__} updates parameters of this model but was not passed to watch(): its steps are "
+            "not recorded. Pass it too: watch(model, [first, second]), or pass none to follow all.",
         )
 
     def _note_unreadable(self, key: int, why: str) -> None:
@@ -548,4 +646,4 @@ class WatchedModel:
     def _note_unreadable_site(self, site: str, why: str) -> None:
         if site not in self.unreadable:
             self.unreadable[site] = why
-            self.recording.warn_once(f"unreadable {why}", f"{site} is not recorded: no sketch can be taken of {why}.")
+            self.recording.warn_once(f"unreadable {why}", f"{site} is not recorded: unsupported tensor ({why}).")

@@ -1,1 +1,1 @@
-"""Who looks at what is recorded, on the writer's thread: live rules, mirrors, non-finite values."""
+"""Observers of the recorded data, on the writer thread: live rules, mirrors, non-finite values."""

@@ -1,4 +1,4 @@
-"""Delivery to another tracker, on a thread of its own. Nothing waits for it, and it says what it did not deliver."""
+"""Delivery to another tracker on a separate thread. Nothing waits for it, and it reports undelivered values."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any, Final, Protocol
 
 from sonde.schema.layout import RunStatus
 from sonde.write.items import FindingRow
+from sonde.write.thread_time import note_thread_time
 
 MAX_WAITING: Final = 1 << 17
-"""Values that wait for a tracker which is slow, or which has not started yet; a few tens of megabytes."""
+"""Values that may wait for a tracker that is slow or has not started yet; a few tens of megabytes."""
 MAX_FAILURES: Final = 5
-"""Calls that may fail one after the other before the tracker is given up."""
+"""Consecutive failed calls before sonde gives up on the tracker."""
 
 
 class Sink(Protocol):
-    """Another tracker. Called on one thread of its own, which it may keep waiting.
+    """Another tracker. Called on its own thread, which it may block.
 
-    One that can forget steps also has a method `rewound(step)`: training returned to this step.
+    A tracker that can discard steps also has a method `rewound(step)`: training returned to this step.
     """
 
     def begin(self, run: Mapping[str, Any]) -> None:
-        """The content of run.json: name, project, config, tags."""
+        """`run` is the content of run.json: name, project, config, tags."""
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -35,7 +36,7 @@ class Sink(Protocol):
 
 
 class Unopened:
-    """A sink that could not be opened, and says so when it begins."""
+    """A sink that could not be opened, and raises the error when it starts."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -51,7 +52,7 @@ class Unopened:
 
 
 class Delivery:
-    """Hands everything to one sink, in order. Used by the writer thread only."""
+    """Passes everything to one sink, in order. Used by the writer thread only."""
 
     def __init__(self, sink: Sink, run: Mapping[str, Any]) -> None:
         self._sink = sink
@@ -61,13 +62,13 @@ class Delivery:
         self.problem = ""
         """The first failure of the tracker."""
         self.has_begun = self.has_stopped = False
-        # A context of its own: some trackers keep the user's run in the one they are called in.
+        # A separate context: some trackers keep the user's run in the one they are called in.
         main = contextvars.Context().run
         self._thread = threading.Thread(target=main, args=(self._work, run), name="sonde-mirror", daemon=True)
         self._thread.start()
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Send these, unless too many are waiting already."""
+        """Send these values, unless too many are already waiting."""
         num_waiting = self.num_given - self._num_refused - self._num_lost - self.num_delivered
         self.num_given += len(values)
         if self.has_stopped or num_waiting + len(values) > MAX_WAITING:
@@ -79,23 +80,24 @@ class Delivery:
         self._waiting.put((lambda: self._sink.finding(found), 0))
 
     def rewound(self, step: int) -> None:
-        """Training returned to this step: have the tracker forget the later ones, if it can."""
+        """Training returned to this step: have the tracker discard later ones, if it can."""
         forget: Callable[[int], None] | None = getattr(self._sink, "rewound", None)
         if forget is not None:
             self._waiting.put((lambda: forget(step), 0))
 
     def close(self, status: RunStatus) -> None:
-        """Send what is waiting, then say how the run ended. Does not wait for it."""
+        """Send everything that is waiting, then the final status of the run. Does not wait for it."""
         self._waiting.put((lambda: self._sink.close(status), 0))
         self._waiting.put(None)
 
     def wait(self, end: float) -> str:
-        """Until everything is delivered, or the monotonic clock says `end`: why something is missing, or nothing."""
+        """Wait until everything is delivered or the monotonic clock reaches `end`. Returns why something is missing, or
+        ""."""
         began = time.monotonic()
         self._thread.join(max(end - began, 0.0))
         if self._thread.is_alive():
-            return f"still sending when the run had been over for {time.monotonic() - began:.0f} s"
-        return self.problem or ("too slow for the others" if self._num_refused else "")
+            return f"still sending {time.monotonic() - began:.0f} s after the end of the run"
+        return self.problem or ("the tracker was too slow for the rest" if self._num_refused else "")
 
     def _work(self, run: Mapping[str, Any]) -> None:
         try:
@@ -123,6 +125,7 @@ class Delivery:
             else:
                 self.num_delivered += num_values
                 num_in_a_row = 0
+            note_thread_time()
 
     def _note(self, error: BaseException) -> None:
         self.problem = self.problem or f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""Chosen values and findings, forwarded to another tracker while training continues.
+"""Forwards chosen values and findings to another tracker while training continues.
 
-A mirror is an observer of the writer: it is shown every record, picks what was asked for, and hands it to a thread of
-its own. A tracker that is slow, fails or does not start delays nothing; what it did not take is counted and reported.
+A mirror observes the writer: it sees every record, picks the requested values, and passes them to its own thread. A
+tracker that is slow, fails or does not start never blocks training; undelivered values are counted and reported.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sonde.write.items import Facts, FindingRow, NewAttempt, NewScalar, NewSite
 from sonde.write.observer import Item, Observer, Output
 
 GROUP: Final = "sonde.mirrors"
-"""The entry points by which sinks are found."""
+"""The group of entry points in which sinks are registered."""
 DEFAULT_STATS: Final = ("grad/*/norm", "param/*/norm", "update/*/norm")
 CLOSE_S: Final = 10.0
-"""How long the end of a run waits for its mirrors, where it has no deadline of its own."""
+"""How long the end of a run waits for its mirrors if the run has no deadline."""
 _SHARE: Final = 0.8
-"""Of a deadline: the rest is for the run's own files."""
+"""The fraction of a deadline for mirrors; the rest is for the run's own files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """What to forward, and where to: `watch(model, mirror=Mirror(to="wandb", stats=["grad/*/rms"], every=100))`."""
+    """Values to forward, and where to: `watch(model, mirror=Mirror(to="wandb", stats=["grad/*/rms"], every=100))`."""
 
     to: Any
     stats: Sequence[str] = DEFAULT_STATS
@@ -43,11 +43,11 @@ class Mirror:
     scalars: str = "*"
     """A pattern of scalars. `"*"` leaves out those that sonde measures for its rules."""
     every: int = 10
-    """Forward the stats of every n-th step. Scalars and findings are all forwarded."""
+    """Forward the stats of every n-th step. Scalars and findings are always forwarded."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise UsageError(f"every= is at least 1; got {self.every}.")
+            raise UsageError(f"every= must be at least 1; got {self.every}.")
         for pattern in self.stats:
             kind, _, stat = _split(pattern)
             if not any(matches(kind, known) for known in KINDS):
@@ -58,12 +58,12 @@ class Mirror:
 
 def _split(pattern: str) -> Series:
     if pattern.count("/") != 2:
-        raise UsageError(f'"{pattern}" names no stat to forward. Write kind/site/stat, such as "grad/*/norm".')
+        raise UsageError(f'"{pattern}" does not name a stat to forward. Use kind/site/stat, such as "grad/*/norm".')
     return Series(*pattern.split("/"))
 
 
 class Experiment:
-    """A sink of any object with `log_metrics(values, step=…)`, as Comet's experiments and Lightning's loggers have."""
+    """A sink for any object with `log_metrics(values, step=…)`, such as Comet experiments and Lightning loggers."""
 
     def __init__(self, experiment: Any) -> None:
         self.experiment = experiment
@@ -80,45 +80,48 @@ class Experiment:
             self.experiment.log_text(f"{found.severity} since step {found.step}: {found.message} {found.remedy}")
 
     def close(self, status: RunStatus) -> None:
-        """It is the user's, and stays open."""
+        """The tracker belongs to the user and stays open."""
 
 
 def name_of(run: Mapping[str, Any]) -> str:
-    """What a run is called where names must differ; one without a name of its own is called by its id."""
+    """The name of a run where names must differ; a run without a name uses its id."""
     return str(run["id"]) if run["name"] in (None, run["id"]) else f"{run['name']}-{run['id']}"
 
 
 def open_sink(to: Any) -> Sink:
-    """The sink of that name; an error where there is none, or where it cannot be opened."""
+    """The sink of that name; an error if it does not exist or cannot be opened."""
     if not isinstance(to, str):
         return to if hasattr(to, "numbers") else Experiment(to)
-    # Adapters stand above this room, and are plugged in.
+    # Adapters are plugins: this package must not import them.
     (entry,) = entry_points(group=GROUP, name=to)
     made: Callable[[], Sink] = entry.load()
     return made()
 
 
 def _check(to: Any) -> None:
-    """Refuse what is not a tracker, before anything is opened."""
+    """Reject anything that is not a tracker, before opening one."""
     known = sorted({entry.name for entry in entry_points(group=GROUP)})
     if isinstance(to, str):
         if to not in known:
             raise UnknownNameError("mirror", to, known)
     elif not (hasattr(to, "log_metrics") or all(hasattr(to, n) for n in ("begin", "numbers", "finding", "close"))):
         names = ", ".join(known)
-        raise UsageError(f"mirror= takes {names}, or an object with log_metrics(); got {type(to).__name__}.")
+        raise UsageError(f"mirror= must be {names}, or an object with log_metrics(); got {type(to).__name__}.")
 
 
-def mirror_observers(mirror: Any, warn: Callable[[str], None]) -> list[MirrorObserver]:
-    """Observers for `mirror=`: "wandb", a `Mirror`, an object with `log_metrics`, or several of these.
-
-    An unknown name is an error. A tracker that cannot be opened is a warning, and training continues without it.
-    """
-    given = mirror if isinstance(mirror, list | tuple) else [mirror]
+def as_mirrors(mirror: Any) -> list[Mirror]:
+    """Parse `mirror=`: "wandb", a `Mirror`, an object with `log_metrics`, or several of these. An unknown name is an
+    error."""
+    given = mirror if isinstance(mirror, list | tuple) else [] if mirror is None else [mirror]
     wanted = [one if isinstance(one, Mirror) else Mirror(to=one) for one in given]
     for one in wanted:
         _check(one.to)
-    return [MirrorObserver(one, _name(one.to), _opened(one.to), warn) for one in wanted]
+    return wanted
+
+
+def mirror_observers(mirrors: Iterable[Mirror], warn: Callable[[str], None]) -> list[MirrorObserver]:
+    """Their observers. A tracker that cannot be opened is a warning, and training continues without it."""
+    return [MirrorObserver(one, _name(one.to), _opened(one.to), warn) for one in mirrors]
 
 
 def _name(to: Any) -> str:
@@ -158,7 +161,7 @@ class MirrorObserver:
         self._delivery = Delivery(self.sink, {key: content.get(key) for key in keys})
 
     def on_item(self, item: Item) -> None:
-        assert self._delivery is not None, "begin comes first"
+        assert self._delivery is not None, "begin() must be called first"
         if isinstance(item, NewSite):
             self._values.add_site(item.id, item.site)
         elif isinstance(item, NewScalar):
@@ -174,7 +177,7 @@ class MirrorObserver:
             self._delivery.rewound(item.step)
 
     def on_outputs(self, items: Iterable[Output]) -> None:
-        """What the rules have found: each finding once, and again when its severity changes."""
+        """Forward findings: each one once, and again when its severity changes."""
         for item in items:
             if isinstance(item, FindingRow) and self._delivery is not None:
                 if self._findings.get(item.number) != item.severity:
@@ -194,17 +197,17 @@ class MirrorObserver:
             self._delivery.close(status)
 
     def finish(self, end: float) -> list[Output]:
-        """Wait until `end` for what is on its way, and say what did not arrive."""
+        """Wait until `end` for pending values, and report those that did not arrive."""
         why = self._delivery.wait(end) if self._delivery is not None else ""
         return [self._warned(f"{self._count()}; {why}")] if why else []
 
     def facts(self) -> dict[str, Any]:
-        """For run.json."""
+        """Delivery counts for run.json."""
         delivery = self._delivery
         return {"to": self.name, "delivered": delivery.num_delivered, "of": delivery.num_given} if delivery else {}
 
     def fail(self, error: Exception) -> None:
-        """A failure of ours: it is shown nothing more."""
+        """An internal failure: the mirror receives no more records."""
         self._warned(f"{self._count()}; {type(error).__name__}: {error}")
 
     def _count(self) -> str:
@@ -220,8 +223,8 @@ class MirrorObserver:
 
 
 class Observers:
-    """The rules first, if there are any, then the mirrors, which hear what the rules say. One that fails leaves the
-    others."""
+    """Runs the rules first, if there are any, then the mirrors, which also receive the findings. One that fails does
+    not stop the others."""
 
     def __init__(self, rules: Observer | None) -> None:
         self._rules = rules
@@ -232,10 +235,11 @@ class Observers:
         self._content: Mapping[str, Any] = {}
         self._asked: list[Mirror] = []
         self.end: float | None = None
-        """When the run must be over, by the monotonic clock, once it ends."""
+        """When the run must be over, by the monotonic clock; set when it ends."""
 
     def add(self, *mirror_observers: MirrorObserver) -> None:
-        """From any thread; they begin on the writer's. One that is there already would be told everything twice."""
+        """Called from any thread; mirrors start on the writer thread. One that was added before would receive
+        everything twice."""
         for mirroring in mirror_observers:
             if mirroring.mirror not in self._asked:
                 self._asked.append(mirroring.mirror)
@@ -271,7 +275,7 @@ class Observers:
         return outputs + self._deliver(status)
 
     def _deliver(self, status: RunStatus) -> list[Output]:
-        """All of them at the same time, and within what is left of the deadline."""
+        """Finish all of them at the same time, within what is left of the deadline."""
         now = time.monotonic()
         end = now + CLOSE_S if self.end is None else now + _SHARE * (self.end - now)
         outputs: list[Output] = []
@@ -296,6 +300,6 @@ class Observers:
     def _try(self, mirroring: MirrorObserver, work: Callable[[MirrorObserver], object]) -> None:
         try:
             work(mirroring)
-        except Exception as error:  # noqa: BLE001 - a mirror that fails leaves the rules and the other mirrors
+        except Exception as error:  # noqa: BLE001 - a mirror that fails does not stop the rules and the other mirrors
             mirroring.fail(error)
             self._mirrors = [other for other in self._mirrors if other is not mirroring]

@@ -1,9 +1,9 @@
-"""Rules while training goes on: on the writer thread, in bounded memory, for a bounded share of the time.
+"""Runs the rules during training: on the writer thread, in bounded memory, for a bounded fraction of the time.
 
-Records are kept until the next look. A look makes columns of them, runs the rules, and says what is new. The next comes
-when the process has worked long enough to afford it: all looks so far, and one more like the last, are at most SHARE of
-the process's own time. However slow the rules are, they cost no more than that share of what training costs; only a
-value that stops being finite is looked at without delay, a few times in a run.
+Records are kept until the next check. A check turns them into columns, runs the rules, and reports new findings. The
+next one comes when the process has worked long enough to afford it: all checks so far, and one more like the last, take
+at most SHARE of the process's own time. However slow the rules are, they cost no more than that fraction of training;
+only a value that becomes non-finite is checked without delay, a few times per run.
 """
 
 from __future__ import annotations
@@ -26,22 +26,33 @@ SHARE: Final = 0.003
 FIRST_LOOK_S: Final = 2.0
 SHORTEST_PAUSE_S: Final = 2.0
 IDLE_FACTOR: Final = 10
-"""A process that mostly waits works little; there a look comes after so many times t / SHARE seconds of real time."""
+"""A process that mostly waits does little work; there the next check comes after this factor times t / SHARE seconds
+of real time."""
 MAX_WAITING_BYTES: Final = 16 << 20
-"""Records wait for the next look; beyond this they are made into columns at once."""
+"""Records that may wait for the next check; above this they are turned into columns at once."""
 _RECORD_BYTES: Final = 640
-"""What a record takes beside its numbers: of a single logged number that is nearly all."""
+"""Memory of a record in addition to its numbers: for a single logged number that is nearly all."""
 MAX_EVENTS: Final = 1000
 MAX_URGENT: Final = 3
-"""Looks that are not waited for, because a value stopped being finite: who pays for a GPU wants to know now."""
+"""Checks without delay, because a value became non-finite: someone who pays for a GPU wants to know now."""
 _EARLY_RECORDS: Final = 512
 
 
 class LiveRules:
-    """An `Observer`: shown every record, asked now and then what is wrong."""
+    """An `Observer` that sees every record and runs the rules from time to time.
 
-    def __init__(self, say: Callable[[Finding], None]) -> None:
+    `work_clock` is the CPU time of the process that trains.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[Finding], None],
+        *,
+        work_clock: Callable[[], float] | None = None,
+        first_look_s: float | None = None,
+    ) -> None:
         self._say = say
+        self._work_clock = work_clock or time.process_time
         self._rolling: Rolling | None = None
         self._sites: dict[int, Site] = {}
         self._scalar_names: dict[int, str] = {}
@@ -56,20 +67,22 @@ class LiveRules:
         self._num_urgent = 0
         self._said_rules: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._began_work_s = time.process_time()
-        self._next_look = self._latest_look = time.monotonic() + FIRST_LOOK_S
+        self._began_work_s = self._work_clock()
+        self._next_look = self._latest_look = time.monotonic() + (
+            FIRST_LOOK_S if first_look_s is None else first_look_s
+        )
         self._next_work_s = 0.0
         self.spent_s = 0.0
-        """Of this thread's own time, on columns and rules; without `import_s`, for importing them."""
+        """Time of this thread spent on columns and rules, without `import_s`, the time to import them."""
         self.import_s = 0.0
         self.num_looks = 0
 
-    # ---------------------------------------------------------------------------------------------------- being shown
+    # ---------------------------------------------------------------------------------------------------------- records
 
     def begin(self, sites: Mapping[int, Site], scalars: Mapping[int, str], content: Mapping[str, Any]) -> None:
         self._sites.update(sites)
         self._scalar_names.update(scalars)
-        self._content = content  # the writer's own; what is added to it later is seen here
+        self._content = content  # the writer's own mapping; later additions appear here
         self._facts.update(content.get("facts") or {})
 
     def on_item(self, item: Item) -> None:
@@ -91,7 +104,7 @@ class LiveRules:
             self._events.append({name: getattr(item, name) for name in Event.__dataclass_fields__})
 
     def _forget(self, step: int) -> None:
-        """Training returned to this step: what came after it is no ground for a finding any more."""
+        """Training returned to this step: records after it no longer count for findings."""
         if self._waiting:
             self._measured(self._take_in)
         if self._rolling is not None:
@@ -112,10 +125,10 @@ class LiveRules:
         if self._waiting_bytes > MAX_WAITING_BYTES:
             self._measured(self._take_in)
 
-    # --------------------------------------------------------------------------------------------------------- looking
+    # ----------------------------------------------------------------------------------------------------------- checks
 
     def poll(self, now: float) -> Iterator[Output]:
-        is_earned = now >= self._next_look and (time.process_time() >= self._next_work_s or now >= self._latest_look)
+        is_earned = now >= self._next_look and (self._work_clock() >= self._next_work_s or now >= self._latest_look)
         if not is_earned and not self._is_urgent:
             return
         self._num_urgent += self._is_urgent
@@ -152,7 +165,8 @@ class LiveRules:
             self._failed[name] = repr(error)
             yield self._event(found, "rule_failed", f"the rule {name} failed and is skipped: {error!r}", "warning")
         yield from self._changes(found, is_last=is_last)
-        yield Facts({"diagnosis": self._summary(found)})
+        if not found.is_blind:
+            yield Facts({"diagnosis": self._summary(found)})
 
     def _changes(self, found: Diagnosis, *, is_last: bool) -> Iterator[Output]:
         changes = self._tracker.look(found.findings, is_last=is_last)
@@ -188,13 +202,13 @@ class LiveRules:
 
     @property
     def num_bytes(self) -> int:
-        """What the columns take."""
+        """The memory of the columns."""
         return 0 if self._rolling is None else self._rolling.num_bytes
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _import(self) -> None:
-        """On the first look, and not when training starts."""
+        """Import the rules at the first check, not when training starts."""
         if self._rolling is None:
             before = time.thread_time()
             from sonde.diagnose.diagnosis import all_required_series
@@ -215,8 +229,8 @@ class LiveRules:
         return self._rolling
 
     def _thin(self, took_s: float, num_records: int) -> None:
-        """Take in every second, fourth, … record where taking in alone would use up half of the share."""
-        rate = self._num_records / max(time.process_time() - self._began_work_s, 1.0) / self._stride
+        """Take every second, fourth, … record if that alone would use half of the time allowed."""
+        rate = self._num_records / max(self._work_clock() - self._began_work_s, 1.0) / self._stride
         cost = rate * took_s / max(num_records, 1)
         if cost > SHARE / 2 and self._num_records > _EARLY_RECORDS:
             self._stride *= 2
@@ -231,7 +245,7 @@ class LiveRules:
             self.spent_s += time.thread_time() - before
 
     def _known(self, status: RunStatus) -> dict[str, Any]:
-        """What is known of the run besides numbers, as in a window that is read from disk."""
+        """Facts of the run other than numbers, as in a window that is read from disk."""
         return {
             **self._facts,
             "model": self._structure,

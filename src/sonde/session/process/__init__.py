@@ -1,1 +1,1 @@
-"""The process that records: how it ends, and what becomes of the runs in its forked children."""
+"""The recording process: how it ends, and what happens to runs in its forked children."""

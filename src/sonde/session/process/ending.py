@@ -1,4 +1,4 @@
-"""The status of a run from the exception or exit that ended its program; and lines on stderr."""
+"""The status of a run from the exception or exit that ended its program."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sonde.write.environment import working_directory
 
 
 def last_error() -> BaseException | None:
-    """What ends the program that is about to end; None where it is its last line."""
+    """The exception that is about to end the program; None if it reached its last line."""
     if hasattr(sys, "ps1"):
         return exits.last()  # in an interactive session an old error says nothing about the end
-    # The first is what a child of multiprocessing's is on its way out with.
+    # The first is the exception that a multiprocessing child exits with.
     return sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None) or exits.last()
 
 
 def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
-    """How a run ended that ended with this exception."""
+    """The status of a run that ended with this exception."""
     if error is None or isinstance(error, GeneratorExit):
         return "finished", ""
     if isinstance(error, SystemExit):
@@ -31,24 +31,14 @@ def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
 
 
 def _of_exit(code: object) -> tuple[RunStatus, str]:
-    """As Python makes a code of what an exit was given: nothing is 0, a text is 1."""
+    """The exit code for an argument of `sys.exit`, as in Python: None is 0, a string is 1."""
     if code is None or isinstance(code, int):
         return ending_of(int(code or 0) & 0xFF)
     return "crashed", f"exit code 1: {text_of(code)}"[:2000]
 
 
-def print_line(line: str) -> None:
-    """To stderr. A closed one is no reason to stop, and there is no one to tell."""
-    if sys.stderr is None:  # `print` would take stdout instead
-        return
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        return
-
-
 def shown(path: Path) -> str:
-    """A path as a person would type it from here.
+    """A path as a person would type it from the working directory.
 
     >>> shown(Path("runs/gpt").absolute())
     'runs/gpt'
@@ -58,11 +48,11 @@ def shown(path: Path) -> str:
 
 
 def keep_exit_by_signal() -> None:
-    """Python ends with SIGINT's exit code only if the interrupt was the last thing that left a piece of top-level code.
+    """Python exits with SIGINT's code only if the interrupt was the last exception to leave top-level code.
 
-    Modules imported while the session ended were such pieces. This one, again, ends in an interrupt.
+    Modules imported while the session ended were such code. This raises another interrupt in its place.
     """
     try:
-        exec("raise KeyboardInterrupt")  # noqa: S102 - our own words
+        exec("raise KeyboardInterrupt")  # noqa: S102 - a constant string
     except KeyboardInterrupt:
         return

@@ -1,7 +1,7 @@
-"""The exit code of the program: what it last passed to `sys.exit`, if that call ended it.
+"""The exit code of the program: the last argument of `sys.exit`, if that call ended the program.
 
-An exit leaves no exception behind, and Python has forgotten its code when it calls `atexit`. An exit that does not go
-through `sys.exit` (`raise SystemExit(3)`) is recorded a moment later by the C library: see `sonde.write.ending`.
+An exit leaves no exception behind, and Python has forgotten its code when it calls `atexit`. An exit that does not use
+`sys.exit` (`raise SystemExit(3)`) is recorded a moment later by the C library: see `sonde.write.ending`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NONE: Final = object()
 
 
 class Exits:
-    """Watches `sys.exit` while a session is open, and puts it back."""
+    """Wraps `sys.exit` while a session is open, and restores it afterwards."""
 
     def __init__(self) -> None:
         self._code: Any = _NONE
@@ -30,7 +30,7 @@ class Exits:
         self._ours: Any = None
 
     def follow(self, at_end: Callable[[], None]) -> None:
-        """A session begins; `at_end` is called when the process ends and it is still open."""
+        """Register a session; `at_end` is called if the process ends while the session is open."""
         _call_at_end(at_end)
         self._num_sessions += 1
         if self._num_sessions > 1:
@@ -39,7 +39,7 @@ class Exits:
 
         @functools.wraps(sys.exit)
         def exit(status: Any = None, /) -> NoReturn:
-            if threading.current_thread() is threading.main_thread():  # another thread ends itself only
+            if threading.current_thread() is threading.main_thread():  # another thread ends only itself
                 self._code = status
             self._theirs(status)
             raise SystemExit(status)
@@ -47,7 +47,7 @@ class Exits:
         self._ours = sys.exit = exit
 
     def leave(self, at_end: Callable[[], None]) -> None:
-        """A session is over."""
+        """Unregister a session that is over."""
         atexit.unregister(at_end)
         self._num_sessions = max(self._num_sessions - 1, 0)
         if self._num_sessions:
@@ -57,14 +57,14 @@ class Exits:
         self._ours, self._main = None, None
 
     def last(self) -> SystemExit | None:
-        """The exit that ended the program; None where it ended by its last line, or by something we did not see."""
+        """The exit that ended the program; None if it reached its last line, or ended in a way we did not see."""
         if self._code is _NONE or not _is_left_by_exception(self._main):
             return None
         return SystemExit(self._code)
 
 
 def _outermost_frame() -> FrameType | None:
-    """The first of the main thread: the code of the script itself. It holds no more than the script's globals."""
+    """The outermost frame of the main thread: the code of the script. It holds no more than the script's globals."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
@@ -72,7 +72,7 @@ def _outermost_frame() -> FrameType | None:
 
 
 def _is_left_by_exception(frame: FrameType | None) -> bool:
-    """Whether the last thing that was done in a frame is not its return. An exit that was caught did not end it."""
+    """Whether a frame did not reach its return. An exit that was caught did not end it."""
     if frame is None:
         return True
     done = frame.f_code.co_code[frame.f_lasti] if frame.f_lasti >= 0 else 0
@@ -80,7 +80,7 @@ def _is_left_by_exception(frame: FrameType | None) -> bool:
 
 
 def _call_at_end(method: Callable[[], None]) -> None:
-    """When this process ends. A child of multiprocessing's never gets as far as `atexit`."""
+    """Call this when the process ends. A multiprocessing child never gets as far as `atexit`."""
     atexit.register(method)
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
@@ -97,4 +97,4 @@ def _call(ref: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 
 exits: Final = Exits()
-"""Of this process."""
+"""The exits of this process."""

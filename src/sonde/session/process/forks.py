@@ -1,4 +1,4 @@
-"""In a forked child the runs are the parent's: its sessions forget them."""
+"""In a forked child, runs belong to the parent: the child's sessions forget them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import weakref
 from typing import Final, Protocol
 
-import sonde.probe.locks  # noqa: F401 - its locks must be free before sessions are told
+import sonde.probe.locks  # noqa: F401 - its locks must be free before sessions are notified
 
 
 class Forked(Protocol):

@@ -1,7 +1,7 @@
-"""A rank that is not the first: it records nothing but what only it can know.
+"""A rank other than the first: it records only what no other rank can know.
 
-Its numbers would be those of the first rank over again. What differs is the data, and so where a value stopped being
-finite; and that its weights are still the same is worth a number now and then.
+Its statistics would repeat those of the first rank. Its data differs, and so does the place where a value becomes
+non-finite; it also checks now and then that its weights still equal those of the first rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from torch import Tensor, nn
 
@@ -20,12 +20,14 @@ from sonde.probe.entry import EntryTap
 from sonde.probe.forward import ForwardTap
 from sonde.probe.guarded import attempt
 from sonde.probe.guards import quiet
+from sonde.probe.loss.backward import BackwardTap, Root
 from sonde.probe.model import ModelNames, ModuleRef
 from sonde.probe.optimizer.hooks import OptimizerHooks
 from sonde.probe.optimizer.scaler import ScalerTap
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event
+from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import check_model, check_optimizers
@@ -34,17 +36,18 @@ from sonde.session.recording import Breaker
 from sonde.session.training.count import Steps
 from sonde.session.training.position import Position
 from sonde.write.ranks import RankLog, Start, find_announced, rank
+from sonde.write.thread_time import note_thread_time
 
 MAX_PENDING: Final = 256
-"""Steps whose numbers are still on their way; beyond that the newest are let go."""
+"""Steps whose numbers are still being copied; beyond that the newest are dropped."""
 PATIENCE_S: Final = 120.0
-"""How long the first rank may take to begin its run."""
+"""How long the first rank may take to start its run."""
 POLL_S: Final = (0.01, 0.5)
-"""How often it is looked for: at first, and in the end. A short run must not be over before it is found."""
+"""Intervals between searches for the run, at first and later. A short run must not be over before it is found."""
 
 
 class RankSession(NullSession):
-    """Watches for values that are not finite; every other call does nothing."""
+    """Checks for non-finite values; every other call does nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -54,10 +57,11 @@ class RankSession(NullSession):
         self.writer = _Later(settings.dir, rank())
         self._taps: list[Any] = []
 
-    def watch(self, model: Any, optimizer: Any = None, **options: Any) -> RankSession:
+    @spelled_out(WatchKeywords)
+    def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> RankSession:
         checked, optimizers = check_model(model), check_optimizers(optimizer)
         if not self._taps and self.settings.check_finite:
-            self._attach(checked, optimizers, str(options.get("prefix", "")))
+            self._attach(checked, optimizers, str(keywords.get("prefix", "")))
             self.writer.start()
         return self
 
@@ -68,8 +72,9 @@ class RankSession(NullSession):
         steps = self.steps
         hooks = OptimizerHooks(self.breaker, on_begin=steps.optimizer_begins, on_end=steps.optimizer_ended)
         self._taps = [
-            EntryTap(names, lambda: steps.model_entered(self), self.breaker),
-            ForwardTap(names, self, self.breaker),
+            EntryTap(names, self._entered, self.breaker),
+            ForwardTap(names, self, self.breaker, on_recomputed=self._watch.recomputed),
+            BackwardTap(self._watch.wants_loss, self._loss_known, self.breaker),
             OptimizerTap(
                 names,
                 optimizers,
@@ -82,7 +87,16 @@ class RankSession(NullSession):
             ScalerTap(hooks.skip, self.breaker),
         ]
 
-    # ------------------------------------------------------------------------------------ what the forward tap wants
+    # ---------------------------------------------------------------------------------------------------- tap callbacks
+
+    def _entered(self) -> None:
+        self.steps.model_entered(self)
+        with quiet():
+            self._watch.begin(self.step_number)
+
+    def _loss_known(self, roots: list[Root], is_graph_kept: bool) -> None:
+        with quiet():
+            self._watch.loss_known([root.value for root in roots], self.step_number)
 
     wants_activations = False
     wants_activation_grads = False
@@ -101,7 +115,7 @@ class RankSession(NullSession):
     def module_called(self, place: ModuleRef, module: nn.Module, args: Any, output: Any) -> None:
         self._watch.called(place, not module._modules, args, output, self.step_number)
 
-    # ----------------------------------------------------------------- the steps, counted as the first rank counts them
+    # ------------------------------------------------------------------------------ steps, counted as on the first rank
 
     @property
     def step_number(self) -> int:  # type: ignore[override]
@@ -119,7 +133,7 @@ class RankSession(NullSession):
         return not self.is_finished and self.position.is_new
 
     def rewind(self, step: int) -> bool:
-        """As the first rank does it."""
+        """The same as on the first rank."""
         if self.is_finished or not self.position.may_return_to(step, self.next_step):
             return False
         self.position.returned(self.next_step)
@@ -131,7 +145,7 @@ class RankSession(NullSession):
         return {id(one) for tap in self._taps if isinstance(tap, OptimizerTap) for one in tap.watched}
 
     def optimizers_stepped(self, step: int) -> None:
-        with attempt(self.breaker, "handing over"):
+        with attempt(self.breaker, "writing records"), quiet():
             self._watch.emit(step)
             self._compare(step)
 
@@ -139,12 +153,12 @@ class RankSession(NullSession):
 
     def step_ended(self, step: int) -> None:
         self.position.step_made()
-        with attempt(self.breaker, "handing over"):
+        with attempt(self.breaker, "writing records"), quiet():
             self._watch.emit(step)
 
     def cut(self) -> Looks | None:
         with quiet():
-            return self._watch.cut()
+            return self._watch.cut(self.step_number)
 
     def keep(self, measured: Looks | None) -> None:
         if measured is not None:
@@ -182,18 +196,18 @@ class RankSession(NullSession):
 
 
 def _nothing(step: OptimizerStep) -> None:
-    """Before the step there is nothing to look at."""
+    """Before the step there is nothing to check."""
 
 
 class _Later:
-    """Waits for numbers off the training thread, and writes down what they say."""
+    """Waits for numbers off the training thread, and records what they show."""
 
     def __init__(self, dir: Path, number: int) -> None:
         self.dir, self.number = dir, number
         self._since = time.time()
         self.start_at = Start(self._since, None)
         self.first_step = 0
-        """The step that the first rank has begun with, once it is known."""
+        """The step that the first rank started with, once it is known."""
         self._items: queue.SimpleQueue[tuple[Callable[[], Event | None], Start] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_over = False
@@ -202,7 +216,7 @@ class _Later:
 
     @property
     def offset(self) -> int:
-        """What to add to this rank's steps, as far as it is known."""
+        """The offset to add to this rank's steps, as far as it is known."""
         return self.first_step if self.start_at.first_step is None else 0
 
     def put(self, item: Callable[[], Event | None], num_bytes: int, *, step: int) -> None:
@@ -225,25 +239,26 @@ class _Later:
 
     def _run(self) -> None:
         try:
-            # At once, not at the first event: the first rank may have finished by then, and its note be gone.
+            # At once, not at the first event: by then the first rank may have finished and removed its note.
             log = self._find()
             while log is not None and (item := self._items.get()) is not None:
                 resolve, start = item
                 event = self._resolved(resolve)
+                note_thread_time()
                 if event is not None:
                     log.write(event, start)
             if log is not None and self._num_dropped:
                 lost = f"{self._num_dropped} steps were not checked for NaN: the device was slow to answer"
                 log.write(_loss(lost), self.start_at)
-        except OSError:  # a full or read-only disk; training goes on
+        except OSError:  # a full or read-only disk; training continues
             return
         finally:
-            self._is_over = True  # also when there is nobody to tell: the first rank records elsewhere, or not at all
+            self._is_over = True  # also if there is no run to report to: the first rank records elsewhere, or not
 
     def _resolved(self, resolve: Callable[[], Event | None]) -> Event | None:
         try:
             return resolve()
-        except Exception as error:  # noqa: BLE001 - a device that has failed, say; training goes on, and the next is tried
+        except Exception as error:  # noqa: BLE001 - for example a failed device; training continues, and so do later checks
             is_known, self._has_failed = self._has_failed, True
             return None if is_known else _loss(f"a check for NaN failed: {type(error).__name__}: {error}"[:500])
 

@@ -1,4 +1,4 @@
-"""Whether all ranks of a job still have the same weights: each notes a fingerprint of them at the same steps."""
+"""Checks that all ranks of a job still have the same weights: each records a fingerprint at the same steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EARLY: Final = (1, 10)
 
 
 def is_due(step: int) -> bool:
-    """The first step may still be before the weights are broadcast; soon after it, and then now and again."""
+    """Whether to compare weights: not at step 0, before they may be broadcast; soon after it, then now and again."""
     return step in EARLY or (step > 0 and step % EVERY == 0)
 
 
 def model_fingerprint(model: nn.Module) -> Tensor | None:
-    """None for sharded models: there each rank rightly has weights of its own."""
+    """A fingerprint of the weights; None for sharded models, where each rank has its own weights."""
     parameters = list(model.parameters())
     return fingerprint(parameters) if parameters and all(map(is_plain_tensor, parameters)) else None
 

@@ -1,1 +1,1 @@
-"""Whole tensors of chosen steps: planned, staged, copied and handed to the store."""
+"""Whole tensors of chosen steps: planned, staged, copied and passed to the store."""

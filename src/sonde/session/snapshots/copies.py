@@ -1,9 +1,9 @@
-"""Tensors copied to host memory while training goes on, and the proof that what was copied is what was there.
+"""Copies tensors to host memory while training continues, and proves that each copy is consistent.
 
-On a CPU a thread of its own copies while the model runs, part by part; what it has not begun when the optimizer steps
-is copied there and then, so that a busy machine costs time and no snapshot. On a GPU a stream of its own copies. Nobody
-writes to a parameter between two optimizer steps, as a rule; autograd counts writes (`_version`), so that whoever does
-is found out and the tensor copied again, where nothing else can run. Only a write through `.data` is not counted.
+On a CPU a separate thread copies while the model runs, part by part; parts that it has not started when the optimizer
+steps are copied there and then, so a busy machine costs time but no snapshot. On a GPU a separate stream copies. As a
+rule nothing writes to a parameter between two optimizer steps; autograd counts writes (`_version`), so an exception is
+detected and the tensor copied again at a point where nothing else can run. Only a write through `.data` is not counted.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from sonde.probe.guards import quiet
 from sonde.schema.snapshots.tensors import STORAGE, HostTensor
 from sonde.session.snapshots.staging import Room, TensorSlot, dtype_name
 from sonde.write.tensors.snapshots import ChangedError
+from sonde.write.thread_time import note_thread_time
 
 _SMALL: Final = 1 << 15
-"""Elements up to which torch copies without calling its other threads; these would be taken from the model."""
+"""Elements up to which torch copies without its other threads, which the model needs."""
 _PART_BYTES: Final = 16 << 20
 _SMALL_AT_ONCE: Final = 512
 _STUCK_S: Final = 60.0
-"""A part takes milliseconds. After this long the thread that copies it has been stopped by someone."""
+"""A part takes milliseconds. After this long, the copying thread must have been suspended."""
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NATIVE: Final = frozenset(name for name, stored in STORAGE.items() if name == stored)
 
 
 class TooSlowError(Exception):
-    """The thread that copies has stopped in the middle of a part; training does not wait longer."""
+    """The copying thread has stopped in the middle of a part; training does not wait longer."""
 
 
 class Copier:
-    """A thread that copies, in order."""
+    """A thread that runs copies in order."""
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -59,10 +60,11 @@ class Copier:
             except Exception as error:  # noqa: BLE001  the next one must still be copied
                 on_error("copying", error)
             del job  # it holds the tensors
+            note_thread_time()
 
 
 class Parts:
-    """Parts of a copy, for several threads: each takes the next one, until none is left."""
+    """Parts of a copy, shared by several threads: each takes the next one, until none is left."""
 
     def __init__(self, parts: Iterable[Callable[[], None]], error: Exception | None = None) -> None:
         self._waiting = deque(parts)
@@ -73,7 +75,7 @@ class Parts:
             self._is_done.set()
 
     def work(self) -> None:
-        """Copy what no other thread has begun."""
+        """Copy the parts that no other thread has started."""
         while self._waiting:
             try:
                 part = self._waiting.popleft()
@@ -81,7 +83,7 @@ class Parts:
                 return
             try:
                 part()
-            except Exception as error:  # noqa: BLE001  raised again where somebody waits for the copy
+            except Exception as error:  # noqa: BLE001  raised again by whoever waits for the copy
                 self._error = error
             with self._lock:
                 self._num_open -= 1
@@ -89,7 +91,7 @@ class Parts:
                     self._is_done.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until all are copied. Raises what went wrong."""
+        """Wait until all parts are copied. Raises the first error."""
         is_done = self._is_done.wait(timeout_s)
         if self._error is not None:
             raise self._error
@@ -97,7 +99,7 @@ class Parts:
 
 
 class Copies:
-    """Some tensors of one device on their way. Holds the tensors until they are copied, and no longer."""
+    """A copy in progress of tensors on one device. Holds the tensors until they are copied, and no longer."""
 
     def __init__(self, names: list[str], tensors: list[Tensor], room: Room) -> None:
         self.names = names
@@ -112,15 +114,15 @@ class Copies:
         self._lock = threading.Lock()
         self._parts: Parts | None = None
 
-    # ------------------------------------------------------------------------------------------- the training thread
+    # -------------------------------------------------------------------------------------------------- training thread
 
     def hold(self, copier: Copier) -> None:
-        """Copy while training goes on; from this moment on a write is found out, and costs the snapshot."""
+        """Copy while training continues; a write from now on is detected, and costs the snapshot."""
         self._marks = [mark(tensor) for tensor in self._owners]
         copier.put(self._run)
 
     def start(self, copier: Copier, stream: Any = None) -> None:
-        """Copy while training goes on."""
+        """Copy while training continues."""
         if self.device.type == "cpu":
             copier.put(self._run)
         elif self.device.type == "cuda":
@@ -131,10 +133,10 @@ class Copies:
             self.copy()
 
     def copy(self) -> None:
-        """Copy now. A GPU does it in order with what it is doing; the host does not wait for it."""
+        """Copy now. A GPU does it in order with its other work; the host does not wait for it."""
         if self.device.type == "cuda":
             self._enqueue(range(len(self.names)))
-            for source in self._sources:  # it may have been made on another stream, and be freed there
+            for source in self._sources:  # it may come from another stream, and be freed there
                 source.record_stream(torch.cuda.current_stream(self.device))
         else:
             self._run()
@@ -142,27 +144,27 @@ class Copies:
         self._let_go()
 
     def settle(self) -> None:
-        """From here on the tensors may change. What has changed since the start is copied again."""
+        """Called before the tensors may change. Tensors that have changed since the start are copied again."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).wait_event(self._event)
         else:
             self._run()
             if not self._prepared().wait(_STUCK_S):
-                raise TooSlowError(f"the thread that copies has not continued for {_STUCK_S:g} s")
+                raise TooSlowError(f"the copying thread has been stuck for {_STUCK_S:g} s")
         changed = self._changed()
         if changed:
             self._again(changed)
         self._let_go()
 
     def _let_go(self) -> None:
-        """What a GPU has still to copy is safe: its memory is used again only behind the copy. To hold it until the
-        snapshot is written would keep gradients and activations alive for seconds."""
+        """Memory that a GPU has yet to copy is safe: it is reused only after the copy. Holding it until the snapshot is
+        written would keep gradients and activations alive for seconds."""
         self._is_settled = True
         self._owners, self._sources = [], []
 
     def _prepare(self) -> None:
-        """Mostly on the thread that copies, so that training has less to do. A tensor given other data keeps its old
-        ones."""
+        """Runs mostly on the copying thread, to keep training short. A tensor whose data was replaced keeps the old
+        data."""
         if self._places:
             return
         self._marks = self._marks or [mark(tensor) for tensor in self._owners]
@@ -170,7 +172,7 @@ class Copies:
         self._places = self._room.places(self._sources)
 
     def _prepared(self) -> Parts:
-        """Of whichever thread comes first; what goes wrong is raised where somebody waits for the copy."""
+        """Run by whichever thread comes first; errors are raised by whoever waits for the copy."""
         with self._lock:
             if self._parts is None:
                 try:
@@ -188,7 +190,7 @@ class Copies:
         for i in changed:
             tensor, place = self._owners[i], self._places[i]
             if tensor.shape != place.shape or tensor.dtype != place.dtype or tensor.device != self.device:
-                raise ChangedError(f"{self.names[i]} became another tensor in the middle of the step")
+                raise ChangedError(f"{self.names[i]} was replaced by another tensor during the step")
             self._sources[i] = tensor.detach()
         if self.device.type == "cuda":
             self._enqueue(changed)
@@ -207,15 +209,15 @@ class Copies:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(self.device))
 
-    # ---------------------------------------------------------------------------------------------------- elsewhere
+    # ---------------------------------------------------------------------------------------------------- other threads
 
     def _run(self) -> None:
-        """On the thread that copies, and when the optimizer steps."""
+        """Called on the copying thread, and when the optimizer steps."""
         with quiet():
             self._prepared().work()
 
     def land(self) -> None:
-        """Wait until the bytes are there, and let go of the tensors. Unless `settle` did, see that none has changed."""
+        """Wait for the bytes and release the tensors. Unless `settle` did so, check that none has changed."""
         if self._event is not None:
             self._event.synchronize()
         else:
@@ -224,10 +226,10 @@ class Copies:
         changed = [] if self._is_settled else self._changed()
         self._owners, self._sources = [], []
         if changed:
-            raise ChangedError(f"{self.names[changed[0]]} was written to while it was copied")
+            raise ChangedError(f"{self.names[changed[0]]} was modified while it was being copied")
 
     def abandon(self) -> None:
-        """On the copying thread, behind every copy it was given: nothing writes to this memory afterwards."""
+        """Called on the copying thread after all its copies: nothing writes to this memory afterwards."""
         if self._event is not None:
             self._event.synchronize()
         self._owners, self._sources = [], []
@@ -240,14 +242,14 @@ class Copies:
 
 
 def mark(tensor: Tensor) -> tuple[int, int] | None:
-    """Where its bytes are and how often they were written to; None where nobody counts."""
+    """The address of its bytes and the number of writes to them; None if writes are not counted."""
     if tensor.is_inference():
         return None
     return tensor.data_ptr(), tensor._version
 
 
 def parts_of(places: list[TensorSlot], sources: list[Tensor]) -> Iterator[Callable[[], None]]:
-    """What is to be done, in parts of some megabytes. Each is done by one thread alone: the others are the model's."""
+    """The copy as parts of a few megabytes. Each is done by a single thread: the others belong to the model."""
     pairs = list(zip(places, sources, strict=True))
     small = [(p, s) for p, s in pairs if s.numel() < _SMALL or s.device.type != "cpu"]
     for start in range(0, len(small), _SMALL_AT_ONCE):
@@ -265,7 +267,7 @@ def _copy_small(pairs: list[tuple[TensorSlot, Tensor]]) -> None:
 
 
 def _bits(source: Tensor) -> Any:
-    """What numpy can copy without knowing what it means."""
+    """A view that numpy can copy without knowing its dtype."""
     source = source.resolve_conj().resolve_neg()
     if dtype_name(source.dtype) in _NATIVE:
         return source.numpy()

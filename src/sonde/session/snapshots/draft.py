@@ -1,7 +1,7 @@
-"""One snapshot in the making: from the first forward pass of a step until its optimizers have stepped.
+"""A snapshot in progress: from the first forward pass of a step until its optimizers have stepped.
 
-It shows the model as its optimizer finds it: parameters and optimizer state before the update, the gradients that make
-it, buffers as the forward pass has left them, and the activations of the step's first batch.
+It shows the model as its optimizer finds it: parameters and optimizer state before the update, the gradients that cause
+it, buffers as the forward pass left them, and the activations of the step's first batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Streams:
 
 
 class Draft:
-    """Used on the training thread, until `pending` gives it away."""
+    """Used on the training thread, until `pending` hands it over."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Draft:
         self._arena, self._wait_s = Arena(staging, wait_s), wait_s
         self._all: list[Copies] = []
         self._begun: dict[int, list[Copies]] = {}
-        """By model; what is on its way and not settled."""
+        """Copies in progress, by model, not settled yet."""
         self._settled: set[int] = set()
         self._names: set[str] = set()
         self._outputs: dict[str, Copies] = {}
         self._again: dict[str, Copies] = {}
-        """Outputs that are copied once more."""
+        """Outputs that must be copied again."""
 
     def has_begun(self, model: int) -> bool:
         return model in self._begun or model in self._settled
@@ -94,11 +94,11 @@ class Draft:
     def has_waited_in_vain(self) -> bool:
         return self._wait_s > 0 and not self._arena.wait_s
 
-    # ------------------------------------------------------------------------------------------------ what goes in
+    # --------------------------------------------------------------------------------------------------- adding tensors
 
     def begin(self, model: int, gather: Gather, kinds: frozenset[str]) -> None:
-        """What no one writes to until the optimizer steps is copied from now on. Without room it is copied there: until
-        then an earlier snapshot may have been written."""
+        """Start copying tensors that nothing writes to until the optimizer steps. Without free memory they are copied
+        at the step: an earlier snapshot may have been written by then."""
         try:
             self._begun[model] = self._copies(self._lasting(gather, kinds), may_wait=False)
         except NoRoomError:
@@ -116,11 +116,11 @@ class Draft:
         named = [*gather.parameters(), *gather.buffers(large=True)] if "param" in kinds else []
         named += gather.states() if "optim" in kinds else []
         for name in [name for name, _ in named if name in self._names]:
-            gather.on_unreadable(name, "a name that two watched models have. Give one of them a prefix=")
+            gather.on_unreadable(name, "a name that two watched models share. Give one of them a prefix=")
         return named
 
     def settle(self, model: int, gather: Gather, kinds: frozenset[str]) -> None:
-        """The optimizer is about to step."""
+        """Called when the optimizer is about to step."""
         self._settled.add(model)
         for copies in self._begun.pop(model, []):
             copies.settle()
@@ -128,12 +128,12 @@ class Draft:
             self.add(gather.buffers(large=False))
 
     def add(self, named: list[Named]) -> None:
-        """Copied before this returns, or in order with what a GPU is doing."""
+        """Copy before returning, or in order with the work of a GPU."""
         for copies in self._copies(named):
             copies.copy()
 
     def hold(self, named: list[Named]) -> None:
-        """Copied from now on, and thrown away with the whole snapshot should one be written to before it is copied.
+        """Start copying; if one is written to before it is copied, the whole snapshot is discarded.
 
         On a GPU nothing is held: its memory is what training runs out of first.
         """
@@ -144,12 +144,12 @@ class Draft:
                 copies.copy()
 
     def add_output(self, name: str, tensor: Tensor) -> None:
-        """The first of each name: repeated calls come later."""
+        """The first tensor of each name: repeated calls come later."""
         if name not in self._names and not unreadable(tensor):
             self.add([(name, tensor)])
 
     def add_outputs(self, named: list[Named]) -> None:
-        """What a module returned, or the model was given: the first of each name, since the last `restart`."""
+        """Add an output of a module, or an input of the model: the first of each name since the last `restart`."""
         for name, tensor in named:
             known = self._again.pop(name, None)
             if known is not None:
@@ -160,7 +160,7 @@ class Draft:
                 self._outputs[name].copy()
 
     def restart(self) -> None:
-        """Outputs so far may be those of a pass that is no part of the step: the next ones take their places."""
+        """Outputs so far may come from a pass that does not belong to the step: later ones replace them."""
         self._again = dict(self._outputs)
 
     def add_gradients(self, gather: Gather, step: OptimizerStep, *, at_once: bool) -> None:
@@ -185,10 +185,10 @@ class Draft:
         self._all += made
         return made
 
-    # ---------------------------------------------------------------------------------------------------- what follows
+    # ------------------------------------------------------------------------------------------------------- completion
 
     def pending(self, attempt: AttemptNumber) -> Pending:
-        """Nothing more goes in."""
+        """Close the draft: nothing more is added."""
         return Pending(
             step=self.step,
             time=self.time,
@@ -208,13 +208,13 @@ class Draft:
         return Snapshot(self.step, self.time, self.reason, dict(sorted(tensors.items())))
 
     def drop(self) -> None:
-        """Give the memory back, behind the copies that still write to it."""
+        """Return the memory after the copies that still write to it."""
         self._copier.put(_dropping(self._all, self._arena.release))
         self._all, self._begun = [], {}
 
 
 def _unscaled(named: list[Named], scale: Tensor) -> list[Named]:
-    """A fused optimizer under GradScaler divides by the scale in its own kernel: what it will use is made here."""
+    """A fused optimizer under GradScaler divides by the scale in its own kernel: compute here what it will use."""
     with quiet():
         inverse = scale.double().reciprocal().float()  # as GradScaler does it
         return [(name, grad * inverse.to(grad.device, grad.dtype)) for name, grad in named]

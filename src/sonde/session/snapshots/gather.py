@@ -1,4 +1,4 @@
-"""The whole tensors of a watched model, by the names they have in a snapshot. Copies nothing."""
+"""The whole tensors of a watched model, by their names in a snapshot. Copies nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 Named = tuple[str, Tensor]
 LARGE_BUFFER: Final = 1 << 20
-"""Buffers of fewer bytes are statistics that change in every forward pass; larger ones are tables that never do."""
+"""Buffers smaller than this are statistics that change in every forward pass; larger ones are constant tables."""
 _READABLE: Final = frozenset(getattr(torch, name) for name in STORAGE if hasattr(torch, name))
 _MAX_DEPTH: Final = 4
 _SHARDED: Final = frozenset({"FullyShardedDataParallel", "FSDPModule"})
 
 
 class Gather:
-    """One watched model, and the sites of it that are wanted."""
+    """One watched model, and its selected sites."""
 
     def __init__(self, watching: WatchedModel, sites: Any, on_unreadable: Callable[[str, str], None]) -> None:
         self.watching, self.on_unreadable = watching, on_unreadable
@@ -38,12 +38,12 @@ class Gather:
         self._known: dict[str, bool] = {}
         self._read_from: object = None
         self._parameters: list[tuple[str, Any]] = []
-        """(name, weak reference); names are made once, and not for every snapshot."""
+        """(name, weak reference); names are computed once, not for every snapshot."""
         self._names: dict[int, tuple[str, Any]] = {}
         self._state_names: dict[tuple[str, str], str] = {}
 
     def wants_output(self, place: ModuleRef) -> bool:
-        """Whether what a module returns is wanted."""
+        """Whether the output of a module is selected."""
         return place.is_selected and self._is_wanted(place.name, place.aliases, [place.ref()])
 
     def _is_wanted(self, name: str, aliases: Iterable[str], modules: Iterable[Any]) -> bool:
@@ -65,7 +65,7 @@ class Gather:
         return [(f"param/{name}", parameter) for name, ref in self._parameters if (parameter := ref()) is not None]
 
     def buffers(self, *, large: bool) -> list[Named]:
-        """Those that the model's state holds; the others are made anew from it."""
+        """Buffers in the model's state; the others can be recomputed from it."""
         return self._readable(
             (f"param/{name}", buffer)
             for name, buffer in self._buffers()
@@ -73,7 +73,7 @@ class Gather:
         )
 
     def states(self) -> list[Named]:
-        """Of every optimizer that is known."""
+        """The states of every known optimizer."""
         self._read_names()
         found = []
         for optimizer in self.watching.optimizers.watched:
@@ -84,7 +84,7 @@ class Gather:
         return self._readable(found)
 
     def gradients(self, step: OptimizerStep) -> list[Named]:
-        """Those of one optimizer; of all parameters where the optimizer is not torch's."""
+        """The states of one optimizer; for a non-torch optimizer, those of all parameters."""
         self._read_names()
         optimizer: Any = step.optimizer
         if optimizer is None:
@@ -99,16 +99,16 @@ class Gather:
         return self._readable(found for key, value in pairs for found in _tensors(value, f"batch/input.{key}", 0))
 
     def is_sharded(self) -> bool:
-        """Whether this process has only a part of each parameter."""
+        """Whether this process holds only a part of each parameter."""
         model = self.watching.names.model()
         return model is not None and any(
             cls.__name__ in _SHARDED for module in model.modules() for cls in type(module).__mro__
         )
 
-    # ------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _read_names(self) -> None:
-        """Again only when the model's own names were read again."""
+        """Recomputed only when the model's own names have been read again."""
         known = self.watching.names.parameters
         if known is self._read_from:
             return
@@ -120,7 +120,7 @@ class Gather:
 
     def _name_of(self, parameter: Any) -> str | None:
         name, ref = self._names.get(id(parameter), (None, None))
-        return name if ref is not None and ref() is parameter else None  # ids are used again
+        return name if ref is not None and ref() is parameter else None  # ids are reused
 
     def _state_name(self, name: str, key: Any) -> str:
         known = self._state_names.get((name, key))
@@ -153,7 +153,7 @@ class Gather:
 
 
 def unreadable(tensor: Any) -> str:
-    """Why the bytes of a tensor cannot be copied as they are; empty when they can."""
+    """Why the bytes of a tensor cannot be copied directly; empty if they can."""
     if is_plain_tensor(tensor) and tensor.layout is torch.strided and tensor.dtype in _READABLE:
         return ""
     if isinstance(tensor, Tensor) and is_lazy(tensor):
@@ -164,7 +164,7 @@ def unreadable(tensor: Any) -> str:
 
 
 def root_of(model: nn.Module) -> nn.Module:
-    """What a wrapper for several processes, or a compiler, has wrapped."""
+    """The module inside a wrapper for several processes, or of a compiler."""
     while True:
         inner = child_of(model, "_orig_mod")
         if inner is None and type(model).__name__ == "DistributedDataParallel":

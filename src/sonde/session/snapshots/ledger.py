@@ -1,4 +1,4 @@
-"""What became of snapshots: counted, told once, an event each, and an answer to whoever waits for one. No torch."""
+"""Outcomes of snapshots: counted, reported once, recorded as events, and sent to whoever waits for one. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """Written to by the training thread (`skip`) and by the one that writes snapshots (`done`)."""
+    """Used by the training thread (`skip`) and by the thread that writes snapshots (`done`)."""
 
     def __init__(self, recording: Recording, asks: Asks, on_changed: Callable[[], None]) -> None:
         self._recording, self._asks, self._on_changed = recording, asks, on_changed
@@ -25,16 +25,16 @@ class Ledger:
         self._upload: dict[str, Any] | None = None
 
     def skip(self, step: int, why: str, tickets: tuple[str, ...]) -> None:
-        """It will not be taken."""
+        """Record a snapshot that will not be taken."""
         self.counts["skipped"] += 1
         message = f"the snapshot of step {step} was skipped: {why}"
         self._recording.event("snapshot_skipped", message, severity="warning", details={"step": step, "why": why})
-        self._tell_once("skipped", f"{message}. Later ones are only counted.")
+        self._tell_once("skipped", f"{message}. Later skips are counted without a warning.")
         self.note()
         self._asks.answer(tickets, state="skipped", step=step, why=why)
 
     def done(self, outcome: Outcome) -> None:
-        """It has come to its end, one way or another."""
+        """Record the outcome of a snapshot."""
         if outcome.state == "changed":
             self._again(outcome)
             return
@@ -49,14 +49,14 @@ class Ledger:
         self._answer(outcome)
 
     def lose(self, num: int, why: str) -> None:
-        """Time ran out."""
+        """Record snapshots that were not written in time."""
         self.counts["failed"] += num
         message = f"{num} snapshot{'s were' if num > 1 else ' was'} lost: {why}"
         self._recording.event("snapshot_lost", message, severity="critical")
-        self._recording.warn(f"{message}. Allow more with finish_deadline_s.")
+        self._recording.warn(f"{message}. Allow more time with finish_deadline_s.")
 
     def uploaded(self, upload: dict[str, Any] | None) -> None:
-        """How far the upload is. An event where it stops going, and where it goes on."""
+        """Record the progress of the upload, with an event when it starts to fail and when it works again."""
         if upload is None:
             return
         before = self._upload["last_error"] if self._upload else ""
@@ -64,17 +64,23 @@ class Ledger:
         if upload["last_error"] and not before:
             message = f"snapshots cannot be uploaded to {upload['url']}: {upload['last_error']}"
             self._recording.event("upload_failed", message, severity="warning", details=upload)
-            self._tell_once("upload", f"{message}. They are kept here, and go up later or by `sonde push`.")
+            self._tell_once(
+                "upload",
+                f"{message}. They stay on this machine until the upload succeeds; retry:  sonde snapshot --upload",
+            )
         elif before and not upload["last_error"]:
-            self._recording.event("upload_resumed", f"snapshots go up to {upload['url']} again", details=upload)
+            self._recording.event("upload_resumed", f"uploads to {upload['url']} work again", details=upload)
 
     def ended(self) -> None:
-        """What is not where it should be when the run ends; that an upload failed has been said where it did."""
+        """Warn about snapshots that are not uploaded when the run ends; a failed upload was already reported."""
         waiting = self._upload["waiting"] if self._upload else 0
         if self._upload is not None and waiting:
             snapshots = "1 snapshot is" if waiting == 1 else f"{waiting} snapshots are"
-            message = f"{snapshots} not yet at {self._upload['url']}, and kept here"
-            self._tell_once("upload", f"{message}. An uploader goes on for some minutes; after that:  sonde push")
+            message = f"{snapshots} not uploaded to {self._upload['url']} yet and stored locally"
+            self._tell_once(
+                "upload",
+                f"{message}. The uploader keeps trying for a few minutes; after that, run:  sonde snapshot --upload",
+            )
 
     def note(self) -> None:
         facts: dict[str, Any] = {"nbytes": self._nbytes, "stored_bytes": self._stored_bytes, "store": self.store}
@@ -83,18 +89,18 @@ class Ledger:
         self._recording.writer.note(snapshots={**self.counts, **facts})
 
     def _again(self, outcome: Outcome) -> None:
-        """A tensor was written to while it was copied: the next step is taken instead."""
+        """A tensor was modified while it was being copied: take a snapshot of the next step instead."""
         step, why = outcome.pending.step, outcome.why
         self._on_changed()
-        self._recording.event("snapshot_again", f"the snapshot of step {step} is taken one step later: {why}")
+        self._recording.event("snapshot_again", f"the snapshot of step {step} will be taken one step later: {why}")
         self._asks.put(Ask(outcome.pending.reason, None, outcome.pending.tickets))
 
     def _failed(self, outcome: Outcome) -> None:
         self.counts["failed"] += 1
         message = f"the snapshot of step {outcome.pending.step} could not be written: {outcome.why}"
         self._recording.event("snapshot_failed", message, severity="critical", details={"step": outcome.pending.step})
-        self._tell_once("failed", f"{message}. Training goes on.")
-        # A disk that is full, or gone, is no fault of ours: statistics are recorded as long as they can be.
+        self._tell_once("failed", f"{message}. Training continues.")
+        # A full or missing disk is not an internal failure: statistics are recorded as long as possible.
         if outcome.error is not None and not isinstance(outcome.error, OSError | RunError):
             self._recording.breaker("snapshot", outcome.error)
 

@@ -1,7 +1,7 @@
-"""A fixed batch through the model as it is now, to see what its layers make of it. The model does not notice.
+"""Runs a fixed batch through the current model, to record how its layers respond. The model is left unchanged.
 
-Runs in evaluation mode, without gradients and without what a compiler made of the model; parameters, buffers, modes,
-gradients and random generators are as before. It takes the time of a forward pass.
+Runs in evaluation mode, without gradients and without compiled code; parameters, buffers, modes, gradients and random
+generators are restored. It takes the time of a forward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seen = Callable[[Any, str, Tensor], None]
 
 
 class Probe:
-    """The batch, copied when it was given: it stays the same whatever becomes of the original."""
+    """The batch, copied when it was passed in: it stays the same whatever happens to the original."""
 
     def __init__(self, batch: Any) -> None:
         self._args, self._kwargs = _arguments(batch)
@@ -36,7 +36,7 @@ class Probe:
         if model is None:
             return
         device = next((p.device for p in model.parameters()), None)
-        # Kept where the model is: moving it each time would make the host wait.
+        # Kept on the model's device: moving it each time would block the host.
         args, kwargs = self._args, self._kwargs = _moved(self._args, device), _moved(self._kwargs, device)
 
         def outputs(place: Any, output: Any) -> None:
@@ -47,13 +47,13 @@ class Probe:
         with ExitStack() as stack:
             stack.enter_context(preserved(root, training=False))
             stack.enter_context(torch.no_grad())
-            # What a model says about a pass without gradients is no news, and an error under `-W error`.
+            # A model's warnings about a pass without gradients are not new, and are errors under `-W error`.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             stack.enter_context(_eager())
             stack.enter_context(watching.forward.instead(outputs))
             output = root(*args, **kwargs)
-            if watching.names.place(root) is None:  # it goes by the name of its wrapper, which was not called
+            if watching.names.place(root) is None:  # it is named after its wrapper, which was not called
                 outputs(watching.names.place(model), output)
 
 
@@ -64,7 +64,7 @@ class _Nothing:
 
 
 def _eager() -> Any:
-    """Compiled parts run as they were written: another mode would be compiled anew, and counted against the limit."""
+    """Run compiled parts uncompiled: another mode would be recompiled, and counted against the limit."""
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return _Nothing()

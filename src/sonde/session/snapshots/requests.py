@@ -1,4 +1,4 @@
-"""Who wants a snapshot: the user's code, a finding, or another process by a file in the run folder. No torch."""
+"""Requests for snapshots: from the user's code, a finding, or another process by a file in the run folder. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import UsageError
-from sonde.session.snapshots.plan import check_kinds
+from sonde.session.snapshot_plan import check_kinds
 from sonde.write.tensors.requests import Requests
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ SCHEDULED = "scheduled"
 
 
 class Ask:
-    """Somebody wants a snapshot of the next step."""
+    """A request for a snapshot of the next step."""
 
     __slots__ = ("kinds", "reason", "tickets")
 
@@ -28,17 +28,25 @@ class Ask:
 
 
 class Asks:
-    """Filled from any thread, emptied by the one that trains."""
+    """A queue filled from any thread and emptied by the training thread."""
 
     def __init__(self, run: Path, refuse: Callable[[], str], on_error: Callable[[str, Exception], None]) -> None:
         self._refuse, self._on_error = refuse, on_error
         self._queue: SimpleQueue[Ask] = SimpleQueue()
         self._requests = Requests(run)
+        self.on_put: Callable[[], None] | None = None
+        """Called after each request, in the thread that makes it."""
         self.least = ""
-        """How grave a finding must be to be worth a snapshot; empty: none is."""
+        """The minimum severity of a finding that triggers a snapshot; empty: no finding does."""
 
     def put(self, ask: Ask) -> None:
         self._queue.put(ask)
+        if self.on_put is not None:
+            self.on_put()
+
+    def __bool__(self) -> bool:
+        """Whether there are requests."""
+        return not self._queue.empty()
 
     def take(self) -> list[Ask]:
         asks = []
@@ -53,19 +61,19 @@ class Asks:
             self.put(Ask(f"finding {finding.rule}"))
 
     def poll(self) -> None:
-        """Called on the writer thread at each heartbeat: does another process ask for one?"""
+        """Called on the writer thread at each heartbeat: checks for requests of other processes."""
         try:
             for request in self._requests.poll():
                 why = self._take_request(request.id, request.content)
                 if why:
                     self._requests.answer(request.id, state="refused", why=why)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with the folder, recording goes on
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the folder, recording continues
             self._on_error("requests", error)
 
     def _take_request(self, id: str, content: dict[str, Any]) -> str:
-        """Why there will be none; empty when it is in the queue."""
+        """Why there will be no snapshot; empty if the request is queued."""
         if content.get("what") != "snapshot":
-            return f'this sonde knows no request "{content.get("what")}"'
+            return f'this version of sonde does not know the request "{content.get("what")}"'
         try:
             kinds = check_kinds(content.get("kinds"))
         except (UsageError, TypeError) as error:
@@ -79,6 +87,6 @@ class Asks:
         return why
 
     def answer(self, tickets: tuple[str, ...], **content: Any) -> None:
-        """What became of it, for those who wait."""
+        """Report the outcome to those who wait."""
         for ticket in tickets:
             self._requests.answer(ticket, **content)

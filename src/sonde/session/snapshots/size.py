@@ -1,6 +1,7 @@
-"""How much memory a snapshot will take at least, also of what does not exist yet: gradients and optimizer state.
+"""The minimum memory of a snapshot, including gradients and optimizer state that do not exist yet.
 
-Optimizer state is made by the first step. What torch's own optimizers will make is known; of others, what they have.
+The first step creates optimizer state. For torch's own optimizers its size is known; for others, only existing state
+counts.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ _STATES: Final[dict[type, int]] = {
     **({optim.Muon: 1} if hasattr(optim, "Muon") else {}),
     optim.SGD: 0,
 }
-"""Tensors of a parameter's own size that each keeps for it, with its options as they are by default."""
+"""Tensors of a parameter's size that each optimizer keeps for it, with default options."""
 _OPTIONS: Final[dict[type, tuple[str, ...]]] = {
     optim.Adam: ("amsgrad",),
     optim.AdamW: ("amsgrad",),
     optim.RMSprop: ("momentum", "centered"),
     optim.SGD: ("momentum",),
 }
-"""Options that add another one."""
+"""Options that add another tensor."""
 
 
 def expected_bytes(gather: Gather, kinds: Iterable[str]) -> dict[str, int]:
-    """By kind, as far as it can be known. Activations, inputs and the state of unknown optimizers are not counted."""
+    """Bytes by kind, as far as they are known. Activations, inputs and the state of unknown optimizers are not
+    counted."""
     parameters = [parameter for _, parameter in gather.parameters()]
     found: dict[str, int] = {}
     if "param" in kinds:
@@ -57,6 +59,7 @@ def _state_bytes(gather: Gather, wanted: set[int]) -> Iterator[int]:
 
 
 def num_states(optimizer: Any, group: dict[str, Any]) -> int:
-    """How many tensors of a parameter's size it keeps for each. A subclass may do otherwise: none is promised."""
+    """The number of tensors of a parameter's size that it keeps for each parameter. A subclass may differ: 0 is
+    assumed."""
     kind = type(optimizer)
     return _STATES.get(kind, 0) + sum(bool(group.get(option)) for option in _OPTIONS.get(kind, ()))

@@ -1,7 +1,7 @@
-"""Host memory for snapshots that are on their way: bounded, made once, used again. Knows no tensors' names.
+"""Host memory for snapshots in progress: bounded, allocated once, reused. Knows no tensor names.
 
-A block is a run of bytes, page-locked where the tensors come from a GPU. Memory that a snapshot gives back serves the
-next one; taking it anew each time would cost a page fault per 4 KiB, which is as dear as the copy itself.
+A block is a range of bytes, page-locked if the tensors come from a GPU. The next snapshot reuses the memory of earlier
+ones; allocating it each time would cost a page fault per 4 KiB, which takes as long as the copy itself.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _FREE_SHARE: Final = 4
 
 
 class NoRoomError(Exception):
-    """A snapshot needs more memory than the limit leaves. It is skipped, whole."""
+    """A snapshot needs more memory than the limit leaves. The whole snapshot is skipped."""
 
 
 def default_limit() -> int:
-    """A quarter of what is free now."""
+    """A quarter of the free memory."""
     return int(psutil.virtual_memory().available) // _FREE_SHARE
 
 
 class Block:
-    """Bytes, as torch and as numpy see them."""
+    """A range of bytes, as a torch tensor and as a numpy array."""
 
     __slots__ = ("bytes", "is_pinned", "nbytes", "tensor", "views")
 
@@ -50,7 +50,7 @@ class Block:
 
 
 class TensorSlot:
-    """Where one tensor is copied to."""
+    """The memory that one tensor is copied to."""
 
     __slots__ = ("_block", "_offset", "dtype", "nbytes", "shape")
 
@@ -59,7 +59,8 @@ class TensorSlot:
         self.nbytes, self.shape, self.dtype = source.nbytes, source.shape, source.dtype
 
     def tensor(self) -> Tensor:
-        """The bytes as such a tensor; the same one for the next snapshot, as long as it asks for the same."""
+        """The bytes as a tensor of this dtype and shape; the next snapshot gets the same object if it asks for the
+        same."""
         key = self._offset, self.dtype, self.shape
         found = self._block.views.get(key)
         if found is None:
@@ -70,7 +71,7 @@ class TensorSlot:
         return found
 
     def bits(self) -> Any:
-        """As numpy sees the same bytes, flat."""
+        """The same bytes as a flat numpy array."""
         return self._block.bytes[self._offset : self._offset + self.nbytes].view(STORAGE[dtype_name(self.dtype)])
 
 
@@ -89,16 +90,16 @@ class Room:
             found.append(place)
             offset += _aligned(place.nbytes)
         if offset > self._end:
-            raise NoRoomError("a tensor has grown since room was made for it")
+            raise NoRoomError("a tensor has grown since memory was allocated for it")
         return found
 
 
 class Staging:
-    """The memory of all snapshots of a session. Used from the training thread and from the one that writes."""
+    """The memory of all snapshots of a session. Used from the training thread and from the writing thread."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        # Reentrant: a signal handler of the user's may ask for a snapshot in the middle of one.
+        # Reentrant: a user's signal handler may request a snapshot in the middle of one.
         self._lock = threading.RLock()
         self._freed = threading.Condition(self._lock)
         self._free: list[Block] = []
@@ -106,7 +107,7 @@ class Staging:
 
     @property
     def used_bytes(self) -> int:
-        """What snapshots hold now, without what waits to be used again."""
+        """The bytes that snapshots hold now, without free blocks."""
         return self._used_bytes
 
     @property
@@ -118,7 +119,7 @@ class Staging:
         return self._used_bytes + sum(block.nbytes for block in self._free)
 
     def take(self, nbytes: int, *, is_pinned: bool, own_bytes: int = 0, wait_s: float = 0.0) -> Block:
-        """A block of at least that size. Waits for others to give theirs back; `own_bytes` are the caller's."""
+        """A block of at least that size. Waits for others to return theirs; `own_bytes` are the caller's."""
         nbytes = max(nbytes, _MIN_BLOCK)
         with self._lock:
             self._wait_for(nbytes, own_bytes, wait_s)
@@ -146,12 +147,12 @@ class Staging:
         if own_bytes + nbytes > self.limit_bytes:
             need, allowed = own_bytes + nbytes, self.limit_bytes
             raise NoRoomError(
-                f"it takes more than {mib(need)}, and snapshot_mib allows {mib(allowed)}. Allow more:  "
+                f"it needs more than {mib(need)}, but snapshot_mib allows {mib(allowed)}. Allow more:  "
                 f"sonde.init(snapshot_mib={2 * ((need >> 20) + 1)})  or choose fewer kinds or sites"
             )
         if not self._freed.wait_for(lambda: nbytes <= self.left_bytes, wait_s):
             raise NoRoomError(
-                f"it needs {mib(nbytes)} more, and earlier snapshots that are still being written hold "
+                f"it needs {mib(nbytes)} more, but earlier snapshots that are still being written hold "
                 f"{mib(self._used_bytes - own_bytes)} of the {mib(self.limit_bytes)} that snapshot_mib allows"
             )
 
@@ -167,19 +168,19 @@ class Staging:
 
 
 class Arena:
-    """The memory of one snapshot; grows block by block, and is given back as a whole."""
+    """The memory of one snapshot; grows block by block, and is returned as a whole."""
 
     def __init__(self, staging: Staging, wait_s: float = 0.0) -> None:
         self._staging = staging
         self.wait_s = wait_s
-        """What is left of the time that training may wait for memory."""
+        """The remaining time that training may wait for memory."""
         self._blocks: list[Block] = []
         self._rest: dict[bool, tuple[Block, int]] = {}
-        """What is left of the newest block, by whether it is page-locked."""
+        """The rest of the newest block, by whether it is page-locked."""
         self.nbytes = 0
 
     def room(self, tensors: list[Tensor], *, may_wait: bool = True) -> Room:
-        """For these tensors, all on one device."""
+        """Allocate memory for these tensors, all on one device."""
         sizes = [tensor.nbytes for tensor in tensors]
         nbytes = sum(map(_aligned, sizes))
         block, start = self._room(nbytes, is_pinned=bool(tensors) and tensors[0].is_cuda, may_wait=may_wait)
@@ -189,7 +190,7 @@ class Arena:
     def _room(self, nbytes: int, *, is_pinned: bool, may_wait: bool) -> tuple[Block, int]:
         block, used = self._rest.get(is_pinned, (None, 0))
         if block is None or used + nbytes > block.nbytes:
-            # Activations come one by one: they share blocks, so that there are not thousands.
+            # Activations come one by one: they share blocks, to avoid thousands of them.
             chunk = min(max(self.nbytes // 8, _CHUNKS[0]), _CHUNKS[1], self._staging.left_bytes)
             block, used = self._take(max(nbytes, chunk), is_pinned=is_pinned, may_wait=may_wait), 0
             self._blocks.append(block)

@@ -1,7 +1,7 @@
-"""Whole tensors while training runs: who asked for a snapshot, whether there is room, and what became of it.
+"""Takes snapshots of whole tensors while training runs: requests, memory, and outcomes.
 
-A snapshot is taken whole or not at all. While the memory set aside is full of earlier ones, training waits, for a
-bounded time; one that finds no room is skipped, counted, and an event of the run. Nothing here raises into training.
+A snapshot is taken whole or not at all. While earlier ones fill the reserved memory, training waits for a bounded time;
+a snapshot that finds no memory is skipped, counted, and recorded as an event. Nothing here raises into training.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import UsageError
 from sonde.session.recording import Recording
+from sonde.session.snapshot_plan import ON_DEMAND, Snapshots, as_plan, check_kinds
 from sonde.session.snapshots.ledger import Ledger
-from sonde.session.snapshots.plan import ON_DEMAND, Snapshots, as_plan, check_kinds
 from sonde.session.snapshots.requests import SCHEDULED, Ask, Asks
 from sonde.session.threads import TrainingThreads
 from sonde.write.ranks import world_size
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
     from sonde.session.training.thread import TrainingThread
 
 _PATIENCE_S: Final = 1.0
-"""After this long `finish` says what it waits for, and training is said to have waited."""
+"""After this long, `finish` reports what it waits for, and a wait of training is reported."""
 
 
 class Followed:
-    """One watched model and what its snapshots hold."""
+    """One watched model and the contents of its snapshots."""
 
     def __init__(
         self, watching: WatchedModel, plan: Snapshots, gather: Gather, probe: Probe | None, *, at_once: bool
     ) -> None:
         self.watching, self.plan, self.gather, self.probe = watching, plan, gather, probe
         self.at_once = at_once
-        # Several processes join their gradients in buffers that the next backward pass fills, uncounted.
+        # With several processes, gradients are in buffers that the next backward pass fills, uncounted.
         self.grads_at_once = at_once or world_size() > 1
 
 
 class SnapshotTaker:
-    """One per session. Its methods are called on the training thread unless they say otherwise."""
+    """One per session. Its methods are called on the training thread unless noted otherwise."""
 
     def __init__(self, recording: Recording, threads: TrainingThreads) -> None:
         self.recording, self.threads = recording, threads
@@ -65,17 +65,17 @@ class SnapshotTaker:
         self._copier: Copier | None = None
         self._streams: Streams | None = None
         self._store = ON_DEMAND
-        """The plan that says which store; a session has one."""
+        """The plan that sets the store; a session has one."""
         self._opened: Any = None
         self._trainer = threading.get_ident()
         """The thread that trains."""
         self._gave_up_at = -1
-        """How many snapshots were done when training last waited for memory in vain."""
+        """The number of finished snapshots when training last waited for memory in vain."""
 
-    # ---------------------------------------------------------------------------------------------------- start-up
+    # --------------------------------------------------------------------------------------------------------- start-up
 
     def follow(self, watching: WatchedModel, snapshots: Any) -> None:
-        """Begin with a model. What cannot work is said here, before training starts."""
+        """Follow a model. Invalid options raise here, before training starts."""
         from sonde.session.snapshots.gather import Gather
         from sonde.session.snapshots.probes import Probe
 
@@ -98,51 +98,51 @@ class SnapshotTaker:
             self._opened = open_store(plan.store, self.recording.path, plan.options)
             self._store = plan
         elif (plan.store, dict(plan.options)) != (self._store.store, dict(self._store.options)):
-            raise UsageError(f'snapshots of this run go to "{self._store.store}" already; a run has one store.')
+            raise UsageError(f'snapshots of this run already go to "{self._store.store}"; a run has only one store.')
 
     def _check_size(self, plan: Snapshots, gather: Gather) -> None:
-        """One snapshot holds all watched models."""
+        """Check the size of a snapshot, which holds all watched models."""
         from sonde.session.snapshots.size import expected_bytes
         from sonde.session.snapshots.staging import mib
 
-        sizes = Counter(expected_bytes(gather, plan.kinds))
+        sizes = Counter(expected_bytes(gather, plan.kind_names))
         for followed in self._followed.values():
-            sizes.update(expected_bytes(followed.gather, followed.plan.kinds))
+            sizes.update(expected_bytes(followed.gather, followed.plan.kind_names))
         limit, total = self._memory().limit_bytes, sum(sizes.values())
         if total > limit:
             parts = ", ".join(f"{kind} {mib(nbytes)}" for kind, nbytes in sizes.items())
             raise UsageError(
-                f"a snapshot takes {mib(total)} ({parts}), and {mib(limit)} of host memory are set aside for them. "
+                f"a snapshot needs {mib(total)} ({parts}), but only {mib(limit)} of host memory are reserved for them. "
                 f"Allow more:  sonde.init(snapshot_mib={2 * ((total >> 20) + 1)})  or choose fewer kinds or sites."
             )
 
     def _refusal(self) -> str:
-        """Why nobody can have a snapshot; asked on the writer thread."""
-        return "" if self._followed else "the run watches no model; its program calls no sonde.watch"
+        """Why no snapshot is possible; called on the writer thread."""
+        return "" if self._followed else "the run watches no model: its program never calls sonde.watch"
 
     def _changed(self) -> None:
-        """Somebody writes to gradients before they are copied: from now on training waits for them."""
+        """Gradients are modified before they are copied: from now on training waits for the copy."""
         for followed in list(self._followed.values()):
             followed.grads_at_once = True
 
     def _left_out(self, name: str, why: str) -> None:
-        self.recording.warn_once(f"snapshot without {why}", f"{name} is in no snapshot: it is {why}.")
+        self.recording.warn_once(f"snapshot without {why}", f"{name} is left out of snapshots: it is {why}.")
 
     def unfollow(self, watching: WatchedModel) -> None:
         self._followed.pop(id(watching), None)
 
-    # ---------------------------------------------------------------------------------- where several threads train
+    # ----------------------------------------------------------------------------------------- several training threads
 
     @property
     def training(self) -> TrainingThread:
-        """The thread whose steps are kept: that of the first model which was watched with `snapshots=`, or the first
-        that trains. A snapshot shows one step, and each thread counts its own."""
+        """The thread whose steps are kept: that of the first model watched with `snapshots=`, or the first that trains.
+        A snapshot shows one step, and each thread counts its own."""
         planned = self._first_planned()
         return self.threads.all[0] if planned is None else planned.training
 
     def are_of(self, training: TrainingThread) -> bool:
-        """Whether the steps of this thread are kept. As long as the model was not run, it may be the turn of a thread
-        that has yet to begin, unless the one that trains has watched it."""
+        """Whether the steps of this thread are kept. As long as the model was not run, the thread that will train it
+        may not have started, unless the one that trains has watched it."""
         planned = self._first_planned()
         if planned is None or planned.has_run:
             return self.training is training
@@ -155,7 +155,7 @@ class SnapshotTaker:
         return None
 
     def _of(self, watching: WatchedModel) -> Followed | None:
-        """What is kept of this model; None where another thread's are kept."""
+        """The plan for this model; None if another thread's models are kept."""
         return self._followed.get(id(watching)) if self.are_of(watching.training) else None
 
     def _kept(self) -> list[Followed]:
@@ -163,24 +163,25 @@ class SnapshotTaker:
         return [followed for followed in tuple(self._followed.values()) if followed.watching.training is training]
 
     def check_threads(self) -> None:
-        """A model was found to be trained by another thread: what cannot be kept is said."""
+        """A model turned out to be trained by another thread: warn about what cannot be kept."""
         training = self.training
         for followed in tuple(self._followed.values()):
             if followed.plan is not ON_DEMAND and followed.watching.training is not training:
                 name = followed.watching.plan.prefix.rstrip(".") or "a watched model"
                 self.recording.warn_once(
                     f"snapshots of another thread {name}",
-                    f"no snapshots of {name}: another thread trains it, and snapshots hold the models of one thread.",
+                    f"no snapshots of {name}: another thread trains it, and snapshots only cover the models of one "
+                    "thread.",
                 )
 
-    # ------------------------------------------------------------------------------------------------ who wants one
+    # --------------------------------------------------------------------------------------------------------- requests
 
     def ask(self, kinds: Any = None) -> int:
-        """From code: one of the step that has not been made yet. Its number."""
+        """Request a snapshot of the next step from code. Returns the step's number."""
         ask = Ask("asked", check_kinds(kinds))
         if not self._followed:
             raise UsageError("snapshot() needs a watched model. Watch one first:  sonde.watch(model, optimizer)")
-        if self._trainer != threading.get_ident():  # another thread of the user's: the one that trains will take it
+        if self._trainer != threading.get_ident():  # another thread of the user's: the training thread will take it
             self.asks.put(ask)
             return self.training.steps.number + 1
         if self.draft is not None:
@@ -192,16 +193,16 @@ class SnapshotTaker:
         return step
 
     def _join(self, draft: Draft, ask: Ask) -> int:
-        """One is being taken already: it will do, unless other kinds are wanted."""
+        """Whether a snapshot in progress satisfies the request, unless it asks for other kinds."""
         held = [set(self._kinds(draft, followed)) for followed in self._kept()]
-        wanted = [set(ask.kinds or followed.plan.kinds) for followed in self._kept()]
+        wanted = [set(ask.kinds or followed.plan.kind_names) for followed in self._kept()]
         if all(one <= other for one, other in zip(wanted, held, strict=True)):
             draft.is_asked = True
             return draft.step
         self.asks.put(ask)
         return draft.step + 1
 
-    # -------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------------------------------- step
 
     def begin_step(self, step: int) -> None:
         """Decide whether this step has a snapshot."""
@@ -209,17 +210,21 @@ class SnapshotTaker:
         if self.draft is not None and self.draft.step == step:
             return
         if self.draft is not None:
-            self._drop("its step never came to an end", is_loss=self.draft.is_asked)
+            self._drop("its step never finished", is_loss=self.draft.is_asked)
         try:
             asks = self._due(step)
             if asks and not self.recording.breaker.is_open:
                 self._open(step, asks)
-        except Exception as error:  # noqa: BLE001 - a schedule may be a function of the user's
-            self.recording.breaker("schedule of snapshots", error)
+        except Exception as error:  # noqa: BLE001 - a schedule may be a user's function
+            self.recording.breaker("snapshot schedule", error)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a snapshot of this step is requested or scheduled."""
+        return bool(self.asks) or any(followed.plan.is_due(step) for followed in self._followed.values())
 
     def _due(self, step: int) -> list[Ask]:
         asks = self.asks.take()
-        if any(followed.plan.when(step) for followed in self._kept()):
+        if any(followed.plan.is_due(step) for followed in self._kept()):
             asks.append(Ask(SCHEDULED))
         return asks
 
@@ -243,12 +248,13 @@ class SnapshotTaker:
         )
 
     def _wait_s(self) -> float:
-        """How long training may wait for memory. Once in vain: not again before the disk has taken another one."""
+        """How long training may wait for memory. After a wait in vain, not again until the disk has finished another
+        one."""
         is_stuck = self._writer is not None and self._writer.num_done == self._gave_up_at
         return 0.0 if is_stuck else self.recording.settings.snapshot_wait_s
 
     def forward_begins(self, watching: WatchedModel) -> None:
-        """The first forward pass of a step: copying begins."""
+        """Called at the first forward pass of a step: starts copying."""
         draft = self.draft
         if draft is None or draft.has_begun(id(watching)):
             return
@@ -258,7 +264,7 @@ class SnapshotTaker:
         self._do(lambda: draft.begin(id(watching), followed.gather, self._kinds(draft, followed)))
 
     def output(self, watching: WatchedModel, place: ModuleRef, output: Any) -> None:
-        """What a module returned."""
+        """Called with the output of a module."""
         from sonde.probe.outputs import floating_tensors
 
         draft, followed = self.draft, self._of(watching)
@@ -270,19 +276,19 @@ class SnapshotTaker:
             self._do(partial(draft.add_outputs, [(f"act/{place.name}{suffix}", tensor)]))
 
     def restart(self, watching: WatchedModel) -> None:
-        """The pass that begins now may be the one that is shown: what modules return is copied again."""
+        """The pass that starts now may be the one to show: outputs of modules are copied again."""
         draft, followed = self.draft, self._of(watching)
         if draft is not None and followed is not None:
             draft.restart()
 
     def called(self, watching: WatchedModel, args: Any, kwargs: Any) -> None:
-        """What the model was given."""
+        """Called with the inputs of the model."""
         draft, followed = self.draft, self._of(watching)
         if draft is not None and followed is not None and "batch" in self._kinds(draft, followed):
             self._do(lambda: draft.add_outputs(followed.gather.inputs(args, kwargs)))
 
     def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
-        """An optimizer is about to step, or `sonde.step` was called: this is the moment that the snapshot shows."""
+        """Called when an optimizer is about to step, or by `sonde.step`: the snapshot shows this moment."""
         draft, followed = self.draft, self._of(watching)
         if draft is None or followed is None:
             return
@@ -292,20 +298,20 @@ class SnapshotTaker:
             self._gradients(draft, followed, step)
 
     def after_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
-        """With a closure the gradients are made inside the step."""
+        """With a closure, the gradients are computed inside the step."""
         draft, followed = self.draft, self._of(watching)
         if draft is not None and followed is not None and step.has_closure and "grad" in self._kinds(draft, followed):
             self._gradients(draft, followed, step)
 
     def step_over(self) -> None:
-        """All optimizers have stepped: what was collected is a snapshot."""
+        """All optimizers have stepped: complete the snapshot."""
         draft = self.draft
         if draft is not None and draft.step == self.training.steps.number:
             self._do(lambda: self._hand_over(draft))
 
     def rewound(self) -> None:
-        """Training returns to an earlier step. The step in progress was given up, and so is its snapshot; one that was
-        asked for is taken of the step that comes next."""
+        """Training returns to an earlier step. The step in progress is abandoned, and so is its snapshot; a requested
+        one is taken of the next step instead."""
         draft = self.draft
         self._drop("training returned to an earlier step", is_loss=False)
         if draft is None or not draft.is_asked:
@@ -338,10 +344,12 @@ class SnapshotTaker:
         assert followed.probe is not None
         try:
             followed.probe.run(watching, seen)
-        except Exception as error:  # noqa: BLE001 - a batch that the model cannot take: said once, then left out
+        except Exception as error:  # noqa: BLE001 - a batch that the model cannot take: reported once, then left out
             followed.probe = None
             why = f"{type(error).__name__}: {error}"
-            self.recording.warn_once("probe", f"the model cannot be run on the probe batch ({why}); it is left out.")
+            self.recording.warn_once(
+                "probe", f"the model cannot run on the probe batch ({why}); its outputs are left out of snapshots."
+            )
         if failed:
             raise failed[0]
 
@@ -350,10 +358,10 @@ class SnapshotTaker:
         self._do(lambda: draft.add_gradients(followed.gather, step, at_once=at_once))
 
     def _kinds(self, draft: Draft, followed: Followed) -> frozenset[str]:
-        return draft.kinds.union(followed.plan.kinds if draft.is_as_planned else ())
+        return draft.kinds.union(followed.plan.kind_names if draft.is_as_planned else ())
 
     def _do(self, work: Callable[[], None]) -> None:
-        """A piece of work on the training thread. Whatever goes wrong costs this one snapshot."""
+        """Run a piece of work on the training thread. Any failure costs only this snapshot."""
         if self.draft is None:
             return
         from sonde.session.snapshots.copies import TooSlowError
@@ -370,7 +378,7 @@ class SnapshotTaker:
             self._drop(f"{type(error).__name__}: {error}")
             self.recording.breaker("snapshot", error)
 
-    # ----------------------------------------------------------------------------------------------- what becomes of it
+    # ---------------------------------------------------------------------------------------------------------- outcome
 
     def _hand_over(self, draft: Draft) -> None:
         if draft.is_empty:
@@ -383,7 +391,7 @@ class SnapshotTaker:
             self._tell_waited(draft)
 
     def _tell_waited(self, draft: Draft) -> None:
-        message = f"training waited {draft.waited_s:.1f} s until there was memory for the snapshot of step {draft.step}"
+        message = f"training waited {draft.waited_s:.1f} s for memory for the snapshot of step {draft.step}"
         self.recording.event("snapshot_waited", message, details={"step": draft.step, "waited_s": draft.waited_s})
         self.recording.warn_once(
             "snapshots come too fast",
@@ -397,7 +405,7 @@ class SnapshotTaker:
         self._drop(why)
 
     def _nothing(self, draft: Draft) -> str:
-        """Which kinds were wanted, and the likeliest reason that there is none of them."""
+        """The requested kinds, and the likeliest reason that there is nothing to copy."""
         kinds = sorted(set().union(*(self._kinds(draft, followed) for followed in self._followed.values())))
         sites = {str(followed.plan.sites) for followed in self._followed.values()} - {"*"}
         if kinds == ["probe"]:
@@ -405,8 +413,8 @@ class SnapshotTaker:
         elif sites:
             reason = f"does a site match {' or '.join(sorted(sites))}?"
         else:
-            reason = "the model has none of it at this step"
-        return f"there was nothing that could be copied of {', '.join(kinds)}: {reason}"
+            reason = "the model has none at this step"
+        return f"there was nothing to copy for {', '.join(kinds)}: {reason}"
 
     def _drop(self, why: str, *, is_loss: bool = True) -> None:
         draft, self.draft = self.draft, None
@@ -415,13 +423,13 @@ class SnapshotTaker:
             if is_loss:
                 self.ledger.skip(draft.step, why, draft.tickets)
 
-    # ------------------------------------------------------------------------------------------------- how it ends
+    # ----------------------------------------------------------------------------------------------------------- ending
 
     def flush(self, timeout_s: float) -> bool:
         return self._writer is None or self._writer.flush(timeout_s)
 
     def finish(self, deadline_s: float, status: RunStatus, *, is_patient: bool = False) -> None:
-        """Write what is on its way within the deadline; patient: as long as something is written. Say what is lost."""
+        """Write pending snapshots within the deadline; `is_patient`: as long as there is progress. Report lost ones."""
         try:
             self._finish(max(deadline_s, 0.0), is_crash=status == "crashed", is_patient=is_patient)
         except Exception as error:  # noqa: BLE001 - our failure must not end their training
@@ -440,10 +448,11 @@ class SnapshotTaker:
             self._staging.clear()
 
     def _last_draft(self, *, is_crash: bool) -> None:
-        """One that was asked for is taken now: no further step will come. Others belong to a step that never was."""
+        """Take a requested snapshot now, since no further step will come. Others belong to a step that never
+        happened."""
         draft = self.draft
         if draft is None or is_crash or not draft.is_asked:
-            self._drop("the run ended in the middle of its step", is_loss=draft is not None and draft.is_asked)
+            self._drop("the run ended during its step", is_loss=draft is not None and draft.is_asked)
             return
         for watching in self.threads.models:
             followed = self._of(watching)
@@ -456,7 +465,7 @@ class SnapshotTaker:
 
         def tell() -> None:
             num, mib = writer.num_open, writer.written_bytes >> 20
-            self.recording.say(f"writing {num} more snapshot{'s' if num > 1 else ''} ({mib:,} MiB written) …")
+            self.recording.say(f"writing {num} more snapshot{'s' if num > 1 else ''} ({mib:,} MiB so far) …")
 
         try:
             if not writer.flush(min(_PATIENCE_S, deadline_s)):
@@ -476,7 +485,7 @@ class SnapshotTaker:
         self.ledger.note()
 
     def forked(self) -> None:
-        """In a forked child: all of it is the parent's."""
+        """Called in a forked child: everything belongs to the parent."""
         self.draft = None
         self._followed.clear()
         abandon(self._opened, self._copier)
@@ -484,7 +493,7 @@ class SnapshotTaker:
             self._writer.abandon()
         self._opened = self._writer = self._copier = None
 
-    # ------------------------------------------------------------------------------------------------- made when needed
+    # ------------------------------------------------------------------------------------------------ created on demand
 
     def _memory(self) -> Staging:
         from sonde.session.snapshots.staging import Staging, default_limit

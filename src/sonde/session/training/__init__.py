@@ -1,1 +1,1 @@
-"""What happens in a training step: counting it, reading its optimizer, handing its tables to the writer."""
+"""Parts of a training step: counting it, reading its optimizer, and passing its tables to the writer."""

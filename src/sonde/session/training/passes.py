@@ -1,8 +1,8 @@
-"""Forward passes since an optimizer last stepped, while it is not known what they are for.
+"""Forward passes since the last optimizer step whose purpose is not known yet.
 
-A pass after an optimizer step may begin the next step, or be a look at the model (its accuracy, say) that belongs to
-the step before. It begins the next step if gradients come back through its output: a hook on the output tells. Until an
-optimizer steps, what was measured in each pass and what was logged after it is held apart.
+A pass after an optimizer step may start the next step, or only evaluate the model (its accuracy, say) and belong to the
+previous one. It starts the next step if gradients come back through its output, which a hook on the output detects.
+Until an optimizer steps, measurements of each pass and values logged after it are held separately.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PASSES: Final = 64
-"""Passes of which something is held. With more of them alive, the step is taken to have begun."""
+"""Maximum number of passes held. With more of them alive, the step counts as started."""
 MAX_TARGETS: Final = 8
-"""Passes held until it is known whether the one before them is used, though no gradient can reach them any more."""
+"""Passes held until it is known whether the pass before them is used, although no gradient can reach them any more."""
 MAX_PARTS: Final = 8
-"""Passes that a model called by its parts is divided into: a cell of a recurrent network may be called very often."""
+"""Passes that a model called by its parts is divided into: a recurrent cell may be called very often."""
 MAX_WAITING: Final = 1024
-"""Records that wait for their step."""
+"""Records that may wait for their step."""
 
 
 class Recorded(Protocol):
     """A watched model, as far as passes concern it."""
 
     def cut(self) -> Any:
-        """What was measured since the last cut, taken out of the step."""
+        """The measurements since the last cut, removed from the step."""
 
     def keep(self, measured: Any) -> None:
-        """Put into the step what was cut."""
+        """Put a cut back into the step."""
 
     def retire(self, measured: Any) -> Any:
-        """No gradient can reach what was cut any more. What of it may still belong to the step."""
+        """No gradient can reach the cut any more. Returns the part that may still belong to the step."""
 
     def drop(self, measured: Any) -> None:
-        """What was cut belongs to no step."""
+        """The cut belongs to no step."""
 
     def restart(self) -> None:
-        """What is measured in one pass of a step is measured in the pass that begins now."""
+        """Make once-per-step measurements in the pass that starts now."""
 
 
 class Token:
-    """A hook that notes that gradients came back. The graph holds it; nobody else does."""
+    """A hook that notes that gradients came back. Only the graph holds it."""
 
     __slots__ = ("__weakref__", "_pass")
-    __torch_unserializable__ = True  # or saving the tensor it hangs on would warn
+    __torch_unserializable__ = True  # otherwise saving the tensor it is attached to would warn
 
     def __init__(self, of: Pass) -> None:
         self._pass = of
@@ -64,12 +64,12 @@ class Pass:
 
     model: Recorded
     is_whole: bool
-    """The model itself was called."""
+    """Whether the model itself was called."""
     is_open: bool = True
     is_used: bool = False
-    """Gradients came back through its output."""
+    """Whether gradients came back through its output."""
     is_unknown: bool = False
-    """It cannot be told whether they do: inside a reentrant checkpoint, or of an output that cannot be read."""
+    """Whether this cannot be detected: inside a reentrant checkpoint, or for an unreadable output."""
     first: object = None
     """The part that was called first."""
     tokens: list[weakref.ref[Token]] = field(default_factory=list)
@@ -78,12 +78,12 @@ class Pass:
 
     @property
     def is_dead(self) -> bool:
-        """Its graph is gone: no gradient can come back through it any more."""
+        """Whether its graph is gone: no gradient can come back through it any more."""
         is_alive = not self.tokens or any(token() is not None for token in self.tokens)
         return not (is_alive or self.is_open or self.is_used or self.is_unknown)
 
     def follow(self, output: Any) -> None:
-        """Be told when gradients come back through this output."""
+        """Detect gradients that come back through this output."""
         import torch
 
         from sonde.probe.guards import quiet
@@ -111,18 +111,19 @@ class PassesOf:
 
 
 class Passes:
-    """Of one line of steps, from one optimizer step to the next. Knows which pass began, and what waits for which."""
+    """The passes of one sequence of steps, from one optimizer step to the next: which pass started, and which records
+    wait for it."""
 
     def __init__(self) -> None:
         self._all: list[Pass] = []
         self._now: dict[int, Pass] = {}
-        """By model: the one that is being made, or was made last."""
+        """By model: the current pass, or the last one."""
         self._retired: list[Pass] = []
-        """Passes that no gradient can reach any more; what they measured may be of use to the step all the same."""
+        """Passes that no gradient can reach any more; the step may still need their measurements."""
         self._waiting: list[tuple[int, Callable[[int], object]]] = []
-        """How many passes had begun, and what takes the number of the step."""
+        """The number of passes that had started, and the callback that takes the step number."""
         self._is_certain = False
-        """The step has begun; what comes from now on is a part of it."""
+        """Whether the step has started; everything from now on belongs to it."""
         self._earlier: Callable[[bool], None] | None = None
         """Settles the passes made before these, see `hold`."""
         self._is_restarted = False
@@ -130,10 +131,10 @@ class Passes:
     def __len__(self) -> int:
         return len(self._all)
 
-    # -------------------------------------------------------------------------------------------- what the taps see
+    # ---------------------------------------------------------------------------------------------------- tap callbacks
 
     def begin(self, model: Recorded, *, is_whole: bool) -> None:
-        """A forward pass of this model begins."""
+        """Called when a forward pass of this model starts."""
         self._settle_earlier(are_for_step=False)
         if self._is_certain:
             return
@@ -145,7 +146,7 @@ class Passes:
             before.is_open = False
             self._cut(before)
         else:
-            model.keep(model.cut())  # of the step that an optimizer has been making
+            model.keep(model.cut())  # of the step that an optimizer is making
         self.forget_dead()
         if len(self._all) >= MAX_PASSES:
             self._is_certain = self._all[0].is_used = True
@@ -156,19 +157,20 @@ class Passes:
         self._all.append(one)
 
     def wants_part(self, model: Recorded) -> bool:
-        """Whether the next call of a part of this model must be seen. Asked at every call: cheap."""
+        """Whether the next call of a part of this model must be seen. Runs at every call: cheap."""
         if self._is_certain:
             return False
         now = self._now.get(id(model))
         return now is None or not now.is_open or (not now.is_whole and not now.tokens)
 
     def wants_again(self, model: Recorded, part: object) -> bool:
-        """Whether a call of this part, though no part's is wanted, begins another pass. Asked at every call: cheap."""
+        """Whether a call of this part starts another pass, although no part is of interest. Runs at every call:
+        cheap."""
         now = self._now.get(id(model))
         return now is not None and not now.is_whole and now.first is part and not self._is_certain
 
     def part_called(self, model: Recorded, part: object, output: Any) -> None:
-        """A part ran, within the model's own pass or by itself."""
+        """Called when a part ran, within the model's own pass or by itself."""
         if self._is_certain:
             return
         now = self._now.get(id(model))
@@ -183,7 +185,7 @@ class Passes:
             now.follow(output)
 
     def ended(self, model: Recorded, output: Any) -> None:
-        """The model itself has returned this."""
+        """Called with the output of the model itself."""
         if self._is_certain:
             return
         now = self._now.get(id(model))
@@ -196,7 +198,7 @@ class Passes:
         now.follow(output)
 
     def leave(self, model: Recorded) -> PassesOf:
-        """Take the passes of this model out: another thread counts its steps from now on."""
+        """Remove the passes of this model: another thread counts its steps from now on."""
         mine = {id(one) for one in self._all if one.model is model}
         before = [sum(id(one) in mine for one in self._all[:index]) for index in range(len(self._all) + 1)]
         self._waiting = [(index - before[min(index, len(self._all))], put) for index, put in self._waiting]
@@ -216,11 +218,11 @@ class Passes:
             self._now[id(passes.now.model)] = passes.now
 
     def step_begun(self) -> None:
-        """The user says so."""
+        """The user says that the step has started."""
         self._all.append(Pass(NOBODY, is_whole=True, is_open=False, is_used=True))
         self._is_certain = True
 
-    # ---------------------------------------------------------------------------------------------- what it comes to
+    # --------------------------------------------------------------------------------------------------------- settling
 
     @property
     def is_any_used(self) -> bool:
@@ -231,11 +233,16 @@ class Passes:
 
     @property
     def are_known(self) -> bool:
-        """Whether it is known what they are for: gradients came back, or there are none."""
+        """Whether the purpose of all passes is known: gradients came back, or there are no passes."""
         return self.is_any_used or not (self._all or self._retired)
 
+    @property
+    def are_plain(self) -> bool:
+        """Whether each pass was a whole pass for training, as far as this can be known."""
+        return not self._retired and all(one.is_whole and (one.is_used or one.is_unknown) for one in self._all)
+
     def wait(self, put: Callable[[int], object]) -> bool:
-        """Call it with the number of its step once that is known. False: no pass has begun, so it is known."""
+        """Call `put` with the number of its step once that is known. False: no pass has started, so it is known."""
         for now in self._now.values():
             now.is_open = now.is_open and now.is_whole  # parts that are called after this are another pass
         self.forget_dead()
@@ -249,8 +256,8 @@ class Passes:
         return len(self._waiting) >= MAX_WAITING
 
     def forget_dead(self) -> None:
-        """Passes that no gradient can reach any more were looks at the model: nothing waits for them. One that follows
-        a pass that is alive may have been its target, and is a part of the step if that is."""
+        """Passes that no gradient can reach any more only evaluated the model: nothing waits for them. One that follows
+        a pass that is alive may have been its target, and belongs to the step if that one does."""
         place = 0
         while place < len(self._all) and not self._is_certain:
             if self._all[place].is_dead:
@@ -262,20 +269,21 @@ class Passes:
                 return
 
     def tell(self, before: int, step: int, *, first: int = 0) -> None:
-        """Tell what waits its step: after the pass with which it began `step`, before that the step before."""
+        """Give waiting records their step: `step` after the pass that started it, the previous step before that."""
         self._settle_earlier(are_for_step=False)
         waiting, self._waiting = self._waiting, []
         for index, put in waiting:
             put(step if index > first else before)
 
     def cut(self) -> None:
-        """Take everything that passes have measured out of the step, before that is handed over."""
+        """Remove all measurements of passes from the step before it is passed on."""
         for one in self._all:
             self._cut(one)
 
     def hold(self, earlier: Passes, before: int, step: int) -> None:
-        """An optimizer begins to step with a closure, which will make these passes. If it makes none, the earlier ones
-        are for the step: Lightning's closure does nothing where the user calls `backward`, and others only do that."""
+        """Called when an optimizer starts a step with a closure, which will make these passes. If it makes none, the
+        earlier ones are for the step: Lightning's closure does nothing if the user calls `backward`, and others do only
+        that."""
         earlier.cut()
         for one in [*earlier._retired, *earlier._all]:
             one.model.restart()
@@ -288,9 +296,10 @@ class Passes:
             earlier(are_for_step)
 
     def settle(self, before: int, step: int, *, are_for_step: bool) -> None:
-        """An optimizer steps: give the step what belongs to it, and the step before what was logged until it began.
+        """Called when an optimizer steps: give the step its measurements, and the previous step the values logged
+        before it.
 
-        Where no gradient came back anywhere, all passes are for the step, or none is."""
+        If no gradient came back anywhere, all passes are for the step, or none is."""
         self._settle_earlier(are_for_step=are_for_step and not self._all)
         first = self._first(0 if are_for_step else len(self._all))
         try:
@@ -299,7 +308,7 @@ class Passes:
             self.tell(before, step, first=first)
 
     def _first(self, default: int) -> int:
-        """The place of the pass with which the step began."""
+        """The position of the pass that started the step."""
         unknown = None
         for place, one in enumerate(self._all):
             if one.is_used:
@@ -309,8 +318,8 @@ class Passes:
         return default if unknown is None else unknown
 
     def _give(self, first: int, *, are_for_step: bool) -> None:
-        """A model that no gradient came back through at all was called for the others: a teacher, or a generator while
-        its critic is trained."""
+        """A model without any gradients was called for the others: a teacher, or a generator while its critic is
+        trained."""
         trained = {id(one.model) for one in self._all if one.is_used}
         dropped: dict[int, Recorded] = {}
         for place, one in enumerate([*self._retired, *self._all], -len(self._retired)):
@@ -320,7 +329,7 @@ class Passes:
                 dropped[id(one.model)] = one.model
             elif one.is_cut:
                 one.model.keep(one.measured)
-            one.measured, one.model = None, NOBODY  # a graph that is kept must not keep us as well
+            one.measured, one.model = None, NOBODY  # a graph that is kept must not keep us alive too
         for model in dropped.values() if first == len(self._all) and not self._is_restarted else ():
             model.restart()
 
@@ -342,7 +351,7 @@ class Passes:
 
 
 class _Nobody:
-    """The model of a pass that was only announced, or is done with."""
+    """The model of a pass that was only announced, or is settled."""
 
     def cut(self) -> None: ...
 
@@ -359,6 +368,6 @@ NOBODY: Final = _Nobody()
 
 
 def _is_autograd_compiled() -> bool:
-    """Then a hook of ours would be compiled as well."""
+    """Whether the compiler is tracing: it would compile our hook too."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "compiled_autograd_enabled", False))

@@ -1,4 +1,4 @@
-"""One thread of the program that trains: its count of steps, its clocks and its budget. It knows no model."""
+"""One training thread of the program: its step count, its clocks and its budget. It knows no model."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from sonde.session.training.writer import StepWriter
 
 
 class ThreadHost(Protocol):
-    """Who acts on the steps of training threads. None of it may raise."""
+    """Acts on the steps of training threads. No method may raise."""
 
     def optimizers(self, training: TrainingThread) -> set[int]:
-        """Those that are watched and still there, by `id`."""
+        """The watched optimizers that still exist, by `id`."""
 
     def optimizers_stepped(self, training: TrainingThread, step: int) -> None:
-        """All of them, as it seems. The step stays open for `log` until the next one shows itself."""
+        """Called when all optimizers seem to have stepped. The step stays open for `log` until the next one starts."""
 
     def step_ended(self, training: TrainingThread, step: int, wall_s: float) -> None:
-        """The next one has begun, as it seems."""
+        """Called when the next step seems to have started."""
+
+    def step_counted(self, training: TrainingThread, step: int) -> None:
+        """Called instead of `step_ended` for a step that was only counted."""
 
     def step_begins(self, training: TrainingThread, step: int) -> None: ...
 
 
 class TrainingThread:
-    """A `StepHost` that measures how long each step took, and passes on what `Steps` finds."""
+    """A `StepHost` that times each step, and passes on the events of `Steps`."""
 
     def __init__(self, recording: Recording, first: int, host: ThreadHost) -> None:
         self._host = host
@@ -38,13 +41,15 @@ class TrainingThread:
         self.thread: weakref.ref[Any] | None = None
         """The thread itself, as `TrainingThreads` knows it; None until one trains."""
         self.actor: weakref.ref[Any] | None = None
-        """The one that has last done something with its models, which may be another."""
+        """The thread that last used its models, which may be another."""
         self.is_abandoned = False
-        """All its models were found to be trained elsewhere."""
+        """Whether all its models turned out to be trained elsewhere."""
         self.seen_at = first
         """The furthest step of the session when it last made one."""
         self.described_at = -1
-        """The step in which its models were described last."""
+        """The step in which its models were last described."""
+        self._has_rested = False
+        """Whether the step that ends was only counted."""
         self._began_s = time.perf_counter()
 
     @property
@@ -59,9 +64,18 @@ class TrainingThread:
         self._host.optimizers_stepped(self, step)
 
     def step_ended(self, step: int) -> None:
+        if self._has_rested:
+            self._has_rested = False
+            self._host.step_counted(self, step)
+            return
         now = time.perf_counter()
         wall_s, self._began_s = now - self._began_s, now
         self._host.step_ended(self, step, wall_s)
 
     def step_begins(self, step: int) -> None:
         self._host.step_begins(self, step)
+
+    def rested(self, num_steps: int, seconds: float, own_s: float) -> None:
+        """Steps that were only counted are over: their number, their time, and our part of it."""
+        self._began_s, self._has_rested = time.perf_counter(), self.steps.is_over
+        self.governing.rested(self.steps.last, num_steps, seconds, own_s)

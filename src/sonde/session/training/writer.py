@@ -1,4 +1,4 @@
-"""The way to the writer for what is logged without a step: it may wait until it is known which step it belongs to."""
+"""The writer for values logged without a step: they may wait until their step is known."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class StepWriter:
-    """Has `put` as the writer has. For what is logged at the steps of one thread."""
+    """Has the `put` of the writer, for values logged at the steps of one thread."""
 
     def __init__(self, writer: Writer, steps: Steps) -> None:
         self._writer, self._steps = writer, steps
 
     def put(self, item: Any, num_bytes: int, *, step: int, stream: Stream = "stats") -> bool:
-        """Queue a record, or a function that makes one. Waiting is not dropping: then it is True."""
+        """Queue a record, or a function that creates one. A waiting record is not dropped, so the result is True."""
         steps, writer = self._steps, self._writer
 
         def put(at: int) -> bool:
@@ -32,7 +32,7 @@ class StepWriter:
 
 
 def at_step(item: Any, step: int) -> Any:
-    """The same record, or function that makes one, at another step."""
+    """The same record, or function that creates one, at another step."""
     if callable(item):
         return lambda: at_step(item(), step)
     if isinstance(item, list):

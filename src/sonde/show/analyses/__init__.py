@@ -1,1 +1,1 @@
-"""The standard analyses of a run: a verdict in words, its numbers, its charts. Reports and lists all ask here."""
+"""The standard analyses of a run, used by reports and lists: a verdict in words, numbers and charts."""

@@ -1,4 +1,4 @@
-"""What an analysis says: a verdict in words, the numbers behind it, and the series to draw. Plain data."""
+"""The result of an analysis as plain data: a verdict in words, its numbers, and the series to draw."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Curve = tuple[list[int], list[float]]
 """Steps and values as plain lists."""
 
 POINTS: Final = 300
-"""Buckets of a line in a report, of which the lowest and the highest are kept."""
+"""Number of buckets of a line in a report; each keeps its minimum and maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Quantity:
 
     name: str
     value: float | None
-    """None where it could not be worked out."""
+    """None if it could not be computed."""
     meaning: str
     is_step: bool = False
 
@@ -36,7 +36,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series of a chart; x is a step, or a place in `Chart.places`."""
+    """One series of a chart; x is a step, or an index into `Chart.places`."""
 
     name: str
     x: Steps
@@ -48,14 +48,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Lines over steps, or along the depth of the model where `places` names its layers."""
+    """A line chart over steps, or along the depth of the model if `places` names its layers."""
 
     title: str
     lines: tuple[Line, ...]
     places: tuple[str, ...] = ()
     is_log: bool = False
     marks: tuple[tuple[int, str], ...] = ()
-    """Steps worth a line across, and why."""
+    """Steps to mark with a vertical line, and their labels."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -69,7 +69,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text and numbers; the most telling first."""
+    """Rows of text and numbers, most important first."""
 
     title: str
     columns: tuple[str, ...]
@@ -89,7 +89,7 @@ class Analysis:
     title: str
     tone: Tone
     verdict: str
-    """What to think of it, in a sentence or two."""
+    """The conclusion, in a sentence or two."""
     quantities: tuple[Quantity, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -108,17 +108,17 @@ class Analysis:
 
     @property
     def facts(self) -> dict[str, float]:
-        """The quantities that could be worked out, by name."""
+        """The quantities that could be computed, by name."""
         return {one.name: one.value for one in self.quantities if one.value is not None}
 
     @property
     def rows(self) -> list[dict[str, str | float]]:
-        """The first table, a dict a row."""
+        """The rows of the first table, as dicts."""
         return [dict(zip(table.columns, row, strict=True)) for table in self.tables[:1] for row in table.rows]
 
     @property
     def curves(self) -> dict[str, Curve]:
-        """The lines of the first chart, where it is one over steps."""
+        """The lines of the first chart, if it is over steps."""
         lines = [line for chart in self.charts[:1] if not chart.places for line in chart.lines]
         return {line.name: (line.x.tolist(), line.y.tolist()) for line in lines}
 
@@ -128,11 +128,11 @@ class Analysis:
 
 
 def known(value: float) -> float | None:
-    """The value, or None where it is NaN or infinite."""
+    """The value, or None if it is NaN or infinite."""
     return float(value) if np.isfinite(value) else None
 
 
 def line(name: str, x: Steps, y: Floats, points: int = POINTS) -> Line:
-    """A line thinned so that every spike and every NaN stays."""
+    """A line, downsampled so that every spike and NaN remains."""
     kept = min_max(x, y, points)
     return Line(name, x[kept], y[kept])

@@ -1,4 +1,4 @@
-"""Analyses of checkpoints: how far weights moved between them, which one to take, and what adapters became."""
+"""Analyses of checkpoints: how far weights moved between them, which one to use, and how adapters changed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sonde.errors import UnknownNameError
 from sonde.run import Run, difference
 from sonde.schema.sketch import Array
 from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Table, line
+from sonde.show.term.number import counted
 
 NUM_NAMED: Final = 5
 _COLUMNS: Final = ("step", "norm", "from the first", "since the last", "cosine with the first")
@@ -20,7 +21,7 @@ _ADAPTER: Final = ("norm", "rank", "drift", "change", "a_norm", "b_norm", "dead"
 
 
 def weight_evolution(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Analysis:
-    """How far the weights moved from the first checkpoint, and between one and the next."""
+    """Analyze how far the weights moved from the first checkpoint, and from each one to the next."""
     start: Mapping[str, Any] | None = None
     before: Mapping[str, Any] | None = None
     rows: list[tuple[float, ...]] = []
@@ -42,8 +43,8 @@ def weight_evolution(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Analysis
     if len(rows) < 2:
         return made
     top = sorted(furthest.items(), key=lambda item: -item[1] if math.isfinite(item[1]) else -1e300)[:NUM_NAMED]
-    moved = f"From step {rows[0][0]} to {rows[-1][0]} the weights moved by {rows[-1][2]:.3g} of their size"
-    verdict = f"{moved}, most of all {', '.join(f'{name} ({value:.3g})' for name, value in top)}."
+    moved = f"From step {rows[0][0]} to {rows[-1][0]}, the weights changed by {rows[-1][2]:.3g} relative to their norm"
+    verdict = f"{moved}, most in {', '.join(f'{name} ({value:.3g})' for name, value in top)}."
     columns = np.array(rows).T
     lines = tuple(line(_COLUMNS[place], columns[0].astype(np.int64), columns[place]) for place in (2, 3))
     chart = Chart(title="relative change of the weights", lines=lines)
@@ -51,17 +52,17 @@ def weight_evolution(found: Iterable[tuple[int, Mapping[str, Any]]]) -> Analysis
 
 
 def with_checkpoint(overfitting: Analysis, saved: Sequence[int]) -> Analysis:
-    """The same with the checkpoint to take, where a best step is known."""
+    """Add the checkpoint to use, if the best step is known."""
     best = overfitting.facts.get("best step")
     nearest = None if best is None else min(saved, key=lambda step: abs(step - 1 - best), default=None)
     if nearest is None:
         return overfitting
-    found = Quantity("checkpoint nearest to it", nearest, "the one to take", is_step=True)
+    found = Quantity("checkpoint nearest to it", nearest, "the checkpoint to use", is_step=True)
     return replace(overfitting, quantities=(*overfitting.quantities, found))
 
 
 def adapters(run: Run) -> Analysis | None:
-    """What low-rank adapters have become; None where there are none."""
+    """Analyze low-rank adapters; None if there are none."""
     try:
         logged = run.scalar_lines("unit/*/adapter_*")
     except UnknownNameError:
@@ -79,7 +80,9 @@ def adapters(run: Run) -> Analysis | None:
     ]
     dead = [site for site in found if found[site].get("dead") == 1.0]
     drift = np.nanmedian([stats.get("drift", math.nan) for stats in found.values()])
-    verdict = f"{len(found)} adapters; their weights drifted by {drift:.3g} of the base weights (median)."
+    verdict = (
+        f"{counted(len(found), 'adapter')}. Median drift from the base weights: {drift:.3g} relative to their norm."
+    )
     if dead:
         verdict += f" Dead: {', '.join(dead[:3])}{' …' if len(dead) > 3 else ''}."
     rank = float(np.nanmedian([stats["rank"] for stats in found.values()]))
@@ -89,8 +92,8 @@ def adapters(run: Run) -> Analysis | None:
         tone="bad" if dead else "good",
         verdict=verdict,
         quantities=(
-            Quantity("median effective rank", rank, "directions that an adapter uses, median of all"),
-            Quantity("dead", len(dead), "adapters that never left their start"),
+            Quantity("median effective rank", rank, "number of directions that an adapter uses, median of all"),
+            Quantity("dead", len(dead), "adapters that never changed"),
         ),
         tables=(Table("adapters", ("adapter", *_ADAPTER), tuple(rows), drawn="drift"),),
     )

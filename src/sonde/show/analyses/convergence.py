@@ -1,6 +1,6 @@
-"""Training convergence: whether the loss fell, how far, since when it no longer does, and how noisy it is.
+"""Training convergence: whether and how far the loss fell, when it stopped falling, and how noisy it is.
 
-The one place that judges it: `sonde report` and `sonde analyze` say what this file says.
+All reports take their verdict from here.
 """
 
 from __future__ import annotations
@@ -13,42 +13,44 @@ from sonde.diagnose.measures.loss import loss_name
 from sonde.schema.window import Window
 from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Steps, Tone, line
 from sonde.show.plot.axes import spans_decades
+from sonde.show.term.number import counted
 
 MIN_POINTS: Final = 10
 MANY_POINTS: Final = 2_000
 """A longer loss is smoothed by blocks."""
 STILL: Final = 0.05
-"""Fraction of the whole fall that the last third must bring for a run to count as still improving ..."""
+"""Fraction of the total decrease that must fall in the last third for a run to count as still improving ..."""
 DONE: Final = 0.01
 """... and below which it counts as converged."""
 RISEN: Final = 0.1
-"""Fraction of the whole fall by which a loss may end above its best."""
+"""Fraction of the total decrease by which a loss may end above its best."""
 RUNAWAY: Final = 1.5
-"""A loss that ends above this many times its first value has diverged."""
+"""A loss that ends above its first value times this factor has diverged."""
 SURE: Final = 2.0
-"""Standard errors beyond which a change in the last third is one: the loss of a batch goes up and down by itself."""
+"""Standard errors beyond which a change in the last third counts: the loss of a batch fluctuates."""
 SPIKE: Final = 6.0
-"""A spike is this many typical deviations above the level around it."""
+"""Height of a spike above the surrounding level, in typical deviations."""
 
 _MEDIAN_ERROR: Final = 1.2533
-"""Standard error of the median of n values, times the square root of n, over their standard deviation."""
+"""Standard error of the median of n values, times sqrt(n), divided by their standard deviation."""
 
 TITLE: Final = "Training convergence"
 
 
 def convergence(window: Window) -> Analysis:
-    """How the training loss came down."""
+    """Analyze the decrease of the training loss."""
     name = loss_name(window)
     if name is None:
-        verdict = 'No training loss was recorded, so nothing can be said. Log it:  sonde.log({"loss": loss}).'
+        verdict = 'No training loss was logged, so convergence cannot be judged. Log it: sonde.log({"loss": loss}).'
         return Analysis(key="convergence", title=TITLE, tone="unknown", verdict=verdict)
     steps, values = window.get(name)
     finite = np.isfinite(values)
     if finite.sum() < MIN_POINTS:
-        verdict = f"{name} has {int(finite.sum())} finite values; at least {MIN_POINTS} are needed to judge it."
+        has = counted(int(finite.sum()), "finite value")
+        verdict = f"{name} has {has}; judging it needs at least {MIN_POINTS}."
         tone: Tone = "bad" if not finite.all() else "unknown"
         return Analysis(key="convergence", title=TITLE, tone=tone, verdict=verdict, charts=_charts(window, name, None))
-    with np.errstate(all="ignore"):  # a loss near the largest float overflows in differences; comparisons still hold
+    with np.errstate(all="ignore"):  # differences of a loss near the largest float overflow; comparisons remain valid
         level = _level(values[finite])
         fall = _Fall(steps[finite], values[finite], level)
     tone, verdict = _judge(name, steps, finite, fall)
@@ -63,7 +65,7 @@ def convergence(window: Window) -> Analysis:
 
 
 class _Fall:
-    """The levels of a loss and where they were reached."""
+    """Levels of a loss and the steps at which they were reached."""
 
     def __init__(self, steps: Steps, values: Floats, level: Floats) -> None:
         self.steps, self.values, self.level = steps, values, level
@@ -79,8 +81,8 @@ class _Fall:
         self.is_one = has_level_fallen or self.total > 4 * self.scatter
         self.drift, self.drift_error = _drift(values[-max(len(values) // 3, 4) :])
         self.recent = self.drift / self.total if self.total > 0 else 0.0
-        around = _level(np.abs(values - level))  # a loss that falls by decades scatters less and less
-        # On a steep slope values lie above the level without being spikes: a spike also rises from the value before.
+        around = _level(np.abs(values - level))  # the scatter of a loss that falls by decades decreases
+        # On a steep slope values are above the level without being spikes: a spike also rises above the value before.
         around = np.maximum(around, 0.01 * np.abs(level))
         is_high = values - level > SPIKE * 1.5 * around
         self.num_spikes = int((is_high & (np.diff(values, prepend=values[0]) > SPIKE * around)).sum())
@@ -89,25 +91,27 @@ class _Fall:
 
 
 def _level(values: Floats, width: int = 0) -> Floats:
-    """Running median over a tenth of the values, or over `width` of them: single spikes do not move it."""
+    """Running median over a tenth of the values, or over `width` of them; single spikes do not affect it."""
     block = len(values) // MANY_POINTS
-    if block > 1:  # a window of thousands of values at each of 100,000 takes a minute: medians of blocks say the same
+    if (
+        block > 1
+    ):  # thousands of values per window at 100,000 points take a minute; medians of blocks give the same result
         middles = np.arange(len(values) // block) * block + block // 2
         coarse = np.median(values[: len(middles) * block].reshape(-1, block), axis=1)
         return np.interp(np.arange(len(values)), middles, _level(coarse, width))
     half = (width or max(5, len(values) // 10)) // 2
-    padded = np.pad(values, half, constant_values=np.nan)  # at either end the window is shorter
+    padded = np.pad(values, half, constant_values=np.nan)  # the window is shorter at both ends
     level: Floats = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=-1)
     return level
 
 
 def _scatter(values: Floats) -> float:
-    """Standard deviation of the noise, from differences between neighbours: what lasts longer is no noise."""
+    """Standard deviation of the noise, from differences between neighbours: longer trends are not noise."""
     return 1.4826 * float(np.median(np.abs(np.diff(values)))) / float(np.sqrt(2))
 
 
 def _drift(values: Floats) -> tuple[float, float]:
-    """By how much the values fall from their beginning to their end, and the standard error of that."""
+    """The decrease of the values from start to end, and its standard error."""
     half = len(values) // 2
     fall = 2 * float(np.median(values[:half]) - np.median(values[-half:]))
     return fall, 2 * _MEDIAN_ERROR * _scatter(values) * float(np.sqrt(2 / half))
@@ -121,7 +125,7 @@ def _judge(name: str, steps: Steps, finite: np.ndarray, fall: _Fall) -> tuple[To
     if fall.last > RUNAWAY * fall.first > 0 and fall.last - fall.first > SURE * fall.scatter:
         return "bad", f"{name} diverged: it rose {change}."
     if not fall.is_one:
-        return "bad", f"{name} did not fall: it went {change}, no further than it varies from step to step."
+        return "bad", f"{name} did not improve: it went {change}, which is within its variation from step to step."
     if fall.last - fall.best > max(RISEN * fall.total, SURE * fall.scatter):
         return (
             "watch",
@@ -130,14 +134,18 @@ def _judge(name: str, steps: Steps, finite: np.ndarray, fall: _Fall) -> tuple[To
     fell = f"{name} fell {change}"
     is_moving = fall.drift > SURE * fall.drift_error
     if is_moving and fall.recent > STILL:
-        share = f"its last third brought {fall.recent:.0%} of the fall"
+        share = f"the last third of training brought {fall.recent:.0%} of the decrease"
         return "watch", f"{fell} and was still falling when the run ended: {share}. Training longer should help."
-    reached = "" if fall.step_90 is None else f"; nine tenths of that by step {fall.step_90:,}"
+    reached = "" if fall.step_90 is None else f", 90 % of it by step {fall.step_90:,}"
+    brought = f"the last third of training brought {max(fall.recent, 0.0):.1%} of the decrease"
     if is_moving and fall.recent > DONE:
-        return "good", f"{fell}{reached}. It is levelling off: the last third brought {fall.recent:.1%} of the fall."
+        return "good", f"{fell}{reached}. It is levelling off: {brought}."
     if fall.recent > DONE:
-        return "good", f"{fell}{reached}. It has converged: in its last third it changed no more than it varies."
-    return "good", f"{fell}{reached}. It has converged: the last third brought {max(fall.recent, 0.0):.1%} of the fall."
+        return (
+            "good",
+            f"{fell}{reached}. It has converged: in the last third of training it changed by no more than its noise.",
+        )
+    return "good", f"{fell}{reached}. It has converged: {brought}."
 
 
 def _quantities(fall: _Fall, num_odd: int) -> tuple[Quantity, ...]:
@@ -145,11 +153,11 @@ def _quantities(fall: _Fall, num_odd: int) -> tuple[Quantity, ...]:
         Quantity("first value", fall.first, "the loss before the first update"),
         Quantity("last level", fall.last, "median of the last tenth"),
         Quantity("best level", fall.best, "lowest running median"),
-        Quantity("best step", fall.best_step, "where that was", is_step=True),
-        Quantity("90 % step", fall.step_90, "where nine tenths of the fall were reached", is_step=True),
-        Quantity("recent share", fall.recent, "fraction of the fall that the last third of the steps brought"),
+        Quantity("best step", fall.best_step, "step of the best level", is_step=True),
+        Quantity("90 % step", fall.step_90, "step at which 90 % of the decrease was reached", is_step=True),
+        Quantity("recent share", fall.recent, "fraction of the decrease in the last third of the steps"),
         Quantity("noise", fall.noise, "typical deviation from the level, relative to it"),
-        Quantity("spikes", fall.num_spikes, "values far above the level around them"),
+        Quantity("spikes", fall.num_spikes, "values far above the surrounding level"),
         Quantity("not finite", num_odd, "values that are NaN or infinite"),
     )
 

@@ -1,4 +1,4 @@
-"""Gradient flow: how gradients change on their way through the layers, early and late, and how large updates are."""
+"""Gradient flow: how gradients change through the layers, early and late in training, and the size of updates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 from sonde.run import Run
 from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone, known
 from sonde.show.analyses.layers import Measured, early, first_odd, late, measure, middle, ratio
+from sonde.show.term.number import counted
 
 TITLE: Final = "Gradient flow"
 UNEVEN: Final = 100.0
-"""Gradients of the first third of the layers over those of the last third, or the other way round: worth a look ..."""
+"""Ratio of the gradients of the first and the last third of the layers, either way, that is worth noting ..."""
 BROKEN: Final = 1e4
-"""... and this much: learning has all but stopped at one end."""
+"""... and the ratio at which learning has almost stopped at one end."""
 UPDATE: Final = (1e-5, 1e-1)
-"""Where norm of update / norm of weight usually lies; about 1e-3 is the rule of thumb."""
+"""Usual range of update norm / weight norm; the rule of thumb is about 1e-3."""
 
 
 def gradient_flow(run: Run) -> Analysis:
-    """Gradients along depth."""
+    """Analyze gradients along the depth of the model."""
     grads = measure(run, "grad", ("rms", "norm"))
     if grads is None:
-        verdict = "No gradients were recorded. Give the optimizer too:  sonde.watch(model, optimizer)."
+        verdict = "No gradients were recorded. Pass the optimizer too: sonde.watch(model, optimizer)."
         return Analysis(key="gradient_flow", title=TITLE, tone="unknown", verdict=verdict)
     updates = measure(run, "update", ("ratio",))
     begin, end = early(grads.stats["rms"].values), late(grads.stats["rms"].values)
@@ -36,13 +37,15 @@ def gradient_flow(run: Run) -> Analysis:
         tone=tone,
         verdict=verdict,
         quantities=(
-            Quantity("lean", known(lean), "gradients of the first third of the layers over those of the last third"),
+            Quantity(
+                "lean", known(lean), "gradients of the first third of the layers divided by those of the last third"
+            ),
             Quantity("spread", known(_spread(end[grads.main()])), "decades between the largest and the smallest layer"),
             Quantity("total, early", known(_total(grads, early)), "norm of all gradients, first quarter of the run"),
-            Quantity("total, late", known(_total(grads, late)), "the same, last quarter"),
-            Quantity("update ratio", known(size), "norm of the update over norm of the weight, median layer, late"),
+            Quantity("total, late", known(_total(grads, late)), "norm of all gradients, last quarter of the run"),
+            Quantity("update ratio", known(size), "update norm / weight norm, median layer, last quarter of the run"),
             Quantity("zero", int((end == 0).sum()), "sites whose gradient is zero at the end"),
-            Quantity("not finite", int(grads.is_odd.any(axis=1).sum()), "sites that ever had a NaN or an infinity"),
+            Quantity("not finite", int(grads.is_odd.any(axis=1).sum()), "sites that ever had NaN or infinity"),
         ),
         charts=(_along_depth(grads, begin, end), _over_steps(grads)),
         tables=(_table(grads, begin, end, updates),),
@@ -53,23 +56,25 @@ def _judge(run: Run, grads: Measured, lean: float, end: Floats, size: float) -> 
     odd = np.flatnonzero(grads.is_odd.any(axis=1))
     if len(odd):
         site, step = first_odd(run, "grad", grads)
-        share = f"{len(odd)} of {len(grads.sites)} sites"
-        return "bad", f"Gradients stopped being finite: {share}, the first of them {site} at step {step:,}."
-    words = f"gradients of the first layers are {_times(lean)} those of the last"
+        share = f"{len(odd)} of {counted(len(grads.sites), 'site')}"
+        return "bad", f"Gradients became NaN or Inf at {share}, first in {site} at step {step:,}."
+    words = f"gradients of the first layers are {_times(lean)} as large as those of the last"
     if np.isfinite(lean) and not 1 / BROKEN < lean < BROKEN:
         name = "vanish" if lean < 1 else "grow"
-        return "bad", f"Gradients {name} on their way back: {words}."
+        return "bad", f"Gradients {name} towards the input: {words}."
     notes = []
     if (end == 0).any():
-        notes.append(f"{int((end == 0).sum())} of {len(end)} sites have a gradient of exactly zero")
+        zero = int((end == 0).sum())
+        has = "has" if zero == 1 else "have"
+        notes.append(f"{zero} of {counted(len(end), 'site')} {has} a gradient of exactly zero")
     if np.isfinite(size) and not UPDATE[0] < size < UPDATE[1]:
-        notes.append(f"updates are {size:.1e} of the weights, where about 1e-3 is usual")
+        notes.append(f"the ratio of updates to weights is {size:.1e} (usual: about 1e-3)")
     if np.isfinite(lean) and not 1 / UNEVEN < lean < UNEVEN:
         notes.append(words)
     if notes:
         return "watch", f"Gradients flow through all layers, but {' and '.join(notes)}."
     even = f": {words}" if np.isfinite(lean) else ""
-    return "good", f"Gradients flow evenly through {len(grads.sites)} sites{even}."
+    return "good", f"Gradients flow evenly through {counted(len(grads.sites), 'site')}{even}."
 
 
 def _times(value: float) -> str:
@@ -77,7 +82,7 @@ def _times(value: float) -> str:
 
 
 def _lean(profile: Floats) -> float:
-    """First third over last third of the layers, by medians."""
+    """Median of the first third of the layers divided by that of the last third."""
     known = profile[np.isfinite(profile) & (profile > 0)]
     if len(known) < 3:
         return np.nan
@@ -109,7 +114,7 @@ def _along_depth(grads: Measured, begin: Floats, end: Floats) -> Chart:
 
 
 def _over_steps(grads: Measured) -> Chart:
-    """The spread of the layers over time: median, lowest and highest."""
+    """The spread of the layers over time: median, minimum and maximum."""
     pooled = grads.stats["rms"]
     values = pooled.values[grads.main()]
     steps = np.array([pooled.column_step(column) for column in range(values.shape[1])], np.int64)

@@ -1,4 +1,4 @@
-"""The layers of a run and one of their stats early and late: what gradient flow and weight evolution are read off."""
+"""Stats of the layers of a run, early and late: the data for gradient flow and weight evolution."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ COLUMNS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Stats of the sites of one kind over stretches of steps, sites in the order of the forward pass."""
+    """Stats of the sites of one kind over intervals of steps; sites are in the order of the forward pass."""
 
     sites: tuple[str, ...]
     """Names without their kind."""
     is_matrix: np.ndarray
-    """Whether a site has two dimensions or more: a layer's weight rather than a bias or a norm."""
+    """Whether each site has two dimensions or more: a layer's weight rather than a bias or a norm."""
     stats: dict[str, Pooled]
 
     def main(self) -> np.ndarray:
-        """The sites a profile along depth is drawn of: weights, where there are some."""
+        """The sites for a profile along the depth: weights, if there are any."""
         return self.is_matrix if self.is_matrix.sum() > 1 else np.ones(len(self.sites), np.bool_)
 
     @property
@@ -34,14 +34,14 @@ class Measured:
 
 
 def measure(run: Run, kind: str, stats: tuple[str, ...]) -> Measured | None:
-    """The stats of every site of a kind; None where nothing of it was recorded."""
+    """The stats of every site of a kind; None if nothing of this kind was recorded."""
     sites = run.sites(kind)
     if not sites.num_rows:
         return None
     patterns = [f"{kind}/*/{stat}" for stat in (*stats, "nonfinite_fraction")]
     try:
         table = run.overview(patterns, points=COLUMNS)
-    except CorruptError:  # named in the warnings, which are part of a report
+    except CorruptError:  # listed in the warnings, which are part of a report
         return None
     order = [f"{kind}/{name}" for name in sites["site"].to_pylist()]
     pooled = {stat: pool_table(table, stat, order, COLUMNS) for stat in stats}
@@ -57,26 +57,26 @@ def measure(run: Run, kind: str, stats: tuple[str, ...]) -> Measured | None:
 
 
 def first_odd(run: Run, kind: str, measured: Measured) -> tuple[str, int]:
-    """The site that first had a value that is not finite, and the very step."""
+    """The site with the first non-finite value, and its exact step."""
     pooled = next(iter(measured.stats.values()))
     column = int(np.flatnonzero(pooled.is_odd.any(axis=0))[0])
     row = int(np.flatnonzero(pooled.is_odd[:, column])[0])
     here = range(pooled.column_step(column), pooled.column_step(column + 1) + 1)
     table = run.stats(f"{kind}/*/nonfinite_fraction", steps=here)
     odd = table.filter(np.asarray(table["value"].to_numpy() > 0))
-    if not odd.num_rows:  # merged steps said it, and the steps themselves are damaged
+    if not odd.num_rows:  # known from merged steps only: the single steps are damaged
         return measured.sites[row], pooled.column_step(column)
     at = int(np.argmin(odd["step"].to_numpy()))
     return odd["site"][at].as_py(), odd["step"][at].as_py()
 
 
 def early(values: Floats) -> Floats:
-    """Median of the first quarter of the columns, site by site; NaN where there is nothing."""
+    """Median of the first quarter of the columns per site; NaN without data."""
     return _median(values[:, : max(values.shape[1] // 4, 1)])
 
 
 def late(values: Floats) -> Floats:
-    """Median of the last quarter of the columns that hold anything: after a NaN nothing does."""
+    """Median of the last quarter of the columns that have data: after a NaN there is none."""
     held = np.flatnonzero(np.isfinite(values).any(axis=0))
     values = values[:, : int(held[-1]) + 1] if len(held) else values
     return _median(values[:, -max(values.shape[1] // 4, 1) :])
@@ -97,12 +97,12 @@ def _median(values: Floats) -> Floats:
 
 
 def middle(values: Floats) -> float:
-    """The median of what is finite; NaN where nothing is."""
+    """The median of the finite values; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else np.nan
 
 
 def ratio(a: Floats, b: Floats) -> Floats:
-    """a over b; NaN where b is zero."""
+    """a / b; NaN where b is zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(b > 0, a / b, np.nan)

@@ -1,4 +1,4 @@
-"""Overfitting: how the loss on held-out data follows the training loss, and where it parts from it."""
+"""Overfitting: how the validation loss follows the training loss, and where they diverge."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from sonde.diagnose.measures.loss import MIN_POINTS, HeldOut, held_out, loss_nam
 from sonde.schema.window import Window
 from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Tone, known, line
 from sonde.show.plot.axes import spans_decades
+from sonde.show.term.number import counted
 
 TITLE: Final = "Overfitting"
 RISEN: Final = 1.15
-"""A validation loss this many times its best has turned ..."""
+"""A validation loss above its best times this factor has turned upwards ..."""
 MANY_POINTS: Final = 4_000
 GAP: Final = 1.5
-"""... and this many times the training loss, it lags behind. The rule of `sonde diagnose` asks for more."""
+"""... and above the training loss times this factor, it is too high. The rule of `sonde diagnose` is stricter."""
 
 
 def overfitting(window: Window) -> Analysis:
-    """Training against validation loss."""
+    """Compare the training and the validation loss."""
     name = validation_name(window)
     if name is None:
         verdict = (
-            "No validation loss was logged, so overfitting cannot be seen. Log one now and then:  "
+            "No validation loss was logged, so overfitting cannot be checked. Log one regularly: "
             'sonde.log({"val/loss": value}).'
         )
         return Analysis(key="overfitting", title=TITLE, tone="unknown", verdict=verdict)
@@ -38,19 +39,19 @@ def overfitting(window: Window) -> Analysis:
     tone, verdict = _judge(name, state)
     quantities = (
         Quantity("validation, best", state.best, "lowest validation loss"),
-        Quantity("best step", state.best_step, "where that was", is_step=True),
-        Quantity("validation, end", state.end, "level at the end"),
-        Quantity("training, end", state.train, "level at the end"),
-        Quantity("gap", known(state.gap), "validation over training loss, at the end"),
-        Quantity("rise", known(state.turn), "validation at the end over its best"),
-        Quantity("accuracy", known(state.accuracy), "typical accuracy on held-out data, where it was logged"),
+        Quantity("best step", state.best_step, "step of the lowest validation loss", is_step=True),
+        Quantity("validation, end", state.end, "validation loss at the end"),
+        Quantity("training, end", state.train, "training loss at the end"),
+        Quantity("gap", known(state.gap), "validation loss / training loss at the end"),
+        Quantity("rise", known(state.turn), "validation loss at the end / its best"),
+        Quantity("accuracy", known(state.accuracy), "typical validation accuracy, if it was logged"),
     )
     charts = _charts(window, name, state.best_step)
     return Analysis(key="overfitting", title=TITLE, tone=tone, verdict=verdict, quantities=quantities, charts=charts)
 
 
 def _thinned(window: Window) -> Window:
-    """Some values of long scalars, evenly, the last included: levels need no more, and running medians take long."""
+    """Take evenly spaced values of long scalars, including the last: running medians are slow and need no more."""
     strides = {name: max(1, len(values) // MANY_POINTS) for name, (_, values) in window.scalars.items()}
     scalars = {
         name: (steps[:: -strides[name]][::-1], values[:: -strides[name]][::-1])
@@ -61,27 +62,27 @@ def _thinned(window: Window) -> Window:
 
 def _why_not(name: str, num_finite: int) -> str:
     if num_finite < MIN_POINTS:
-        return f"{name} has {num_finite} finite values; at least {MIN_POINTS} are needed to judge it."
+        return f"{name} has {counted(num_finite, 'finite value')}; judging it needs at least {MIN_POINTS}."
     return (
-        f"{name} cannot be held against the training loss, which is missing, not finite at the end, or a sum over sets "
-        "of another size."
+        f"{name} cannot be compared with the training loss, which is missing, non-finite at the end, or summed over "
+        "a different number of samples."
     )
 
 
 def _judge(name: str, state: HeldOut) -> tuple[Tone, str]:
-    times = f"{state.gap:.3g} times the training loss" if np.isfinite(state.gap) else "beside a training loss of zero"
+    times = f"{state.gap:.3g} times the training loss" if np.isfinite(state.gap) else "at a training loss of zero"
     if state.turn > RISEN and state.gap > GAP:
         turned = (
             f"{name} was best at step {state.best_step:,} ({state.best:.4g}) and has risen to {state.end:.4g} since"
         )
-        return "bad", f"{turned}, {times}: what is learned after that does not carry over. Stop there, or regularise."
+        return "bad", f"{turned}, {times}: training beyond that step does not generalize. Stop there, or regularize."
     if state.turn > RISEN:
         risen = f"{name} has risen from {state.best:.4g} at step {state.best_step:,} to {state.end:.4g}"
-        return "watch", f"{risen}, though it stays near the training loss."
+        return "watch", f"{risen}, but is still close to the training loss."
     if state.gap > GAP:
         return (
             "watch",
-            f"{name} ends at {state.end:.4g}, {times}, and has not turned: it still profits from training.",
+            f"{name} ends at {state.end:.4g}, {times}, and is not rising: training still improves it.",
         )
     return "good", f"{name} follows the training loss: it ends at {state.end:.4g}, {times}."
 

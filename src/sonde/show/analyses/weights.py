@@ -1,4 +1,4 @@
-"""Weight distribution evolution: how far the weights moved, which layers grew, and how their magnitudes are spread."""
+"""Weight distribution evolution: how far the weights moved, which layers grew, and the spread of their magnitudes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from sonde.errors import CorruptError
 from sonde.run import Run
 from sonde.show.analyses.analysis import Analysis, Chart, Floats, Line, Quantity, Table, Tone, known
 from sonde.show.analyses.layers import Measured, first, first_odd, last, measure, middle, ratio
+from sonde.show.term.number import counted
 
 TITLE: Final = "Weight distribution evolution"
 GREW: Final = 4.0
-"""A layer whose norm changed by more than this factor is worth a look."""
+"""A layer whose norm changed by more than this factor is worth noting."""
 STILL: Final = 1e-6
-"""A layer whose norm and spread changed by less, relatively, did not move."""
+"""A layer whose norm and spread changed by less than this, relatively, did not move."""
 NUM_DRAWN: Final = 4
 QUANTILES: Final = (("5 %", "abs_q05"), ("median", "abs_q50"), ("95 %", "abs_q95"), ("largest", "max_abs"))
 
 
 def weights(run: Run) -> Analysis:
-    """How the weights moved."""
+    """Analyze how the weights moved."""
     params = measure(run, "param", ("norm", "rms"))
     if params is None:
-        verdict = "No parameters were recorded. Give the optimizer too:  sonde.watch(model, optimizer)."
+        verdict = "No parameters were recorded. Pass the optimizer too: sonde.watch(model, optimizer)."
         return Analysis(key="weights", title=TITLE, tone="unknown", verdict=verdict)
     begin, end = first(params.stats["norm"].values), last(params.stats["norm"].values)
     growth = ratio(end, begin)
@@ -39,12 +40,20 @@ def weights(run: Run) -> Analysis:
         verdict=verdict,
         quantities=(
             Quantity(
-                "growth, median", known(middle(growth[main])), "norm at the end over norm at the start, median layer"
+                "growth, median", known(middle(growth[main])), "norm at the end / norm at the start, median layer"
             ),
-            Quantity("growth, largest", _extreme(growth[main], np.max), "the same, layer that grew most"),
-            Quantity("growth, smallest", _extreme(growth[main], np.min), "the same, layer that shrank most"),
-            Quantity("still", int((~moved).sum()), "sites that did not move at all"),
-            Quantity("not finite", int(params.is_odd.any(axis=1).sum()), "sites that ever had a NaN or an infinity"),
+            Quantity(
+                "growth, largest",
+                _extreme(growth[main], np.max),
+                "norm at the end / norm at the start, layer that grew most",
+            ),
+            Quantity(
+                "growth, smallest",
+                _extreme(growth[main], np.min),
+                "norm at the end / norm at the start, layer that shrank most",
+            ),
+            Quantity("still", int((~moved).sum()), "sites that did not change at all"),
+            Quantity("not finite", int(params.is_odd.any(axis=1).sum()), "sites that ever had NaN or infinity"),
         ),
         charts=(*_norms(params), *(chart for site in chosen if (chart := _quantiles(run, site)))),
         tables=(_table(params, begin, end, growth),),
@@ -64,8 +73,8 @@ def _judge(run: Run, params: Measured, growth: Floats, moved: np.ndarray) -> tup
     odd = np.flatnonzero(params.is_odd.any(axis=1))
     if len(odd):
         site, step = first_odd(run, "param", params)
-        share = f"{len(odd)} of {len(params.sites)} sites"
-        return "bad", f"Weights stopped being finite: {share}, the first of them {site} at step {step:,}."
+        share = f"{len(odd)} of {counted(len(params.sites), 'site')}"
+        return "bad", f"Weights became NaN or Inf at {share}, first in {site} at step {step:,}."
     main = params.main()
     known = growth[main & np.isfinite(growth)]
     words = (
@@ -77,12 +86,11 @@ def _judge(run: Run, params: Measured, growth: Floats, moved: np.ndarray) -> tup
     largest = float(np.max(np.abs(np.log(known)), initial=0.0)) if (known > 0).all() else np.inf
     if largest > np.log(GREW):
         row = int(np.argmax(np.where(main & (growth > 0), np.abs(np.log(np.where(growth > 0, growth, 1.0))), -1.0)))
-        notes.append(f"that of {params.sites[row]} to {growth[row]:.3g} times what it was")
+        notes.append(f"the norm of {params.sites[row]} is {growth[row]:.3g} times its initial value")
     if not moved.all():
         still = [params.sites[row] for row in np.flatnonzero(~moved)]
-        notes.append(
-            f"{len(still)} of {len(moved)} sites never moved ({', '.join(still[:3])}{', …' if len(still) > 3 else ''})"
-        )
+        names = f"{', '.join(still[:3])}{', …' if len(still) > 3 else ''}"
+        notes.append(f"{len(still)} of {counted(len(moved), 'site')} never changed ({names})")
     if notes:
         return "watch", f"{words}; {' and '.join(notes)}."
     return "good", f"{words}, and no layer changed by more than a factor of {np.exp(largest):.3g}."
@@ -97,7 +105,7 @@ def _most_changed(params: Measured, growth: Floats) -> list[str]:
 
 
 def _norms(params: Measured) -> tuple[Chart, ...]:
-    """Growth of the layers over time, relative to their start."""
+    """Growth of the layers over time, relative to the start."""
     pooled = params.stats["norm"]
     values = pooled.values[params.main()]
     relative = values / np.where(first(values) > 0, first(values), np.nan)[:, None]
@@ -111,10 +119,10 @@ def _norms(params: Measured) -> tuple[Chart, ...]:
 
 
 def _quantiles(run: Run, site: str) -> Chart | None:
-    """How the magnitudes of one weight are spread, over time."""
-    # A glob may name more than it was made from: "a[0]" also matches "a0".
+    """The distribution of the magnitudes of one weight over time."""
+    # A glob may match more than the name it was made from: "a[0]" also matches "a0".
     names = {stat: f"param/{site}/{stat}" for _, stat in QUANTILES}
-    # A folder that somebody else wrote may have "/" in the names of its sites, which patterns cannot.
+    # A run written by another program may have "/" in its site names, which patterns cannot contain.
     patterns = [f"param/{site.replace('/', '?')}/{stat}" for stat in names]
     try:
         columns = run.lines(patterns, points=100)
@@ -123,7 +131,7 @@ def _quantiles(run: Run, site: str) -> Chart | None:
     lines = []
     for label, stat in QUANTILES:
         steps, values = columns.get(names[stat], (np.empty(0, np.int64), np.empty(0)))
-        known = np.isfinite(values)  # a histogram is not taken at every step
+        known = np.isfinite(values)  # histograms are not recorded at every step
         if known.any():
             lines.append(Line(label, steps[known], values[known]))
     return Chart(title=f"|w| of {site}", lines=tuple(lines), is_log=True) if lines else None

@@ -1,1 +1,1 @@
-"""A run as files of other programs: CSV, Parquet, JSON, HDF5. Tables go piece by piece."""
+"""Exports of a run for other programs: CSV, Parquet, JSON, HDF5. Tables are written piece by piece."""

@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; it takes the place of `path` when the block ends well, and is removed when it does not."""
+    """Yield a temporary path that replaces `path` if the block succeeds, and is removed if it fails."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield draft

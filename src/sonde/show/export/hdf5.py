@@ -1,6 +1,6 @@
-"""Everything asked for as one HDF5 file: `/stats/<kind>/<site>/<stat>/{step,value}`, `/scalars/<name>/{step,value,…}`.
+"""Tables as one HDF5 file: `/stats/<kind>/<site>/<stat>/{step,value}`, `/scalars/<name>/{step,value,…}`.
 
-Names that HDF5 cannot hold are percent-encoded; every group carries its true name in the attribute `name`.
+Names that HDF5 cannot represent are percent-encoded; every group has its original name in the attribute `name`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sonde.show.export.source import Source
 
 
 def write_hdf5(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> None:
-    """One file; the run's description is in its attributes."""
+    """Write one file, with the description of the run in its attributes."""
     with require_h5py().File(path, "w") as file:
         for key, value in facts.items():
             file.attrs[key] = value if isinstance(value, str | int) else to_json(value)
@@ -44,7 +44,7 @@ def _write_piece(group: Any, name: str, table: pa.Table) -> None:
 
 
 def _series(table: pa.Table, keys: Sequence[str]) -> Iterator[tuple[tuple[str, ...], pa.Table]]:
-    """Stretches of rows with equal keys."""
+    """Ranges of consecutive rows with equal keys."""
     labels = list(zip(*(table[key].to_pylist() for key in keys), strict=True))
     start = 0
     for end in range(1, len(labels) + 1):
@@ -65,6 +65,6 @@ def _write_columns(group: Any, table: pa.Table, columns: Sequence[str]) -> None:
 
 
 def _h5_name(name: str) -> str:
-    """HDF5 splits on "/", and knows "." and the empty name only as the group itself."""
+    """Encode a name: HDF5 splits on "/", and treats "." and the empty name as the group itself."""
     safe = site_name(name)
     return {"": "%", ".": "%2E"}.get(safe, safe)

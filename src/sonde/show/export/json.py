@@ -1,4 +1,4 @@
-"""Everything asked for as one JSON document, written row by row."""
+"""Tables as one JSON document, written row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.show.export.source import Source
 
 
 def write_json(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> None:
-    """`{"run": {…}, "scalars": [{…}, …], …}`; numbers that JSON lacks are the texts "nan", "inf" and "-inf"."""
+    """Write `{"run": {…}, "scalars": [{…}, …], …}`; non-finite numbers are the strings "nan", "inf" and "-inf"."""
     with path.open("w", encoding="utf-8") as file:
         file.write(f'{{"run": {to_json(facts)}')
         for source in sources:

@@ -1,4 +1,4 @@
-"""Pieces of a large table, kept as they are worked out: an export that was interrupted does not ask for them again."""
+"""Pieces of a large table, stored as they are computed, so that an interrupted export can resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.show.export.source import Source
 
 
 def kept(source: Source, parts: Parts) -> Source:
-    """The same pieces; each is written down once it is known. A table of one piece is not worth it."""
+    """The same source, storing each piece as it is read. A table with one piece is not stored."""
     if source.num_pieces == 1:
         return source
 

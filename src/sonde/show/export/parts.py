@@ -1,6 +1,6 @@
-"""An export in parts: each is there whole or not at all, so that one that was interrupted goes on where it was.
+"""An export in parts: each is written atomically, so that an interrupted export can resume.
 
-The parts lie in a hidden folder beside the output until all are there; only then does the output appear.
+The parts are stored in a hidden folder next to the output until all are complete; only then does the output appear.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST: Final = "request.json"
 
 
 class Parts:
-    """The folder of the parts of one export. Parts of another request, or of a run that has moved on, are not used."""
+    """The folder with the parts of one export. Parts of another request, or of a run with new data, are not used."""
 
     def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
         self.folder = output.with_name(f".{output.name}.parts")
@@ -31,7 +31,7 @@ class Parts:
 
     @property
     def num_found(self) -> int:
-        """How many parts there are already."""
+        """Number of parts that already exist."""
         return sum(not path.name.startswith(".") and path.name != REQUEST for path in self.folder.iterdir())
 
     def path(self, name: str) -> Path:
@@ -42,13 +42,13 @@ class Parts:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Where to write a part to; it counts when the block ends well and its bytes are on disk."""
+        """Yield a path to write a part to; the part counts once the block succeeds and its bytes are on disk."""
         with replacing(self.path(name)) as draft:
             yield draft
 
     @contextmanager
     def open(self) -> Iterator[Parts]:
-        """Begin, or go on. When the block ends well the folder is gone; when not, it waits for the next time."""
+        """Start or resume. If the block succeeds the folder is removed; otherwise it is kept for the next attempt."""
         self.folder.mkdir(exist_ok=True)
         self._lock()
         try:
@@ -59,19 +59,22 @@ class Parts:
             os.close(self._file)
 
     def _lock(self) -> None:
-        """Two exports to one place would mix their parts."""
+        """Lock the folder: two exports to the same place would mix their parts."""
         self._file = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._file)
-            raise UsageError(f"another export to this place is under way ({self.folder}). Wait for it.") from None
+            raise UsageError(
+                f"another export to this place is running ({self.folder}). Wait until it has finished, "
+                "or choose another place with -o."
+            ) from None
 
     def _forget_others(self) -> None:
         request = self.path(REQUEST)
         is_ours = request.exists() and request.read_text(encoding="utf-8") == self._text
         for path in self.folder.iterdir():
-            if not is_ours or path.name.startswith("."):  # a draft of one that was killed
+            if not is_ours or path.name.startswith("."):  # left over from an export that was killed
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not is_ours:
             with self.writing(REQUEST) as draft:
@@ -79,5 +82,5 @@ class Parts:
 
 
 def fingerprint(value: Any) -> str:
-    """A short name for something long, such as a list of thousands of tensors."""
+    """A short hash of something long, such as a list of thousands of tensors."""
     return hashlib.sha256(to_json(value).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""One table as CSV, Parquet (with page checksums) or Arrow IPC, which is also called Feather; piece by piece."""
+"""A table as CSV, Parquet (with page checksums) or Arrow IPC (Feather), written piece by piece."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.show.export.source import Source
 
 
 def write_table(path: Path, format: str, source: Source, facts: dict[str, Any]) -> None:
-    """Rows as they come. In Parquet and Arrow the run's description is in the file's metadata, under `sonde`."""
+    """Write rows in order. In Parquet and Arrow the description of the run is in the metadata, under `sonde`."""
     pieces = source.pieces()
     first = next(pieces)
     schema = first.schema if format == "csv" else first.schema.with_metadata({"sonde": to_json(facts)})
@@ -28,7 +28,7 @@ def write_table(path: Path, format: str, source: Source, facts: dict[str, Any]) 
 
 @contextmanager
 def _writer(path: Path, format: str, schema: pa.Schema) -> Iterator[Any]:
-    if format == "csv":  # numbers that are not finite are `nan`, `inf` and `-inf`
+    if format == "csv":  # non-finite numbers are written as `nan`, `inf` and `-inf`
         with pa_csv.CSVWriter(str(path), schema) as writer:
             yield writer
     elif format == "parquet":

@@ -1,8 +1,8 @@
-"""One step's tensors as one file, in each format; and the files of many steps as one, in the formats that hold many.
+"""Writers of the tensors of one step in each format, and joiners of many steps for the formats that allow it.
 
-Parquet and Arrow have one tensor a row: step, name, dtype, shape, values. Values are float32 where that holds every one
-of them exactly (bfloat16, float16, 8-bit floats, small integers), else float64; `dtype` tells what they were. A value
-that float64 cannot hold is refused, not rounded.
+Parquet and Arrow have one tensor per row: step, name, dtype, shape, values. Values are float32 if that represents all
+of them exactly (bfloat16, float16, 8-bit floats, small integers), otherwise float64; `dtype` is the original dtype. A
+value that float64 cannot represent is refused, not rounded.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _HEAD: Final = (("step", pa.int64()), ("name", pa.string()), ("dtype", pa.string
 
 
 def _write_safetensors(path: Path, step: int, tensors: LazyTensors, facts: Facts) -> None:
-    """Tensor by tensor: the package's own writer wants them all in memory."""
+    """Write tensor by tensor: the package's own writer needs them all in memory."""
     header: dict[str, Any] = {
         "__metadata__": {"format": "sonde", "step": str(step), "run": str(facts["id"]), "name": str(facts["name"])}
     }
     offset = 0
     for name, spec in tensors.specs.items():
         if spec.dtype not in _SAFETENSORS_CODES:
-            raise UsageError(f"{name} is {spec.dtype}, which safetensors cannot hold. Choose --format h5 or npz.")
+            raise UsageError(f"{name} is {spec.dtype}, which safetensors cannot store. Use --format h5 or npz.")
         span = [offset, offset + spec.nbytes]
         header[name] = {"dtype": _SAFETENSORS_CODES[spec.dtype], "shape": list(spec.shape), "data_offsets": span}
         offset = span[1]
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # readers map the data, and mapped data wants to be aligned
+    text += b" " * (-len(text) % 8)  # readers memory-map the data, which must be aligned
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in tensors:
@@ -63,7 +63,7 @@ def _write_safetensors(path: Path, step: int, tensors: LazyTensors, facts: Facts
 
 
 def _write_npz(path: Path, step: int, tensors: LazyTensors, facts: Facts) -> None:
-    """numpy has no bfloat16 and no 8-bit floats: those are bits, their types written down."""
+    """Write npz: numpy has no bfloat16 or 8-bit floats, so these are stored as bits with their dtypes."""
     as_bits = {name: spec.dtype for name, spec in tensors.specs.items() if storage_dtype(spec.dtype).name != spec.dtype}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         _write_array(archive, STEP_KEY, np.array(step))
@@ -79,7 +79,7 @@ def _write_array(archive: zipfile.ZipFile, name: str, values: AnyArray) -> None:
 
 
 def _write_hdf5(path: Path, step: int, tensors: LazyTensors, facts: Facts) -> None:
-    """Steps as groups: `/step-000000500/<kind>/<site>`, every dataset with its true name and type."""
+    """Write steps as groups: `/step-000000500/<kind>/<site>`, every dataset with its original name and dtype."""
     with require_h5py().File(path, "w") as file:
         file.attrs[FORMAT] = 1
         for key, value in facts.items():
@@ -94,7 +94,7 @@ def _write_hdf5(path: Path, step: int, tensors: LazyTensors, facts: Facts) -> No
 
 
 def _join_hdf5(path: Path, parts: Sequence[Path]) -> None:
-    """All steps in one file; the description is that of the last part, which is the newest."""
+    """Join all steps into one file; the description is that of the last, newest part."""
     h5py = require_h5py()
     with h5py.File(path, "w") as whole:
         for part in parts:
@@ -106,7 +106,7 @@ def _join_hdf5(path: Path, parts: Sequence[Path]) -> None:
 
 
 def _place(name: str) -> str:
-    """HDF5 splits on "/", and knows "." only as the group itself: what it cannot hold of a name is encoded."""
+    """Encode what HDF5 cannot represent in a name: it splits on "/" and treats "." as the group itself."""
     kind, _, site = name.partition("/")
     parts = [site_name(part) for part in ((kind, site) if site else (kind,))]
     return "/".join("%2E" * len(part) if part in (".", "..") else part for part in parts)
@@ -130,11 +130,11 @@ def _rows(step: int, tensors: LazyTensors, schema: pa.Schema) -> Iterator[pa.Rec
 
 def _exactly(name: str, values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if values.dtype.kind == "c":
-        raise UsageError(f"{name} is complex, which a table of values cannot hold. Choose --format h5 or npz.")
+        raise UsageError(f"{name} is complex, which a table of values cannot store. Use --format h5 or npz.")
     converted = values.astype(dtype)
     is_long = values.dtype.itemsize == 8 and values.dtype.kind in "iu"
     if is_long and not np.array_equal(converted.astype(values.dtype), values):
-        raise UsageError(f"{name} has integers that float64 cannot hold. Choose --format safetensors, h5 or npz.")
+        raise UsageError(f"{name} has integers that float64 cannot represent. Use --format safetensors, h5 or npz.")
     return converted
 
 
@@ -171,7 +171,7 @@ def _join_arrow(path: Path, parts: Sequence[Path]) -> None:
 
 
 def _widest(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """float64 where one of the parts needs it."""
+    """The schema for all parts, with float64 values if any part needs them."""
     return max(schemas, key=lambda schema: schema.field("values").type.value_type.bit_width)
 
 
@@ -183,4 +183,4 @@ WRITERS: Final[Mapping[str, Callable[[Path, int, LazyTensors, Facts], None]]] = 
     "arrow": _write_arrow,
 }
 JOINERS: Final = {"hdf5": _join_hdf5, "parquet": _join_parquet, "arrow": _join_arrow}
-"""Of the formats that hold many steps in a file."""
+"""Functions that join the files of many steps, for the formats that allow it."""

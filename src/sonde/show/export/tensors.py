@@ -1,7 +1,7 @@
-"""Whole tensors of a run as files: HDF5, safetensors, npz, Parquet, Arrow. Step by step, and resumable.
+"""Resumable export of whole tensors, step by step: HDF5, safetensors, npz, Parquet, Arrow.
 
-One step is one part. Formats that hold many steps are joined from the parts at the end; safetensors and npz hold one
-step a file, and several steps are a folder of them.
+Each step is one part. Formats that hold many steps are joined from the parts at the end; safetensors and npz hold one
+step per file, so several steps become a folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sonde.show.export.atomic import replacing
 from sonde.show.export.parts import Parts, fingerprint
 from sonde.show.export.source import run_facts
 from sonde.show.export.tensor_files import JOINERS, WRITERS
+from sonde.show.term.number import counted
 
 KINDS: Final = {
     "weights": ("param",),
@@ -29,60 +30,60 @@ KINDS: Final = {
     "optimizer": ("optim",),
     "tensors": None,
 }
-"""What can be asked for, and the kinds of tensors that are meant; tensors: all of them."""
+"""Values of `--what`, and the kinds of tensors each selects; `tensors` selects all."""
 FORMATS: Final = {"safetensors": "safetensors", "hdf5": "h5", "npz": "npz", "parquet": "parquet", "arrow": "arrow"}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorExport:
-    """Which tensors of which steps, in which format."""
+    """A planned export: tensors, steps and format."""
 
     run: Run
     store: TensorStore
     what: str
     format: str
     names: Mapping[int, Sequence[str]]
-    """By step."""
+    """Names of the tensors, by step."""
 
     @property
     def steps(self) -> list[int]:
         return list(self.names)
 
     def tensors(self, step: int) -> LazyTensors:
-        """The tensors asked for of one step; none of them is read yet."""
+        """The requested tensors of one step; none of them is read yet."""
         whole = snapshot_tensors(self.store, step)
         specs = {name: _readable(whole.specs[name]) for name in self.names[step]}
         return LazyTensors(whole.label, specs, whole.__getitem__)
 
     def part(self, step: int) -> str:
-        """The name of a step's part: another when the snapshot or what is asked of it is another.
+        """The name of a step's part, which depends on the snapshot and the request.
 
-        So parts stay good when a live run has more steps by the time an export goes on.
+        Parts therefore stay valid if a running run has more steps by the time an export resumes.
         """
         of = fingerprint([self.store.document(step).time, *self.names[step]])
         return f"{group_name(step)}-{of}.{FORMATS[self.format]}"
 
     def request(self) -> dict[str, Any]:
-        """What must be the same for parts of an earlier try to be used."""
+        """The values that must be equal for parts of an earlier attempt to be used."""
         return {"run": self.run.id, "format": self.format}
 
 
 def _readable(spec: TensorSpec) -> TensorSpec:
-    """complex32 is read as complex64: no numpy has it."""
+    """Read complex32 as complex64, because numpy lacks complex32."""
     return replace(spec, dtype="complex64") if spec.dtype == "complex32" else spec
 
 
 def plan_export(
     run: Run, what: str, format: str, *, names: Sequence[str] = ("*",), steps: slice | None = None
 ) -> TensorExport:
-    """Find what is asked for; that nothing is there is said before anything is written."""
+    """Find the requested tensors; fails before anything is written if there are none."""
     if format not in FORMATS:
         raise UnknownNameError("format for whole tensors", format, FORMATS)
     kinds = KINDS[what]
-    store = run.tensor_store()
+    store = run.tensors.store()
     every = store.steps
     if not every:
-        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+        raise UsageError("the run has no snapshots. Take some:  sonde.watch(model, snapshots=sonde.every(500))")
     first, stop, stride = (steps or slice(None)).indices(every[-1] + 1)
     found = {}
     for step in every:
@@ -94,8 +95,8 @@ def plan_export(
     if not found:
         there = sorted({name.partition("/")[0] for name in store.entries(every[-1])})
         raise UsageError(
-            f"no {what} {'' if list(names) == ['*'] else 'of these names '}were kept at the steps asked for. "
-            f"There are snapshots of {len(every)} steps, {every[0]} to {every[-1]}; the last has {', '.join(there)}."
+            f"no {what} {'' if list(names) == ['*'] else 'with these names '}at the requested steps. The run has "
+            f"{counted(len(every), 'snapshot')}, steps {every[0]} to {every[-1]}; the last one has {', '.join(there)}."
         )
     return TensorExport(run, store, what, format, found)
 
@@ -113,10 +114,10 @@ def is_folder(export: TensorExport) -> bool:
 def write_export(
     export: TensorExport,
     path: Path,
-    tell: Callable[[int, int], None] | None = None,
+    advance: Callable[[int, int], None] | None = None,
     on_resume: Callable[[int], None] | None = None,
 ) -> list[Path]:
-    """Write what is missing, then let the output appear at once. `tell(done, total)` hears of every finished step."""
+    """Write the missing parts, then create the output atomically. `advance(done, total)` is called after every step."""
     write = WRITERS[export.format]
     with Parts(path, export.request()).open() as parts:
         if on_resume is not None:
@@ -126,8 +127,8 @@ def write_export(
             if not parts.has(name):
                 with parts.writing(name) as draft:
                     write(draft, step, export.tensors(step), run_facts(export.run))
-            if tell is not None:
-                tell(done, len(names))
+            if advance is not None:
+                advance(done, len(names))
         return _finish(export, path, {step: parts.path(name) for step, name in names.items()})
 
 
@@ -150,10 +151,10 @@ def _finish(export: TensorExport, path: Path, parts: Mapping[int, Path]) -> list
 
 
 def _link(part: Path, place: Path) -> None:
-    """Under a second name: were it moved, a crash before the last rename would lose the work."""
+    """Link rather than move: if it were moved, a crash before the last rename would lose the work."""
     try:
         os.link(part, place)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         shutil.copyfile(part, place)
 
 

@@ -1,1 +1,1 @@
-"""What an analysis of gradient flow found: the report, and its views as text, page and picture."""
+"""Reports of gradient-flow analyses, as text, HTML and charts."""

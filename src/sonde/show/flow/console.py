@@ -1,4 +1,4 @@
-"""A flow report on a terminal, and as plain text. Colours only where they are wanted (NO_COLOR, a pipe)."""
+"""A flow report on the terminal and as plain text, without colours in a pipe or with NO_COLOR."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sonde.show.flow.issue import Issue
 from sonde.show.flow.result import FlowResult
+from sonde.show.term.number import counted
 
 _COLOURS: Final = {
     "HEALTHY": "green", "WARNING": "yellow", "CRITICAL": "bold red", "HIGH": "red", "MEDIUM": "yellow", "LOW": "dim",
@@ -20,8 +21,8 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def print_summary(report: FlowResult, *, limit: int | None = 5, more: str = "report.print_issues()") -> None:
-    """`limit`: how many issues, None = all; `more` is what shows the rest."""
-    # Lines of code are not broken: a terminal wraps them, and a pipe keeps them whole.
+    """Print a summary. `limit`: maximum number of issues (None: all); `more`: how to show the rest."""
+    # Lines of code are not broken: a terminal wraps them, and a pipe keeps them on one line.
     Console(highlight=False).print(_summary(report, limit, more), soft_wrap=True)
 
 
@@ -34,7 +35,7 @@ def print_issues(report: FlowResult) -> None:
 
 
 def as_text(report: FlowResult, width: int = 110) -> str:
-    """Everything, without colours."""
+    """The full report as plain text."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False, force_terminal=False)
     console.print(_summary(report), soft_wrap=True)
@@ -44,7 +45,7 @@ def as_text(report: FlowResult, width: int = 110) -> str:
 
 
 def pressure_line(report: FlowResult) -> str:
-    """Relative pressure of each layer from input to output, a decade per eighth of a block: full is 10 times even."""
+    """Relative pressure of each layer from input to output, one decade per eighth of a block; a full block is 10×."""
     levels = [layer.metrics.relative_pressure for layer in report.layers if layer.is_leaf]
     heights = [0 if level <= 0 else round(min(8, max(1, 7 + math.log10(level)))) for level in levels]
     return "".join(_BLOCKS[height] for height in heights)
@@ -57,7 +58,7 @@ def _summary(report: FlowResult, limit: int | None = 5, more: str = "report.prin
     score = f"{report.health:.0f}/100 {report.status}"
     head = Text.assemble(
         (report.model_name, "bold"), "   health ", (score, _COLOURS[report.status]),
-        f"   loss {report.loss:.4g}   ", f"{len(report.layers)} modules: ",
+        f"   loss {report.loss:.4g}   ", f"{counted(len(report.layers), 'module')}: ",
         ", ".join(f"{n} {status.lower()}" for status, n in counts.items() if n),
     )  # fmt: skip
     lines: list[RenderableType] = [head]
@@ -68,7 +69,7 @@ def _summary(report: FlowResult, limit: int | None = 5, more: str = "report.prin
     if report.issues:
         lines.append(_issues(report, limit, more))
     else:
-        lines.append(Text("No issue: gradients reach every layer, none stands out.", style="green"))
+        lines.append(Text("No issues: gradients reach every layer, and no layer stands out.", style="green"))
     return Group(*lines)
 
 
@@ -76,7 +77,7 @@ def _layers(report: FlowResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "type"):
         table.add_column(name, overflow="fold")
-    is_moving = any(layer.metrics.velocity for layer in report.layers)  # only several passes tell
+    is_moving = any(layer.metrics.velocity for layer in report.layers)  # known only after several passes
     columns = (
         "score",
         "relative",

@@ -1,4 +1,4 @@
-"""What a coordinate check found: how each layer's change goes with the width, as text and as a picture."""
+"""The result of a coordinate check: how each layer's change scales with the width, as text and as a chart."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Verdict = Literal["stable", "grows", "vanishes", "unclear"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How a part of a layer's change goes with the width: value ~ width**slope."""
+    """The scaling of one part of a layer's change with the width: value ~ width**slope."""
 
     layer: str
     part: str
     slope: float
     error: float
-    """Half the width of the 95 % interval of the slope."""
+    """Half the width of the 95 % confidence interval of the slope."""
     verdict: Verdict
     widths: tuple[int, ...]
     values: tuple[float, ...]
@@ -38,7 +38,7 @@ class CoordinateReport:
 
     @property
     def is_stable(self) -> bool:
-        """Whether nothing grows with the width."""
+        """Whether no layer's change grows with the width."""
         return not any(trend.verdict == "grows" for trend in self.trends)
 
     def get(self, layer: str, part: str = "effective") -> Trend:
@@ -46,7 +46,7 @@ class CoordinateReport:
             if (trend.layer, trend.part) == (layer, part):
                 return trend
         known = sorted({trend.layer for trend in self.trends})
-        raise KeyError(f"no layer {layer!r}; there are {', '.join(known)}")
+        raise KeyError(f"no layer {layer!r}. Known: {', '.join(known)}")
 
     def __str__(self) -> str:
         lines = [f"{'layer':32} {'part':12} {'slope':>14}  verdict"]
@@ -55,7 +55,7 @@ class CoordinateReport:
         return "\n".join(lines)
 
     def save_svg(self, path: str | Path) -> Path:
-        """A picture: one small chart per layer, value over width, both logarithmic."""
+        """An SVG with one small chart per layer, value over width, both logarithmic."""
         target = Path(path)
         target.write_text(_picture(self), encoding="utf-8")
         return target

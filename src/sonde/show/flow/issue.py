@@ -1,4 +1,4 @@
-"""What can be wrong with the flow of gradients: the kinds of issues, and one issue with what to do about it."""
+"""Issues of gradient flow: their kinds, and one issue with its recommendation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ IssueType = Literal[
 IssueSeverity = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 
 SEVERITIES: Final[tuple[IssueSeverity, ...]] = ("LOW", "MEDIUM", "HIGH", "CRITICAL")
-"""The words of the Gradient Flow Toolkit, which its users compare with; everywhere else a severity is a `Severity`."""
+"""Severities of the Gradient Flow Toolkit, which its users compare with; elsewhere a severity is a `Severity`."""
 LEVELS: Final[dict[IssueSeverity, Severity]] = {
     "LOW": Severity.INFO, "MEDIUM": Severity.WARNING, "HIGH": Severity.WARNING, "CRITICAL": Severity.CRITICAL,
 }  # fmt: skip
 PENALTY: Final[dict[IssueSeverity, float]] = {"LOW": 10.0, "MEDIUM": 25.0, "HIGH": 35.0, "CRITICAL": 60.0}
-"""What an issue takes off a score of 100."""
+"""Points that an issue subtracts from a score of 100."""
 MEANINGS: Final[dict[IssueType, str]] = {
     "VANISHING": "Gradients too small to learn from, compared with the rest of the model.",
     "EXPLODING": "Gradients far larger than in the rest of the model.",
@@ -28,13 +28,13 @@ MEANINGS: Final[dict[IssueType, str]] = {
     "DECAY": "Gradients shrink layer by layer towards the input.",
     "VANISHING_TEMPORAL": "Gradients vanish on their way back through time.",
     "EXPLODING_TEMPORAL": "Gradients explode on their way back through time.",
-    "SHORT_MEMORY": "Only the last few time steps reach the loss.",
+    "SHORT_MEMORY": "Only the last few time steps affect the loss.",
     "ATTN_BOTTLENECK": "Attention passes on far less gradient than its neighbours.",
     "FFN_BOTTLENECK": "The feed-forward part narrows or amplifies the gradient.",
-    "QKV_IMBALANCE": "Query, key and value get gradients of very different size.",
+    "QKV_IMBALANCE": "Query, key and value receive gradients of very different size.",
     "RESIDUAL_DECAY": "The residual stream loses gradient from block to block.",
     "LAYER_VARIANCE": "Gradients of similar layers differ widely.",
-    "DEAD": "Units that give zero for every input, or layers without any gradient.",
+    "DEAD": "Units that output zero for every input, or layers without any gradient.",
     "SATURATED": "Units at the flat ends of their activation.",
     "NUMERICAL": "NaN or infinity.",
 }
@@ -42,7 +42,7 @@ MEANINGS: Final[dict[IssueType, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
-    """One thing that is wrong, where, and the change that mends it."""
+    """One issue, its layer, and the change that fixes it."""
 
     type: IssueType
     severity: IssueSeverity
@@ -50,13 +50,13 @@ class Issue:
     """The module it was found in; "" for the model as a whole."""
     message: str
     recommendation: str = ""
-    """What to change, as code for this very layer."""
+    """The recommended change, as code for this layer."""
     value: float | None = None
     healthy: str = ""
 
     @property
     def level(self) -> Severity:
-        """The severity in the words of findings."""
+        """The severity as used by findings."""
         return LEVELS[self.severity]
 
     def as_dict(self) -> dict[str, Any]:

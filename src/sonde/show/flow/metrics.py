@@ -1,4 +1,4 @@
-"""What is measured of a layer, and how well it is."""
+"""Metrics and health of a layer."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ Status = Literal["HEALTHY", "WARNING", "CRITICAL"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowMetrics:
-    """The gradient that reaches a layer's output, its parameters' gradients, and its activation. Plain numbers."""
+    """Metrics of a layer as plain numbers: its output gradient, parameter gradients and activation."""
 
     mean_pressure: float
     """Mean magnitude of the gradient at the layer's output."""
     max_pressure: float
     turbulence: float
-    """Standard deviation of that magnitude over its mean: how unevenly it is spread."""
+    """Standard deviation of that magnitude divided by its mean: how uneven it is."""
     velocity: float = 0.0
-    """Mean relative change of the pressure from pass to pass; 0 for one pass."""
+    """Mean relative change of the pressure between passes; 0 for a single pass."""
     relative_pressure: float
-    """Norm of the gradient over that near the output: 1 where nothing is lost or gained, at any scale of the loss."""
+    """Gradient norm divided by that near the output: 1 if nothing is lost or gained. Independent of the loss scale."""
     relative_flow: float = 1.0
-    """The same of gradient times activation, which does not depend on the scale of the layer's values either."""
+    """The same for gradient times activation, which is also independent of the scale of the layer's values."""
     grad_norm: float = 0.0
     """Norm of the gradient at the output."""
     activation_rms: float = 0.0
     activation_zero_fraction: float = 0.0
     silent_units: float = 0.0
-    """Share of the units of a rectifier that gave zero for the whole batch."""
+    """Fraction of the units of a rectifier that output zero for the whole batch."""
     saturated: float = 0.0
-    """Share of values at the flat ends of a sigmoid, tanh or clipped activation."""
+    """Fraction of values at the flat ends of a sigmoid, tanh or clipped activation."""
     weight_norm: float = 0.0
     weight_grad_norm: float = 0.0
-    """Of all the layer's own parameters together."""
+    """Norm over all of the layer's own parameters."""
     nonfinite: int = 0
-    """NaN and infinite values in output, output gradient and parameter gradients."""
+    """Number of NaN and infinite values in output, output gradient and parameter gradients."""
     calls: int = 1
 
     @property
     def weight_ratio(self) -> float:
-        """Gradient over weight: how much one unit of learning rate would change the layer."""
+        """Gradient norm divided by weight norm: the relative change of the layer per unit of learning rate."""
         return self.weight_grad_norm / self.weight_norm if self.weight_norm else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class FlowMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerHealth:
-    """A score from 100 down, what lowered it, and what to do."""
+    """A score of at most 100, and the issues that lowered it."""
 
     score: float
     status: Status
@@ -76,10 +76,10 @@ class Layer:
     output_shape: tuple[int, ...] = ()
     is_leaf: bool = True
     is_trainable: bool = True
-    """Whether any parameter of its own learns."""
+    """Whether any of the layer's own parameters requires a gradient."""
 
     def judged(self, health: LayerHealth) -> Layer:
-        """The same layer with this health. By hand: `dataclasses.replace` takes three times as long."""
+        """A copy of the layer with this health. `dataclasses.replace` would take three times as long."""
         return Layer(
             name=self.name, type=self.type, order=self.order, metrics=self.metrics, health=health,
             num_parameters=self.num_parameters, input_shape=self.input_shape, output_shape=self.output_shape,
@@ -88,5 +88,5 @@ class Layer:
 
 
 def status_of(score: float) -> Status:
-    """Above 75 healthy, below 50 critical, as documented."""
+    """The status of a score: above 75 healthy, below 50 critical."""
     return "HEALTHY" if score > 75 else "WARNING" if score >= 50 else "CRITICAL"

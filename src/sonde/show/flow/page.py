@@ -1,4 +1,4 @@
-"""A flow report as one HTML file that needs nothing else, and as a fragment for a notebook. Every name is escaped."""
+"""A flow report as one self-contained HTML file, and as a fragment for a notebook. Every name is escaped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Final
 from sonde.show.flow.issue import Issue
 from sonde.show.flow.metrics import Layer
 from sonde.show.flow.result import FlowResult
+from sonde.show.term.number import counted
 
-# Names of our own are only set on what is ours: a notebook's page has others of the same name.
+# Styles are scoped to our own class: a notebook's page may use the same class names.
 _STYLE: Final = """
 .sonde-flow { color-scheme: light dark; --ink:#1a1a1a; --soft:#5b6470; --paper:#fff; --line:#d9dde2; --good:#1b7f5c;
   --warn:#8a5a00; --bad:#b3261e; --fill:#2f6db5; --shade:#f4f6f8; }
@@ -80,7 +81,7 @@ _COLUMNS: Final = (
 _COLOURS: Final = {"HEALTHY": "var(--fill)", "WARNING": "var(--warn)", "CRITICAL": "var(--bad)"}
 _WIDTH: Final = 1000.0
 _FURTHEST: Final = 6.0
-"""Decades; what is further off is drawn there."""
+"""Range of the axis in decades; values beyond it are drawn at its ends."""
 
 
 def as_html(report: FlowResult) -> str:
@@ -95,7 +96,7 @@ def as_html(report: FlowResult) -> str:
 
 
 def as_fragment(report: FlowResult) -> str:
-    """For a notebook: the same without a script, and so without what only a script would bring to life."""
+    """The report for a notebook, without a script and the controls that need one."""
     return f"<style>{_STYLE}</style>{_body(report, is_alive=False)}"
 
 
@@ -105,7 +106,7 @@ def _body(report: FlowResult, *, is_alive: bool = True) -> str:
         '<main class="sonde-flow">'
         f"<h1>Gradient flow of {escape(report.model_name)}</h1>"
         f'<p><b class="{report.status}">{report.health:.0f}/100 {report.status.lower()}</b> '
-        f'<span class="soft">loss {report.loss:.4g} · {len(report.layers)} modules · '
+        f'<span class="soft">loss {report.loss:.4g} · {counted(len(report.layers), "module")} · '
         f"{num} issue{'' if num == 1 else 's'}</span></p>"
         f"{_depth_picture(report)}<h2>Issues</h2>{_issues(report)}<h2>Layers</h2>"
         f'{_FILTER if is_alive else ""}<div class="scroll">{_table(report, is_alive)}</div></main>'
@@ -114,7 +115,7 @@ def _body(report: FlowResult, *, is_alive: bool = True) -> str:
 
 def _issues(report: FlowResult) -> str:
     if not report.issues:
-        return '<p class="HEALTHY">None: gradients reach every layer, and none stands out.</p>'
+        return '<p class="HEALTHY">No issues: gradients reach every layer, and no layer stands out.</p>'
     return "".join(_issue(issue) for issue in report.issues)
 
 
@@ -147,9 +148,9 @@ def _row(layer: Layer) -> str:
 
 
 def _depth_picture(report: FlowResult) -> str:
-    """Relative pressure, one bar per leaf module, on a logarithmic axis around that near the output.
+    """Relative pressure, one bar per leaf module, on a logarithmic axis centred on the value near the output.
 
-    It is stretched to whatever width there is, so no letters are in it: they stand next to it and below.
+    The chart is stretched to the available width, so its labels are placed next to it and below it.
     """
     layers = [layer for layer in report.layers if layer.is_leaf]
     if not layers:
@@ -180,7 +181,7 @@ def _depth_picture(report: FlowResult) -> str:
 def _legend(layers: list[Layer]) -> str:
     present = {layer.health.status for layer in layers}
     parts = [f'<span style="color:{c}">■</span> {name.lower()}' for name, c in _COLOURS.items() if name in present]
-    return f'<span class="legend">pressure, 1 = as near the output · {" ".join(parts)}</span>'
+    return f'<span class="legend">pressure (1 = same as near the output) · {" ".join(parts)}</span>'
 
 
 def _decades(layer: Layer) -> float:

@@ -1,4 +1,4 @@
-"""FlowReport: what an analysis of gradient flow found; ask it, print it, save it."""
+"""FlowReport: the result of a gradient-flow analysis, to query, print and save."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sonde.show.flow.result import FlowResult
 
 
 class FlowReport(FlowResult):
-    """The layers of a model in the order of its forward pass, each judged, and what is wrong."""
+    """The layers of a model in the order of its forward pass, with their health and issues."""
 
     __slots__ = ()
 
     def print_summary(self) -> None:
-        """Score, counts, the worst layers and the gravest issues."""
+        """Print the score, counts, and the most severe issues."""
         from sonde.show.flow.console import print_summary
 
         print_summary(self)
@@ -40,7 +40,7 @@ class FlowReport(FlowResult):
         return _write(path, as_text(self))
 
     def save_html(self, path: str | Path) -> Path:
-        """One file that needs nothing else: tables to sort and filter, the pressure along the depth, the issues."""
+        """Write one self-contained HTML file: sortable tables, pressure along the depth, and issues."""
         return _write(path, as_html(self))
 
     def _repr_html_(self) -> str:

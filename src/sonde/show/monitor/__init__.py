@@ -1,1 +1,1 @@
-"""Runs in a terminal, live: `sonde monitor`."""
+"""The live terminal view: `sonde monitor`."""

@@ -1,4 +1,4 @@
-"""The screen of `sonde monitor`: reads in a thread once a second, and draws what was read. Writes nothing anywhere."""
+"""The screen of `sonde monitor`: reads in a thread once a second and draws the result. Writes no files."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ INTERVAL_S: Final = 1.0
 STATS: Final = ("rms", "max_abs", "norm", "zero_fraction", "nonfinite_fraction")
 KEYS: Final = [
     ("q", "quit"),
-    ("?", "this list"),
+    ("?", "show this help"),
     ("r", "show or hide the list of runs"),
     ("n / p", "next, previous run"),
-    ("Tab", "to the next part of the screen"),
+    ("Tab", "move to the next panel"),
     ("j / k", "down, up"),
     ("Enter", "open the finding, or the run"),
     ("l", "logarithmic axis: automatic, on, off"),
     ("o", "left plot: loss, steps per second, other scalars"),
-    ("s", "next stat of the heatmap: rms, max_abs, norm, zeros, not finite"),
+    ("s", "next stat of the heatmap: rms, max_abs, norm, zeros, non-finite"),
     ("g", "next kind of the heatmap: grad, param, act, …"),
-    ("d", "ask all rules now"),
-    ("space", "pause and go on"),
-    ("t", "dark or light"),
+    ("d", "run all rules now"),
+    ("space", "pause or resume"),
+    ("t", "switch between dark and light"),
 ]
 
 
 class Monitor(App[None]):
-    """Runs in a terminal."""
+    """The monitor application."""
 
     TITLE = "sonde monitor"
     ENABLE_COMMAND_PALETTE = False
@@ -118,10 +118,10 @@ class Monitor(App[None]):
         self.set_interval(self.interval_s, self.tick)
         self.tick()
 
-    # ------------------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------------- reading
 
     def tick(self) -> None:
-        """One look after another: a slow disk makes the picture late, never the keys."""
+        """Read one frame at a time: a slow disk delays the picture, never the keys."""
         if not self.is_paused and not self.is_looking:
             self.is_looking = True
             self.look()
@@ -139,7 +139,7 @@ class Monitor(App[None]):
         self.is_looking = False
 
     def draw(self, frame: Frame) -> None:
-        """Show a frame. Does nothing once the screen is being closed, while a frame is still on its way."""
+        """Show a frame. Does nothing if the screen is already being closed."""
         self.latest = frame
         if not self.query("#title"):
             return
@@ -225,7 +225,7 @@ class Monitor(App[None]):
 
     @work(thread=True, exclusive=True, group="judge")
     def action_judge(self) -> None:
-        self.call_from_thread(self.notify, "asking all rules …", timeout=2)
+        self.call_from_thread(self.notify, "Running all rules …", timeout=2)
         self.call_from_thread(self.draw, self.watching.judge())
 
     def action_pause(self) -> None:
@@ -253,12 +253,12 @@ class Monitor(App[None]):
 
 
 def monitor(watching: WatchedRuns) -> None:
-    """Show it until somebody quits."""
+    """Show the monitor until the user quits."""
     Monitor(watching).run()
 
 
 class Note(ModalScreen[None]):
-    """A text over everything; any of the usual keys closes it."""
+    """A text over the whole screen; any of the usual keys closes it."""
 
     BINDINGS: ClassVar = [("escape,q,enter,question_mark,space", "dismiss", "close")]
     CSS = """
@@ -276,16 +276,16 @@ class Note(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll() as scroll:
             scroll.border_title = self.heading
-            scroll.border_subtitle = "Esc closes"
+            scroll.border_subtitle = "Esc to close"
             yield Static(self.text)
 
 
 def keys_note(keys: list[tuple[str, str]]) -> Note:
-    """Every key and what it does."""
+    """The list of keys."""
     text = Text()
     for key, meaning in keys:
         text.append(f"{key:>10}  ", style="bold cyan").append(f"{meaning}\n")
-    text.append("\nColours run from dark (small) to bright (large); × is a value that is not finite.", style="dim")
+    text.append("\nColours run from dark (small) to bright (large); × marks non-finite values.", style="dim")
     return Note("keys", text)
 
 

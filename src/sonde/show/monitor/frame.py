@@ -1,4 +1,4 @@
-"""What the monitor shows at one moment, as plain data: the same for the screen, `--once` and `--json`."""
+"""The contents of the monitor at one moment, as plain data for the screen, `--once` and `--json`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """A layer that stands out: not finite, or far from the others."""
+    """A layer that stands out: non-finite, or far from the others."""
 
     site: str
     value: float
     """The newest value of the stat."""
     times_median: float
-    """That value over the median of all sites."""
+    """That value divided by the median of all sites."""
     odd_step: int | None
-    """Where it first had a value that is not finite, to the width of a column."""
+    """The step of its first non-finite value, with the precision of a column."""
     history: Floats
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,33 +69,35 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One run at one moment, and the runs beside it."""
+    """One run at one moment, and the list of the other runs."""
 
     run: RunLine | None
     reason: str = ""
     losses: tuple[Curve, ...] = ()
-    """The training loss first, then others that were logged."""
+    """The training loss first, then other logged losses."""
     loss: str | None = None
-    """Which of them is the training loss."""
+    """Name of the training loss."""
     rate: Curve | None = None
     """Steps per second."""
     stat: str = "grad/*/rms"
     heat: Pooled | None = None
     worst: tuple[Worst, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
-    """As dictionaries: rule, severity, step, last_step, message, remedy, sites."""
+    """Findings as dictionaries: rule, severity, step, last_step, message, remedy, sites."""
     health: float | None = None
     is_judged: bool = False
-    """Whether the findings are those of all rules over the whole run, or what was found while it trained."""
+    """Whether all rules have checked the whole run; otherwise these are the live findings."""
+    is_blind: bool = False
+    """Whether the run has ended and nothing can be read that rules check."""
     warnings: tuple[str, ...] = ()
     runs: tuple[RunLine, ...] = ()
     problem: str = ""
     """Why there is nothing to show, and what to do."""
     age_s: float | None = field(default=None)
-    """Since the run last gave a sign of life."""
+    """Seconds since the last heartbeat."""
 
     def as_dict(self) -> dict[str, Any]:
-        """What `--once --json` prints."""
+        """The output of `--once --json`."""
         run = self.run
         return {
             "run": None if run is None else _line(run),
@@ -117,7 +119,7 @@ def _line(run: RunLine) -> dict[str, Any]:
 
 
 def worst_layers(heat: Pooled, num: int = NUM_WORST) -> tuple[Worst, ...]:
-    """Sites with values that are not finite, the first of them first; then those furthest from the median of all."""
+    """Sites with non-finite values, earliest first; then those furthest from the median of all sites."""
     if not heat.values.size:
         return ()
     last = np.array([row[np.isfinite(row)][-1] if np.isfinite(row).any() else np.nan for row in heat.values])
@@ -142,7 +144,7 @@ def worst_layers(heat: Pooled, num: int = NUM_WORST) -> tuple[Worst, ...]:
 
 
 def _first(is_odd: NDArray[np.bool_]) -> int:
-    """The first column that is set; their number when none is."""
+    """The first column that is set, or the number of columns if none is."""
     return int(np.argmax(is_odd)) if is_odd.any() else len(is_odd)
 
 

@@ -1,4 +1,4 @@
-"""The heatmap as lines of text: sites folded into the rows there are, steps into the columns; nothing folded hides."""
+"""The heatmap as lines of text: sites are folded into rows and steps into columns, keeping every extreme visible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonde.show.term.number import number
 
 MIN_LABEL: Final = 8
 MAX_LABEL: Final = 26
-# Viridis at nine places, as published with matplotlib: even in brightness, told apart by the colour-blind.
+# Viridis at nine points, as published with matplotlib: even in brightness and safe for the colour-blind.
 _ANCHORS: Final = np.array(
     [
         (68, 1, 84),
@@ -49,17 +49,17 @@ _PALETTE: Final = _palette()
 
 @dataclass(frozen=True, slots=True)
 class HeatLook:
-    """How much room there is, and what the terminal can show."""
+    """The available space and the capabilities of the terminal."""
 
     width: int
     height: int
     has_colours: bool = True
-    """256 colours or more; else shades stand for colours."""
+    """Whether the terminal has 256 colours or more; otherwise shades replace colours."""
     ascii: bool = False
 
 
 def heat_lines(pooled: Pooled, look: HeatLook) -> list[Text]:
-    """At most `look.height` lines: the picture, and below it the steps and the scale."""
+    """At most `look.height` lines: the map, with the steps and the scale below it."""
     label_width = min(max(look.width // 4, MIN_LABEL), MAX_LABEL)
     num_columns = max(look.width - label_width - 1, 4)
     num_rows = max(look.height - 1, 1)
@@ -76,11 +76,11 @@ def heat_lines(pooled: Pooled, look: HeatLook) -> list[Text]:
 
 
 def fold(pooled: Pooled, num_rows: int, num_columns: int) -> tuple[Pooled, list[str]]:
-    """The highest of each group of neighbouring sites and steps, and what to call each group of sites."""
+    """The maximum of each group of neighbouring sites and steps, and a label for each group of sites."""
     rows = _edges(len(pooled.sites), num_rows)
     columns = _edges(pooled.cells.shape[1], num_columns)
     cells = np.maximum.reduceat(np.maximum.reduceat(pooled.cells, rows, axis=0), columns, axis=1)
-    cells = np.repeat(cells, max(num_columns // max(len(columns), 1), 1), axis=1)  # a short run fills the width too
+    cells = np.repeat(cells, max(num_columns // max(len(columns), 1), 1), axis=1)  # a short run also fills the width
     ends = [*rows[1:].tolist(), len(pooled.sites)]
     names = [_name(pooled.sites[start].partition("/")[2], end - start) for start, end in zip(rows, ends, strict=True)]
     return replace(pooled, cells=cells), names
@@ -95,7 +95,7 @@ def _name(first: str, num_sites: int) -> str:
 
 
 def _cells(text: Text, codes: np.ndarray, is_odd: np.ndarray, look: HeatLook) -> None:
-    """Neighbours of one look become one span, which keeps a wide map cheap."""
+    """Merge neighbouring cells of the same style into one span, which keeps a wide map cheap."""
     shades = ASCII_SHADES if look.ascii else SHADES
     start = 0
     keys = np.where(is_odd, NUM_LEVELS, codes)
@@ -134,7 +134,7 @@ def _legend(pooled: Pooled, label_width: int, width: int, bounds: tuple[float, f
 
 
 def levels(values: NDArray[np.float64], bounds: tuple[float, float], *, is_log: bool) -> NDArray[np.int64]:
-    """Which of `NUM_LEVELS` each value has; -1 for what is missing, and for zero on a log scale the lowest."""
+    """The level of each value, below `NUM_LEVELS`; -1 for missing values, the lowest for zero on a log scale."""
     low, high = bounds
     shown = np.array(values)
     known = np.isfinite(shown)

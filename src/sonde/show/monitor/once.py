@@ -1,4 +1,4 @@
-"""One frame on a console, and done: `sonde monitor --once`. In a pipe it is plain text."""
+"""A single frame on a console: `sonde monitor --once`. In a pipe it is plain text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAT_HEIGHT: Final = 13
 
 
 def draw(frame: Frame, console: Console) -> RenderableType:
-    """Everything of a frame, one below the other."""
+    """All parts of a frame, one below the other."""
     ascii = is_ascii(console)
     width = min(console.width, MAX_WIDTH)
     parts: list[RenderableType] = [title(frame)]
@@ -57,8 +57,10 @@ def _curves(frame: Frame, width: int, *, ascii: bool) -> RenderableType:
 
 def _findings(frame: Frame, width: int, *, ascii: bool) -> list[RenderableType]:
     if not frame.findings:
-        told = "no findings" if frame.is_judged else "no findings while it trained"
-        return [Text(f"{told}; sonde diagnose {frame.run.id if frame.run else ''}", style="dim")]
+        summary = "no findings" if frame.is_judged else "no findings during training"
+        if frame.is_blind:
+            summary = "nothing recorded to check"
+        return [Text(f"{summary}; sonde diagnose {frame.run.id if frame.run else ''}", style="dim")]
     lines: list[RenderableType] = []
     for finding in frame.findings:
         text = finding_line(finding, ascii=ascii)
@@ -70,7 +72,7 @@ def _findings(frame: Frame, width: int, *, ascii: bool) -> list[RenderableType]:
 def _worst(frame: Frame, *, ascii: bool) -> RenderableType:
     rows = [worst_cells(one, 16, ascii=ascii) for one in frame.worst[:NUM_WORST]]
     columns = [Column("stands out", cut=True), Column(frame.stat.rpartition("/")[2], right=True)]
-    return table([*columns, Column("of median", right=True), Column("")], rows)
+    return table([*columns, Column("× median", right=True), Column("")], rows)
 
 
 def _runs(frame: Frame) -> RenderableType:

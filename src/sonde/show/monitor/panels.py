@@ -1,4 +1,4 @@
-"""The parts of the screen: plots, heatmap, layers, findings, runs. Each shows a frame and reads nothing."""
+"""The panels of the screen: plots, heatmap, layers, findings, runs. Each draws a frame and reads no files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from sonde.show.term.table import STATUS_STYLES
 from sonde.show.term.text import plain
 
 ROOM_FOR_NAMES: Final = 12
-"""Below this height a plot has no room for a list of its lines: their names are in its title."""
+"""Below this height a plot has no room for a legend, so the names are put into its title."""
 _LINES: Final = ("cyan+", "orange+", "green+")
 
 
 class Plot(PlotextPlot):
-    """A few curves over steps. A logarithmic axis where it helps, crosses where a value is not finite."""
+    """A few curves over steps, with a logarithmic axis where it helps and crosses for non-finite values."""
 
     is_log: bool | None = None
-    """None: logarithmic where values span decades."""
+    """None: logarithmic if the values span decades."""
 
     def draw(self, title: str, curves: list[Curve]) -> None:
-        """Draw these curves; where there is nothing yet, that is said."""
+        """Draw these curves, or say that there is no data yet."""
         plot = self.plt
         plot.clear_figure()
         shown = [one for one in curves if len(one.values)]
@@ -49,11 +49,11 @@ class Plot(PlotextPlot):
         if drawn:
             heights = np.concatenate(drawn)
             self._finish(shown, float(heights.min()), float(heights.max()), is_log=is_log)
-        plot.title(f"{title}{', log' if is_log else ''}" if drawn else f"{title}: nothing yet")
+        plot.title(f"{title}{', log' if is_log else ''}" if drawn else f"{title}: no data yet")
         self.refresh()
 
     def _finish(self, shown: list[Curve], lowest: float, highest: float, *, is_log: bool) -> None:
-        """Crosses for what is not finite, and ticks that read well."""
+        """Add crosses for non-finite values, and round ticks."""
         plot = self.plt
         odd = sorted({int(step) for one in shown for step in one.steps[~np.isfinite(one.values)]})
         if odd:
@@ -72,7 +72,7 @@ def _points(curve: Curve, *, is_log: bool) -> tuple[Any, Any]:
 
 
 def value_ticks(lowest: float, highest: float, *, is_log: bool, num: int) -> list[tuple[float, str]]:
-    """Places on the axis and what they say; on a logarithmic one places are logarithms.
+    """Tick positions and labels; on a logarithmic axis the positions are logarithms.
 
     >>> value_ticks(-3.2, 0.1, is_log=True, num=4)
     [(-3, '0.001'), (-2, '0.01'), (-1, '0.1'), (0, '1')]
@@ -86,7 +86,7 @@ def value_ticks(lowest: float, highest: float, *, is_log: bool, num: int) -> lis
 
 
 class Heat(Static):
-    """Layers × steps. What is folded or pooled never hides a NaN."""
+    """The heatmap of layers and steps. Folding and pooling never hide a NaN."""
 
     frame: Frame | None = None
 
@@ -103,7 +103,7 @@ class Heat(Static):
         if self.frame is None or width < 12 or height < 2:
             return
         if self.frame.heat is None:
-            self.update(Text("nothing recorded of this kind yet", style="dim"))
+            self.update(Text("nothing of this kind recorded yet", style="dim"))
             return
         system = self.app.console.color_system
         has_colours = system in ("256", "truecolor") and not self.app.no_color
@@ -128,7 +128,7 @@ class Worst(Static):
         width, height = self.content_size.width, self.content_size.height
         if self.frame is None or width < 12 or height < 1:
             return
-        # Plain lines: a table of Textual would measure every cell again at every look.
+        # Plain lines: a Textual table would measure every cell again for every frame.
         has_values = width >= 34
         room = max(min(width - (22 if has_values else 12), 36), 8)
         shape = width - room - 23
@@ -142,11 +142,11 @@ class Worst(Static):
             cells = [name, *([value] if has_values else []), times, *([history] if shape > 2 else [])]
             lines.append(Text(" ").join(cells))
         shown = Text("\n", no_wrap=True, overflow="crop").join(lines)
-        self.update(shown if lines else Text("nothing recorded of this kind yet", style="dim"))
+        self.update(shown if lines else Text("nothing of this kind recorded yet", style="dim"))
 
 
 class Findings(OptionList):
-    """What was found; Enter shows all of one."""
+    """The list of findings; Enter opens one."""
 
     class Opened(Message):
         def __init__(self, finding: dict[str, Any]) -> None:
@@ -157,8 +157,8 @@ class Findings(OptionList):
     state: object = None
 
     def show(self, frame: Frame) -> None:
-        told = "findings" if frame.is_judged else "findings so far"
-        self.border_title = f"{told}: {len(frame.findings)}" if frame.findings else told
+        title = "findings" if frame.is_judged else "findings so far"
+        self.border_title = f"{title}: {len(frame.findings)}" if frame.findings else title
         state = (frame.findings, self.content_size.width)
         if state == self.state and self.option_count:
             return
@@ -167,7 +167,7 @@ class Findings(OptionList):
         self.clear_options()
         self.add_options([Option(finding_lines(finding, self.content_size.width)) for finding in frame.findings])
         if not frame.findings:
-            self.add_option(Option(Text("nothing found", style="dim"), disabled=True))
+            self.add_option(Option(Text("no problems found", style="dim"), disabled=True))
         else:
             self.highlighted = min(place or 0, len(frame.findings) - 1)
 
@@ -178,7 +178,7 @@ class Findings(OptionList):
 
 
 class Runs(OptionList):
-    """The runs there are; Enter shows another."""
+    """The list of runs; Enter opens one."""
 
     class Chosen(Message):
         def __init__(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""A run read while it is written: each look reads only what is new. Knows no terminal."""
+"""Incremental reading of a run that is being written: each call reads only new data. Independent of the terminal."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sonde.show.summary import steps_per_second
 from sonde.show.web.caches.diagnoses import recorded_findings
 
 OTHER_SCALARS: Final = ("*lr*", "*learning_rate*", "*acc*")
-"""Drawn in addition to the losses."""
+"""Scalars that are drawn in addition to the losses."""
 LATE_STEPS: Final = 16
-"""Rows of a step may reach the disk a little after those of the next: the newest steps are read once more."""
+"""Number of newest steps that are read again: rows of a step may reach the disk after those of the next."""
 MAX_POINTS: Final = 4000
 RATE_POINTS: Final = 120
 FULL_DIAGNOSIS_ROWS: Final = 5_000_000
-"""A run that ended is judged by all rules, unless it holds more values than this."""
+"""Run all rules on a finished run unless it has more values than this."""
 
 
 class Reading:
-    """What is known of one run so far."""
+    """The data read from one run so far."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -44,10 +44,10 @@ class Reading:
         self._judged: dict[str, Any] | None = None
         self.problem = ""
 
-    # ------------------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------------- reading
 
     def look(self) -> None:
-        """Read what was written since the last look. What cannot be read is said, and tried again."""
+        """Read what was written since the last call. A failure is shown and tried again."""
         try:
             self._forget_abandoned()
             last = self.run.last_step
@@ -56,11 +56,11 @@ class Reading:
             self.problem = ""
         except SondeError as error:
             self.problem = str(error)
-        except OSError as error:  # the folder was moved or deleted under us
-            self.problem = f"{self.run.path} can no longer be read: {error.strerror}."
+        except OSError as error:  # the folder was moved or deleted meanwhile
+            self.problem = f"Cannot read {self.run.path} any more: {error.strerror}."
 
     def _forget_abandoned(self) -> None:
-        """Training returned to an earlier step: what was read of later ones is not shown any more."""
+        """Discard the data of later steps after training returned to an earlier one."""
         num_attempts = self.run.num_attempts
         if num_attempts != self._num_attempts:
             self._num_attempts, self.pool, self.scalars, self._thin = num_attempts, LivePool(self.pattern[1]), {}, {}
@@ -68,12 +68,12 @@ class Reading:
             self._judged = None
 
     def show(self, kind: str, stat: str) -> None:
-        """Look at another quantity from now on."""
+        """Switch to another stat."""
         if (kind, stat) != self.pattern:
             self.pattern, self.pool, self._seen_stats = (kind, stat), LivePool(stat), -1
 
     def kinds(self) -> list[str]:
-        """The kinds that were measured, in the order of their first site."""
+        """The recorded kinds, in the order of their first site."""
         return list(dict.fromkeys(self.run.sites()["kind"].to_pylist()))
 
     def _look_at_stats(self, last: int) -> None:
@@ -106,7 +106,7 @@ class Reading:
         self._seen_scalars = max(self._seen_scalars, last)
 
     def _keep_few(self, name: str, column: dict[int, tuple[float, float]]) -> None:
-        """A curve of any length stays drawable: of each stretch the lowest, the highest and the first not finite."""
+        """Downsample a curve: keep the minimum, the maximum and the first non-finite value of each interval."""
         steps = np.array(sorted(column), np.int64)
         values = np.array([column[step][0] for step in steps.tolist()])
         if len(steps) > 2 * MAX_POINTS:
@@ -115,10 +115,10 @@ class Reading:
             steps, values = steps[kept], values[kept]
         self._thin[name] = Curve(name, steps, values)
 
-    # ------------------------------------------------------------------------------------------------------ answering
+    # --------------------------------------------------------------------------------------------------------- frames
 
     def frame(self, runs: tuple[RunLine, ...] = ()) -> Frame:
-        """Everything as it is now."""
+        """The current frame."""
         try:
             return self._frame(runs)
         except (SondeError, OSError) as error:
@@ -143,13 +143,18 @@ class Reading:
             findings=tuple(findings),
             health=health if judged is None else judged["health"],
             is_judged=judged is not None,
+            is_blind=self._is_lost() if judged is None else judged["is_blind"],
             warnings=(*self.run.warnings, *([self.problem] if self.problem else [])),
             runs=runs,
             age_s=max(time.time() - sign, 0.0) if sign else None,
         )
 
+    def _is_lost(self) -> bool:
+        """Whether the run has ended without data, or its data no longer exists."""
+        return self.run.status != "running" and (self.run.last_step < 0 or not self.run.catalog.is_complete)
+
     def _curves(self) -> list[Curve]:
-        """The training loss first, the validation loss, other losses, then the rest."""
+        """The training loss, the validation loss, other losses, then the rest."""
         losses = [training_loss(self._names), validation_loss(self._names)]
 
         def place(name: str) -> tuple[int, bool, int, str]:
@@ -168,7 +173,7 @@ class Reading:
         return throughput(steps, times)
 
     def judge(self) -> None:
-        """Ask all rules; takes a second or more."""
+        """Run all rules; takes a second or more."""
         try:
             found = self.run.diagnosis()
         except (SondeError, OSError) as error:
@@ -178,17 +183,17 @@ class Reading:
         for finding in (*found.roots, *found.remarks):
             rows.append(finding.as_dict())
             rows += [{**symptom.as_dict(), "caused_by": finding.rule} for symptom in finding.cause_of]
-        self._judged = {"findings": rows, "health": health_of(found)}
+        self._judged = {"findings": rows, "health": health_of(found), "is_blind": found.is_blind}
 
     def is_worth_judging(self) -> bool:
-        """Whether the run ended, was not judged yet, and is small enough to be judged in a moment."""
+        """Whether the run has ended, has not been judged yet, and is small enough to judge quickly."""
         if self._judged is not None or self.run.status == "running":
             return False
         return bool(self.run.sites().num_rows * max(self.run.last_step, 0) <= FULL_DIAGNOSIS_ROWS)
 
 
 def throughput(steps: Any, times: Any) -> Curve | None:
-    """Steps per second over stretches; None where fewer than two moments are known."""
+    """Steps per second over intervals; None if fewer than two times are known."""
     found = steps_per_second(steps, times, RATE_POINTS)
     return Curve("steps/s", *found) if len(found[0]) else None
 
@@ -204,6 +209,6 @@ def _with_times(table: pa.Table) -> list[tuple[str, Any, Any]]:
 
 
 def _live_findings(run: Run) -> list[dict[str, Any]]:
-    """What was found while it trained: the most severe and newest first."""
+    """Live findings, most severe and newest first."""
     found = sorted(recorded_findings(run), key=lambda finding: (-finding.severity.rank, -finding.step))
     return [finding.as_dict() for finding in found]

@@ -1,4 +1,4 @@
-"""What to monitor: a run, a folder of runs, a folder of checkpoints, or one of these that is not there yet."""
+"""The target of the monitor: a run, a folder of runs or checkpoints, or one that does not exist yet."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sonde.schema.layout import RUN_FILE
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where runs are looked for, and the one that was asked for by name."""
+    """The folder to search for runs, and the run that was requested by name."""
 
     folder: Path
     only: Path | None = None
-    """The folder of one run; without it the newest of `folder` is shown, and the others are listed."""
+    """The folder of one run; if None, the newest run in `folder` is shown and the others are listed."""
 
     def runs(self) -> list[Run]:
-        """The runs that can be opened now, newest first."""
+        """The runs that can be opened, newest first."""
         folders = [self.only] if self.only else list(run_folders(self.folder))
         found = [run for folder in folders if (run := _try_open(folder)) is not None]
         return sorted(found, key=lambda run: (run.created, run.path.name), reverse=True)
@@ -29,12 +29,12 @@ class Target:
 def _try_open(folder: Path) -> Run | None:
     try:
         return Run(folder)
-    except SondeError:  # one being created, or damaged: `sonde list` says which
+    except SondeError:  # being created, or damaged: `sonde list` says which
         return None
 
 
 def find_target(name: str | None, dir: Path) -> Target:
-    """What a name means. A path that holds nothing yet is waited for; a name that is no run's is an error."""
+    """Resolve a name. A path without a run yet is waited for; an unknown name is an error."""
     if name is None:
         return Target(dir)
     path = Path(name).expanduser()
@@ -61,6 +61,6 @@ def _of_folder(path: Path) -> Target:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """Whether somebody typed a place rather than the name of a run."""
+    """Whether the text looks like a path rather than the name of a run."""
     separators = tuple(filter(None, (os.sep, os.altsep)))
     return name.startswith((".", "~", *separators)) or name.endswith(separators)

@@ -1,4 +1,4 @@
-"""Which run is shown and what is known of all: one look after another, from a thread that may take its time."""
+"""The run that is shown and the list of all runs, read by a background thread that may be slow."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from sonde.show.monitor.reading import Reading, run_line
 from sonde.show.monitor.target import Target
 
 LIST_INTERVAL_S: Final = 3.0
-"""How often the folder is looked through; a run that died is marked at the next look."""
+"""Seconds between scans of the folder; a run that died is marked at the next scan."""
 
 
 class WatchedRuns:
-    """The runs of a target, and one of them closely. Not for several threads at once."""
+    """The runs of a target, and one of them in detail. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.reading: Reading | None = None
         self.chosen: str | None = None
-        """The folder of the run that was chosen by hand; without one the newest that runs is shown."""
+        """The folder of the run that the user chose; if None, the newest running one is shown."""
         self.pattern = ("grad", "rms")
         self._listed: tuple[RunLine, ...] = ()
         self._listed_at = -LIST_INTERVAL_S
 
     def look(self) -> Frame:
-        """Read what is new, and say how things are."""
+        """Read new data and return the current frame."""
         self._list()
         self._pick()
         if self.reading is None:
@@ -36,14 +36,14 @@ class WatchedRuns:
         return self.reading.frame(self._with_newest())
 
     def judge(self) -> Frame:
-        """Ask all rules about the run that is shown."""
+        """Run all rules on the run that is shown."""
         if self.reading is None:
             return self.look()
         self.reading.judge()
         return self.reading.frame(self._with_newest())
 
     def choose(self, path: str) -> None:
-        """Show this run, and stay with it."""
+        """Show this run from now on."""
         self.chosen = path
 
     def kinds(self) -> list[str]:
@@ -52,8 +52,8 @@ class WatchedRuns:
     def what_to_do(self) -> str:
         where = self.target.only or self.target.folder
         return (
-            f"No run in {where} yet. Record one:  sonde run train.py,  or in the training script  "
-            "with sonde.watch(model, optimizer): ...   Waiting for it."
+            f"No run in {where} yet; waiting for one. Record one:  sonde run train.py  or, in the training script,  "
+            "with sonde.watch(model, optimizer): ..."
         )
 
     def _list(self) -> None:
@@ -69,7 +69,7 @@ class WatchedRuns:
             running = [line for line in self._listed if line.status == "running"]
             newest = next(iter(running or self._listed), None)
             current = None if self.reading is None else paths.get(str(self.reading.run.path))
-            # A run that is shown and still runs is not left for another that began.
+            # Stay with a run that is still running when another one starts.
             wanted = current.path if current and current.status == "running" else newest.path if newest else None
         if wanted is None or (self.reading is not None and str(self.reading.run.path) == wanted):
             return
@@ -77,7 +77,7 @@ class WatchedRuns:
         self.reading = None if run is None else Reading(run)
 
     def _with_newest(self) -> tuple[RunLine, ...]:
-        """The list, with the run that is shown as it is this moment."""
+        """The list of runs, with the current state of the run that is shown."""
         if self.reading is None or self.reading.problem:
             return self._listed
         own = run_line(self.reading.run)

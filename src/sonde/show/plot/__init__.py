@@ -1,1 +1,1 @@
-"""Figures for papers and notebooks, by matplotlib."""
+"""Figures for papers and notebooks, drawn with matplotlib."""

@@ -1,4 +1,4 @@
-"""When an axis is logarithmic, and how names are made short. Pure."""
+"""Choice of logarithmic axes, and short names for labels. Pure functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spans_decades(columns: Iterable[np.ndarray]) -> bool:
 
 
 def short_names(names: Sequence[str]) -> tuple[list[str], str]:
-    """What tells the names apart, and what they share, as the label of the axis.
+    """Shorten names to the parts that differ, and put the shared parts into the axis label.
 
     >>> short_names(["grad/0.weight/rms", "grad/2.weight/rms"])
     (['0.weight', '2.weight'], 'grad rms')

@@ -1,4 +1,4 @@
-"""`run.plot("grad/*/rms")`: a matplotlib figure of series, as lines while there are few and as a heatmap after."""
+"""`run.plot("grad/*/rms")`: a matplotlib figure of series, as lines for a few and as a heatmap for many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from sonde.errors import UnknownNameError, UsageError
-from sonde.run import Run
+from sonde.run import Run, Steps
 from sonde.schema.names import matches
 from sonde.schema.old_names import current_stat
 from sonde.show.plot.axes import short_names, spans_decades
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 Style = Literal["auto", "lines", "heatmap"]
 STYLES: Final[tuple[Style, ...]] = ("auto", "lines", "heatmap")
+Size = tuple[float, float] | str | None
 MAX_LINES: Final = 12
-"""More lines than this cannot be told apart."""
+"""Maximum number of lines that can be distinguished."""
 SIZE: Final = (6.4, 3.2)
 COLUMNS: Final = 600
 MAX_LABELS: Final = 40
@@ -34,26 +35,40 @@ def plot(
     run: Run,
     pattern: str | Sequence[str],
     *,
-    steps: Any = None,
+    steps: Steps = None,
     style: Style = "auto",
     log: bool | None = None,
     title: str | None = None,
-    size: tuple[float, float] | None = None,
-) -> Any:
-    """The figure; `savefig("x.svg")` writes it, a notebook shows it."""
+    size: Size = None,
+) -> Figure:
+    """Draw the figure; `savefig("x.svg")` writes it, a notebook shows it."""
+    size = _inches(size)
     require_matplotlib()
     if style not in STYLES:
         raise UnknownNameError("style", style, STYLES)
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns:
-        raise UsageError('nothing to plot: give a pattern, as in  run.plot("grad/*/rms")  or  run.plot("loss").')
+        raise UsageError('nothing to plot. Give a pattern, e.g.  run.plot("grad/*/rms")  or  run.plot("loss")')
     if style == "heatmap" or (style == "auto" and _are_many(run, patterns)):
         return _heatmap(run, patterns, steps, log, title, size)
     return _lines(run, patterns, steps, log, title, size)
 
 
+def _inches(size: Size) -> tuple[float, float] | None:
+    """Width and height, given as numbers or as "6.4x3.2"."""
+    if size is None:
+        return None
+    try:
+        width, height = (float(part) for part in (size.lower().split("x") if isinstance(size, str) else size))
+    except ValueError:
+        width = height = 0.0
+    if not (0 < width <= 100 and 0 < height <= 100):
+        raise UsageError(f'invalid size "{size}": give width x height in inches, e.g. 6.4x3.2.')
+    return width, height
+
+
 def _are_many(run: Run, patterns: Sequence[str]) -> bool:
-    """Whether one pattern names more sites than lines can show."""
+    """Whether the single pattern matches more sites than lines can show."""
     if len(patterns) != 1 or not is_stat(run, patterns[0]) or any(sign in patterns[0].split("/")[2] for sign in "*?["):
         return False
     kind, site, _ = patterns[0].split("/")
@@ -62,34 +77,34 @@ def _are_many(run: Run, patterns: Sequence[str]) -> bool:
     return sum(matches(kind, own) and matches(site, name) for own, name in names) > MAX_LINES
 
 
-def _lines(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, title: Any, size: Any) -> Any:
+def _lines(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, title: Any, size: Any) -> Figure:
     from matplotlib import rc_context
 
     series = read_series(run, patterns, steps)
     with rc_context(RC):
-        figure, axes = _new(size or SIZE)
-        _draw_lines(axes, series, log=log)
+        figure, axes = new_figure(size or SIZE)
+        draw_lines(axes, series, log=log)
         axes.set_title(_title(run) if title is None else title)
     return figure
 
 
-def _heatmap(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, title: Any, size: Any) -> Any:
+def _heatmap(run: Run, patterns: Sequence[str], steps: Any, log: bool | None, title: Any, size: Any) -> Figure:
     from matplotlib import rc_context
 
     if len(patterns) != 1 or not is_stat(run, patterns[0]):
         raise UsageError(
-            'a heatmap shows one stat of many sites, as in  run.plot("grad/*/rms", style="heatmap"); '
+            'a heatmap shows one stat of many sites, e.g.  run.plot("grad/*/rms", style="heatmap"); '
             f"got {', '.join(patterns)}."
         )
     stat = current_stat(patterns[0].split("/")[2])
     if any(sign in stat for sign in "*?["):
-        raise UsageError(f'a heatmap shows one stat; "{stat}" may be several. Give its name, as rms.')
+        raise UsageError(f'a heatmap shows one stat, and "{stat}" may match several. Give a single name, e.g. rms.')
     pooled = pool(run, patterns[0], width=COLUMNS, steps=steps)
     if not pooled.sites:
-        raise UsageError(f"{run.project}/{run.name} has nothing named {patterns[0]}. `run.sites()` lists the sites.")
+        raise UsageError(f"nothing in {run.project}/{run.name} matches {patterns[0]}. `run.sites()` lists the sites.")
     kinds = sorted({site.partition("/")[0] for site in pooled.sites})
     with rc_context(RC):
-        figure, axes = _new(size or (SIZE[0], min(max(1.2 + 0.14 * len(pooled.sites), SIZE[1]), 7.5)))
+        figure, axes = new_figure(size or (SIZE[0], min(max(1.2 + 0.14 * len(pooled.sites), SIZE[1]), 7.5)))
         _draw_heat(figure, axes, pooled, f"{' '.join(kinds)} {stat}", log=log)
         axes.set_title(_title(run) if title is None else title)
     return figure
@@ -99,15 +114,16 @@ def _title(run: Run) -> str:
     return label(f"{run.project}/{run.name}", 80)
 
 
-def _new(size: tuple[float, float]) -> tuple[Any, Any]:
+def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
+    """An empty figure and its axes."""
     from sonde.show.plot.picture import Picture
 
     figure = Picture(figsize=size, layout="constrained")
     return figure, figure.subplots()
 
 
-def _draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> None:
-    """All series in one pair of axes."""
+def draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> None:
+    """Draw all series in one pair of axes."""
     names, shared = short_names([one.name for one in series])
     is_log = spans_decades(one.values for one in series) if log is None else log
     for number, (name, one) in enumerate(zip(names, series, strict=True)):
@@ -121,7 +137,7 @@ def _draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> No
     if is_log:
         axes.set_yscale("log")
     _mark_odd(axes, series)
-    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # there is no step 0.02
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)  # steps are integers
     axes.set_xlabel("step")
     axes.set_ylabel(shared)
     axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
@@ -133,7 +149,7 @@ def _draw_lines(axes: Axes, series: Sequence[Series], *, log: bool | None) -> No
 def _mark_odd(axes: Axes, series: Sequence[Series]) -> None:
     odd = np.unique(np.concatenate([np.empty(0, np.int64), *(one.odd_steps for one in series)]))
     if len(odd):
-        # On the axis itself, whatever the scale: a cross among the data would look like a value.
+        # On the axis itself, regardless of the scale: a cross among the data would look like a value.
         axes.plot(
             odd,
             np.zeros(len(odd)),
@@ -141,14 +157,14 @@ def _mark_odd(axes: Axes, series: Sequence[Series]) -> None:
             marker="x",
             markersize=4,
             color=ODD,
-            label="not finite",
+            label="non-finite",
             transform=axes.get_xaxis_transform(),
             clip_on=False,
         )
 
 
 def _draw_heat(figure: Figure, axes: Axes, pooled: Pooled, quantity: str, *, log: bool | None) -> None:
-    """The picture, its scale, and what the two special colours mean."""
+    """Draw the heatmap, its colour scale, and a note on the two special colours."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 

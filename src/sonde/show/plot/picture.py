@@ -1,4 +1,4 @@
-"""A matplotlib Figure that a notebook shows by itself, and whose files keep their text. Never touches pyplot."""
+"""A matplotlib Figure that displays itself in a notebook and keeps text as text in files. Never uses pyplot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.show.plot.style import RC
 
 
 class Picture(Figure):
-    """As any figure of matplotlib, except that no window, backend or setting of the user's is involved."""
+    """A matplotlib figure that involves no window, backend or user setting."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)

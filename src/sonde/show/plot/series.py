@@ -1,4 +1,4 @@
-"""What a figure is drawn from: which series patterns name, thinned so that no spike is lost, and where NaN was."""
+"""The data of a figure: the series that match patterns, downsampled without losing spikes, and the steps of NaN."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sonde.run import Run
 from sonde.schema.names import matches
 
 POINTS: Final = 1500
-"""Buckets of a line, of which the lowest and the highest are drawn: more than a page has dots."""
+"""Number of buckets of a line, of which minimum and maximum are drawn: more than a page has dots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, and the steps at which it, or a part of its tensor, was not finite."""
+    """One line, and the steps at which it, or a part of its tensor, was non-finite."""
 
     name: str
     steps: NDArray[np.int64]
@@ -28,21 +28,21 @@ class Series:
 
 
 def is_stat(run: Run, pattern: str) -> bool:
-    """Whether a pattern names a stat of sites, as `grad/*/rms`; anything else names scalars, as `val/loss`."""
+    """Whether a pattern names a stat of sites, like `grad/*/rms`; anything else names scalars, like `val/loss`."""
     parts = pattern.split("/")
     return len(parts) == 3 and any(matches(parts[0], kind) for kind in set(run.sites()["kind"].to_pylist()))
 
 
 def read_series(run: Run, patterns: Sequence[str], steps: Any) -> list[Series]:
-    """Every series the patterns name, each once, in the order of the patterns."""
+    """Every series that matches the patterns, each once, in the order of the patterns."""
     found: dict[str, Series] = {}
     for pattern in patterns:
         for series in (_stats if is_stat(run, pattern) else _scalars)(run, pattern, steps):
             found.setdefault(series.name, series)
     if not found:
         raise UsageError(
-            f"{run.project}/{run.name} has nothing named {', '.join(patterns)}. `run.sites()` lists the sites of "
-            'patterns like "grad/*/rms", `run.scalars()` the logged numbers.'
+            f"nothing in {run.project}/{run.name} matches {', '.join(patterns)}. `run.sites()` lists the sites for "
+            'patterns like "grad/*/rms", and `run.scalars()` the logged numbers.'
         )
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""How our figures look: small type, few lines, colours that the colour-blind tell apart. Changes no global setting."""
+"""Style of figures: small type, few lines, colours safe for the colour-blind. Changes no global setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from sonde.errors import MissingPackageError
 from sonde.show.term.text import plain
 
-# Okabe and Ito's eight, the dark ones first; yellow is left out, on white paper it cannot be seen.
+# The eight colours of Okabe and Ito, dark ones first; yellow is left out because it is invisible on white paper.
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
 DASHES: Final = ("solid", (0, (5, 1.5)), (0, (1, 1)))
 ODD: Final = "#d7263d"
@@ -40,7 +40,7 @@ RC: Final[dict[str, Any]] = {
     "figure.dpi": 100.0,
     "savefig.dpi": 300.0,
     "savefig.facecolor": "auto",
-    # Text stays text: it can be searched, and set in the fonts of the paper.
+    # Text stays text, so that it can be searched and uses the fonts of the paper.
     "svg.fonttype": "none",
     "svg.hashsalt": "sonde",
     "pdf.fonttype": 42,
@@ -49,13 +49,13 @@ RC: Final[dict[str, Any]] = {
 
 
 def require_matplotlib() -> None:
-    """Say what to install, where matplotlib is missing."""
+    """Raise an error that says what to install if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise MissingPackageError("matplotlib", "plot", "drawing a figure")
 
 
 def label(text: object, limit: int | None = None) -> str:
-    """A name as text: a dollar sign in it begins no formula, an escape code does nothing."""
+    """Escape a name: a dollar sign must not start a formula, and control characters are removed."""
     return plain(text, limit).replace("$", r"\$")
 
 

@@ -1,1 +1,1 @@
-"""One file that says how a run went: analyses as data first, then JSON, Markdown, HTML and PDF from the same data."""
+"""Reports of a run as one file: analyses as plain data, written as JSON, Markdown, HTML or PDF."""

@@ -1,4 +1,4 @@
-"""The answers that an HTML report holds: those of the dashboard's server, asked beforehand, the most telling first."""
+"""The data embedded in an HTML report: precomputed responses of the dashboard's server, most important first."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from sonde.show.web.wire import binary_reply, read_binary, report_key, to_json
 
 BYTES_PER_TENSOR: Final = 2_500
 MIN_BYTES: Final = 400_000
-"""Compressed, before base64 adds a third: 148 tensors make about half a megabyte, 2,000 under seven."""
+"""Compressed size of the data, before base64 adds a third: 148 tensors take about 0.5 MB, 2,000 under 7 MB."""
 POINTS: Final = 300
 HEAT_COLUMNS: Final = 400
 MAX_SCALARS: Final = 100
 MAX_NAMED: Final = 12
-"""Tensors that findings name, of which everything is kept."""
+"""Maximum number of tensors named in findings whose data is kept completely."""
 QUANTILES: Final = ("max_abs", "abs_q99", "abs_q75", "abs_q50", "abs_q25", "abs_q01")
 LINE_POINTS: Final = 80
 _HEAT_WAIT_S: Final = 60.0
 _NEVER_MS: Final = 2**31 - 1
 MAX_FILE_READS: Final = 5_000
 MIN_READS: Final = 40
-"""Series of one tensor are read from every file of the run: of a long one, few tensors have theirs in the report."""
+"""Limits on file reads: series of a tensor are read from every file, so a long run includes them for few tensors."""
 
 
 def collect(run: Run, report: Report, on_stage: OnStage = lambda _: None) -> dict[str, bytes]:
-    """Answers by the name the front-end looks them up under, as many as fit."""
+    """Responses by the key under which the front-end looks them up, as many as fit."""
     on_stage("collecting")
     asked = Answers(RunTable([run.path]), can_delete=False)
     try:
@@ -69,7 +69,7 @@ def _num_files(asked: Answers, id: str) -> int:
 
 
 def _detail(asked: Answers, base: str, kept: dict[str, bytes]) -> None:
-    """The run itself. Where things lie on the disk it was made on is nobody's business who gets the file."""
+    """The run's own facts, without paths: the recipient of the file must not see where it was made."""
     asked.get(base)
     asked.briefs.tasks.wait(60.0)
     detail = json.loads(asked.get(base).body)
@@ -79,7 +79,7 @@ def _detail(asked: Answers, base: str, kept: dict[str, bytes]) -> None:
 
 
 def _keep(asked: Answers, path: str, kept: dict[str, bytes]) -> int:
-    """Ask, and keep the answer; gives back how much room it takes. A question that has no answer is left out."""
+    """Compute and keep a response; returns its size. A request without a result is left out."""
     key = report_key(path)
     if key in kept:
         return 0
@@ -88,14 +88,14 @@ def _keep(asked: Answers, path: str, kept: dict[str, bytes]) -> int:
         if "/heat?" in path and "kind=health" not in path and not read_binary(body)[0]["is_exact"]:
             asked.heats.loader.wait(_HEAT_WAIT_S)
             body = _final(asked.get(path).body)
-    except BadRequestError:  # nothing of this kind was recorded, or it is damaged, which the warnings say
+    except BadRequestError:  # nothing of this kind was recorded, or it is damaged (see the warnings)
         return 0
     kept[key] = body
     return _size(body)
 
 
 def _final(body: bytes) -> bytes:
-    """A heat map that nobody asks for again: what is merged in it stays so, and says so."""
+    """A heatmap that will not be refined later: merged steps stay merged and are marked as such."""
     header, arrays = read_binary(body)
     types = {name: dtype for name, dtype, *_ in header.pop("buffers")}
     header["retry_ms"] = _NEVER_MS
@@ -107,14 +107,14 @@ def _size(body: bytes) -> int:
 
 
 def _room(sites: dict[str, Any]) -> int:
-    """For how many bytes there is room: by the number of tensors of the largest kind."""
+    """The byte limit, from the number of tensors of the largest kind."""
     kinds = sites.get("columns", {}).get("kind", [])
     largest = max((kinds.count(kind) for kind in set(kinds)), default=0)
     return max(MIN_BYTES, BYTES_PER_TENSOR * largest)
 
 
 def _questions(base: str, sites: dict[str, Any], findings: dict[str, Any], flow: dict[str, Any]) -> Iterator[str]:
-    """What the views ask for, in the order in which it would be missed."""
+    """The requests of the views, most important first."""
     tensors = _Tensors(base, sites)
     found = findings.get("findings", [])
     shown = [one["link"] for finding in found for one in finding["evidence"] if one["link"]]
@@ -138,7 +138,7 @@ def _questions(base: str, sites: dict[str, Any], findings: dict[str, Any], flow:
 
 
 class _Tensors:
-    """Questions about sites."""
+    """Requests about sites."""
 
     def __init__(self, base: str, sites: dict[str, Any]) -> None:
         self.base = base
@@ -158,7 +158,7 @@ class _Tensors:
         return f"{self.base}/heat?kind={kind}&stat={stat}&w={HEAT_COLUMNS}"
 
     def view(self, i: int) -> Iterator[str]:
-        """All that the page of one tensor shows."""
+        """All requests of the page of one tensor."""
         if i not in self.kind_of:
             return
         for other in self.same[self.name_of[i]]:

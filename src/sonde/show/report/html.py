@@ -1,4 +1,4 @@
-"""A report as one HTML file: the dashboard's own program with its answers inside. It reaches nothing outside itself."""
+"""A report as one HTML file: the dashboard's front-end with its data embedded. It loads nothing from outside."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from sonde.show.web.runs import run_key
 from sonde.show.web.wire import pack
 
 _LINE: Final = 20_000
-"""Editors and mail programs choke on a line of megabytes."""
+"""Line length of the data: editors and mail programs cannot handle lines of megabytes."""
 
 
 class NotBuiltError(SondeError):
-    """This copy of sonde has no front-end."""
+    """This installation of sonde has no front-end."""
 
 
 def require_assets() -> None:
-    """Say what to do where the front-end was not built."""
+    """Raise an error that says what to do if the front-end was not built."""
     if not all((FOLDER / name).is_file() for name in ("app.js", "app.css")):
         raise NotBuiltError(
-            "an HTML report needs the front-end, and this copy of sonde was installed without it. Build it with "
-            "`make web` in a checkout, or install a released wheel; --format md and json need nothing."
+            "an HTML report needs the front-end, and sonde was installed without it. Build it with `make web` in a "
+            "checkout, install a released wheel, or use --format md or json, which do not need it."
         )
 
 
 def to_html(run: Run, report: Report, on_stage: OnStage = lambda _: None, *, for_print: bool = False) -> str:
-    """The file. `for_print` unfolds everything and draws it in light colours."""
+    """Render the page. `for_print` unfolds every section and uses light colours."""
     data = base64.b64encode(gzip.compress(pack(collect(run, report, on_stage)), 9, mtime=0)).decode("ascii")
     script = _inline((FOLDER / "app.js").read_text(encoding="utf-8"))
     style = (FOLDER / "app.css").read_text(encoding="utf-8").replace("</", "<\\/")
     icon = (
         base64.b64encode((FOLDER / "icon.svg").read_bytes()).decode("ascii") if (FOLDER / "icon.svg").is_file() else ""
     )
-    # Nothing may be loaded, nothing may run but the one script whose hash is here.
+    # Nothing may be loaded, and only the script with this hash may run.
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -63,7 +63,7 @@ def to_html(run: Run, report: Report, on_stage: OnStage = lambda _: None, *, for
 </head>
 <body>
 <div id="app"></div>
-<noscript>This report needs JavaScript to draw. Without it: sonde report RUN --format md</noscript>
+<noscript>This report needs JavaScript. For a version without it, run: sonde report RUN --format md</noscript>
 <script type="application/octet-stream" id="sonde-data">
 {_lines(data)}
 </script>
@@ -74,7 +74,7 @@ def to_html(run: Run, report: Report, on_stage: OnStage = lambda _: None, *, for
 
 
 def _inline(script: str) -> str:
-    """JavaScript that HTML does not take for its own: both occur in texts only, where a backslash says the same."""
+    """Escape what would end a script element; it occurs only in strings, where a backslash changes nothing."""
     return script.replace("</script", "<\\/script").replace("<!--", "\\x3C!--")
 
 

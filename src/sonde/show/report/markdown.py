@@ -1,4 +1,4 @@
-"""A report as Markdown: reads well as it is, and where it is rendered. Text from a run is shown as text."""
+"""A report as Markdown, readable both raw and rendered. Text from a run is escaped."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Finding
+from sonde.diagnose.finding import Finding, span
 from sonde.schema.records import flatten
 from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Table
-from sonde.show.diagnosis import counts_in_words, health_of
+from sonde.show.diagnosis import counts_in_words, health_of, verdict
 from sonde.show.report.source import Report
-from sonde.show.term.finding import span
 from sonde.show.term.number import count, counted, duration, number
 from sonde.show.term.sparkline import sparkline
-from sonde.show.term.text import plain
+from sonde.show.term.text import plain, prose
 
 MARK: Final = "<!-- sonde report -->"
 MAX_ROWS: Final = 20
@@ -27,7 +26,7 @@ _TONES: Final = {"good": "✓", "watch": "!", "bad": "✗", "unknown": "?"}
 
 
 def to_markdown(report: Report) -> str:
-    """The whole report."""
+    """Render the report."""
     return "\n".join(_lines(report)).rstrip() + "\n"
 
 
@@ -39,7 +38,8 @@ def _lines(report: Report) -> Iterator[str]:
     health = health_of(found)
     score = "health unknown" if health is None else f"health {health:.0f} of 100"
     took = f"{counted(facts['last_step'] + 1, 'step')} in {duration(facts['duration_s'])}"
-    yield f"**{facts['status']}**, {took}, {score}, found: {counts_in_words(found.counts()) or 'nothing'}."
+    counts = "unknown" if found.is_blind else counts_in_words(found.counts()) or "none"
+    yield f"**{facts['status']}**, {took}, {score}, findings: {counts}."
     yield ""
     yield from _table(("", ""), _fact_rows(facts))
     for warning in facts["warnings"]:
@@ -61,8 +61,8 @@ def _lines(report: Report) -> Iterator[str]:
 def _fact_rows(facts: Any) -> list[tuple[str, str]]:
     git = facts["git"] or {}
     rows = [
-        ("why it ended", escape(facts["reason"])),
-        ("began", escape(facts["created"])),
+        ("reason", escape(facts["reason"])),
+        ("started", escape(facts["created"])),
         ("id", code(facts["id"])),
         ("command", code(" ".join(facts["command"]))),
         ("host", escape(facts["host"])),
@@ -80,16 +80,17 @@ def _findings(report: Report) -> Iterator[str]:
     found = report.diagnosis
     shown = [*found.roots, *found.remarks]
     if not shown:
-        yield f"Nothing: {escape(report.checked)}."
+        yield f"{verdict(report.diagnosis).capitalize()}. {escape(report.checked)}"
         yield ""
     for finding in shown:
         yield from _finding(finding, report)
 
 
 def _finding(finding: Finding, report: Report) -> Iterator[str]:
-    yield f"### {escape(finding.rule)} ({finding.severity}, {100 * finding.confidence:.0f} % sure, {span(finding)})"
+    confidence = f"confidence {100 * finding.confidence:.0f} %"
+    yield f"### {escape(finding.rule)} ({finding.severity}, {confidence}, {span(finding)})"
     yield ""
-    yield escape(finding.message)
+    yield _prose(finding.message)
     yield ""
     if finding.evidence:
         steps, values = report.diagnosis.window.get(finding.evidence[0].series)
@@ -101,12 +102,12 @@ def _finding(finding: Finding, report: Report) -> Iterator[str]:
             (code(e.series), number(e.value), escape(e.meaning), count(e.step), escape(e.healthy))
             for e in finding.evidence
         ]
-        yield from _table(("series", "value", "what it is", "step", "healthy"), rows)
+        yield from _table(("series", "value", "meaning", "step", "healthy"), rows)
     if finding.remedy:
-        yield f"**Do:** {escape(finding.remedy)}"
+        yield f"**Fix:** {_prose(finding.remedy)}"
         yield ""
     for symptom in finding.cause_of:
-        yield f"- so also {escape(symptom.rule)}: {escape(symptom.message)}"
+        yield f"- Also caused {escape(symptom.rule)}: {_prose(symptom.message)}"
     if finding.cause_of:
         yield ""
 
@@ -132,7 +133,7 @@ def value_text(quantity: Quantity) -> str:
 
 
 def _chart(chart: Chart) -> Iterator[str]:
-    """Each line as blocks, with its ends."""
+    """Each line as a sparkline, with its first and last value."""
     yield f"{escape(chart.title)}{', log scale' if chart.is_log else ''}"
     yield ""
     rows = []
@@ -147,7 +148,7 @@ def _layers(table: Table) -> Iterator[str]:
     rows = [tuple(number(cell) if isinstance(cell, float | int) else code(cell) for cell in row) for row in table.rows]
     yield from _table(tuple(map(escape, table.columns)), rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS:
-        yield f"and {len(rows) - MAX_ROWS} more; `--format json` has them all."
+        yield f"and {len(rows) - MAX_ROWS} more; `--format json` includes them all."
         yield ""
 
 
@@ -159,8 +160,12 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
     yield ""
 
 
+def _prose(text: str) -> str:
+    return "".join(code(part) if is_code else escape(part) for part, is_code in prose(text))
+
+
 def escape(value: object) -> str:
-    """Text that Markdown leaves as it is, on one line.
+    """Escape text for Markdown, on one line.
 
     >>> escape("a_b <script>")
     'a\\\\_b \\\\<script\\\\>'
@@ -169,6 +174,6 @@ def escape(value: object) -> str:
 
 
 def code(value: object) -> str:
-    """Text as code; a bar would end the cell of a table, a back-tick the code."""
+    """Format text as code, escaping bars, which would end a table cell, and back-ticks."""
     text = plain(value).replace("`", "'").replace("|", "¦")
     return f"`{text}`" if text else ""

@@ -1,4 +1,4 @@
-"""Analyses as one HTML page with drawn lines and bars. It needs no script, loads nothing, and escapes all text."""
+"""Analyses as one HTML page with line charts and bars. It has no script, loads nothing, and escapes all text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import Any, Final
 
 from sonde.show.analyses.analysis import Analysis, Curve, Table
 from sonde.show.term.number import number
+from sonde.show.term.text import prose
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 200, 56, 22, 10
-_META: Final = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+_META: Final = (
+    '<meta charset="utf-8"><meta name="generator" content="sonde report">'
+    '<meta name="viewport" content="width=device-width">'
+)
 _STYLE: Final = (
     ":root{color-scheme:light dark;--c0:light-dark(#2563eb,#7aa2f7);--c1:light-dark(#d97706,#e0af68);"
     "--c2:light-dark(#059669,#73daca);--quiet:light-dark(#6b7280,#8b93a1);--rule:light-dark(#e5e7eb,#2a2f3a)}"
@@ -33,7 +37,7 @@ _STYLE: Final = (
 
 
 def to_page(name: str, analyses: Iterable[Analysis], findings: Iterable[Mapping[str, Any]]) -> str:
-    """The whole page."""
+    """Render the page."""
     parts = [f"<h1>{escape(name)}</h1>", *map(_section, analyses), _findings(list(findings))]
     head = f"{_META}<title>{escape(name)}</title><style>{_STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
@@ -51,13 +55,18 @@ def _section(analysis: Analysis) -> str:
 def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
     parts = ["<h2>Findings</h2>"] * bool(findings)
     for found in findings:
-        rule, severity, message, remedy = (escape(str(found[key])) for key in ("rule", "severity", "message", "remedy"))
+        rule, severity = escape(str(found["rule"])), escape(str(found["severity"]))
+        message, remedy = _prose(str(found["message"])), _prose(str(found["remedy"]))
         parts.append(f"<p><b class={severity}>{rule}</b> ({severity}): {message}<br>{remedy}</p>")
     return "".join(parts)
 
 
+def _prose(text: str) -> str:
+    return "".join(f"<code>{escape(part)}</code>" if is_code else escape(part) for part, is_code in prose(text))
+
+
 def shown(value: object) -> str:
-    """A cell of a table: a number in few digits, or text."""
+    """A table cell: a compact number, or escaped text."""
     return number(value) if isinstance(value, int | float) else escape(str(value))
 
 
@@ -78,7 +87,7 @@ def _table(table: Table) -> str:
 
 
 def line_chart(curves: Mapping[str, Curve]) -> str:
-    """Each curve with its name; gaps where there is no number. "" where nothing can be drawn."""
+    """Draw curves with their names, with gaps at missing values; "" if there is nothing to draw."""
     numbers = [value for _, values in curves.values() for value in values if math.isfinite(value)]
     steps = [step for steps, _ in curves.values() for step in steps]
     if len(numbers) < 2 or max(steps) == min(steps):
@@ -114,7 +123,7 @@ def line_chart(curves: Mapping[str, Curve]) -> str:
 
 
 def bar(value: float, largest: float, smallest: float) -> str:
-    """A bar for a cell; of values that lie decades apart, by their logarithm."""
+    """A bar for a cell; logarithmic if the values span decades."""
     if not (math.isfinite(value) and largest > 0 and value > 0):
         return ""
     share = value / largest
@@ -124,7 +133,7 @@ def bar(value: float, largest: float, smallest: float) -> str:
 
 
 def _parts(points: Sequence[str | None]) -> list[list[str]]:
-    """Runs of points without a gap; one point alone is drawn as a dot."""
+    """Runs of points without gaps; a single point is drawn as a dot."""
     parts: list[list[str]] = [[]]
     for point in points:
         if point is not None:

@@ -1,4 +1,4 @@
-"""A report as PDF, printed by a Chromium of this machine. None is brought along."""
+"""A report as PDF, printed by the Chromium or Chrome installed on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from sonde.errors import SondeError, UsageError
 
 BROWSER_VARIABLE: Final = "SONDE_CHROMIUM"
-# The binaries first: wrappers of distributions may force settings under which a headless page takes minutes.
+# Binaries first: wrapper scripts of distributions may set options that make headless printing take minutes.
 _PLACES: Final = (
     "/usr/lib/chromium/chromium",
     "/usr/lib/chromium-browser/chromium-browser",
@@ -32,49 +32,52 @@ _FLAGS: Final = (
     "--no-first-run",
     "--no-pdf-header-footer",
     "--run-all-compositor-stages-before-draw",
-    "--window-size=720,1000",  # as wide as the paper's text: charts are drawn once, for this width
+    "--window-size=720,1000",  # the width of the text on paper: charts are drawn once, at this width
 )
 DRAWING_MS: Final = 20_000
-"""Of the page's own clock, which runs ahead while nothing happens."""
+"""Virtual time for drawing, in milliseconds; the page's clock runs ahead while it is idle."""
 TIMEOUT_S: Final = 240.0
 MARK: Final = b"\n% sonde report\n"
-"""A comment behind the end, by which we know our own file again."""
+"""A comment after the end of the file, by which sonde recognizes its own reports."""
 
 
 class BrowserError(SondeError):
-    """No browser to print with, or one that failed."""
+    """There is no browser to print with, or it failed."""
 
 
 def find_browser() -> Path | None:
-    """SONDE_CHROMIUM, else a Chromium where it is usually found."""
+    """Find a browser: SONDE_CHROMIUM, or Chromium or Chrome in the usual places."""
     asked = os.environ.get(BROWSER_VARIABLE)
     if asked:
         if not Path(asked).is_file():
-            raise UsageError(f"{BROWSER_VARIABLE} names {asked}, and there is no such file.")
+            raise UsageError(
+                f"{BROWSER_VARIABLE} is set to {asked}, which does not exist. Set it to a Chromium or Chrome, "
+                "or unset it."
+            )
         return Path(asked)
     known = [Path(place) for place in _PLACES if os.access(place, os.X_OK)]
     return next(iter(known), None) or next((Path(found) for name in _NAMES if (found := shutil.which(name))), None)
 
 
 def require_browser() -> Path:
-    """The browser, or what to do without one."""
+    """Find a browser, or raise an error that says what to do without one."""
     found = find_browser()
     if found is None:
         raise BrowserError(
-            "a PDF is printed by Chromium or Chrome, and none was found. Install one, or name it with "
-            f"{BROWSER_VARIABLE}=/path/to/chrome; or write --format html and print it from any browser."
+            "writing a PDF needs Chromium or Chrome, and none was found. Install one, set "
+            f"{BROWSER_VARIABLE}=/path/to/chrome, or use --format html and print the report from any browser."
         )
     return found
 
 
 def print_pdf(page: str, path: Path) -> None:
-    """Print a page that needs nothing else into a file."""
+    """Print a self-contained page to a PDF file."""
     browser = require_browser()
     with tempfile.TemporaryDirectory(prefix="sonde-report-") as folder:
         source = Path(folder) / "report.html"
         source.write_text(page, encoding="utf-8")
         printed = Path(folder) / "report.pdf"
-        # The page is our own and reaches nothing; as root Chromium does not start with its sandbox.
+        # The page is our own and loads nothing; Chromium's sandbox does not work as root.
         sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         command = [
             *(str(browser), *_FLAGS, *sandbox),
@@ -86,8 +89,10 @@ def print_pdf(page: str, path: Path) -> None:
         try:
             result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise BrowserError(f"{browser} did not print the report within {TIMEOUT_S:.0f} s.") from None
+            raise BrowserError(
+                f"{browser} did not print the report within {TIMEOUT_S:.0f} s. Try --format html."
+            ) from None
         if not printed.is_file() or not printed.read_bytes().startswith(b"%PDF"):
-            last = (result.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise BrowserError(f"{browser} could not print the report: {last}")
+            last = (result.stderr.strip().splitlines() or ["no error message"])[-1]
+            raise BrowserError(f"{browser} failed to print the report: {last}")
         path.write_bytes(printed.read_bytes() + MARK)

@@ -1,13 +1,13 @@
-"""All that a report says of a run, gathered once: facts, findings, health, the standard analyses."""
+"""The contents of a report, gathered once: facts, findings, health, the standard analyses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Final
 
 from sonde.diagnose.diagnosis import Diagnosis
+from sonde.distribution import version
 from sonde.run import Run
 from sonde.schema.window import Window
 from sonde.show.analyses.analysis import Analysis
@@ -28,7 +28,7 @@ OnStage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run, judged."""
+    """The contents of a report of a run."""
 
     facts: Mapping[str, Any]
     diagnosis: Diagnosis
@@ -36,13 +36,13 @@ class Report:
 
     @property
     def checked(self) -> str:
-        """How far the silence of the rules can be trusted."""
+        """Sentences on what the rules checked."""
         if not self.diagnosis.num_rules:
-            return "the run is too long to be judged again; these are the findings of the rules that ran with it"
+            return "The run is too long to check again; these are the findings made during training."
         return what_was_checked(self.diagnosis)
 
     def as_dict(self) -> dict[str, Any]:
-        """What `sonde report --format json` writes."""
+        """The output of `sonde report --format json`."""
         found = self.diagnosis
         return {
             "sonde_report": 1,
@@ -56,7 +56,7 @@ class Report:
 
 
 def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
-    """Read and judge a run; `on_stage` hears what is being done."""
+    """Read and diagnose a run; `on_stage` is called with the name of each stage."""
     on_stage(STAGES[0])
     window = run.window(())
     diagnosis = _judge(run, window)
@@ -72,7 +72,7 @@ def gather(run: Run, on_stage: OnStage = lambda _: None) -> Report:
 
 
 def _judge(run: Run, window: Window) -> Diagnosis:
-    """All rules over the whole run; of one that holds too many values, what was found while it trained."""
+    """The diagnosis by all rules; for a run with too many values, the live findings."""
     if run.num_rows <= MAX_ROWS:
         return run.diagnosis()
     judged = judge(Entry(run_key(run.path), run.path, run.path.parent), run)
@@ -82,7 +82,7 @@ def _judge(run: Run, window: Window) -> Diagnosis:
 def _facts(run: Run) -> dict[str, Any]:
     manifest = run.manifest
     return {
-        "sonde_version": version("sonde"),
+        "sonde_version": version(),
         **run_facts(run),
         "duration_s": duration_s(run),
         "num_sites": run.sites().num_rows,

@@ -1,4 +1,4 @@
-"""The standard report of a run and its checkpoints: the answers of `sonde report`, and how far saved weights moved."""
+"""The standard report of a run and its checkpoints: the analyses of `sonde report`, and how far weights moved."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from sonde.show.analyses.overfitting import overfitting
 from sonde.show.report.page import to_page
 from sonde.show.term.number import number
 
+FORMATS: Final = ("html", "json", "txt")
 MAX_ROWS: Final = 12
-"""Of a table in text."""
+"""Maximum number of rows of a table in text."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandardReport:
-    """`text` to read, `as_dict()` to compute with, `save("report.html")` to send."""
+    """A report: `text` to read, `as_dict()` for programs, `save("report.html")` to share."""
 
     name: str
     convergence: Analysis
@@ -40,7 +41,7 @@ class StandardReport:
         return [section for section in found if section is not None]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values: each section by its name, with its facts, rows and curves."""
+        """The report as plain values: each section by name, with its facts, rows and curves."""
         names = ("convergence", "gradient_flow", "weight_evolution", "overfitting", "adapters")
         sections = {name: _section_dict(getattr(self, name)) for name in names}
         return {"name": self.name, **sections, "findings": self.findings}
@@ -62,24 +63,30 @@ class StandardReport:
 
     @property
     def html(self) -> str:
-        """One page that needs nothing else."""
+        """The report as one self-contained HTML page."""
         return to_page(self.name, self.sections, self.findings)
 
     def save(self, path: str | Path) -> Path:
-        """As .html, .json or .txt, by its ending."""
+        """Save as .html, .json or .txt, according to the extension."""
         target = Path(path)
-        made = {".html": lambda: self.html, ".json": lambda: to_json(self.as_dict()), ".txt": lambda: self.text}
-        if target.suffix not in made:
-            raise UsageError(f"a report is saved as {', '.join(made)}; got {target.name!r}.")
+        if target.suffix[1:] not in FORMATS:
+            known = ", ".join(f".{format}" for format in FORMATS)
+            raise UsageError(f"cannot tell the report format from {target.name!r}. Use one of {known}.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(made[target.suffix](), encoding="utf-8")
+        target.write_text(self.in_format(target.suffix[1:]), encoding="utf-8")
         return target
+
+    def in_format(self, format: str) -> str:
+        """The report as html, json or txt."""
+        if format == "json":
+            return to_json({"sonde_report": 1, **self.as_dict()})
+        return self.html if format == "html" else self.text
 
 
 def standard_report(
     name: str, run: Run | None, weights: Iterable[tuple[int, Mapping[str, Any]]], saved: Sequence[int]
 ) -> StandardReport:
-    """Of a run, where there is one, of `weights` by step, and of the steps at which checkpoints were `saved`."""
+    """Make a report from a run (if any), `weights` by step, and the steps at which checkpoints were `saved`."""
     moved = weight_evolution(weights)
     if run is None:
         titles = {"convergence": "Training convergence", "gradient_flow": "Gradient flow", "overfitting": "Overfitting"}
@@ -108,7 +115,7 @@ def _section_dict(section: Analysis | None) -> dict[str, Any] | None:
 
 
 def _aligned(table: Table) -> list[str]:
-    """A table in text: its head once, numbers to the right."""
+    """A table as text, with numbers aligned to the right."""
     rows = table.rows[:MAX_ROWS]
     if not rows:
         return []

@@ -1,20 +1,41 @@
-"""A report into a file, whole or not at all, in the format that was asked for."""
+"""Write a report atomically in the requested format."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from sonde.errors import UsageError
 from sonde.run import Run
 from sonde.schema.records import to_json
 from sonde.show.export.atomic import replacing
 from sonde.show.report.source import OnStage, Report, gather
-from sonde.show.report.target import Format
+from sonde.show.report.target import Format, default_path, pick_format, refuse_overwriting
+
+
+def report_run(
+    run: Run, output: str | os.PathLike[str] | None = None, *, format: str | None = None, force: bool = False
+) -> Report:
+    """Write a report like `sonde report`, and return its contents. Without `output`, it is RUN-report.html.
+
+    sonde.show.report_run(run, "report.md").analyses
+    """
+    path = None if output is None else Path(output)
+    kind = pick_format(path, format)
+    if kind == "txt":
+        raise UsageError(
+            "a text report comes from  sonde.tune.CheckpointAnalyzer(run.path).generate_standard_report(). "
+            "Choose another format= or output=."
+        )
+    path = path or default_path(run.path, kind)
+    refuse_overwriting(path, force=force)
+    return write_report(run, path, kind)
 
 
 def write_report(run: Run, path: Path, format: Format, on_stage: OnStage = lambda _: None) -> Report:
-    """Gather and write; gives back what it says."""
+    """Gather and write a report; returns its contents."""
     if format in ("html", "pdf"):
         from sonde.show.report.html import require_assets
 
@@ -49,5 +70,5 @@ def _write(run: Run, report: Report, path: Path, format: Format, on_stage: OnSta
 
 
 def to_text(value: Any) -> str:
-    """JSON in which numbers that JSON lacks are the texts "nan", "inf" and "-inf"."""
+    """JSON in which non-finite numbers are the strings "nan", "inf" and "-inf"."""
     return json.dumps(json.loads(to_json(value)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,1 +1,1 @@
-"""The terminal: sparklines, tables, numbers in words. Names from a run are shown, never obeyed."""
+"""Terminal output: sparklines, tables, numbers. Control characters in names are never passed to the terminal."""

@@ -1,4 +1,4 @@
-"""The consoles the commands write to: no markup, no guessing of highlights, no cutting in a pipe."""
+"""Consoles for the commands: no markup, no automatic highlighting, no truncation in a pipe."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PIPE_WIDTH: Final = 200
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr. NO_COLOR and a terminal without colours are respected by rich itself."""
+    """A console on stdout or stderr. Rich itself honours NO_COLOR and terminals without colours."""
     stream = sys.stderr if stderr else sys.stdout
-    # Without a terminal rich would cut every table to 80 columns, and with it the names somebody greps for.
+    # Without a terminal, rich would cut tables to 80 columns and truncate names that users grep for.
     width = PIPE_WIDTH if not stream.isatty() and "COLUMNS" not in os.environ else None
     return Console(file=stream, markup=False, highlight=False, emoji=False, width=width)
 

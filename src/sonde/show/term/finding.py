@@ -1,4 +1,4 @@
-"""A finding on the terminal, as a colleague's note: what, the numbers, what to do, how sure, what it brought about."""
+"""A finding on the terminal: message, evidence, fix, confidence and consequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from sonde.diagnose.finding import Evidence, Finding
+from sonde.diagnose.finding import MARKS, Evidence, Finding, span
 from sonde.schema.window import Window
 from sonde.show.term.console import is_ascii
 from sonde.show.term.number import number
@@ -16,15 +16,14 @@ from sonde.show.term.sparkline import sparkline
 from sonde.show.term.table import SEVERITY_STYLES
 from sonde.show.term.text import plain
 
-MARKS: Final = {"critical": "✗", "warning": "!", "info": "·"}
 ASCII_MARKS: Final = {"critical": "x", "warning": "!", "info": "-"}
 SPARK_WIDTH: Final = 40
 NUM_FOLDED: Final = 8
-_LABEL: Final = 10
+_LABEL: Final = 13
 
 
 class FindingNote:
-    """One finding; what it explains is folded under it, a line each, or unfolded in full."""
+    """One finding, followed by its symptoms: one line each, or in full with `unfold`."""
 
     def __init__(self, finding: Finding, window: Window, *, unfold: bool = False, indent: int = 0) -> None:
         self.finding, self.window, self.unfold, self.indent = finding, window, unfold, indent
@@ -39,7 +38,7 @@ class FindingNote:
                 yield FindingNote(symptom, self.window, unfold=True, indent=self.indent + _LABEL + 2)
 
     def _lines(self, width: int, *, ascii: bool) -> Iterator[tuple[Text, int]]:
-        """Lines and how far what does not fit hangs in."""
+        """Lines, each with the indent of its continuation."""
         finding = self.finding
         yield _headline(finding, ascii=ascii), 2
         yield Text(f"  {plain(finding.message)}"), 2
@@ -47,8 +46,10 @@ class FindingNote:
             yield from self._picture(finding.evidence[0], width, ascii=ascii)
         for index, item in enumerate(finding.evidence):
             yield _number(item, is_first=not index), _LABEL + 2
-        yield from _labelled("do", finding.remedy, style="green")
-        yield from _labelled("why", "; ".join(finding.references), style="dim")
+        yield from _labelled("fix", finding.remedy, style="green")
+        yield from _labelled(
+            "reference" if len(finding.references) == 1 else "references", "; ".join(finding.references), style="dim"
+        )
         if not self.unfold:
             yield from self._folded(width)
 
@@ -62,17 +63,17 @@ class FindingNote:
     def _folded(self, width: int) -> Iterator[tuple[Text, int]]:
         symptoms = self.finding.cause_of
         for index, symptom in enumerate(symptoms[:NUM_FOLDED]):
-            text = Text().append(f"  {'so also' if not index else '':<{_LABEL}}", style="dim")
+            text = Text().append(f"  {'also caused' if not index else '':<{_LABEL}}", style="dim")
             text.append(plain(symptom.rule)).append(f"  {plain(symptom.message)}", style="dim")
             text.truncate(width, overflow="ellipsis")
             yield text, 0
         if len(symptoms) > NUM_FOLDED:
             more = len(symptoms) - NUM_FOLDED
-            yield Text(f"  {'':<{_LABEL}}and {more} more; unfold them with --all", style="dim"), 0
+            yield Text(f"  {'':<{_LABEL}}and {more} more; show all with --all", style="dim"), 0
 
 
 def _number(evidence: Evidence, *, is_first: bool) -> Text:
-    """A number that shows it, beside what is healthy. The series of the first stands beside its picture already."""
+    """A number and its healthy range. The series of the first one is already named next to its sparkline."""
     text = Text("  ").append(f"{number(evidence.value):<{_LABEL}}", style="bold")
     text.append(plain(evidence.meaning or evidence.series))
     if evidence.meaning and evidence.series and not is_first:
@@ -91,7 +92,7 @@ def _labelled(label: str, content: str, style: str) -> Iterator[tuple[Text, int]
 
 
 def _wrapped(console: Console, line: Text, width: int, hang: int) -> list[Text]:
-    """A line cut to the width; what follows the first piece is cut shorter, to hang in. Nothing is padded."""
+    """Wrap a line to the width, with continuation lines shortened by the indent. Nothing is padded."""
     first = line.wrap(console, max(width, 8))
     if len(first) == 1:
         return [first[0]]
@@ -105,12 +106,5 @@ def _headline(finding: Finding, *, ascii: bool) -> Text:
     style = SEVERITY_STYLES.get(severity, "")
     text = Text().append(f"{(ASCII_MARKS if ascii else MARKS)[severity]} ", style=style)
     text.append(plain(finding.rule), style=f"bold {style}".strip())
-    text.append(f"  {severity}, {100 * finding.confidence:.0f} % sure, {span(finding)}", style="dim")
+    text.append(f"  {severity}, confidence {100 * finding.confidence:.0f} %, {span(finding)}", style="dim")
     return text
-
-
-def span(finding: Finding) -> str:
-    """Since when, and until when."""
-    if finding.step == finding.last_step:
-        return f"at step {finding.step:,}"
-    return f"steps {finding.step:,} to {finding.last_step:,}"

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes in few characters."""
+"""Compact formatting of numbers, times and sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; whole numbers whole.
+    """Format with four significant digits; integers without a fraction.
 
     >>> [number(x) for x in (0.123456, 1e-7, 12345.678, 42.0, float("nan"))]
     ['0.1235', '1e-07', '1.235e+04', '42', 'nan']
@@ -19,12 +19,12 @@ def number(value: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """A count with its thousands apart."""
+    """Format a count with thousands separators."""
     return "–" if value is None else f"{value:,}"
 
 
 def percent(share: float | None) -> str:
-    """A share between 0 and 1.
+    """Format a fraction as a percentage.
 
     >>> percent(0.01234)
     '1.23 %'
@@ -33,14 +33,14 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """How long something took.
+    """Format a duration.
 
     >>> [duration(s) for s in (0.5, 75, 3700, 200_000)]
     ['0.5 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
     """
     if seconds is None or not math.isfinite(seconds):
         return "–"
-    seconds = max(seconds, 0.0)  # a clock that was set back must not read as a negative time
+    seconds = max(seconds, 0.0)  # a clock that was set back must not show a negative time
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(int(seconds), 60)
@@ -54,7 +54,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago, in one unit.
+    """Format an age in one unit.
 
     >>> [age(s) for s in (3, 75, 3700, 200_000)]
     ['just now', '1 min ago', '1 h ago', '2 d ago']
@@ -68,7 +68,7 @@ def age(seconds: float | None) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in binary units.
+    """Format a number of bytes in binary units.
 
     >>> size(3_500_000)
     '3.3 MiB'
@@ -81,7 +81,7 @@ def size(num_bytes: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """Format a count with its noun, in the singular or plural.
 
     >>> counted(1, "step"), counted(1200, "step")
     ('1 step', '1,200 steps')

@@ -1,4 +1,4 @@
-"""A series as one line of blocks. What is not finite is drawn as a cross, never as a height."""
+"""A series as one line of blocks. Non-finite values are drawn as crosses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING: Final = "×"
 def sparkline(
     values: ArrayLike, width: int = 16, *, ascii: bool = False, bounds: tuple[float, float] | None = None
 ) -> str:
-    """The shape of a series in at most `width` characters, between its extremes or between given bounds.
+    """Draw a series in at most `width` characters, scaled to its extremes or to the given bounds.
 
     >>> sparkline([0, 1, 2, 3])
     '▁▃▆█'
@@ -30,7 +30,7 @@ def sparkline(
     if not len(finite):
         return missing * len(heights)
     low, high = bounds or (float(finite.min()), float(finite.max()))
-    if high - low < 1e-12 * max(abs(low), abs(high)):  # a constant whose means differ by rounding is flat
+    if high - low < 1e-12 * max(abs(low), abs(high)):  # draw a constant as flat, although its means differ by rounding
         low = high
     return "".join(missing if not np.isfinite(h) else _block(h, low, high, blocks) for h in heights)
 
@@ -38,13 +38,13 @@ def sparkline(
 def _block(height: float, low: float, high: float, blocks: Sequence[str]) -> str:
     if high == low:
         return blocks[len(blocks) // 2 - 1]
-    # Halved, so that the span between two huge numbers of opposite sign does not overflow.
+    # Halved, so that the range between two huge numbers of opposite sign does not overflow.
     share = (height / 2 - low / 2) / (high / 2 - low / 2)
     return blocks[min(int(share * len(blocks)), len(blocks) - 1)]
 
 
 def _bucket_means(series: NDArray[np.float64], num_buckets: int) -> NDArray[np.float64]:
-    """Means of equal stretches; one value that is not finite marks its whole stretch, so that it cannot hide."""
+    """Means of equal intervals; one non-finite value marks its whole interval, so that it stays visible."""
     edges = np.linspace(0, len(series), num_buckets + 1).astype(np.intp)
     counts = np.diff(edges)
     with np.errstate(over="ignore", invalid="ignore"):

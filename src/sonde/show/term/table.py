@@ -22,21 +22,21 @@ NARROWEST: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's heading and how its cells stand."""
+    """The heading of a column and the layout of its cells."""
 
     title: str
     _: KW_ONLY
     right: bool = False
     style: str = ""
     wrap: bool = False
-    """Whether long cells go on in the next line."""
+    """Whether long cells wrap to the next line."""
     cut: bool = False
-    """Whether long cells end in an ellipsis where the terminal is narrow; the other columns keep their width."""
+    """Whether long cells are cut with an ellipsis on a narrow terminal; the other columns keep their width."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTable:
-    """A table that fits itself into the width there is when it is printed."""
+    """A table that fits itself to the width available when it is printed."""
 
     columns: Sequence[Column]
     cells: list[list[Text]]
@@ -60,11 +60,11 @@ class FittedTable:
         yield drawn
 
     def _limits(self, width: int) -> list[int]:
-        """How wide each column may be: the widest of those that may be cut give way first."""
+        """The width of each column: the widest ones that may be cut shrink first."""
         titles = [cell_len(column.title) if self.header else 0 for column in self.columns]
         widths = [max([title, *(row[i].cell_len for row in self.cells)]) for i, title in enumerate(titles)]
         if any(column.wrap for column in self.columns):
-            return widths  # a column that goes on in the next line gives way first, and rich sees to that
+            return widths  # a column that wraps shrinks first, and rich takes care of that
         excess = sum(widths) + (GAP + 1) * (len(widths) - 1) - width
         while excess > 0:
             able = [i for i, column in enumerate(self.columns) if column.cut and widths[i] > max(titles[i], NARROWEST)]
@@ -77,7 +77,7 @@ class FittedTable:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, header: bool = True) -> FittedTable:
-    """A table whose strings come out as they are, whatever they contain.
+    """A table whose strings are printed verbatim, never interpreted as markup.
 
     >>> table([Column("name")], [["[red]x"]]).cells
     [[<text '[red]x' [] ''>]]

@@ -1,1 +1,1 @@
-"""The dashboard's server: answers questions about runs over HTTP, on this machine only unless told otherwise."""
+"""The dashboard's server: serves data about runs over HTTP, by default to this machine only."""

@@ -1,4 +1,4 @@
-"""Who may ask: a token of 256 bits, exchanged for a cookie. Compared in constant time, never logged, never in a URL."""
+"""Access control: a 256-bit token, exchanged for a cookie. Compared in constant time and never logged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def new_token() -> str:
 
 
 def token_file() -> Path:
-    """Where this user's token is kept."""
+    """The file with this user's token."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "sonde" / "ui-token"
 
 
 def kept_token(path: Path) -> str:
-    """The token of the last server, so that open pages survive a restart; a new one where none is or can be trusted."""
+    """The token of the last server, so that open pages survive a restart; a new one if there is none to trust."""
     found = _read_token(path)
     if found is not None:
         return found
@@ -42,7 +42,7 @@ def kept_token(path: Path) -> str:
 
 
 def _read_token(path: Path) -> str | None:
-    """What the file holds, if it is ours and nobody else may read it."""
+    """Read the file, if it belongs to this user and no one else can read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
@@ -59,12 +59,12 @@ def _read_token(path: Path) -> str | None:
 class Access:
     """The token and the cookie it is exchanged for.
 
-    The cookie is made from the token: a page that was open before a restart goes on after it.
+    The cookie is derived from the token, so that a page that was open before a restart keeps working.
     """
 
     def __init__(self, token: str | None = None, *, port: int = 0) -> None:
         self.token = token or new_token()
-        # Cookies do not tell ports apart: each server has a name of its own, or two would log one another out.
+        # Cookies are shared between ports: each server uses its own name, or two would log each other out.
         self.cookie_name = f"sonde_{port}"
         self._session = hmac.new(self.token.encode(), f"session {port}".encode(), hashlib.sha256).hexdigest()
 
@@ -75,11 +75,11 @@ class Access:
         return isinstance(given, str) and _same(given, self.token)
 
     def is_allowed(self, cookies: str, authorization: str = "") -> bool:
-        """Whether a request brings the cookie, or the token as `Authorization: Bearer …` (scripts)."""
+        """Whether a request has the cookie, or the token as `Authorization: Bearer …` (for scripts)."""
         scheme, _, given = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.is_token(given.strip()):
             return True
-        # By hand: Python's own parser gives up at the first odd cookie of another application on this machine.
+        # Parsed by hand: Python's parser gives up at the first malformed cookie of another local application.
         pairs = (part.strip().partition("=") for part in cookies.split(";"))
         return any(name == self.cookie_name and _same(value, self._session) for name, _, value in pairs)
 

@@ -1,4 +1,4 @@
-"""From a path and a query to an answer: the table of questions. Knows no HTTP; the server and the report both ask here.
+"""The endpoints of the API: from a path and a query to a reply. Independent of HTTP; also used by the report.
 
 answers = Answers(RunTable([Path("runs")]))
 answers.get("/api/runs").body
@@ -43,18 +43,18 @@ _PLAIN: Final[dict[str, Answer]] = {
     "events": overview.events,
     "snapshots": snapshots.snapshots,
 }
-"""Answers that need nothing but the run. What they say of a run that has not moved on is kept."""
+"""Endpoints that need only the run. Replies for a run without new data are cached."""
 _KEPT: Final = frozenset({"sites", "scalars", "lines", "system", "hist", "flow"})
 
 
 class BrokenRunError(BadRequestError):
-    """The folder is there, and cannot be read."""
+    """The run folder exists but cannot be read."""
 
     status, code = 422, "broken"
 
 
 class Answers:
-    """Everything the dashboard can ask."""
+    """All endpoints of the dashboard."""
 
     def __init__(self, table: RunTable, *, can_delete: bool = True) -> None:
         self.table, self.can_delete = table, can_delete
@@ -66,7 +66,7 @@ class Answers:
         self.cache: ByteCache[Reply] = ByteCache(ANSWER_BYTES)
 
     def get(self, path: str) -> Reply:
-        """The answer to a GET. BadRequestError and its children say what was wrong with the question."""
+        """Reply to a GET. Raises BadRequestError or a subclass for an invalid request."""
         where, _, text = path.partition("?")
         query = Query(text)
         try:
@@ -89,7 +89,7 @@ class Answers:
             return self._of_run(self.table.get(match[1]), match[2] or "", query)
         if match := _SNAPSHOT.fullmatch(where):
             return self._snapshot(self.table.get(match[1]), int(match[2]), match[3], query)
-        raise NotFoundError("no such question")
+        raise NotFoundError("unknown endpoint")
 
     def _of_run(self, entry: Entry, what: str, query: Query) -> Reply:
         with entry.open() as run:
@@ -110,10 +110,10 @@ class Answers:
                 case "heat":
                     return self._kept(entry, run, what, query, partial(self.heats.heat, entry))
                 case _:
-                    raise NotFoundError("no such question")
+                    raise NotFoundError("unknown endpoint")
 
     def _kept(self, entry: Entry, run: Run, what: str, query: Query, ask: Answer) -> Reply:
-        """What was answered before, unless the run has moved on."""
+        """The cached reply, or a new one if the run has new data."""
         key = entry.id, what, tuple(sorted(query.values.items())), run.revision
         found = self.cache.get(key)
         if found is None:
@@ -146,18 +146,18 @@ class Answers:
     # ------------------------------------------------------------------------------------------------------- changes
 
     def post(self, path: str, body: Any) -> Reply:
-        """States of findings, and runs brought back from the trash."""
+        """Reply to a POST: set the state of a finding, or restore a run from the trash."""
         if match := _STATE.fullmatch(path):
             return self._set_state(self.table.get(match[1]), int(match[2]), body)
         match = _RUN.fullmatch(path)
         if match and match[2] == "restore":
             return self._restore(match[1])
-        raise NotFoundError("no such action")
+        raise NotFoundError("unknown endpoint")
 
     def delete(self, path: str) -> Reply:
         match = _RUN.fullmatch(path)
         if match is None or match[2] is not None:
-            raise NotFoundError("no such action")
+            raise NotFoundError("unknown endpoint")
         self._refuse_changes()
         entry = self.table.get(match[1])
         try:
@@ -166,7 +166,7 @@ class Answers:
         except SondeError as error:
             raise ConflictError(str(error)) from error
         except OSError as error:
-            raise ConflictError(f"the run cannot be moved to the trash: {error.strerror}") from error
+            raise ConflictError(f"cannot move the run to the trash: {error.strerror}") from error
         self.table.entries(fresh=True)
         return json_reply({"deleted": entry.id})
 
@@ -174,13 +174,13 @@ class Answers:
         self._refuse_changes()
         found = self.table.trash().get(id)
         if found is None:
-            raise NotFoundError("this run is not in the trash any more")
+            raise NotFoundError("this run is no longer in the trash")
         try:
             back = restore(found)
         except SondeError as error:
             raise ConflictError(str(error)) from error
         except OSError as error:
-            raise ConflictError(f"the run cannot be brought back: {error.strerror}") from error
+            raise ConflictError(f"cannot restore the run: {error.strerror}") from error
         self.table.entries(fresh=True)
         return json_reply({"restored": run_key(back)})
 
@@ -191,14 +191,14 @@ class Answers:
     def _set_state(self, entry: Entry, n: int, body: Any) -> Reply:
         state = body.get("state") if isinstance(body, dict) else None
         if state not in STATES:
-            raise BadRequestError(f"state is one of {', '.join(STATES)}")
+            raise BadRequestError(f"state must be one of {', '.join(STATES)}")
         self._refuse_changes()
         with entry.open() as run:
             found = self.diagnoses.of(entry, run).findings
             keys = [finding_key(finding) for finding in found]
             key = body.get("key", keys[n] if n < len(keys) else None)
             if key not in keys:
-                raise NotFoundError("this finding is not there any more")
+                raise NotFoundError("this finding no longer exists")
             finding = found[keys.index(key)]
             self.states.set(entry.home, run.id, key, state, str(finding.severity))
         return json_reply({"key": key, "state": state})

@@ -1,4 +1,4 @@
-"""The web application: API, pages and news behind the guard. Reading is done on threads; the event loop only waits."""
+"""The web application: API, pages and live events behind the guard. Runs are read on threads, not the event loop."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from sonde.show.web.query import BadRequestError
 from sonde.show.web.wire import JSON, Reply, to_json
 
 NUM_THREADS: Final = 8
-"""Requests that are worked on at once; more of them wait."""
+"""Maximum number of concurrent requests; more of them wait."""
 _MIN_GZIP_BYTES: Final = 512
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 class BusyError(BadRequestError):
-    """Every line for news is taken."""
+    """Every connection for live events is in use."""
 
     status, code = 503, "busy"
 
 
 class UnauthorizedError(BadRequestError):
-    """The token is not the right one."""
+    """The token is wrong."""
 
     status, code = 401, "unauthorized"
 
@@ -70,7 +70,7 @@ class _Server:
             body = await request.body()
             response = await self._work(lambda: self.answers.post(path, _parsed(body)), accepts_gzip)
         if response.status_code == 200:
-            self.news.tell({"type": "findings" if path.endswith("/state") else "runs"})
+            self.news.notify({"type": "findings" if path.endswith("/state") else "runs"})
         return response
 
     async def _work(self, work: Callable[[], Reply], accepts_gzip: bool) -> Response:
@@ -81,19 +81,19 @@ class _Server:
     async def login(self, request: Request) -> Response:
         given = _try_parsed(await request.body())
         if not isinstance(given, dict) or not self.access.is_token(given.get("token")):
-            return _error(UnauthorizedError("this is not the token of the running server: it changes with each start"))
+            return _error(UnauthorizedError("wrong token: open the URL that the running `sonde ui` printed"))
         return Response(status_code=204, headers={"Set-Cookie": self.access.set_cookie(), **_NO_STORE})
 
     async def events(self, request: Request) -> Response:
         try:
             self.news.check_room()
         except TooManyListenersError:
-            return _error(BusyError("too many pages are open; close some"))
+            return _error(BusyError("too many dashboard pages are open; close some"))
         headers = {**_NO_STORE, "X-Accel-Buffering": "no"}
         return StreamingResponse(self.news.listen(), media_type="text/event-stream", headers=headers)
 
     async def page(self, request: Request) -> Response:
-        """A file of the list under /static/; every other address is the application's, which knows what it means."""
+        """Serve a file under /static/; every other path returns the application, which does its own routing."""
         path = request.url.path
         if path.startswith("/static/"):
             asset = self.assets.get(path.removeprefix("/static/"))
@@ -138,7 +138,7 @@ def _parsed(body: bytes) -> Any:
         return None
     found = _try_parsed(body)
     if found is None:
-        raise BadRequestError("the body is not JSON")
+        raise BadRequestError("the request body is not valid JSON")
     return found
 
 
@@ -152,7 +152,7 @@ def _try_parsed(body: bytes) -> Any:
 def make_app(
     answers: Answers, access: Access, hosts: Collection[str], *, assets: dict[str, Asset] | None = None
 ) -> Guard:
-    """The application, guarded. `hosts` are the names it answers to, without ports."""
+    """The application behind its guard. `hosts` are the accepted host names, without ports."""
     server = _Server(answers, access, load_assets() if assets is None else assets)
     routes = [
         Route(LOGIN, server.login, methods=["POST"]),
@@ -165,6 +165,13 @@ def make_app(
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the page says that there was one; the traceback is in the terminal."""
-    body = to_json({"error": {"code": "failed", "message": f"sonde failed to answer this: {type(error).__name__}"}})
+    """Reply to an internal error: the page reports it, and the traceback is in the terminal."""
+    body = to_json(
+        {
+            "error": {
+                "code": "failed",
+                "message": f"internal error in sonde: {type(error).__name__} (see the terminal of `sonde ui`)",
+            }
+        }
+    )
     return Response(body, 500, media_type=JSON, headers=_NO_STORE)

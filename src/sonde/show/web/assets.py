@@ -1,4 +1,4 @@
-"""The built front-end: a fixed list of files, read once. A request picks from the list; no path is ever made of one."""
+"""The built front-end: a fixed list of files, read once. Requests select from the list and never form a path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from sonde.distribution import DISTRIBUTION
 
 FOLDER: Final = Path(__file__).parent / "static"
 _MEDIA: Final = {
@@ -20,11 +22,12 @@ _MEDIA: Final = {
     ".webmanifest": "application/manifest+json",
 }
 _MAX_BYTES: Final = 16 << 20
-_MISSING: Final = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>sonde</title>
+_MISSING: Final = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>sonde</title>
 <h1>The front-end is not built</h1>
-<p>This copy of sonde was installed without its web pages. Build them with <code>make web</code> in a checkout, or
-install a released wheel: <code>pip install --force-reinstall 'sonde[web]'</code>. The API under /api works.</p></html>
-"""
+<p>sonde was installed without its web pages. Build them with <code>make web</code> in a checkout, or install a
+released wheel: <code>pip install --force-reinstall --no-deps {DISTRIBUTION}</code>. The API under /api works.</p>
+</html>
+""".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Asset:
 
 
 def load_assets(folder: Path = FOLDER) -> dict[str, Asset]:
-    """Files by the name under which they are served (`app.js`); where none is built, a page that says so."""
+    """Files by the name under which they are served (`app.js`); if none are built, a page that says so."""
     found: dict[str, Asset] = {}
     if folder.is_dir():
         for path in sorted(folder.rglob("*")):

@@ -1,4 +1,4 @@
-"""Which findings were acknowledged or muted: one small file in the folder of runs; the runs themselves never change."""
+"""States of findings (acknowledged, muted), stored in one small file in the folder of runs. Runs never change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_BYTES: Final = 4 << 20
 
 
 class FindingStates:
-    """States by run and finding; "open" is not written down."""
+    """States by run and finding; "open" is not stored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[Path, tuple[object, dict[str, dict[str, Any]]]] = {}
 
     def of(self, home: Path, run: str) -> dict[str, dict[str, Any]]:
-        """Of one run: key of the finding -> {state, severity}."""
+        """The states of one run: key of the finding -> {state, severity}."""
         with self._lock:
             return dict(self._read(home).get(run, {}))
 
@@ -52,20 +52,18 @@ class FindingStates:
     def _write(self, home: Path, all: dict[str, dict[str, Any]]) -> None:
         text = json.dumps(all)
         if len(text) > MAX_BYTES:
-            raise ConflictError(
-                f"{FILE} would become larger than {MAX_BYTES >> 20} MiB; remove states of old runs from it"
-            )
+            raise ConflictError(f"{FILE} would exceed {MAX_BYTES >> 20} MiB; remove states of old runs from it")
         tmp = home / f"{FILE}-{os.getpid()}"
         try:
             tmp.write_text(text, encoding="utf-8")
             tmp.replace(home / FILE)
         except OSError as error:
-            raise ConflictError(f"the state cannot be kept: {home} cannot be written to ({error.strerror})") from error
+            raise ConflictError(f"cannot save the state: cannot write to {home} ({error.strerror})") from error
         self._known.pop(home, None)
 
 
 def _parse(home: Path) -> dict[str, dict[str, Any]]:
-    """What can be understood of the file; it may be anybody's."""
+    """The valid entries of the file, which is not trusted."""
     try:
         with open_inside(home, FILE) as file:
             document = json.loads(file.read(MAX_BYTES))

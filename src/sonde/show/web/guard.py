@@ -1,4 +1,4 @@
-"""The gate in front of every request: method, Host, Origin, size, cookie; and the headers of every response."""
+"""Checks of every request (method, Host, Origin, size, cookie), and the headers of every response."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAME_SITE: Final = ("", "same-origin", "none")
 
 
 class Guard:
-    """Refuses before anything is looked at. A refusal says which rule it was, and nothing of what is behind it."""
+    """Rejects invalid requests before they reach the application. A rejection names only the check that failed."""
 
     def __init__(
         self, app: App, access: Access, hosts: Collection[str], on_stop: Callable[[], None] = lambda: None
@@ -51,7 +51,7 @@ class Guard:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
             await self._http(scope, receive, _with_headers(send))
-        elif scope["type"] == "websocket":  # there is none
+        elif scope["type"] == "websocket":  # not used
             await receive()
             await send({"type": "websocket.close", "code": 1008})
 
@@ -62,7 +62,7 @@ class Guard:
             return
         body = await _body(receive) if scope["method"] in ("POST", "DELETE") else b""
         if body is None:
-            await refuse(send, 413, "too_large", f"a request may have {MAX_BODY_BYTES:,} bytes")
+            await refuse(send, 413, "too_large", f"the request body is larger than {MAX_BODY_BYTES:,} bytes")
             return
         await self.app(scope, _again(body, receive), send)
 
@@ -70,37 +70,37 @@ class Guard:
         headers = _Headers(scope)
         method, path = scope["method"], scope["path"]
         if method not in METHODS:
-            return 405, "method", "only GET, POST and DELETE are answered"
+            return 405, "method", "only GET, POST and DELETE are allowed"
         if host_name(headers.one("host")) not in self.hosts:
-            return 421, "host", "this server does not answer to that Host"
+            return 421, "host", "unknown host name; to allow it, start sonde ui with --allow-host NAME"
         if len(path) > MAX_PATH or sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-            return 431, "too_long", "the address or the headers are too long"
+            return 431, "too_long", "the URL or the headers are too long"
         if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
             return 414, "too_long", "the query is too long"
         if not path.startswith("/api/"):
-            return None if method in ("GET", "HEAD") else (405, "method", "only the API takes changes")
+            return None if method in ("GET", "HEAD") else (405, "method", "only GET is allowed outside the API")
         if not self._is_same_origin(method, headers):
-            return 403, "origin", "this request does not come from the dashboard itself"
+            return 403, "origin", "this request does not come from the dashboard"
         if path == LOGIN:
             return None
         if not self.access.is_allowed(headers.all("cookie"), headers.one("authorization")):
-            return 401, "unauthorized", "open the address that `sonde ui` printed: it ends in #token=…"
+            return 401, "unauthorized", "open the URL that `sonde ui` printed; it ends in #token=…"
         return None
 
     def _is_same_origin(self, method: str, headers: _Headers) -> bool:
-        """Browsers say where a request comes from: what changes something must say it, what reads must not lie."""
+        """Whether the origin is our own: required for requests that change something, checked for others if present."""
         if headers.one("sec-fetch-site") not in _SAME_SITE:
             return False
         origin = headers.one("origin")
         if not origin:
             return method in ("GET", "HEAD")
-        # Not any of our names: a page of another local port is another origin, and gets our cookie all the same.
+        # Not just any of our names: a page on another local port is another origin but still receives our cookie.
         scheme, _, host = origin.partition("://")
         return scheme in ("http", "https") and host.lower() == headers.one("host").lower()
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header; the port is the client's end of a tunnel and may be any. Empty for nonsense.
+    """The name in a Host header; empty if invalid. The port may differ: it is the client's end of a tunnel.
 
     >>> host_name("localhost:7007"), host_name("[::1]:80"), host_name("evil.example:7007")
     ('localhost', '[::1]', 'evil.example')
@@ -110,7 +110,7 @@ def host_name(host: str) -> str:
 
 
 class _Headers:
-    """Headers of a request; one that is given twice where it must be one counts as absent."""
+    """Headers of a request; a duplicate of a header that must be unique counts as absent."""
 
     def __init__(self, scope: Scope) -> None:
         self._pairs = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -144,7 +144,7 @@ async def refuse(send: Send, status: int, code: str, message: str) -> None:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """All of a small body; None when it is larger than any of ours."""
+    """Read a small body completely; None if it is too large."""
     body: bytes = b""
     while True:
         message = await receive()
@@ -158,7 +158,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """Give the body that was read once more, then whatever comes."""
+    """Replay the body that was read, then pass on later messages."""
     is_given = False
 
     async def give() -> Message:

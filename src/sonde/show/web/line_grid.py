@@ -1,4 +1,4 @@
-"""Several series over one axis of steps: as recorded while few, else lowest and highest of each stretch of steps."""
+"""Several series on one axis of steps: all values if there are few, otherwise minimum and maximum per interval."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sonde.show.web.wire import Reply, binary_reply
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series as it was read; `i` is -1 where it has only a name."""
+    """A series as it was read; `i` is -1 if it has only a name."""
 
     i: int
     name: str
     column: Column
     odd_steps: NDArray[np.int64] | None = None
-    """Further steps to mark: a part of the tensor was not finite, and the value is of the rest."""
+    """Additional steps to mark: a part of the tensor was non-finite, and the value covers only the rest."""
 
 
 def lines_reply(
@@ -35,7 +35,7 @@ def lines_reply(
     is_merged: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> Reply:
-    """Lines as in api.ts."""
+    """Lines in the format of api.ts."""
     columns = [once(*line.column) for line in lines]
     steps, values, width = _grid(columns, span, points)
     odd = [_nonfinite(column, line.odd_steps, width) for column, line in zip(columns, lines, strict=True)]
@@ -85,7 +85,7 @@ def _union(all_steps: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def _extremes(steps: NDArray[np.int64], values: Array, first: int, width: int, buckets: NDArray[np.int64]) -> Array:
-    """Lowest and highest of each bucket, in the order in which they came; NaN where it has none."""
+    """Minimum and maximum of each bucket, in order of occurrence; NaN for an empty bucket."""
     row = np.full((len(buckets), 2), np.nan)
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
@@ -99,7 +99,7 @@ def _extremes(steps: NDArray[np.int64], values: Array, first: int, width: int, b
 
 
 def _nonfinite(column: Column, more: NDArray[np.int64] | None, width: int) -> Array:
-    """Steps of values that are not finite: the first of each bucket."""
+    """Steps of non-finite values: the first of each bucket."""
     steps = column[0][~np.isfinite(column[1])]
     if more is not None and len(more):
         steps = np.union1d(steps, more)

@@ -1,4 +1,4 @@
-"""Nudges for open pages: a thread-pooled look at the runs once a second, told to every listener. No data, only news."""
+"""Live events for open pages: a thread checks the runs once a second and notifies every listener. No data is sent."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Nudge = dict[str, Any]
 
 
 class TooManyListenersError(Exception):
-    """Every line is taken."""
+    """Every connection is in use."""
 
 
 class News:
-    """Watches while somebody listens."""
+    """Checks the runs while at least one page listens."""
 
     def __init__(self, table: RunTable) -> None:
         self.table = table
@@ -35,7 +35,7 @@ class News:
         self._is_closed = False
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """Events as they go over the wire, until the client or the server goes."""
+        """Events in wire format, until the client or the server disconnects."""
         queue = self._open()
         try:
             yield b"retry: 2000\n\n: sonde\n\n"
@@ -65,8 +65,8 @@ class News:
         if len(self._queues) >= MAX_LISTENERS or self._is_closed:
             raise TooManyListenersError
 
-    def tell(self, nudge: Nudge) -> None:
-        """Tell all listeners, from the event loop. One that does not keep up hears that it missed something."""
+    def notify(self, nudge: Nudge) -> None:
+        """Notify all listeners, from the event loop. A slow one is notified that it missed events."""
         for queue in self._queues:
             try:
                 queue.put_nowait(nudge)
@@ -78,10 +78,10 @@ class News:
     def tell_from_thread(self, nudge: Nudge) -> None:
         loop = self._loop
         if loop is not None and not loop.is_closed() and self._queues:
-            loop.call_soon_threadsafe(self.tell, nudge)
+            loop.call_soon_threadsafe(self.notify, nudge)
 
     def close(self) -> None:
-        """End every line, so that the server can stop at once."""
+        """Close every connection, so that the server can stop immediately."""
         self._is_closed = True
         for queue in self._queues:
             while not queue.empty():
@@ -96,11 +96,11 @@ class News:
             await asyncio.sleep(LOOK_EVERY_S)
             now = await run_in_threadpool(self._look)
             for nudge in _differences(self._seen, now):
-                self.tell(nudge)
+                self.notify(nudge)
             self._seen = now
 
     def _look(self) -> dict[str, tuple[Any, ...]]:
-        """How each run is. Of a run that has ended nothing is read but the date of its run.json."""
+        """The state of each run. For a run that has ended, only the modification time of run.json is read."""
         return {id: _glance(entry) for id, entry in self.table.entries().items()}
 
 

@@ -1,4 +1,4 @@
-"""Which runs there are, by ids that we made up: a client never names a path. Folders are only read, never trusted."""
+"""The table of runs by generated ids: a client never names a path. Folders are only read and never trusted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MAX_IDLE: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What run.json says, and the truth about it."""
+    """The contents of run.json, and the true status."""
 
     manifest: Manifest | None
     status: str
     """A RunStatus, or "broken"."""
     reason: str
     is_lost: bool = False
-    """Whether the process was gone before anything could say how the run ended."""
+    """Whether the process disappeared without a final status."""
 
     @property
     def step(self) -> int:
@@ -39,21 +39,21 @@ class Head:
 
 @dataclass(slots=True)
 class Entry:
-    """A run folder. `open` lends a `Run` of this moment, which one thread may use; several can be lent at once."""
+    """A run folder. `open` lends a current `Run` for use by one thread; several can be lent at once."""
 
     id: str
     path: Path
     home: Path
-    """The folder of runs it was found in."""
+    """The folder of runs that contains it."""
     damage: dict[str, str] = field(default_factory=dict)
-    """What any reader found damaged, for the warnings of all."""
+    """Damage found by any reader, for the warnings of all."""
     _idle: list[Run] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _head: tuple[object, Head] | None = None
 
     @contextmanager
     def open(self) -> Iterator[Run]:
-        """Lend a run. RunError when the folder cannot be read."""
+        """Lend a run. Raises RunError if the folder cannot be read."""
         with self._lock:
             run = self._idle.pop() if self._idle else None
         if run is None:
@@ -61,10 +61,10 @@ class Entry:
         try:
             with run.hold():
                 yield run
-        except (SondeError, BadRequestError):  # an answer like any other
+        except (SondeError, BadRequestError):  # a regular reply
             self._take_back(run)
             raise
-        # After any other exception the reader may be in any state: it is not lent again.
+        # After any other exception the state of the reader is unknown, so it is not lent again.
         self._take_back(run)
 
     def _take_back(self, run: Run) -> None:
@@ -73,7 +73,7 @@ class Entry:
                 self._idle.append(run)
 
     def head(self) -> Head:
-        """Read again only when run.json changed, except for whether somebody still writes."""
+        """Read run.json again only if it changed; whether the run is still being written is always checked."""
         signature = signature_of(self.path / RUN_FILE), signature_of(self.path / EXIT_CODE_FILE)
         known = self._head
         if known is not None and known[0] == signature and known[1].status != "running":
@@ -92,7 +92,7 @@ def _read_head(path: Path) -> Head:
 
 
 def signature_of(path: Path) -> object:
-    """Changes when the file does; None where there is none."""
+    """A value that changes when the file does; None if there is no file."""
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:
@@ -101,12 +101,12 @@ def signature_of(path: Path) -> object:
 
 
 def run_key(path: Path) -> str:
-    """The id of a run folder: the same after a restart, so that addresses can be kept."""
+    """The id of a run folder: the same after a restart, so that URLs can be bookmarked."""
     return hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 class RunTable:
-    """Runs below some places, each of which is a run or a folder of runs."""
+    """Runs in the given places, each of which is a run or a folder of runs."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = [place.resolve() for place in places]
@@ -115,7 +115,7 @@ class RunTable:
         self._lock = threading.Lock()
 
     def entries(self, *, fresh: bool = False) -> dict[str, Entry]:
-        """All runs by id; folders are looked for about once a second."""
+        """All runs by id; folders are scanned about once a second."""
         with self._lock:
             if fresh or time.monotonic() - self._scanned >= SCAN_EVERY_S:
                 self._scan()
@@ -124,11 +124,11 @@ class RunTable:
     def get(self, id: str) -> Entry:
         found = self.entries().get(id)
         if found is None:
-            raise NotFoundError("no such run: it was deleted, or it is in a folder that was not given to sonde ui")
+            raise NotFoundError("run not found: it was deleted, or it is in a folder that was not passed to sonde ui")
         return found
 
     def trash(self) -> dict[str, Trashed]:
-        """Deleted runs by the id they had."""
+        """Deleted runs by their former id."""
         return {run_key(one.origin): one for place in self._folders() for one in list_trash(place)}
 
     def _folders(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The process behind `sonde ui`: a socket on this machine, uvicorn on it, a browser that is told where."""
+"""The server behind `sonde ui`: binds a socket, runs uvicorn on it, and opens a browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sonde.errors import MissingPackageError, UsageError
+from sonde.errors import UsageError
 from sonde.show.web.access import Access, kept_token, new_token, token_file
 
 DEFAULT_PORT: Final = 7007
@@ -26,29 +26,29 @@ _NUM_TRIES: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where to listen, and the names to answer to."""
+    """The address to listen on, and the host names to accept."""
 
     host: str = LOOPBACK
     port: int | None = None
-    """None: the usual port, or the next free one. 0: any."""
+    """None: the default port, or the next free one. 0: any free port."""
     expose: bool = False
-    """Listening beyond this machine was asked for in so many words."""
+    """Whether the user explicitly allowed access from other machines."""
     names: tuple[str, ...] = ()
-    """Other names under which the server is reached."""
+    """Additional host names of the server."""
 
     def __post_init__(self) -> None:
         if not is_loopback(self.host) and not self.expose:
             raise UsageError(
-                f"--host {self.host} lets every machine that reaches this one ask for your runs; only the token in the "
-                "address protects them, and it travels unencrypted. Better keep the default and use a tunnel:  "
-                f"{tunnel_line(self.port or DEFAULT_PORT)}  To do it all the same, add --expose."
+                f"--host {self.host} lets any machine that can reach this one request your runs; only the token in the "
+                "URL protects them, and it is sent unencrypted. Prefer the default host and an SSH tunnel:  "
+                f"{tunnel_line(self.port or DEFAULT_PORT)}  To allow it anyway, add --expose."
             )
         if self.port is not None and not 0 <= self.port <= 65535:
-            raise UsageError(f"--port {self.port} is no port; give 1 to 65535, or 0 for any free one.")
+            raise UsageError(f"invalid port {self.port}: use 1-65535, or 0 for any free port.")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -58,12 +58,12 @@ def is_loopback(host: str) -> bool:
 
 
 def tunnel_line(port: int) -> str:
-    """What to type on the machine with the browser."""
+    """The command to run on the machine with the browser."""
     return f"ssh -N -L {port}:127.0.0.1:{port} {socket.gethostname()}"
 
 
 def bind(address: Address) -> socket.socket:
-    """A listening socket. A port that was asked for and is taken is an error with one that is free."""
+    """Bind a listening socket. If a requested port is in use, the error suggests a free one."""
     wanted = address.port
     candidates: Sequence[int] = [wanted] if wanted is not None else range(DEFAULT_PORT, DEFAULT_PORT + _NUM_TRIES)
     for port in candidates:
@@ -71,13 +71,15 @@ def bind(address: Address) -> socket.socket:
         if found is not None:
             return found
     if wanted is None:
-        raise UsageError(f"ports {DEFAULT_PORT} to {DEFAULT_PORT + _NUM_TRIES - 1} are all taken. Give --port 0.")
+        raise UsageError(
+            f"ports {DEFAULT_PORT} to {DEFAULT_PORT + _NUM_TRIES - 1} are all in use. Use --port 0 for any free port."
+        )
     free = next((port for port in range(wanted + 1, wanted + 1 + _NUM_TRIES) if _is_free(address.host, port)), 0)
-    raise UsageError(f"port {wanted} is taken, perhaps by another dashboard. Free is:  sonde ui --port {free}")
+    raise UsageError(f"port {wanted} is in use, perhaps by another dashboard. Use a free port:  sonde ui --port {free}")
 
 
 def _try_bind(host: str, port: int) -> socket.socket | None:
-    """None when the port is taken."""
+    """Bind the port; None if it is in use."""
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -87,11 +89,11 @@ def _try_bind(host: str, port: int) -> socket.socket | None:
         listening.listen(128)
     except PermissionError as error:
         listening.close()
-        raise UsageError(f"port {port} may not be opened ({error.strerror}). Give one above 1023.") from error
+        raise UsageError(f"no permission to open port {port} ({error.strerror}). Use a port above 1023.") from error
     except OSError as error:
         listening.close()
         if isinstance(error, socket.gaierror) or error.errno == 99:
-            raise UsageError(f"--host {host} is no address of this machine ({error}).") from error
+            raise UsageError(f"--host {host} is not an address of this machine ({error}).") from error
         return None
     except OverflowError:
         listening.close()
@@ -109,7 +111,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def host_names(address: Address) -> list[str]:
-    """What may stand in a Host header; anything else is somebody's trick with DNS."""
+    """The accepted values of the Host header; any other value may be a DNS-rebinding attack."""
     names = [*_LOOPBACK_NAMES, *address.names]
     if not is_loopback(address.host):
         names += [socket.gethostname(), socket.getfqdn(), *_own_addresses()]
@@ -125,10 +127,9 @@ def _own_addresses() -> list[str]:
 
 
 class Dashboard:
-    """A server that is bound and not yet running: its address is known before anybody can ask it."""
+    """A server that is bound but not yet running: its URL is known before it accepts requests."""
 
     def __init__(self, places: Sequence[Path], address: Address, *, read_only: bool = False, keep: bool = True) -> None:
-        _require()
         from sonde.show.web.answering import Answers
         from sonde.show.web.app import make_app
         from sonde.show.web.runs import RunTable
@@ -148,31 +149,23 @@ class Dashboard:
 
     @property
     def url(self) -> str:
-        """With the token in the fragment, which browsers keep to themselves."""
+        """The URL with the token in its fragment, which browsers do not send."""
         return f"{self.origin}/#token={self.access.token}"
 
     def serve(self) -> None:
-        """Until interrupted."""
+        """Serve until interrupted."""
         from sonde.show.web.serving import serve
 
         try:
             serve(self.app, self.socket)
-        except KeyboardInterrupt:  # uvicorn ends in good order and then passes the signal on
+        except KeyboardInterrupt:  # uvicorn shuts down cleanly and then passes the signal on
             pass
         finally:
             self.socket.close()
 
 
-def _require() -> None:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError("starlette and uvicorn", "web", "sonde ui") from error
-
-
 def can_open_browser() -> bool:
-    """Whether there is a screen: a text browser would take over the terminal."""
+    """Whether there is a graphical browser: a text browser would take over the terminal."""
     if os.environ.get("BROWSER") or sys.platform in ("darwin", "win32"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
@@ -180,7 +173,7 @@ def can_open_browser() -> bool:
 
 @contextmanager
 def opened_browser(url: str) -> Iterator[None]:
-    """Open the page without putting the token on a command line, where every user of the machine could read it."""
+    """Open the page without putting the token on a command line, where other users could read it."""
     with tempfile.TemporaryDirectory(prefix="sonde-") as folder:  # made with mode 0700
         page = Path(folder) / "open.html"
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n', encoding="utf-8")
@@ -192,5 +185,5 @@ def opened_browser(url: str) -> Iterator[None]:
 def _open(url: str) -> None:
     try:
         webbrowser.open(url)
-    except (webbrowser.Error, OSError):  # the address is in the terminal
+    except (webbrowser.Error, OSError):  # the URL is in the terminal
         return

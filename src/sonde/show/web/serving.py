@@ -1,4 +1,4 @@
-"""uvicorn with our settings: nothing logged about requests, nothing kept open when asked to stop."""
+"""uvicorn with our settings: requests are not logged, and no connection stays open at shutdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.show.web.guard import Guard
 
 
 class QuickServer(uvicorn.Server):
-    """Lines for news never end by themselves: they are ended first, so that Ctrl-C does not wait for them."""
+    """A server that first closes the connections for live events, so that Ctrl-C does not wait for them."""
 
     def __init__(self, config: uvicorn.Config, app: Guard) -> None:
         super().__init__(config)
@@ -23,15 +23,15 @@ class QuickServer(uvicorn.Server):
 
 
 def serve(app: Guard, listening: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM."""
     QuickServer(configured(app), app).run(sockets=[listening])
 
 
 def configured(app: Guard) -> uvicorn.Config:
-    asgi: Any = app  # starlette and uvicorn each have types of their own for the same thing
+    asgi: Any = app  # starlette and uvicorn have different types for the same thing
     return uvicorn.Config(
         asgi,
-        http="h11",  # the strict one, whatever else is installed
+        http="h11",  # the strict parser, regardless of what else is installed
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,4 +1,4 @@
-"""The order of sites along depth and the tree of modules, from the model's description or else from names alone."""
+"""The order of sites along the depth and the tree of modules, from the model's description or from names alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.schema.records import Site
 from sonde.schema.stats import STATS
 
 MAX_DEPTH: Final = 32
-"""Deeper modules hang under their ancestor of this depth: a name of a thousand dots must not make a thousand nodes."""
+"""Maximum depth of the tree; deeper modules are attached to their ancestor at this depth."""
 _FIELDS: Final = frozenset({"n", "nan", "inf", "zero", "sum", "sumsq", "sumabs", "hist_n"})
 _FIRST: Final = ("rms", "norm", "abs_mean", "max_abs", "mean", "std", "zero_fraction", "nonfinite_fraction")
 _OF_UPDATES: Final = frozenset({"grad_update_dot", "grad_moment_dot", "second_moment_lag"})
@@ -27,7 +27,7 @@ class Structure:
 
     sites: dict[int, Site]
     depths: dict[int, int]
-    """Site id -> place of its module."""
+    """Site id -> position of its module."""
     document: Mapping[str, Any]
 
     def rows(self, kind: str) -> list[int]:
@@ -47,7 +47,7 @@ def structure_of(run: Run) -> Structure:
 
 
 def stats_of(kind: str) -> list[str]:
-    """Stats of a kind that are worth a picture, most useful first."""
+    """Stats of a kind that can be drawn, most useful first."""
     own = [name for name in STATS if name not in _FIELDS]
     own = [name for name in own if (kind == "update" or name not in _OF_UPDATES)]
     own = [name for name in own if (kind == "grad" or name not in _OF_GRADS)]

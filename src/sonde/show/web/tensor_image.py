@@ -1,4 +1,4 @@
-"""A tensor as a small image: of each block the element of largest magnitude, sign kept; and its singular values."""
+"""A tensor as a small image (the element of largest magnitude of each block, with its sign) and singular values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ReadRows = Callable[[int, int], NDArray[Any]]
 
 @dataclass(slots=True)
 class ImageOf:
-    """What is drawn of a tensor, gathered block by block: a tensor larger than memory is never held whole."""
+    """The image of a tensor, gathered block by block, so that a tensor may be larger than memory."""
 
     num_rows: int
     num_columns: int
@@ -39,7 +39,7 @@ class ImageOf:
         self.pixels = np.zeros((min(self.num_rows, MAX_SIDE), min(self.num_columns, MAX_SIDE)), np.float32)
 
     def add(self, begin: int, block: NDArray[np.float64]) -> None:
-        """Take in rows from `begin` on."""
+        """Add rows starting at `begin`."""
         finite = np.isfinite(block)
         kept = block[finite]
         self.num_nan += int(np.isnan(block).sum())
@@ -67,7 +67,7 @@ class ImageOf:
         return float(np.sqrt(self.sumsq / self.num_finite)) if self.num_finite else np.nan
 
     def spectrum(self) -> tuple[NDArray[np.float64], tuple[int, int]]:
-        """Singular values of the sampled rows and columns, largest first; empty for vectors and what is not finite."""
+        """Singular values of the sampled rows and columns, largest first; empty for vectors and non-finite values."""
         matrix = np.concatenate(self._sample) if self._sample else np.empty((0, 0))
         if min(matrix.shape) < 2 or self.num_nan or self.num_inf:
             return np.empty(0), (int(matrix.shape[0]), int(matrix.shape[1]))
@@ -85,7 +85,7 @@ def image_of(read: ReadRows, num_rows: int, num_columns: int) -> ImageOf:
 
 
 def largest(values: NDArray[np.float64], starts: NDArray[np.intp], *, axis: int) -> NDArray[np.float64]:
-    """Of each group along an axis the element of largest magnitude; one that is not finite is larger than any."""
+    """The element of largest magnitude of each group along an axis; non-finite elements count as largest."""
     if len(starts) == values.shape[axis]:
         return values
     odd = np.add.reduceat((~np.isfinite(values)).astype(np.int32), starts, axis=axis) > 0
@@ -98,7 +98,7 @@ def largest(values: NDArray[np.float64], starts: NDArray[np.intp], *, axis: int)
 
 
 def further(a: Image, b: Image) -> Image:
-    """The one of larger magnitude, one by one."""
+    """The elementwise value of larger magnitude."""
     with np.errstate(invalid="ignore"):
         take_b = ~np.isfinite(b) | (np.isfinite(a) & (np.abs(b) > np.abs(a)))
     chosen: Image = np.where(take_b & ~np.isnan(a), b, a)
@@ -106,7 +106,7 @@ def further(a: Image, b: Image) -> Image:
 
 
 def _bounds(size: int, count: int) -> NDArray[np.intp]:
-    """Where each of `count` nearly equal groups begins."""
+    """The start of each of `count` nearly equal groups."""
     return -(-(np.arange(count) * size) // max(count, 1)) if count < size else np.arange(size)
 
 

@@ -1,4 +1,4 @@
-"""Answers as bytes: JSON without bare NaN, and a JSON header with raw little-endian arrays behind it."""
+"""Replies as bytes: JSON without bare NaN, or a JSON header followed by raw little-endian arrays."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _VIEW_PARAMETERS: Final = frozenset({"from", "to", "w", "points", "rows"})
 
 @dataclass(slots=True)
 class Reply:
-    """An answer and what kind of bytes it is."""
+    """A reply and its content type."""
 
     body: bytes
     media: str
     is_final: bool = True
-    """Whether the same question about the same files has the same answer: it may be kept."""
+    """Whether the same request for the same files always gives the same reply, so that it may be cached."""
     is_noise: bool = False
-    """Bytes in which nothing repeats but neighbours, as in pictures of measurements."""
+    """Whether only neighbouring bytes repeat, as in images of measurements."""
     _gzipped: bytes = b""
 
     @property
     def gzipped(self) -> bytes:
-        """Compressed once, however often it is sent."""
+        """The compressed body, computed once."""
         if not self._gzipped:
-            # Looking for repetitions in noise takes twice the time for a twentieth of the bytes.
+            # Searching for repetitions in noise takes twice the time and saves a twentieth of the bytes.
             strategy = zlib.Z_RLE if self.is_noise else zlib.Z_DEFAULT_STRATEGY
             press = zlib.compressobj(1, zlib.DEFLATED, 31, 9, strategy)
             self._gzipped = press.compress(self.body) + press.flush()
@@ -44,7 +44,7 @@ class Reply:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON that every parser takes; what is not finite becomes text that JavaScript's `Number` understands.
+    """Strict JSON; non-finite numbers become strings that JavaScript's `Number` understands.
 
     >>> to_json({"loss": float("nan")})
     b'{"loss":"NaN"}'
@@ -83,7 +83,7 @@ def json_reply(value: Any) -> Reply:
 
 
 def binary_reply(header: Mapping[str, Any], buffers: Mapping[str, tuple[str, NDArray[Any]]]) -> Reply:
-    """`buffers` are name -> (type, array); each begins at a multiple of 8 bytes."""
+    """A binary reply. `buffers` maps name -> (type, array); each starts at a multiple of 8 bytes."""
     entries, pieces, offset = [], [], 0
     for name, (dtype, array) in buffers.items():
         data = np.ascontiguousarray(array, _DTYPES[dtype]).reshape(-1)
@@ -94,10 +94,10 @@ def binary_reply(header: Mapping[str, Any], buffers: Mapping[str, tuple[str, NDA
 
 
 def read_binary(body: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What `binary_reply` wrote, for tests and for whoever asks the server from Python."""
+    """Decode a `binary_reply`, for tests and Python clients."""
     magic, length = struct.unpack_from("<4sI", body)
     if magic != MAGIC:
-        raise ValueError("not an answer")
+        raise ValueError("not a reply of sonde")
     header = json.loads(body[8 : 8 + length])
     found = {}
     for name, dtype, offset, size in header.get("buffers", ()):
@@ -106,7 +106,7 @@ def read_binary(body: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def pack(answers: Mapping[str, bytes]) -> bytes:
-    """Answers by path in one container, for a report that holds its data itself; to be gzipped and put in base64."""
+    """Pack replies by path into one container, for a self-contained report; to be gzipped and base64-encoded."""
     entries, offset = [], 0
     for path, body in answers.items():
         entries.append([report_key(path), offset, len(body)])
@@ -115,7 +115,7 @@ def pack(answers: Mapping[str, bytes]) -> bytes:
 
 
 def report_key(path: str) -> str:
-    """The name under which a report keeps an answer; the same function is in web/src/lib/api.ts.
+    """The key under which a report stores a reply; the same function is in web/src/lib/api.ts.
 
     >>> report_key("/api/runs/a/heat?w=100&stat=rms&kind=grad")
     '/api/runs/a/heat?kind=grad&stat=rms'

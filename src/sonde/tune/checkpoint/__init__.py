@@ -1,1 +1,1 @@
-"""Checkpoints that training continues from bit by bit: what is saved, where, and how long it is kept."""
+"""Checkpoints from which training resumes bit by bit: contents, storage, and retention."""

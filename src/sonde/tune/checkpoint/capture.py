@@ -1,4 +1,4 @@
-"""Everything a run needs to go on, taken from live objects into a `Payload`, and put back from one."""
+"""Copies everything a run needs to resume from live objects into a `Payload`, and restores it from one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEY: Final = re.compile(r"[\w+-]{1,64}", re.ASCII)
 
 
 def as_mapping(given: Any, what: str) -> dict[str, Any]:
-    """One object, several in a list, or several by name; one alone has the name ""."""
+    """One object, several in a list, or several by name; a single one has the name ""."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and not hasattr(given, "state_dict"):
@@ -39,21 +39,23 @@ def as_mapping(given: Any, what: str) -> dict[str, Any]:
         return {"": given}
     for key in named:
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise UsageError(f"a {what} is named with letters, digits, _ + and -; got {key!r}.")
+            raise UsageError(f"the name of a {what} may contain letters, digits, _, + and -; got {key!r}.")
     return named
 
 
 def require_state(named: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The same, each of which can be asked for what it holds."""
+    """The same, checking that each has a state_dict()."""
     for each in named.values():
         if not callable(getattr(each, "state_dict", None)):
-            raise UsageError(f"{what}= takes an object with a state_dict(), a list or a mapping of them; got {each!r}.")
+            raise UsageError(
+                f"{what}= must be an object with a state_dict(), or a list or mapping of them; got {each!r}."
+            )
     return dict(named)
 
 
 @dataclass(slots=True, kw_only=True)
 class Capture:
-    """The live objects. `models` and `optimizers` go to files of their own, the rest to state.json."""
+    """The live objects. `models` and `optimizers` go to separate files, the rest to state.json."""
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class Capture:
         return payload
 
     def put(self, payload: Payload, *, rng: bool = True) -> None:
-        """Everything is looked at before anything is changed; the random states come last."""
+        """Everything is checked before anything is changed; the random states come last."""
         state = payload.state
         rest = payload.tensors.get("state", {})
         weights = {key: _weights(payload, key, rest) for key in self.models}
@@ -116,13 +118,13 @@ class Capture:
 
 
 def put_random_states(states: Any) -> None:
-    """As they were; CorruptError for what no generator takes."""
+    """Restore the random states; CorruptError if a generator rejects one."""
     try:
         put_rng(states)
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         if isinstance(error, UsageError):
             raise
-        raise CorruptError(f"the checkpoint's random states are not understood ({error!r}).") from error
+        raise CorruptError(f"cannot read the checkpoint's random states ({error!r}).") from error
 
 
 def _model_file(key: str) -> str:
@@ -137,7 +139,7 @@ def _weights(payload: Payload, key: str, rest: Mapping[str, Any]) -> Weights:
         base = {str(name): int(checksum) for name, checksum in entry["base"].items()}
         return Weights(tensors, ties, decode(entry["others"], rest), base)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CorruptError(f"the checkpoint's state does not fit its files ({error!r}).") from error
+        raise CorruptError(f"the checkpoint's state does not match its files ({error!r}).") from error
 
 
 def _entry(state: Mapping[str, Any], group: str, key: str) -> Any:

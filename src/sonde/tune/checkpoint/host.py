@@ -11,9 +11,9 @@ from sonde.tune.checkpoint.storage import Payload
 
 
 def copied_to_host(payload: Payload) -> Callable[[], Payload]:
-    """Begin the copy; the function that is returned waits for it, on the thread that writes.
+    """Start the copy; the returned function waits for it, on the writing thread.
 
-    What training does next on a device is queued behind the copies, so they hold this moment.
+    Later work of training on a device is queued after the copies, so they show this moment.
     """
     copies: dict[str, dict[str, Tensor]] = {}
     devices: set[torch.device] = set()

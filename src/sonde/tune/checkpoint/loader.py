@@ -1,4 +1,4 @@
-"""A plain DataLoader that knows where it is, and can be put there again."""
+"""A wrapper for a plain DataLoader that knows its position and can return to it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sonde.tune.checkpoint.rng import put_generator, put_rng, take_generator, ta
 
 
 class ResumableLoader:
-    """Wraps a `DataLoader`; hand it to `CheckpointManager(dataloader=…)` and iterate it as before.
+    """Wraps a `DataLoader`; pass it to `CheckpointManager(dataloader=…)` and iterate over it as before.
 
         loader = ResumableLoader(DataLoader(dataset, batch_size=32, shuffle=True, num_workers=4))
         for epoch in range(loader.epoch, num_epochs):
             for batch in loader:
                 ...
 
-    The position is an epoch, a number of batches, and the random states at the epoch's start, from which the same order
-    is drawn again. Batches that were trained on are passed over: without workers only their indices are drawn; workers
-    load them again, so that their own random numbers go on as they would have.
+    The position is an epoch, a number of batches, and the random states at the start of the epoch, from which the same
+    order is drawn again. Batches that were already trained on are skipped: without workers only their indices are
+    drawn; workers load them again, so that their own random numbers continue as they would have.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
         self.epoch = 0
         self.batch = 0
-        """Batches handed out in this epoch."""
+        """Batches returned in this epoch."""
         self._start: dict[str, Any] | None = None
         self._is_restored = False
 
@@ -53,7 +53,7 @@ class ResumableLoader:
         return iter(self.loader)
 
     def _restored(self) -> Iterator[Any]:
-        """The rest of an epoch: its beginning is drawn again from the same random states."""
+        """The rest of an epoch: its start is drawn again from the same random states."""
         self._is_restored = False
         if self._start is None:
             return self._fresh()
@@ -79,7 +79,7 @@ class ResumableLoader:
             next(iterator, None)
 
     def _generators(self) -> dict[str, Any]:
-        """Those of the loader and its samplers; the global ones are taken apart."""
+        """The random states of the loader and its samplers; the global ones are stored separately."""
         owners = {
             "loader": self.loader,
             "sampler": self.loader.sampler,
@@ -100,8 +100,8 @@ class ResumableLoader:
 
         if state["num_batches"] != _length(self.loader):
             raise UsageError(
-                f"the checkpoint was made with {state['num_batches']} batches in an epoch, this loader has "
-                f"{_length(self.loader)}: another data set or batch size. Its position means nothing here; restore "
+                f"the checkpoint was saved with {state['num_batches']} batches per epoch, but this loader has "
+                f"{_length(self.loader)}: the data set or batch size differs, so its position does not apply. Restore "
                 "without dataloader=."
             )
         self.epoch, self.batch, self._start = state["epoch"], state["batch"], state["start"]

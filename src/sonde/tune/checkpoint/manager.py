@@ -1,6 +1,6 @@
-"""`CheckpointManager`: saves what a run needs to go on, at intervals, keeps the ones worth keeping, and puts one back.
+"""`CheckpointManager`: saves everything a run needs to resume, at intervals, keeps the best ones, and restores one.
 
-What is restored continues bit by bit: weights, optimizer, scheduler, scaler, data position, random states.
+A restored run continues bit by bit: weights, optimizer, scheduler, scaler, data position, random states.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from sonde.display import warn
+from sonde.distribution import version
 from sonde.errors import RunError, RunNotFoundError, UsageError
 from sonde.read.run.checkpoints import Checkpoint, abandoned_checkpoints
 from sonde.read.run.state import open_state
@@ -67,7 +68,7 @@ class CheckpointManager:
     ) -> None:
         """Each object may be one, a list, or a mapping by name; `extra` is anything else with a `state_dict`."""
         if interval is not None and interval < 1:
-            raise UsageError(f"interval is a number of steps, or None to save on demand only; got {interval!r}.")
+            raise UsageError(f"interval must be a number of steps, or None to save only on demand; got {interval!r}.")
         self.session = where if isinstance(where, Session | NullSession) else active_session()
         self.interval, self.background = interval, background
         self.retention = Retention(
@@ -82,29 +83,29 @@ class CheckpointManager:
         )
         self.storage = storage or self._local(where)
         self.num_steps = 0
-        """Calls of `step` without a number count themselves."""
+        """Calls of `step` without a number are counted."""
         self.last_error: Exception | None = None
         self.documents: dict[str, Callable[[], Any]] = {}
-        """Files for other programs, by name: what the function gives is written beside the rest as JSON."""
+        """Files for other programs, by name: the result of the function is written alongside the rest as JSON."""
         self._pool: ThreadPoolExecutor | None = None
         self._pending: Future[Checkpoint] | None = None
         _refuse_plain_loader(self._capture.others["dataloader"])
-        self._capture.take()  # what cannot be saved is said now and not in the middle of a run
+        self._capture.take()  # report what cannot be saved now, not in the middle of a run
 
     def _local(self, where: Any) -> StorageBackend | None:
         if isinstance(where, str | os.PathLike):
             return LocalStorage(where)
         if self.session is None:
-            raise UsageError("no run has begun: give a folder, or begin one with sonde.init(...) first.")
+            raise UsageError("no run has started: pass a folder, or start one with sonde.init(...) first.")
         # Disabled, or not the first rank: there is no folder, and nothing is saved.
         return None if self.session.path is None else LocalStorage(Path(self.session.path) / CHECKPOINTS_FOLDER)
 
-    # -------------------------------------------------------------------------------------------------------- saving
+    # ----------------------------------------------------------------------------------------------------------- saving
 
     def step(self, step: int | None = None, metrics: Mapping[str, Any] | None = None) -> Checkpoint | None:
-        """Call after each optimizer step with the number of steps made; saves where one is due.
+        """Call after each optimizer step with the number of steps made; saves if a checkpoint is due.
 
-        A disk that does not answer does not end training: it is told, recorded, and tried again when the next is due.
+        A failing disk does not end training: the failure is reported, recorded, and retried when the next one is due.
         """
         self.num_steps = self.num_steps + 1 if step is None else int(step)
         if self.interval is None or self.num_steps % self.interval or self.num_steps <= 0:
@@ -122,7 +123,8 @@ class CheckpointManager:
     def save(
         self, step: int | None = None, metrics: Mapping[str, Any] | None = None, *, reason: str = ""
     ) -> Checkpoint | None:
-        """Save now. In the background it is taken now and written while training goes on; then None is returned."""
+        """Save now. In the background, the state is copied now and written while training continues; then None is
+        returned."""
         if step is not None:
             self.num_steps = _checked_step(step)
         if self.storage is None or rank() != 0:
@@ -149,13 +151,13 @@ class CheckpointManager:
         return None
 
     def wait(self) -> None:
-        """Until what was saved in the background is on disk; raises what went wrong there."""
+        """Wait until background saves are on disk; raises their errors."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Finish what is under way. Needed only with `background`; the end of the program does it too."""
+        """Finish pending saves. Needed only with `background`; the end of the program does it too."""
         try:
             self.wait()
         except (OSError, RunError) as error:
@@ -182,7 +184,7 @@ class CheckpointManager:
         where = saved.path.relative_to(session.path) if inside else saved.path.absolute()
         details = {**saved.metrics, "num_bytes": saved.num_bytes}
         if step is not None and step != saved.step:
-            details[RUN_STEP] = step  # the checkpoint counts otherwise than the run
+            details[RUN_STEP] = step  # the checkpoint counts steps differently from the run
         session.recording.writer.kept(
             KeptRow(table="checkpoints", step=saved.step, time=saved.time, where=str(where), details=details)
         )
@@ -193,18 +195,16 @@ class CheckpointManager:
         if isinstance(self.session, Session):
             self.session.recording.warn_once(f"checkpoint {type(error).__name__}", message)
             return
-        import warnings
+        warn(f"sonde: {message}", RuntimeWarning, stacklevel=3)
 
-        warnings.warn(f"sonde: {message}", RuntimeWarning, stacklevel=3)
-
-    # ------------------------------------------------------------------------------------------------------- finding
+    # ---------------------------------------------------------------------------------------------------------- finding
 
     def list(self) -> Checkpoints:
-        """Every checkpoint, by step; what is wrong with one is in its `problem`."""
+        """Every checkpoint, by step; its `problem` says what is wrong with it."""
         return [] if self.storage is None else self.storage.list_checkpoints()
 
     def latest(self) -> Checkpoint | None:
-        """The newest that looks whole, and that training has not returned from; `restore` reads every byte."""
+        """The newest that looks intact, and that training has not returned from; `restore` reads every byte."""
         abandoned = self._abandoned()
         return next((c for c in reversed(self.list()) if not c.problem and c.path not in abandoned), None)
 
@@ -218,14 +218,14 @@ class CheckpointManager:
         return next(iter(self.retention.best([c for c in self.list() if not c.problem])), None)
 
     def verify(self, which: Which = None) -> Problems:
-        """Step -> what is wrong with it, of one checkpoint or of all; {} when nothing is."""
+        """Step -> its problems, for one checkpoint or for all; {} if there are none."""
         storage = self._storage()
         chosen = self.list() if which is None else [self._find(which)]
         problems = {c.step: storage.verify_checkpoint(c.id) for c in chosen}
         return {step: found for step, found in problems.items() if found}
 
     def delete(self, which: int | str) -> None:
-        """Remove one checkpoint for good."""
+        """Delete one checkpoint permanently."""
         self._storage().delete_checkpoint(self._find(which).id)
 
     def load(self, which: Which = None) -> Payload:
@@ -233,7 +233,7 @@ class CheckpointManager:
         return self._storage().load_checkpoint(self._find(which).id)
 
     def restore(self, which: Which = None, *, rng: bool = True) -> int:
-        """Put everything back as it was; gives the number of steps that were made. A damaged checkpoint is refused."""
+        """Restore everything; returns the number of steps made. A damaged checkpoint is rejected."""
         self.wait()
         found = self._find(which)
         payload = self._storage().load_checkpoint(found.id)
@@ -243,7 +243,7 @@ class CheckpointManager:
         return self.num_steps
 
     def restore_latest(self, *, rng: bool = True) -> int:
-        """`restore()`, or 0 where there is nothing yet: the first line of a loop that may be started again."""
+        """`restore()`, or 0 if there is nothing yet: the first line of a loop that may be restarted."""
         return self.restore(rng=rng) if self.latest() is not None else 0
 
     def _continue_session(self, state: Mapping[str, Any], found: Checkpoint) -> None:
@@ -255,15 +255,13 @@ class CheckpointManager:
         is_rewound = (self.session.steps.threads.position.is_fresh or is_of_this_run) and self.session.rewind(at)
         self.session.recording.event(
             "restored",
-            f"continued from {found.id}" + ("" if is_rewound else "; the numbers of steps go on"),
+            f"resumed from {found.id}" + ("" if is_rewound else "; step numbers continue"),
             details={"step": found.step, "path": str(found.path)},
         )
 
     def _storage(self) -> StorageBackend:
         if self.storage is None:
-            raise UsageError(
-                "there is no run to read checkpoints from (sonde is disabled, or this is not the first rank)."
-            )
+            raise UsageError("no run to read checkpoints from (sonde is disabled, or this is not the first rank).")
         return self.storage
 
     def _find(self, which: Which) -> Checkpoint:
@@ -277,7 +275,7 @@ class CheckpointManager:
         if chosen is None:
             has = ", ".join(str(c.step) for c in found[-8:]) or "none"
             what = "checkpoint" if which is None else f"checkpoint {which!r}"
-            raise RunNotFoundError(f"no {what} in {getattr(self.storage, 'folder', self.storage)}. There are: {has}.")
+            raise RunNotFoundError(f"no {what} in {getattr(self.storage, 'folder', self.storage)}. Available: {has}.")
         return chosen
 
     def __repr__(self) -> str:
@@ -289,9 +287,9 @@ def _checked_step(step: Any) -> int:
     try:
         number = int(step)
     except (TypeError, ValueError):
-        raise UsageError(f"a checkpoint's step is a number of steps; got {step!r}.") from None
+        raise UsageError(f"step= must be a whole number; got {step!r}.") from None
     if number < 0:
-        raise UsageError(f"a checkpoint's step is 0 or more; got {step!r}.")
+        raise UsageError(f"step= must be 0 or more; got {step!r}.")
     return number
 
 
@@ -300,13 +298,13 @@ def _number(value: Any) -> float:
 
 
 def _refuse_plain_loader(loaders: Mapping[str, Any]) -> None:
-    """Where a plain DataLoader is cannot be asked; that must not be found out when restoring."""
+    """A plain DataLoader does not know its position; say so now, not when restoring."""
     for name, loader in loaders.items():
         try:
             take_state(loader, name)
         except UsageError:
             raise UsageError(
-                f"a {type(loader).__name__} does not know its position. Wrap it and iterate the wrapper:  "
+                f"a {type(loader).__name__} does not know its position. Wrap it and iterate over the wrapper:  "
                 "loader = sonde.tune.ResumableLoader(loader)"
             ) from None
 
@@ -316,7 +314,7 @@ def describe(reason: str, *, adapters_only: bool) -> dict[str, Any]:
     return {
         "reason": reason,
         "adapters_only": adapters_only,
-        "sonde": version("sonde"),
+        "sonde": version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "num_threads": torch.get_num_threads(),

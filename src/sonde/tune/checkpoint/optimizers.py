@@ -1,4 +1,4 @@
-"""The state of optimizers, schedulers and other objects that have a `state_dict`, as a tree, and back."""
+"""The state of optimizers, schedulers and other objects with a `state_dict`, as a tree, and back."""
 
 from __future__ import annotations
 
@@ -46,18 +46,19 @@ def _parameter_names(optimizer: Optimizer, names: Mapping[int, str]) -> dict[int
 
 
 def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], key: str) -> None:
-    """Whether the state is of an optimizer like this one, before anything is changed."""
+    """Check that the state belongs to an optimizer like this one, before anything is changed."""
     live = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if live != saved:
         raise UsageError(
-            f'the optimizer "{key}" has groups of {live} parameters, the one in the checkpoint {saved}. Build it as it '
+            f'the optimizer "{key}" has groups of {live} parameters, but the checkpoint has {saved}. Build it as it '
             "was when the checkpoint was saved."
         )
 
 
 def put_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """torch casts the state to the type of the parameters and breaks lists of texts; here all stays as it was."""
+    """torch casts the state to the type of the parameters and breaks lists of strings; here everything stays as it
+    was."""
     optimizer.load_state_dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, saved in state["state"].items():
@@ -80,7 +81,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def take_state(owner: Any, name: str) -> Any:
-    """What an object gives of itself; functions in a scheduler's state stay with the live scheduler."""
+    """The state_dict of an object; functions in a scheduler's state stay with the live scheduler."""
     if is_generator(owner):
         return take_generator(owner)
     if not hasattr(owner, "state_dict"):

@@ -1,4 +1,4 @@
-"""Which checkpoints stay. Pure: a list in, a list out."""
+"""Decides which checkpoints to keep. Pure: a list in, a list out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sonde.read.run.checkpoints import Checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """With no rule at all everything stays; with any, what no rule keeps goes. The newest always stays."""
+    """Without any rule everything stays; otherwise checkpoints that no rule keeps are deleted. The newest always
+    stays."""
 
     keep_last: int | None = None
     """The newest N."""
@@ -21,7 +22,7 @@ class Retention:
     """The best K by `metric`."""
     metric: str = "eval_loss"
     mode: Literal["min", "max"] = "min"
-    """Whether a small or a large value of the metric is good."""
+    """Whether a small or a large value of the metric is better."""
     keep_every: int | None = None
     """Those whose step is a multiple of M."""
 
@@ -29,20 +30,18 @@ class Retention:
         for name in ("keep_last", "keep_best", "keep_every"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(
-                    f"{name} is a number of at least 1, or None to keep none for that reason; got {value!r}."
-                )
+                raise UsageError(f"{name} must be at least 1, or None to disable it; got {value!r}.")
         if self.mode not in ("min", "max"):
-            raise UsageError(f'mode is "min" or "max"; got {self.mode!r}.')
+            raise UsageError(f'mode must be "min" or "max"; got {self.mode!r}.')
 
     def best(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Best first; those without the metric, or with NaN, are left out. Of equals the older is better."""
+        """Best first; those without the metric, or with NaN, are left out. Of equal ones the older is better."""
         rated = [c for c in found if not math.isnan(c.metrics.get(self.metric, math.nan))]
         sign = 1 if self.mode == "min" else -1
         return sorted(rated, key=lambda c: (sign * c.metrics[self.metric], c.step))
 
     def surplus(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """What no rule keeps."""
+        """The checkpoints that no rule keeps."""
         if not found or (self.keep_last is None and self.keep_best is None and self.keep_every is None):
             return []
         by_step = sorted(found, key=lambda c: c.step)

@@ -1,4 +1,4 @@
-"""The random generators of a process: Python's, numpy's, torch's on every device. Taking their state changes none."""
+"""The random generators of a process: Python's, numpy's, torch's on every device. Reading their state changes none."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def take_rng() -> dict[str, Any]:
 
 
 def put_rng(state: dict[str, Any]) -> None:
-    """Set all of them. A device that is not here is an error: its numbers could not be continued."""
+    """Set all of them. A missing device is an error: its random numbers could not continue."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002  as above
     torch.set_rng_state(_tensor(state["torch"]))
     if "cuda" in state:
         if torch.cuda.device_count() < len(state["cuda"]):
             raise UsageError(
-                f"the checkpoint has random states of {len(state['cuda'])} CUDA devices; {torch.cuda.device_count()} "
-                "are here. Restore with rng=False; random numbers on the device will then differ."
+                f"the checkpoint has random states of {len(state['cuda'])} CUDA devices; this machine has "
+                f"{torch.cuda.device_count()}. Restore with rng=False; random numbers on the device will then differ."
             )
         for device, each in enumerate(state["cuda"]):
             torch.cuda.set_rng_state(_tensor(each), device)

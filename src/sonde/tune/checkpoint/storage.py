@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: `StorageBackend` is the seam, `LocalStorage` a folder on this machine."""
+"""Storage of checkpoints: `StorageBackend` is the interface, `LocalStorage` a folder on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_STATE_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """All of a checkpoint: tensors by file (`model`, `optimizer`, …) and name, the rest as JSON, files for others."""
+    """A complete checkpoint: tensors by file (`model`, `optimizer`, …) and name, the rest as JSON, files for others."""
 
     tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
@@ -34,25 +34,25 @@ class Payload:
 
 
 class StorageBackend(ABC):
-    """Keeps checkpoints under an id. One that was saved is there whole, or not at all."""
+    """Stores checkpoints under an id, completely or not at all."""
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Payload, metadata: Mapping[str, Any]) -> Checkpoint:
-        """Keep it. `metadata` has step, metrics and details."""
+        """Store it. `metadata` has step, metrics and details."""
 
     @abstractmethod
     def load_checkpoint(self, checkpoint_id: str) -> Payload:
-        """Give it back as it was, or raise CorruptError."""
+        """Load it as it was, or raise CorruptError."""
 
     @abstractmethod
     def list_checkpoints(self) -> list[Checkpoint]:
-        """What is kept, by step."""
+        """The stored checkpoints, by step."""
 
     def delete_checkpoint(self, checkpoint_id: str) -> None:
-        raise UsageError(f"{type(self).__name__} does not delete checkpoints; write its delete_checkpoint().")
+        raise UsageError(f"{type(self).__name__} cannot delete checkpoints; implement delete_checkpoint().")
 
     def verify_checkpoint(self, checkpoint_id: str) -> list[str]:
-        """What is wrong with it, in words; empty when nothing is."""
+        """Its problems, in words; empty if there are none."""
         try:
             self.load_checkpoint(checkpoint_id)
         except CorruptError as error:
@@ -87,7 +87,9 @@ class LocalStorage(StorageBackend):
         path = self._path(checkpoint_id)
         problems = verify_checkpoint(path)
         if problems:
-            raise CorruptError(f"{path} is damaged and not loaded: {'; '.join(problems)}.{self._advice(checkpoint_id)}")
+            raise CorruptError(
+                f"{path} is damaged and was not loaded: {'; '.join(problems)}.{self._advice(checkpoint_id)}"
+            )
         manifest = read_checkpoint_manifest(path)
         tensors = {
             name.removesuffix(".safetensors"): _read_tensors(path / name)
@@ -110,22 +112,24 @@ class LocalStorage(StorageBackend):
 
     def _path(self, checkpoint_id: str) -> Path:
         if Path(checkpoint_id).name != checkpoint_id:
-            raise UsageError(f'a checkpoint is named as its folder, "step-000000500"; got {checkpoint_id!r}.')
+            raise UsageError(
+                f'a checkpoint is named after its folder, such as "step-000000500"; got {checkpoint_id!r}.'
+            )
         return self.folder / checkpoint_id
 
     def _advice(self, damaged: str) -> str:
-        """The next one to try: the newest that is whole."""
+        """The next one to try: the newest intact one."""
         for other in reversed(self.list_checkpoints()):
             if other.id != damaged and not other.problem and not verify_checkpoint(other.path):
-                return f" The newest that is whole is {other.id}: restore({other.step})."
-        return " There is no other that is whole."
+                return f" The newest intact one is {other.id}: restore({other.step})."
+        return " No other one is intact."
 
 
 def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise MissingPackageError("safetensors", "tune", "saving checkpoints") from None
+        raise MissingPackageError("safetensors", "tune", "Saving checkpoints") from None
     return safetensors
 
 
@@ -135,12 +139,12 @@ def _tensor_writer(tensors: dict[str, Tensor]) -> FileWriter:
         ready = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         try:
             safetensors.torch.save_file(_apart(ready), path, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # a full disk is not an OSError to it, and must not end training
+        except safetensors.SafetensorError as error:  # a full disk is not an OSError here, and must not end training
             raise OSError(f"{path.name}: {error}") from error
         except (KeyError, ValueError) as error:
             dtypes = sorted({str(tensor.dtype) for tensor in ready.values()})
             raise UsageError(
-                f"safetensors cannot hold these tensors ({error}); they are of {', '.join(dtypes)}."
+                f"safetensors cannot store these tensors ({error}); their dtypes are {', '.join(dtypes)}."
             ) from error
 
     return write
@@ -156,7 +160,7 @@ def _text_writer(content: Any) -> FileWriter:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses tensors that share memory: the second of two is written as a copy."""
+    """safetensors rejects tensors that share memory: the second of two is written as a copy."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():
@@ -176,14 +180,14 @@ def _contiguous() -> Any:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Copies: a tensor that looks into a mapped file would break with it."""
+    """Copies: a tensor in a mapped file would break with it."""
     safetensors = _safetensors()
-    with open_inside(path.parent, path.name):  # a plain file inside the folder, no link to elsewhere
+    with open_inside(path.parent, path.name):  # a plain file inside the folder, not a link to elsewhere
         pass
     try:
         return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise CorruptError(f"{path} is not a file of safetensors ({error}).") from error
+        raise CorruptError(f"{path} is not a safetensors file ({error}).") from error
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -196,5 +200,5 @@ def _read_state(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path / STATE_FILE} is not JSON ({error}).") from error
     if not isinstance(state, dict):
-        raise CorruptError(f"{path / STATE_FILE} does not hold a state.")
+        raise CorruptError(f"{path / STATE_FILE} does not contain a state.")
     return state

@@ -1,8 +1,10 @@
-"""State dictionaries as JSON, with their tensors beside it. Reading builds values and never calls anything named in it.
+"""State dictionaries as JSON, with their tensors stored separately. Reading builds values and never calls anything
+named in it.
 
     {"lr": 0.1, "betas": (0.9, 0.99)}   ->   {"lr": 0.1, "betas": {"$": "tuple", "items": [0.9, 0.99]}}
 
-Finite floats are written so that they come back bit by bit. A subclass of int, float or str comes back as its base.
+Finite floats are written so that they are read back bit by bit. A subclass of int, float or str is read back as its
+base.
 """
 
 from __future__ import annotations
@@ -71,8 +73,9 @@ class Encoder:
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
             return _array(np.asarray(value))
         raise UsageError(
-            f'"{path}" is a {type(value).__name__}, which a checkpoint cannot hold: it keeps tensors, arrays, numbers, '
-            "texts and containers of them, and never pickles. Leave it out of the object's state_dict()."
+            f'"{path}" is a {type(value).__name__}, which a checkpoint cannot store: it holds tensors, arrays, '
+            "numbers, "
+            "strings and containers of them, and never pickles. Leave it out of the object's state_dict()."
         )
 
     def _keep(self, tensor: Tensor, path: str) -> str:
@@ -92,11 +95,11 @@ def _array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What was encoded; CorruptError for anything else."""
+    """The encoded value; CorruptError for anything else."""
     try:
         return _decode(value, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
-        raise CorruptError(f"the state of a checkpoint is not understood ({error!r}).") from error
+        raise CorruptError(f"cannot read the state of the checkpoint ({error!r}).") from error
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -135,4 +138,4 @@ def _decode_plain(kind: str, value: Mapping[str, Any]) -> Any:
         if dtype.kind not in "biufc":
             raise ValueError(f"an array of {dtype}")
         return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(value["shape"]).copy()
-    raise ValueError(f"unknown kind of value {kind!r}")
+    raise ValueError(f"unknown value type {kind!r}")

@@ -19,15 +19,15 @@ _SAMPLE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a checkpoint keeps of one model."""
+    """The part of a checkpoint for one model."""
 
     tensors: dict[str, Tensor]
     ties: dict[str, str]
-    """Names of tensors that are another one: kept once, given back under both names."""
+    """Names of tensors that are the same as another: stored once, restored under both names."""
     others: dict[str, Any]
-    """Entries of the state that are no tensors (`get_extra_state`)."""
+    """Entries of the state that are not tensors (`get_extra_state`)."""
     base: dict[str, int]
-    """Of weights that are left out because they are frozen: a checksum of a sample."""
+    """For frozen weights that are left out: a checksum of a sample."""
 
 
 def take_weights(model: nn.Module, *, adapters_only: bool = False) -> Weights:
@@ -52,7 +52,7 @@ def take_weights(model: nn.Module, *, adapters_only: bool = False) -> Weights:
 
 
 def put_weights(model: nn.Module, kept: Weights) -> None:
-    """Copy them into the model; nothing is touched where something does not fit."""
+    """Copy them into the model; nothing is changed if something does not match."""
     state = model.state_dict()
     names = _names(state)
     given = {**kept.tensors, **{name: kept.tensors[known] for name, known in kept.ties.items()}, **kept.others}
@@ -67,7 +67,7 @@ def put_weights(model: nn.Module, kept: Weights) -> None:
         if isinstance(value, Tensor) and names[key] in given:
             _check_fit(names[key], value, given[names[key]])
     new = {key: given[name] for key, name in names.items() if name in given}
-    model.load_state_dict(new, strict=False)  # what is missing or too much was refused above
+    model.load_state_dict(new, strict=False)  # missing and unexpected names were rejected above
 
 
 def _names(state: Mapping[str, Any]) -> dict[str, str]:
@@ -86,18 +86,18 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 def _dense(name: str, tensor: Tensor) -> Tensor:
     if hasattr(tensor, "to_local"):
         raise UsageError(
-            f'"{name}" is sharded over ranks (a DTensor); a checkpoint of one process cannot hold it. Use '
+            f'"{name}" is sharded over ranks (a DTensor); a checkpoint of one process cannot store it. Use '
             "torch.distributed.checkpoint, or gather the state first."
         )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise UsageError(
-            f'"{name}" is {tensor.layout} on {tensor.device}; a checkpoint holds dense tensors with values.'
+            f'"{name}" is {tensor.layout} on {tensor.device}; a checkpoint can only store dense tensors with values.'
         )
     return tensor
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Of a few hundred elements, evenly apart: enough to know another base model."""
+    """A checksum of a few hundred evenly spaced elements: enough to recognise another base model."""
     flat = tensor.detach().reshape(-1)
     sample = flat[:: max(flat.numel() // _SAMPLE, 1)].contiguous()
     return zlib.crc32(sample.cpu().view(torch.uint8).numpy().tobytes()) if sample.numel() else 0
@@ -107,7 +107,7 @@ def _check_names(known: set[str], given: set[str]) -> None:
     missing, unexpected = sorted(known - given), sorted(given - known)
     if missing or unexpected:
         raise UsageError(
-            "the checkpoint is of another model: "
+            "the checkpoint belongs to another model: "
             + "; ".join(
                 f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
                 for what, names in (("it lacks", missing), ("this model has no", unexpected))

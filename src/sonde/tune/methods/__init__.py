@@ -1,4 +1,4 @@
-"""Ways of fine-tuning. Each file holds one class `Method` and is named as `training_method` names it."""
+"""Fine-tuning methods. Each file holds one class `Method`; its name is the value of `training_method`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def method_names() -> list[str]:
 
 
 def check_name(method: str) -> None:
-    """Refuse a method that is not here, without importing any."""
+    """Reject an unknown method, without importing any."""
     if method not in method_names():
         raise UnknownNameError("training method", method, method_names())
 
 
 def find_method(method: str | FineTuningMethod) -> FineTuningMethod:
-    """A method by name, or one of your own."""
+    """A method by name, or your own."""
     if not isinstance(method, str):
         return method
     check_name(method)

@@ -1,4 +1,4 @@
-"""DoRA: LoRA for the direction of each weight, and its magnitude apart. Liu et al. 2024."""
+"""DoRA: LoRA for the direction of each weight, with a separate magnitude. Liu et al. 2024."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""(IA)³: keys, values and the inside of the feed-forward layers are rescaled. Liu et al. 2022."""
+"""(IA)³: keys, values and the inner activations of feed-forward layers are rescaled. Liu et al. 2022."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt tuning: a few learned embeddings stand before the text. Lester et al. 2021."""
+"""Prompt tuning: a few learned embeddings come before the text. Lester et al. 2021."""
 
 from __future__ import annotations
 

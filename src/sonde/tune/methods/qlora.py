@@ -1,4 +1,4 @@
-"""QLoRA: LoRA on a base model of four bits. Dettmers et al. 2023. Needs bitsandbytes and a GPU."""
+"""QLoRA: LoRA on a 4-bit base model. Dettmers et al. 2023. Needs bitsandbytes and a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Method(Lora):
         _require()
         if not getattr(model, "is_loaded_in_4bit", False):
             raise UsageError(
-                "qlora needs a model of four bits: give model_name= and it is loaded so, or load yours with "
+                "qlora needs a 4-bit model: pass model_name= to have it loaded that way, or load yours with "
                 'BitsAndBytesConfig(load_in_4bit=True). For this model use training_method="lora".'
             )
         return super().prepare(import_peft().prepare_model_for_kbit_training(model), config)
@@ -38,6 +38,6 @@ class Method(Lora):
 
 def _require() -> None:
     missing = [] if find_spec("bitsandbytes") else ["bitsandbytes, which is not installed (pip install bitsandbytes)"]
-    missing += [] if torch.cuda.is_available() else ["a CUDA device, which is not here"]
+    missing += [] if torch.cuda.is_available() else ["a CUDA device, which this machine does not have"]
     if missing:
-        raise UsageError(f'qlora needs {" and ".join(missing)}. training_method="lora" works without.')
+        raise UsageError(f'qlora needs {" and ".join(missing)}. training_method="lora" works without them.')

@@ -1,4 +1,4 @@
-"""LoRA with Unsloth's kernels, where the package is installed and a GPU is there."""
+"""LoRA with Unsloth's kernels, if the package is installed and a GPU is available."""
 
 from __future__ import annotations
 

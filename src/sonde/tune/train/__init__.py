@@ -1,1 +1,1 @@
-"""Fine-tuning: the model, its data, the trainer and what it says."""
+"""Fine-tuning: the model, its data, the trainer and its console output."""

@@ -1,4 +1,4 @@
-"""Our words for a training loop as transformers' own."""
+"""Translates our settings of a training loop into those of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.tune.config import KeepConfig, RecordConfig, TrainingConfig
 def trainer_arguments(
     folder: Path, training: TrainingConfig, keep: KeepConfig, record: RecordConfig, model: Any = None, *, has_eval: bool
 ) -> Any:
-    """An `SFTConfig`. What is in `training.arguments` goes over everything."""
+    """An `SFTConfig`. `training.arguments` override everything."""
     from trl import SFTConfig
 
     ours = {
@@ -47,15 +47,17 @@ def trainer_arguments(
     unknown = [name for name in training.arguments if name not in SFTConfig.__dataclass_fields__]
     if unknown:
         hint = nearest(unknown[0], SFTConfig.__dataclass_fields__)
-        raise SettingsError(f'no key "training.arguments.{unknown[0]}".{hint} They are those of trl.SFTConfig.')
+        raise SettingsError(
+            f'no key "training.arguments.{unknown[0]}".{hint} Valid keys are the arguments of trl.SFTConfig.'
+        )
     try:
         return SFTConfig(**{**ours, **training.arguments})
     except (ValueError, TypeError) as error:  # no such scheduler, no such optimizer
-        raise SettingsError(f"the trainer refuses its arguments: {error}") from None
+        raise SettingsError(f"the trainer rejected its arguments: {error}") from None
 
 
 def _num_positions(model: Any) -> int:
-    """Tokens the model has positions for: a longer text would end in an index out of range."""
+    """The number of positions of the model: a longer text would end in an index out of range."""
     known = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     num_virtual = max((c.num_virtual_tokens or 0 for c in _prompts(model)), default=0)
     return known - num_virtual if isinstance(known, int) and known > num_virtual else 2**31 - 1

@@ -1,6 +1,6 @@
-"""What a terminal shows while a model is tuned: one bar, and a line for each evaluation; in a log file, a few lines.
+"""Console output while a model is tuned: one bar, and a line for each evaluation; in a log file, a few lines.
 
-transformers would print every number of every step, and each pass over the data would have a bar of its own.
+transformers would print every number of every step, and show a separate bar for each pass over the data.
 """
 
 from __future__ import annotations
@@ -12,33 +12,40 @@ from typing import Any, Final
 
 from transformers import TrainerCallback
 
+from sonde.display import is_notebook, message_stream, print_line
+
 _MANY_TEXTS: Final = 20_000
-"""So many are made into tokens in more than a few seconds: then the bars of `datasets` are worth seeing."""
+"""Number of texts from which tokenizing takes seconds, so that the progress bars of `datasets` are useful."""
 _NUM_LINES: Final = 10
-"""Lines about the loss where no bar can be drawn."""
+"""Lines about the loss if no bar can be drawn."""
 
 
 class Console(TrainerCallback):  # type: ignore[misc]
-    """In place of transformers' own bars. `has_bar` is for a terminal; otherwise lines are written."""
+    """Replaces transformers' own bars. `has_bar` is for a terminal; otherwise lines are written."""
 
     def __init__(self, *, has_bar: bool) -> None:
         self.has_bar = has_bar
         self.bar: Any = None
         self._loss: float | None = None
         self._said = 0
-        """Tenths of the training that a line was written for."""
+        """Tenths of the training for which a line was written."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._said = _tenth(state)
         if state.global_step:
             left = state.max_steps - state.global_step
-            what = f"{left} to go" if left > 0 else "nothing is left to do; more num_epochs or max_steps would go on"
-            sys.stderr.write(f"{state.global_step} steps were made before, {what}\n")
+            what = f"{left} to go" if left > 0 else "nothing left to do; raise num_epochs or max_steps to continue"
+            print_line(f"resuming after {state.global_step} steps, {what}")
         if self.has_bar:
             from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
             self.bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc="tuning", unit="step", dynamic_ncols=True
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="tuning",
+                unit="step",
+                dynamic_ncols=True,
+                file=message_stream(),
             )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -72,7 +79,7 @@ class Console(TrainerCallback):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
-        """Also where training was left by an exception: the bar's last line stays whole."""
+        """Also after an exception: the bar's last line stays intact."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
@@ -83,25 +90,25 @@ class Console(TrainerCallback):  # type: ignore[misc]
         width = len(str(state.max_steps))
         line = f"step {state.global_step:>{width}} of {state.max_steps}  {', '.join([*loss, *parts])}"
         if self.bar is not None:
-            self.bar.write(line, file=sys.stderr)
+            self.bar.write(line, file=message_stream())
         else:
-            sys.stderr.write(line + "\n")
+            print_line(line)
 
 
 def is_terminal() -> bool:
-    """A notebook draws bars too, but has no terminal: its kernel says so."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    """A notebook also draws bars, but has no terminal: its kernel is detected."""
+    return is_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def introduction(model: Any, dataset: Any, max_length: int | None) -> list[str]:
-    """How much of the model is trained on how many texts, and how many of them are cut."""
+    """The number of trained weights and of texts, and how many texts are truncated."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     num_all, num_trained = sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
     num_texts = f"{len(dataset):,} texts" if hasattr(dataset, "__len__") else "texts"
     lines = [f"{num_trained:,} of {num_all:,} weights ({num_trained / max(num_all, 1):.1%}) are trained on {num_texts}"]
     num_cut = _num_cut(dataset, max_length)
     if num_cut:
-        lines.append(f"{num_cut:,} of them fill max_length={max_length} tokens: what is beyond is cut")
+        lines.append(f"{num_cut:,} of them reach max_length={max_length} tokens and are truncated")
     return lines
 
 
@@ -118,7 +125,7 @@ def _num_cut(dataset: Any, max_length: int | None) -> int:
 
 @contextmanager
 def calm(num_texts: int | None) -> Iterator[None]:
-    """No bar for each pass over a few texts; `datasets` is left as it was."""
+    """Hide the bars of `datasets` for passes over a few texts, and restore its setting afterwards."""
     import datasets
 
     if num_texts is None or num_texts >= _MANY_TEXTS or datasets.are_progress_bars_disabled():

@@ -1,4 +1,4 @@
-"""Texts to train on: from a list, a file, a data set, or made up; checked before anything is loaded."""
+"""Training texts: from a list, a file, a data set, or synthetic; checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _WORDS: Final = tuple("zero one two three four five six seven eight nine ten ele
 
 
 def as_dataset(given: Any, what: str = "the data set") -> Any:
-    """A `datasets.Dataset` of a list of texts or rows, of a file or folder, or of what is one already.
+    """A `datasets.Dataset` from a list of texts or rows, from a file or folder, or from a data set.
 
-    What is wrong with it is said here, before a model is loaded and a run begins.
+    Errors are raised here, before a model is loaded and a run starts.
     """
     datasets = require("datasets", "tune", "fine-tuning")
     if isinstance(given, datasets.IterableDataset):
         return given
     if isinstance(given, str | Path):
         return as_dataset(read_texts(Path(given)), str(given))
-    if isinstance(given, Mapping):  # what load_dataset gives
+    if isinstance(given, Mapping):  # the result of load_dataset
         return as_dataset(train_split(given, what), what)
     if not isinstance(given, datasets.Dataset):
         given = datasets.Dataset.from_list([_row(row, number, what) for number, row in enumerate(given, 1)])
@@ -37,26 +37,26 @@ def _row(row: Any, number: int, what: str) -> dict[str, Any]:
     if isinstance(row, str):
         return {"text": row}
     if not isinstance(row, Mapping):
-        raise UsageError(f"{what}, row {number}: a text or a mapping was expected, got {type(row).__name__}.")
+        raise UsageError(f"{what}, row {number}: expected a string or a mapping, got {type(row).__name__}.")
     return dict(row)
 
 
 def _check(dataset: Any, what: str) -> None:
-    """Texts are there, in columns that trainers know, and in every row."""
+    """Check that there are texts, in columns that trainers know, and in every row."""
     if len(dataset) == 0:
         raise UsageError(f"{what} is empty.")
     names = dataset.column_names
     keys = next((keys for keys in _KNOWN if all(key in names for key in keys)), None)
     if keys is None:
         raise UsageError(
-            f"{what}: a row has text, or prompt and completion, or messages, or input_ids; these have "
+            f"{what}: a row needs text, or prompt and completion, or messages, or input_ids; these rows have "
             f"{', '.join(names) or 'nothing'}. Rename the column with the texts to text."
         )
     for key in keys:
         column = dataset.data.column(key)
         if key in ("text", "completion") and not (_is_text(column.type) or column.null_count == len(column)):
-            raise UsageError(f"{what}: {key} holds {column.type}, not texts.")
-        # Rows that were left out by a selection are counted as well: whether one is missing is seen in the rows.
+            raise UsageError(f"{what}: {key} contains {column.type}, not strings.")
+        # Rows that a selection leaves out are counted as well: the rows show whether one is missing.
         missing = (number for number, value in enumerate(dataset[key], 1) if value is None)
         number = next(missing, None) if column.null_count else None
         if number is not None:
@@ -71,7 +71,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def generate(kind: str, num_samples: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Made-up texts with something to learn in them, the same for the same seed."""
+    """Synthetic texts with something to learn in them, the same for the same seed."""
     chance = random.Random(seed)
     make: Callable[[random.Random], str] = {"counting": _counting, "copying": _copying, "sorting": _sorting}[kind]
     return [{"text": make(chance)} for _ in range(num_samples)]

@@ -16,20 +16,20 @@ _MAX_LINE: Final = 16 << 20
 
 
 def read_texts(path: Path) -> Rows:
-    """What is in it, by its ending: a table that is read as lines of text would be learned as such."""
+    """Its rows, by file type: a table must not be read, and learned, as lines of text."""
     if path.is_dir():
         return _saved_dataset(path)
     if not path.is_file():
-        raise UsageError(f"no file {path} with texts.")
+        raise UsageError(f"no file {path}.")
     read = _READERS.get(path.suffix.lower())
     if read is None:
         raise UsageError(
-            f'texts are read from {", ".join(_READERS)} files and from folders saved by datasets; got "{path.name}".'
+            f'texts can be read from {", ".join(_READERS)} files and from folders saved by datasets; got "{path.name}".'
         )
     try:
         return read(path)
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text in UTF-8: {error}.") from None
+        raise UsageError(f"{path} is not UTF-8 text: {error}.") from None
 
 
 def _text_lines(path: Path) -> Rows:
@@ -48,7 +48,7 @@ def _json_lines(path: Path) -> Rows:
 
 
 def _json(path: Path) -> Rows:
-    """One list of objects; or, as many call them, lines."""
+    """One list of objects; or lines, which many files with this ending contain."""
     with path.open(encoding="utf-8") as file:
         if not file.read(1024).lstrip().startswith("["):
             return _json_lines(path)
@@ -64,7 +64,7 @@ def _as_row(row: Any, place: str) -> dict[str, Any]:
     if isinstance(row, str):
         return {"text": row}
     if not isinstance(row, dict):
-        raise UsageError(f'{place}: an object such as {{"text": "…"}} was expected.')
+        raise UsageError(f'{place}: expected an object such as {{"text": "…"}}.')
     return row
 
 
@@ -73,7 +73,7 @@ def _separated(path: Path) -> Rows:
         try:
             rows = list(csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", restval=None))
         except csv.Error as error:
-            raise UsageError(f"{path} is no table: {error}.") from None
+            raise UsageError(f"{path} is not a table: {error}.") from None
     return [{name: value for name, value in row.items() if name is not None} for row in rows]
 
 
@@ -92,23 +92,25 @@ def _saved_dataset(path: Path) -> Rows:
     """A folder that `Dataset.save_to_disk` wrote; of several splits, `train`."""
     datasets = require("datasets", "tune", "fine-tuning")
     if not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        raise UsageError(f"{path} is a folder that datasets' save_to_disk has not written. Give a file, or such a one.")
+        raise UsageError(
+            f"{path} is a folder that was not written by datasets' save_to_disk. Pass a file, or such a folder."
+        )
     found = train_split(datasets.load_from_disk(str(path)), str(path))
     rows: Rows = found.to_list()
     return rows
 
 
 def train_split(found: Any, what: str) -> Any:
-    """The split to train on, of what may have several."""
+    """The split to train on, if there are several."""
     if not isinstance(found, dict):
         return found
     if "train" not in found:
-        raise UsageError(f'{what} has no split "train", but {", ".join(map(str, found))}. Choose one: dataset[…].')
+        raise UsageError(f'{what} has no split "train", only {", ".join(map(str, found))}. Choose one: dataset[…].')
     return found["train"]
 
 
 def _filled(path: Path) -> list[tuple[int, str]]:
-    """Lines with something in them, and their numbers."""
+    """Non-empty lines, and their numbers."""
     with path.open(encoding="utf-8") as file:
         lines = [line.strip() for line in iter(lambda: file.readline(_MAX_LINE), "")]
     return [(number, line) for number, line in enumerate(lines, 1) if line]

@@ -1,4 +1,4 @@
-"""A file for `sonde train`, carried out."""
+"""Runs a `sonde train` file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.tune.train.wrapper import TrainingResult, TrainingWrapper
 
 
 def train_from_config(config: TuneConfig, *, resume: bool = False, overwrite: bool = False) -> TrainingResult:
-    """Read or make the data, build the model, train."""
+    """Read or generate the data, build the model, train."""
     rows, held_out = split_data(config.data, config.training.seed)
     wrapper = TrainingWrapper(
         model=config.model,
@@ -42,7 +42,7 @@ def split_data(data: DataConfig, seed: int) -> tuple[list[dict[str, Any]], list[
         assert data.generate is not None
         rows = generate(data.generate, data.num_samples, seed)
     if not rows:
-        raise UsageError(f"{data.path} holds no texts.")
+        raise UsageError(f"{data.path} contains no texts.")
     if data.eval_path is not None:
         return rows, read_texts(data.eval_path)
     rows = random.Random(seed).sample(rows, len(rows))

@@ -30,7 +30,7 @@ def load_model(config: ModelConfig, method: FineTuningMethod, options: MethodCon
         raise UnknownNameError("architecture", config.architecture, _near(config.architecture, known)) from None
     unknown = [key for key in config.options if not hasattr(kind, key)]
     if unknown:
-        raise UnknownNameError(f"option of {config.architecture}", unknown[0], _near(unknown[0], kind.to_dict()))
+        raise UnknownNameError(f"{config.architecture} option", unknown[0], _near(unknown[0], kind.to_dict()))
     given = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -44,11 +44,11 @@ def load_model(config: ModelConfig, method: FineTuningMethod, options: MethodCon
         built = transformers.AutoConfig.for_model(config.architecture, **given)
         return transformers.AutoModelForCausalLM.from_config(built)
     except Exception as error:
-        raise UsageError(f"no {config.architecture} can be built of these options: {_short(error)}") from error
+        raise UsageError(f"cannot build a {config.architecture} model with these options: {_short(error)}") from error
 
 
 def load_tokenizer(config: ModelConfig, texts: Iterable[str]) -> Any:
-    """The model's own, another by name, or one that is learned word by word from the texts."""
+    """The model's own tokenizer, another by name, or one that is learned word by word from the texts."""
     transformers = _transformers()
     name = config.tokenizer or config.name
     if name is None:
@@ -62,16 +62,16 @@ def load_tokenizer(config: ModelConfig, texts: Iterable[str]) -> Any:
 
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
-    """What is wrong with a saved model, in our words: transformers speaks of caches and of names of repositories."""
+    """Clear errors for a saved model: those of transformers are about caches and repository names."""
     _check_folder(name)
     try:
         yield
     except (OSError, ValueError) as error:
         if Path(name).is_dir():
-            raise UsageError(f"the model in {name} cannot be loaded: {_short(error)}") from error
+            raise UsageError(f"cannot load the model in {name}: {_short(error)}") from error
         raise UsageError(
-            f'no folder "{name}" is here, and the Hugging Face Hub did not give a model of that name: {_short(error)} '
-            "Without a network, give the folder of a model that was downloaded before, or build a small one: "
+            f'no folder "{name}", and the Hugging Face Hub returned no model of that name: {_short(error)} '
+            "Without a network, pass the folder of a model that you have downloaded, or build a small one: "
             'model.architecture in a file, model=ModelConfig(architecture="llama") in Python.'
         ) from error
 
@@ -81,27 +81,27 @@ def _check_folder(name: str) -> None:
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             raise UsageError(
-                f"{name} holds adapters only. Give the model they belong to; or merge them into it first, with "
-                "peft's merge_and_unload(), and save that."
+                f"{name} contains only adapters. Pass the model they belong to, or merge them into it with peft's "
+                "merge_and_unload() and save the result."
             )
         if not (folder / "config.json").is_file():
-            raise UsageError(f"{name} holds no saved model: there is no config.json in it.")
+            raise UsageError(f"{name} is not a saved model: it has no config.json.")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UsageError(f"no folder {name} with a saved model.")
+        raise UsageError(f"no folder {name}; expected a saved model.")
 
 
 def _short(error: BaseException) -> str:
-    """The first thing it says, as a sentence."""
+    """The first line of its message, as a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = next((line for line in lines if not line.endswith(":")), type(error).__name__)
     return first[:300] + ("" if first.endswith((".", "…")) else ".")
 
 
 def learn_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Any:
-    """One token for each word and each mark between words."""
+    """One token for each word and each punctuation mark."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))  # noqa: S106  no secret
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))  # noqa: S106  not a secret
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(_SPECIAL), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)

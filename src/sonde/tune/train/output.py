@@ -1,4 +1,4 @@
-"""The folder a training writes to: what lies there already is gone on from, put away when told so, or left alone."""
+"""The output folder of a training: existing checkpoints are resumed from, deleted on request, or left alone."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _MUST_AGREE: Final = {
     "model": ("name", "architecture", "options", "class"),
     "method": ("name", "r", "alpha", "target_modules", "num_virtual_tokens"),
 }
-"""What a checkpoint can be put back into only if it is as it was."""
+"""Settings that must not change between a checkpoint and a resumed training."""
 
 
 def open_output(folder: Path, *, resume: bool, overwrite: bool) -> list[Checkpoint]:
-    """The checkpoints to go on from, oldest first; the folder is there and can be written to.
+    """The checkpoints to resume from, oldest first; creates the folder and checks that it is writable.
 
-    Checkpoints of two trainings in one folder would be taken for those of one: `resume` goes on from the newest.
+    Checkpoints of two trainings in one folder would look like those of one: `resume` continues from the newest.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"output_dir {folder} cannot be made: {error.strerror or error}. Give another output_dir."
+            f"cannot create output_dir {folder}: {error.strerror or error}. Choose another output_dir."
         ) from None
     found = list_checkpoints(folder)
     if resume:
@@ -39,8 +39,8 @@ def open_output(folder: Path, *, resume: bool, overwrite: bool) -> list[Checkpoi
     if found and not overwrite:
         steps = ", ".join(str(checkpoint.step) for checkpoint in found[-6:])
         raise UsageError(
-            f"{folder} holds checkpoints of another training (at {steps}). Go on from the newest with "
-            "resume=True (--resume), give another output_dir, or have them deleted with overwrite=True (--overwrite)."
+            f"{folder} contains checkpoints of an earlier training (at {steps}). Resume from the newest with "
+            "resume=True (--resume), choose another output_dir, or delete them with overwrite=True (--overwrite)."
         )
     storage = LocalStorage(folder)
     for checkpoint in found:
@@ -51,9 +51,9 @@ def open_output(folder: Path, *, resume: bool, overwrite: bool) -> list[Checkpoi
 
 
 def check_same(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse to go on with another model or method; gives what the run was told when it began.
+    """Refuse to resume with another model or method; returns the settings with which the run started.
 
-    Found out later, a finished run would already have been opened again, and end as a crash.
+    If this were found later, a finished run would already have been reopened, and would end as crashed.
     """
     run = linked_run(folder)
     if run is None:
@@ -66,7 +66,7 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         for key in keys:
             if key in was and was[key] != now.get(key):
                 raise UsageError(
-                    f"the checkpoints in {folder} were made with {part}.{key} = {was[key]!r}, and this is "
-                    f"{now.get(key)!r}. Go on as it was, or give another output_dir."
+                    f"the checkpoints in {folder} were saved with {part}.{key} = {was[key]!r}, but it is now "
+                    f"{now.get(key)!r}. Set it back to resume, or choose another output_dir."
                 )
     return before

@@ -1,4 +1,4 @@
-"""TRL's `SFTTrainer` whose checkpoints are ours: atomic, verified, without pickle, and continued bit by bit.
+"""TRL's `SFTTrainer` with our checkpoints: atomic, verified, without pickle, and resumed bit by bit.
 
 A method's own `train_step` runs under the trainer's accumulation, precision and scaler; `RecordingCallback` reports the
 training to the session.
@@ -7,7 +7,6 @@ training to the session.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,10 @@ from transformers.trainer_callback import ExportableState, PrinterCallback, Prog
 from trl import SFTTrainer
 
 from sonde.adapters.transformers import SondeCallback, inner_optimizer
+from sonde.display import print_line
 from sonde.errors import UsageError
 from sonde.session import NullSession, Session
+from sonde.session.keywords import WatchKeywords
 from sonde.tune.checkpoint.manager import CheckpointManager
 from sonde.tune.checkpoint.rng import put_rng
 from sonde.tune.checkpoint.tree import decode
@@ -34,7 +35,7 @@ RETAINED = "retained"
 
 
 class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
-    """`save_strategy` decides when; `save_checkpoint` of the method is left for the end."""
+    """`save_strategy` decides when; `save_checkpoint` of the method is used at the end."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         self.method, self.keep, self.folder = method, keep, folder
         self.manager: CheckpointManager | None = None
         sets = {name: data for name, data in (("", eval_dataset), (RETAINED, retained_dataset)) if data is not None}
-        super().__init__(eval_dataset=sets or None, **given)  # which makes tokens of them
+        super().__init__(eval_dataset=sets or None, **given)  # which tokenizes them
         prepared: dict[str, Any] = vars(self)["eval_dataset"] or {}
         self.retained_dataset = prepared.get(RETAINED)
         self.eval_dataset: Any = prepared.get("")
@@ -59,7 +60,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         self.console = Console(has_bar=is_terminal() and not self.args.disable_tqdm)
         if is_verbose and self.is_world_process_zero():
             self.add_callback(self.console)
-            sys.stderr.write("\n".join(introduction(self.model, self.train_dataset, self.args.max_length)) + "\n")
+            print_line("\n".join(introduction(self.model, self.train_dataset, self.args.max_length)))
 
     def mean_loss(self, otherwise: float) -> float:
         """Over all steps: the trainer's own leaves out those before it was resumed."""
@@ -76,7 +77,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         super().log(logs, *rest, **given)
 
     def checkpoints(self) -> CheckpointManager:
-        """Made when the optimizer is there."""
+        """Created when the optimizer exists."""
         if self.manager is None:
             scaler = self.accelerator.scaler
             self.manager = CheckpointManager(
@@ -97,7 +98,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         return self.manager
 
     def _state_document(self) -> Any:
-        """What the trainer needs to find its place again; numbers that JSON lacks become null."""
+        """The state from which the trainer finds its position; numbers that JSON lacks become null."""
         for part in (*self.callback_handler.callbacks, self.control):
             if isinstance(part, ExportableState):
                 self.state.stateful_callbacks[type(part).__name__] = part.state()
@@ -117,7 +118,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         return own_step(self, model, inputs)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
-        """Also on what the model could do before it was tuned."""
+        """Also evaluate what the model could do before it was tuned."""
         metrics: dict[str, float] = {}
         if eval_dataset is not None or self.eval_dataset is not None:
             metrics.update(super().evaluate(eval_dataset, ignore_keys, metric_key_prefix))
@@ -126,10 +127,10 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
             metrics.update(super().evaluate(self.retained_dataset, ignore_keys, prefix))
         return metrics
 
-    # ------------------------------------------------------------------------------- where transformers would unpickle
+    # -------------------------------------------------------------------------------------------- instead of unpickling
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Weights are restored together with the optimizer, which is not there yet."""
+        """Weights are restored together with the optimizer, which does not exist yet."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -139,7 +140,7 @@ class RecordedTrainer(SFTTrainer):  # type: ignore[misc]
         """Restored with the optimizer."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Called when the batches that were seen have been passed over."""
+        """Called when the batches that were already seen have been skipped."""
         if checkpoint is not None:
             payload = self.checkpoints().load(Path(checkpoint).name)
             put_rng(decode(payload.state["rng"], payload.tensors.get("state", {})))
@@ -161,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 
 def own_step(trainer: Any, model: Any, inputs: Any) -> Tensor:
-    """Run `train_step`; give its loss as the trainer counts it: divided by the number of micro-batches."""
+    """Run `train_step`; returns its loss as the trainer counts it: divided by the number of micro-batches."""
     model.train()
     if callable(getattr(trainer.optimizer, "train", None)):
         trainer.optimizer.train()
@@ -175,7 +176,7 @@ def own_step(trainer: Any, model: Any, inputs: Any) -> Tensor:
 
 
 class _ScaledBackward:
-    """What `loss.backward()` does inside `train_step`: the gradients of a micro-batch count as one of N."""
+    """`loss.backward()` inside `train_step`: the gradients of a micro-batch count as one of N."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.num_calls = trainer, 0
@@ -212,7 +213,7 @@ class _ScaledBackward:
 
 
 def _checked(trainer: Any, given: Any, *, is_backward_done: bool) -> Tensor:
-    """The loss as a tensor, or an error that says what `train_step` has to return."""
+    """The loss as a tensor, or an error that says what `train_step` must return."""
     step = f"{type(trainer.method).__name__}.train_step"
     if isinstance(given, int | float) and is_backward_done:
         given = torch.tensor(float(given), device=trainer.args.device)
@@ -220,11 +221,11 @@ def _checked(trainer: Any, given: Any, *, is_backward_done: bool) -> Tensor:
         raise UsageError(f"{step} returned {_described(given)}; return the loss of the batch:  return loss")
     if given.numel() != 1:
         raise UsageError(
-            f"{step} returned a tensor of shape {tuple(given.shape)}; return one number:  return loss.mean()"
+            f"{step} returned a tensor of shape {tuple(given.shape)}; return a single number:  return loss.mean()"
         )
     if not is_backward_done and not given.requires_grad:
         raise UsageError(
-            f"{step} returned a loss without a graph and never called backward(), so nothing would be trained. Call "
+            f"{step} returned a loss without a graph and never called backward(), so nothing would train. Call "
             "loss.backward(), or return the loss without detach()."
         )
     return given.reshape(())
@@ -237,7 +238,7 @@ def _described(given: Any) -> str:
 class RecordingCallback(SondeCallback):
     """Records as `SondeCallback` does, and measures adapters."""
 
-    def __init__(self, session: Session | NullSession, *, adapters_every: int, watch: dict[str, Any]) -> None:
+    def __init__(self, session: Session | NullSession, *, adapters_every: int, watch: WatchKeywords) -> None:
         super().__init__(session, watch=watch)
         self.adapters_every = adapters_every
         self.adapters: AdapterRecorder | None = None

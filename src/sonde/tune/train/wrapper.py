@@ -13,6 +13,7 @@ from sonde.read.run.checkpoints import Checkpoint, list_checkpoints
 from sonde.read.run.link import linked_run
 from sonde.session import NullSession, Session
 from sonde.session.entry.trainer import TrainerSession
+from sonde.session.keywords import WatchKeywords
 from sonde.tune.config import KeepConfig, MethodConfig, ModelConfig, RecordConfig, TrainingConfig, checked
 from sonde.tune.method import FineTuningMethod
 from sonde.tune.methods import find_method
@@ -25,10 +26,10 @@ from sonde.write.link import write_link
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What came of it."""
+    """The result of a training."""
 
     run: Path | None
-    """The recorded run; None when sonde is disabled."""
+    """The recorded run; None if sonde is disabled."""
     output_dir: Path
     model: Any
     tokenizer: Any
@@ -57,17 +58,17 @@ class TrainingWrapper:
         method: Mapping[str, Any] | MethodConfig | None = None,
         keep: Mapping[str, Any] | KeepConfig | None = None,
         run: Mapping[str, Any] | RecordConfig | None = None,
-        watch: Mapping[str, Any] | None = None,
+        watch: WatchKeywords | None = None,
         **training: Any,
     ) -> None:
-        """`method`, `keep` and `run` are the parts of a `sonde train` file of these names; `training` are its loop's:
-        `learning_rate=1e-3, batch_size=4, …`. `watch` goes to `Session.watch`."""
+        """`method`, `keep` and `run` are the sections of a `sonde train` file of these names; `training` are the keys
+        of its loop: `learning_rate=1e-3, batch_size=4, …`. `watch` goes to `Session.watch`."""
         self.model_config: ModelConfig | None = None if model_name is None else ModelConfig(name=model_name)
         self.model = model
         if isinstance(model, ModelConfig):
             self.model_config, self.model = model, None
         if (self.model is None) == (self.model_config is None):
-            raise UsageError("give model_name= for a saved model, or model= for one you have; one of the two.")
+            raise UsageError("pass either model_name= for a saved model or model= for one you have built.")
         self.tokenizer = tokenizer
         self.method = find_method(training_method)
         self.options = _part(MethodConfig, method, "method")
@@ -80,9 +81,9 @@ class TrainingWrapper:
         if wandb_project is not None:
             self.record = self.record.model_copy(update={"wandb_project": wandb_project})
         self.training: TrainingConfig = checked(TrainingConfig, training, "training")
-        self.watch = dict(watch or {})
+        self.watch: WatchKeywords = watch or {}
         if self.model_config is not None and self.model_config.name is not None:
-            self.method.load_options(self.options)  # what cannot work here is said before anything is loaded
+            self.method.load_options(self.options)  # report what cannot work here before anything is loaded
 
     def train(
         self,
@@ -96,9 +97,9 @@ class TrainingWrapper:
         resume: bool = False,
         overwrite: bool = False,
     ) -> TrainingResult:
-        """Train, record and save. `retained_dataset` is what the model can do already: whether it forgets that is then
-        watched. `resume` goes on from the newest checkpoint in `output_dir`, if there is one; `overwrite` deletes those
-        that are there. Whatever is wrong with what was given is said before the run begins."""
+        """Train, record and save. `retained_dataset` holds texts that the model already knows, to detect forgetting.
+        `resume` continues from the newest checkpoint in `output_dir`, if there is one; `overwrite` deletes existing
+        ones. Invalid arguments are reported before the run starts."""
         folder = absolute(output_dir)
         changes = {"num_epochs": num_epochs, "max_steps": max_steps}
         asked = {name: value for name, value in changes.items() if value is not None}
@@ -125,14 +126,14 @@ class TrainingWrapper:
         return result
 
     def _prepare(self, training: TrainingConfig, train_data: Any) -> tuple[Any, Any]:
-        """The seed is set before the model is built: adapters begin at random."""
+        """The seed is set before the model is built: adapters start at random."""
         from transformers import set_seed
 
         set_seed(training.seed)
         tokenizer = self.tokenizer
         if tokenizer is None:
             if self.model_config is None:
-                raise UsageError("with model= give its tokenizer= too.")
+                raise UsageError("model= also needs its tokenizer=.")
             tokenizer = load_tokenizer(self.model_config, texts_of(train_data))
         model = self.model
         if model is None:
@@ -141,7 +142,7 @@ class TrainingWrapper:
         return self.method.setup_training(model, self.options), tokenizer
 
     def _join(self, folder: Path, config: Mapping[str, Any], *, resume: bool) -> TrainerSession:
-        """The session of this process if one has begun, else one of our own."""
+        """The session of this process if there is one, else our own."""
         options = self.record.model_dump(include={"project", "name", "dir", "tags", "notes"})
         joining = TrainerSession(None, options)
         session = joining.begin(config, resume=linked_run(folder) if resume else None)
@@ -209,7 +210,7 @@ class TrainingWrapper:
         )
 
     def _save(self, final: Path, tokenizer: Any) -> None:
-        """What was trained, as others load it. Of a disk that is full, the libraries say so each in their own way."""
+        """The trained weights, in a format that others can load. Each library reports a full disk differently."""
         from safetensors import SafetensorError
 
         try:
@@ -217,8 +218,9 @@ class TrainingWrapper:
             tokenizer.save_pretrained(final)
         except (OSError, SafetensorError) as error:
             raise RunError(
-                f"the model is trained, and could not be saved to {final}: {error}. Make room and train again with "
-                "resume=True (--resume): it goes on from the newest checkpoint."
+                f"training finished, but the model could not be saved to {final}: {error}. Free some space and train "
+                "again "
+                "with resume=True (--resume), which resumes from the newest checkpoint."
             ) from error
 
     def _use_wandb(self) -> None:
@@ -232,20 +234,21 @@ class TrainingWrapper:
 
 
 def _num_texts(dataset: Any) -> int | None:
-    """None where they are streamed."""
+    """None if they are streamed."""
     return len(dataset) if hasattr(dataset, "__len__") else None
 
 
 def _other_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return (
-        f"this goes on with {now.get('num_texts')} texts, and it began with {before.get('num_texts')}: batches are not "
-        "those that would have come."
+        f"resuming with {now.get('num_texts')} texts, but training started with {before.get('num_texts')}: batches "
+        "will "
+        "differ from those of an uninterrupted run."
     )
 
 
 def _snapshots(interval: int) -> Any:
     from sonde.probe.schedule import every
-    from sonde.session.snapshots.plan import Snapshots
+    from sonde.session.snapshot_plan import Snapshots
 
     return Snapshots(when=every(interval), kinds=("param", "grad"))
 

@@ -18,14 +18,14 @@ _TYPES: dict[Reason, str] = {"resume": "resumed", "rewind": "rewound"}
 
 
 class Attempts:
-    """`stored` are those of the catalog; `next_sequence` tells which frame of a stream comes next."""
+    """`stored` are the attempts in the catalog; `next_sequence` returns the number of the next frame of a stream."""
 
     def __init__(self, stored: Sequence[Attempt], next_sequence: Callable[[Stream], int], *, rank: int) -> None:
         self.all = list(stored)
         self.num_stored = len(self.all)
         self._next_sequence, self._rank = next_sequence, rank
         self._ends: dict[int, int] = {}
-        """By attempt: the step at which training was when it began."""
+        """By attempt: the step of training when it started."""
 
     @property
     def current(self) -> Attempt:
@@ -41,7 +41,7 @@ class Attempts:
 
     @property
     def is_new(self) -> bool:
-        """Whether the current attempt was begun by this process, after another one."""
+        """Whether this process started the current attempt, after another one."""
         return self.current.number in self._ends
 
     @property
@@ -51,16 +51,16 @@ class Attempts:
         return any(self._next_sequence(stream) > self.current.first_sequence(stream) for stream in streams)
 
     def at(self, moment: float) -> int:
-        """The attempt in which something was made that is only known now."""
+        """The attempt that was current at this time."""
         return next((attempt.number for attempt in reversed(self.all) if attempt.time <= moment), 0)
 
     def begin_first(self, moment: float) -> None:
-        """Of a new run, or of one of format 1, which has rows and no attempt."""
+        """Add the first attempt of a new run, or of a run of format 1, which has rows but no attempt."""
         self.all.append(Attempt(number=0, rank=self._rank, time=moment))
 
     def begin(self, first_step: int, reason: Reason, *, after: int, moment: float | None = None) -> None:
-        """Frames that come from now on belong to a new one. `after` is where training was, `moment` when it
-        returned: the writer may learn of it later."""
+        """Start a new attempt: frames from now on belong to it. `after` is the step of training, `moment` the time of
+        its return: the writer may learn of it later."""
         self._ends[len(self.all)] = after
         self.all.append(
             Attempt(
@@ -75,12 +75,12 @@ class Attempts:
         )
 
     def move(self, first_step: int) -> None:
-        """The current one, which has recorded nothing, begins at this step instead."""
+        """Move the current attempt, which has recorded nothing, to this step."""
         assert not self.has_frames
         self.all[-1] = replace(self.current, first_step=first_step)
 
     def set_mark(self, number: int, mark: Mark) -> Attempt:
-        """Remember how far an attempt has come; it, for the catalog."""
+        """Remember how far an attempt has come; returns the attempt, for the catalog."""
         self.all[number] = replace(self.all[number], mark=mark)
         return self.all[number]
 
@@ -92,13 +92,13 @@ class Attempts:
         self.num_stored = len(self.all)
 
     def event(self, was: str) -> Event | None:
-        """The event that says where the current attempt begins; `was` is the status of the run before."""
+        """The event for the start of the current attempt; `was` is the previous status of the run."""
         attempt = self.current
         if not self.is_new:
             return None
         first, last = attempt.first_step, self._ends[attempt.number] - 1
         is_abandoning = last >= first
-        resumed = f"continued at step {first}; it was {was}"
+        resumed = f"resumed at step {first}; the run was {was}"
         message = resumed if attempt.reason == "resume" else f"returned to step {first}"
         if is_abandoning:
             steps = f"step {first}" if first == last else f"steps {first} to {last}"

@@ -86,7 +86,7 @@ class Catalog:
         }
 
     def scalar_names(self) -> dict[int, str]:
-        """Names by id, as they are called today: a run of an earlier version continues the series that it has."""
+        """Names by id, in their current form: a run of an earlier version continues its existing series."""
         return {id: current_scalar(name) for id, name in self._checked("scalar_names")}
 
     def segments(self) -> list[Segment]:
@@ -95,7 +95,7 @@ class Catalog:
         return [Segment(**dict(zip(names, row, strict=True))) for row in self._checked("segments")]
 
     def attempts(self) -> list[Attempt]:
-        """In order; a run of format 1 has no row."""
+        """Attempts in order; a run of format 1 has no row."""
         return [
             Attempt(
                 number=number,
@@ -113,13 +113,13 @@ class Catalog:
         ]
 
     def next_finding(self) -> int:
-        """The first number that no earlier session has given to a finding."""
+        """The first finding number that no earlier session has used."""
         connection = self._connection or self._connect()
         (number,) = connection.execute("select coalesce(max(id), 0) + 1 from findings").fetchone()
         return int(number)
 
     def commit(self, rows: Iterable[Row]) -> None:
-        """All of the rows or none; they are durable when this returns."""
+        """Write all of the rows or none; they are durable when this returns."""
         connection = self._connection or self._connect()
         try:
             connection.execute("begin immediate")
@@ -127,12 +127,12 @@ class Catalog:
                 connection.execute(statement, values)
             connection.execute("commit")
         except BaseException:
-            # After an I/O error a fresh connection reads what is really on disk.
+            # After an I/O error, a fresh connection reads what is really on disk.
             self._drop()
             raise
 
     def close(self) -> None:
-        """Leave one plain file, which read-only media can hold. With a reader present the log stays beside it."""
+        """Leave one plain file, which read-only media can hold. With a reader present, the log stays next to it."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("pragma busy_timeout = 0")
@@ -168,13 +168,13 @@ class Catalog:
             if zlib.crc32(row_text(*row[:-1])) != row[-1]:
                 raise CorruptError(
                     f"{self.path}: row {row[0]} of table {table} does not match its checksum. "
-                    "This run cannot be continued; start a new one (what is intact can still be read)."
+                    "This run cannot be resumed; start a new one (intact data can still be read)."
                 )
         return [row[:-1] for row in rows]
 
 
 def _drop_early_table(connection: sqlite3.Connection) -> None:
-    """Runs begun before there were snapshots have a table for them that was never written to and has no checksum."""
+    """Runs from before there were snapshots have an unused table for them that has no checksum."""
     columns = {column for _, column, *_ in connection.execute("pragma table_info(snapshots)")}
     if columns and "crc" not in columns:
         connection.execute("drop table snapshots")

@@ -1,8 +1,8 @@
-"""Records become frames: each belongs to an attempt, and the frame of scalars of a turn carries the turn's mark.
+"""Turns records into frames: each belongs to an attempt, and the scalar frame of a turn carries the turn's mark.
 
 An attempt is in the catalog before its first frame is written, and the sketches of a turn are synced before its
-scalars. So after a kill the disk tells which attempt every frame belongs to and which steps are complete: a step is
-once the next one has begun, because everything of it was put before. Used in the writer thread only.
+scalars. So after a kill the disk shows which attempt every frame belongs to and which steps are complete: a step is
+complete once the next one has started, because everything of it was put before. Used in the writer thread only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Journal:
         self._last_mark = self._open.mark
 
     def _begin(self, content: Mapping[str, Any], *, is_same_attempt: bool) -> int:
-        """Begin the attempt of this process. Returns its first step."""
+        """Start the attempt of this process. Returns its first step."""
         attempts, mark = self.attempts, self.streams["scalars"].last_mark
         has_rows = any(stream.next_sequence for stream in self.streams.values())
         if not attempts.all:
@@ -50,20 +50,20 @@ class Journal:
         complete = attempts.current.mark.complete
         is_ahead = bool((content.get("facts") or {}).get("logged_ahead"))
         next_step = self._behind_all(content, is_ahead=is_ahead) if complete == NO_LIMIT else complete
-        # Without counted steps nobody knows in which step a number was logged that is ahead of them: a new attempt
-        # would abandon it.
+        # Without counted steps, the real step of a number that was logged ahead is unknown: a new attempt would abandon
+        # it.
         if has_rows and not is_same_attempt and not (is_ahead and complete == NO_LIMIT):
             attempts.begin(next_step, "resume", after=next_step)
         return next_step
 
     def _behind_all(self, content: Mapping[str, Any], *, is_ahead: bool) -> int:
-        """The first step after everything recorded, for runs of format 1 and runs whose steps were not counted.
-        Numbers that the user logged by a count of their own are not steps."""
+        """The first step after everything recorded, for runs of format 1 and runs whose steps were not counted. Numbers
+        that the user logged by their own count are not steps."""
         last_steps = {name: stream.last_step(self.attempts.history) for name, stream in self.streams.items()}
         num_counted = max(last_steps["stats"] + 1, int((content.get("heartbeat") or {}).get("step", 0)))
         return num_counted if is_ahead and num_counted > 0 else max(last_steps.values()) + 1
 
-    # ------------------------------------------------------------------------------------------------- what is recorded
+    # ---------------------------------------------------------------------------------------------------------- records
 
     @property
     def attempt(self) -> int:
@@ -78,32 +78,32 @@ class Journal:
         self._open.saw(record)
 
     def step_began(self, item: StepBegan) -> int:
-        """Take note. The mark of the first step is stored before anything of that step, so that a kill cannot leave
-        the sketches of a step that no mark covers. Returns the same as `end_turn`."""
+        """Store the mark of a step. The mark of the first step is stored before anything of that step, so that a kill
+        cannot leave sketches of a step that no mark covers. Returns the same as `end_turn`."""
         self._open.began(item.step, is_first=item.is_first, visible=item.visible)
         is_first = self._last_mark.complete == NO_LIMIT and self._open.mark.complete != NO_LIMIT
         self._is_beginning = is_first and self.attempts.has_frames
         return self.end_turn() if self._is_beginning else 0
 
     def require_frame(self) -> int:
-        """The number of the attempt, which has a frame from now on: whole tensors belong to it, so that it must be in
-        the catalog, and must not be moved to another step."""
+        """The number of the attempt, which has a frame from now on: whole tensors belong to it, so it must be in the
+        catalog, and must not be moved to another step."""
         if not self.attempts.has_frames:
             self._last_mark = self._open.mark
             self.streams["scalars"].add(ScalarsRecord.empty(), self._last_mark)
         return self.attempt
 
     def asked_for(self) -> None:
-        """The user flushed: what is recorded of the open step is to be shown, too."""
+        """The user flushed: records of the open step must be shown, too."""
         self._open.flushed()
 
     @property
     def num_pending(self) -> int:
-        """Records of scalars that are in no frame yet."""
+        """Scalar records that are in no frame yet."""
         return len(self._scalars)
 
     def end_turn(self) -> int:
-        """Make one frame of everything that was logged. Returns how many numbers that is."""
+        """Make one frame of everything that was logged. Returns the number of values."""
         return self._add_scalars(self._open.mark)
 
     def _add_scalars(self, mark: Mark) -> int:
@@ -115,10 +115,10 @@ class Journal:
         self._last_mark = mark
         return len(record.steps)
 
-    # -------------------------------------------------------------------------------------------------------- attempts
+    # --------------------------------------------------------------------------------------------------------- attempts
 
     def return_to(self, item: NewAttempt) -> int:
-        """End the attempt; `begin_turn` begins the next one, once all of this one is stored. Returns the same as
+        """End the attempt; `begin_turn` starts the next one, once all of this one is stored. Returns the same as
         `end_turn`."""
         self._returning = item
         return self.end_attempt()
@@ -129,7 +129,7 @@ class Journal:
         return self._is_beginning or self._returning is not None
 
     def begin_turn(self) -> None:
-        """Begin the attempt that training returned for. If the current one has recorded nothing, it is moved
+        """Start the attempt that training returned for. If the current one has recorded nothing, it is moved
         instead."""
         item, self._returning, self._is_beginning = self._returning, None, False
         if item is None:
@@ -146,7 +146,7 @@ class Journal:
         """Add the last mark of the attempt. Returns the same as `end_turn`."""
         return self._add_scalars(self._open.ended())
 
-    # -------------------------------------------------------------------------------------------------------- the disk
+    # ------------------------------------------------------------------------------------------------------------- disk
 
     def rows(self) -> list[Row]:
         """Catalog rows that must be committed before the waiting frames are written."""
@@ -154,7 +154,7 @@ class Journal:
             return []
         if (
             self._last_mark.complete != NO_LIMIT
-        ):  # nothing of it is on disk: what will be is whole when its mark says so
+        ):  # nothing of it is on disk: later records are complete when their mark says so
             first_step = self.attempts.current.first_step
             self.attempts.set_mark(self.attempt, Mark(first_step, first_step))
         event = self.attempts.event(self._was)
@@ -162,13 +162,13 @@ class Journal:
         return [*map(attempt_row, self.attempts.unstored()), *events]
 
     def flush(self) -> None:
-        """Sketches first: the mark of the scalars speaks of them."""
+        """Write sketches first: the mark in the scalars refers to them."""
         self.streams["stats"].flush()
         self.streams["scalars"].flush()
 
 
 class OpenStep:
-    """Of one attempt."""
+    """The marks of one attempt."""
 
     def __init__(self, complete: int = NO_LIMIT) -> None:
         self._complete = complete
@@ -185,8 +185,8 @@ class OpenStep:
         return Mark(self._complete, max(self._complete, self._visible))
 
     def began(self, step: int, *, is_first: bool = False, visible: int = -1) -> None:
-        """Everything of the steps below this one was put. `is_first`: no step has ended yet. `visible`: where several
-        threads count steps, how far the furthest is."""
+        """Everything of the steps before this one was put. `is_first`: no step has ended yet. `visible`: with several
+        training threads, the step of the furthest."""
         if is_first and self._is_counting:
             return
         self._complete, self._visible = step, max(self._visible, visible)
@@ -205,14 +205,14 @@ class OpenStep:
 
     def _doubt(self, record: ScalarsRecord) -> None:
         """A program that logs a name twice, or by its own count, before the first step has ended may never end a step.
-        What it logs must not depend on that."""
+        Its values must not depend on that."""
         names = record.name_ids.tolist()
         if int(record.steps.max(initial=-1)) > self._complete or not self._names.isdisjoint(names):
             self._complete = NO_LIMIT
         self._names.update(names)
 
     def flushed(self) -> None:
-        """The user flushed: what there is of the open step is shown even if the process is killed in it."""
+        """The user flushed: records of the open step are shown even if the process is killed during it."""
         if self._complete != NO_LIMIT:
             self._visible = self._complete + 1
 

@@ -26,7 +26,7 @@ from sonde.schema.records import (
 from sonde.write.durable import TMP_SUFFIX, create_durably, sync_folder, write_all
 
 _NUMBERED: Final = re.compile(r"live-(\d{8})\.log")
-# After these the bytes before the failed write are as they were; after any other error nothing is known.
+# After these errors the bytes before the failed write are intact; after any other error nothing is known.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -45,7 +45,7 @@ class Log:
             raise
 
     def append(self, frames: bytes) -> None:
-        """Write frames behind the last good one. Whatever was written of them before an error is taken back."""
+        """Write frames after the last good one. If an error occurs, they are removed again."""
         assert self.is_trusted
         try:
             write_all(self.fd, frames)
@@ -81,7 +81,7 @@ class Log:
 
 @dataclass(slots=True)
 class Recovered:
-    """What the logs of a folder hold: every valid frame once, in order of sequence."""
+    """The contents of all logs in a folder: every valid frame once, in order of sequence."""
 
     frames: dict[int, Frame] = field(default_factory=dict)
     num_bytes: int = 0
@@ -97,7 +97,7 @@ def log_paths(folder: Path) -> list[Path]:
 
 
 def next_log_path(folder: Path) -> Path:
-    """A name no log has yet."""
+    """A name that no log has yet."""
     paths = log_paths(folder)
     if not paths:
         return folder / LIVE_LOG
@@ -106,7 +106,7 @@ def next_log_path(folder: Path) -> Path:
 
 
 def recover(folder: Path, *, after: int = -1) -> Recovered:
-    """Read every log of a folder: torn tails are dropped, damage in the middle is stepped over, the rest is kept."""
+    """Read every log of a folder: torn tails are dropped, damage in the middle is skipped, the rest is kept."""
     found = Recovered()
     for path in log_paths(folder):
         data = _read(path)
@@ -117,7 +117,8 @@ def recover(folder: Path, *, after: int = -1) -> Recovered:
 
 
 def _read(path: Path) -> memoryview:
-    """A whole file. Not mapped: a bad disk would end the process; numpy's memory, because it comes in large pages."""
+    """A complete file. Not mapped: a bad disk would end the process; numpy's memory, because it comes in large
+    pages."""
     with path.open("rb", buffering=0) as file:
         data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
         size = 0
@@ -146,7 +147,7 @@ def _recover_log(data: memoryview, after: int, found: Recovered) -> None:
 
 
 def _whole_frames(data: memoryview, start: int) -> Iterator[Frame]:
-    with contextlib.suppress(ValueError, struct.error):  # counts that do not fit under a valid checksum
+    with contextlib.suppress(ValueError, struct.error):  # counts that do not match under a valid checksum
         yield from decode_frames(data, start)
 
 
@@ -162,9 +163,9 @@ def _next_frame(data: memoryview, start: int) -> int:
 
 
 def cut(folder: Path) -> Log:
-    """Begin an empty log in place of all there are; their frames are in a sealed segment.
+    """Start an empty log that replaces all existing ones; their frames are in a sealed segment.
 
-    A new file is renamed over the old one: truncating it would pull the bytes away under a reader.
+    A new file is renamed over the old one: truncating it would remove the bytes under a reader.
     """
     old = log_paths(folder)
     log = Log(folder / LIVE_LOG)

@@ -47,7 +47,7 @@ SCALARS_SCHEMA: Final = pa.schema(
 
 
 class Sink(Protocol):
-    """Where the bytes go, as pyarrow expects it."""
+    """A file object for the bytes, as pyarrow expects it."""
 
     closed: bool
 
@@ -56,7 +56,8 @@ class Sink(Protocol):
 
 
 def write_stats(sink: Sink, table: StatsTable, facts: Facts) -> str:
-    """A segment of sketches; gives the bounds of its tiles. From `facts`, kept in it, a lost catalog can be rebuilt."""
+    """Write a segment of sketches; returns the bounds of its tiles. `facts`, kept in it, allow a lost catalog to be
+    rebuilt."""
     bounds = list(tile_bounds(table.site))
     batches = (_stats_batch(table, start, end) for start, end in bounds)
     split = [*(name for name in FIELDS if name not in COUNTS), _HIST_LEAF]
@@ -65,7 +66,7 @@ def write_stats(sink: Sink, table: StatsTable, facts: Facts) -> str:
 
 
 def write_scalars(sink: Sink, table: ScalarsTable, facts: Facts) -> str:
-    """A segment of scalars; gives the bounds of its tiles."""
+    """Write a segment of scalars; returns the bounds of its tiles."""
     bounds = list(tile_bounds(table.name))
     batches = (_scalars_batch(table, start, end) for start, end in bounds)
     _write(sink, SCALARS_SCHEMA, batches, ["step", "name", "counted"], ["time", "value"], facts)
@@ -83,7 +84,7 @@ def _scalars_batch(table: ScalarsTable, start: int, end: int) -> Any:
 
 
 def read_stats(path: Path) -> StatsTable:
-    """A segment of sketches, its pages checked."""
+    """Read a segment of sketches and check its pages."""
     table = pq.read_table(path, page_checksum_verification=True, use_threads=False)
     rows = np.empty((len(table), NUM_FIELDS))
     for index, name in enumerate(FIELDS):
@@ -145,7 +146,7 @@ def _field(column: Array, index: int, name: str) -> Any:
 
 
 def _column(values: NDArray[Any], is_absent: NDArray[np.bool_] | None = None) -> Any:
-    """The array as it lies in memory. `pa.array` would import pandas first, to ask whether this is a Series."""
+    """The array without a copy. `pa.array` would import pandas first, to check for a Series."""
     buffers = [_validity(is_absent), pa.py_buffer(np.ascontiguousarray(values))]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 

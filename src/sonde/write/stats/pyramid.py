@@ -1,10 +1,10 @@
 """The pyramid: sketches merged over 4^k steps per row, so that a whole run fits on a screen. Built while sealing.
 
 Level 1 has one file per sealed segment; level k merges four files of level k - 1. A row's `step` is the first of its
-4^k steps. Where two files meet in the middle of these, each has a part of the row, and a reader merges them: so a file
-is made from the files below it alone. What is missing after a crash is found in the catalog and made then.
+4^k steps. If two files meet in the middle of these, each has a part of the row, and a reader merges them, so a file is
+built only from the files below it. Files missing after a crash are found with the catalog and built then.
 
-A file holds one attempt. Where an attempt ended with fewer than four files of a level, these make one together.
+A file holds one attempt. If an attempt ended with fewer than four files of a level, these are merged into one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _only_one(_: int) -> int:
 
 
 class Pyramid:
-    """Grows by what was sealed. `segments` is the writer's own list of everything in the catalog."""
+    """Grows with each sealed segment. `segments` is the writer's own list of everything in the catalog."""
 
     def __init__(
         self, run: Path, rank: int, segments: list[Segment], attempt_of: Callable[[int], int] = _only_one
@@ -42,11 +42,11 @@ class Pyramid:
         """The attempt that a frame of sketches belongs to, by its sequence."""
 
     def grow(self, catalog: Catalog, newest: Segment, table: StatsTable) -> None:
-        """Make every file that is due. `table` is what `newest` holds, which spares reading it back."""
+        """Build every file that is due. `table` is the content of `newest`, which saves reading it back."""
         level = 1
         while below := self._uncovered(level):
             for group in self._groups(below, 1 if level == 1 else PYRAMID_FACTOR):
-                # Each alone first: four whole tables at once would be the largest thing the writer ever holds.
+                # Each separately first: four whole tables at once would be the writer's largest allocation.
                 parts = [
                     merge_steps([table if segment.id == newest.id else self._read(segment)], PYRAMID_FACTOR**level)
                     for segment in group
@@ -56,7 +56,7 @@ class Pyramid:
             level += 1
 
     def _groups(self, below: Sequence[Segment], size: int) -> list[Sequence[Segment]]:
-        """Files to merge. One that comes after others must not be merged before them: readers go by the sequence."""
+        """Files to merge. A file must not be merged before earlier ones: readers go by the sequence."""
         groups: list[Sequence[Segment]] = []
         for _, same in groupby(below, key=self._attempt):
             files = list(same)

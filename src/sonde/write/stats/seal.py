@@ -1,4 +1,4 @@
-"""From frames to a sealed segment on disk. The caller commits it to the catalog and only then cuts the log."""
+"""Turns frames into a sealed segment on disk. The caller commits it to the catalog and only then cuts the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sonde.write.stats.table import ScalarsTable, StatsTable, sort_scalars, sort
 
 @dataclass(frozen=True, slots=True)
 class SegmentKey:
-    """Which segment: where in the run, and which frames it stands for."""
+    """A segment: its place in the run, and the frames it replaces."""
 
     id: int
     stream: Stream

@@ -1,6 +1,6 @@
-"""When logs become segments: what is large enough is sealed, and a failure is tried again later.
+"""Decides when logs become segments: logs that are large enough are sealed, and a failure is retried later.
 
-A failure costs nothing but compactness: the frames stay in the log, where readers find them.
+A failure costs only compactness: the frames stay in the log, where readers find them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAST_BACKOFF_S: Final = 60.0
 _SCALAR_ROWS_PER_SEAL_STEP: Final = 64
 
 Remember = Callable[[str, str, Severity], None]
-"""Keep an event: its type, its message, how grave it is."""
+"""Records an event: its type, message and severity."""
 
 
 class Sealer:
@@ -57,14 +57,14 @@ class Sealer:
         self.error = ""
 
     def seal_due(self, now: float, *, force: bool = False) -> None:
-        """Seal what is large enough, or everything. Never raises."""
+        """Seal everything that is large enough, or everything. Never raises."""
         if now < self._next_try and not force:
             return
         try:
             for name, stream in self._streams.items():
                 if stream.is_recovered or self._is_due(name, stream) or (force and stream.num_frames):
                     self._seal(name, stream)
-        except Exception as error:  # noqa: BLE001  nothing may end the writer thread; it is told and tried again
+        except Exception as error:  # noqa: BLE001  nothing may end the writer thread; failures are reported and retried
             self._next_try = now + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
             self.error = f"sealing failed: {in_words(error)}"
@@ -82,12 +82,12 @@ class Sealer:
         return self.num_scalar_rows >= self._options.seal_steps * _SCALAR_ROWS_PER_SEAL_STEP
 
     def _seal(self, name: Stream, stream: StreamWriter) -> None:
-        """One segment for each attempt that the log holds frames of."""
-        if stream.is_sealed:  # what was found in the log is in a segment already, or was never whole
+        """One segment for each attempt that has frames in the log."""
+        if stream.is_sealed:  # frames found in the log are already in a segment, or were never complete
             stream.cut()
         while not stream.is_sealed and self._seal_one(name, stream):
             pass
-        stream.is_recovered = False  # frames without rows stay where they are
+        stream.is_recovered = False  # frames without rows stay in the log
         if name == "scalars":
             self.num_scalar_rows = 0
 
@@ -100,7 +100,7 @@ class Sealer:
         self._segments.append(sealed.segment)
         stream.mark_sealed(sealed.segment)
         if sealed.num_lost:
-            lost = f"{sealed.num_lost} records of {name} were written and can no longer be read"
+            lost = f"{sealed.num_lost} records of {name} were written but can no longer be read"
             self._remember("lost", lost, "critical")
         if stream.is_sealed:
             stream.cut()
@@ -109,14 +109,18 @@ class Sealer:
         return True
 
     def _mark_rows(self, sealed: Sealed) -> list[Row]:
-        """The log is about to be cut, and the mark with it."""
+        """Called when the log is about to be cut, and the mark with it."""
         return [] if sealed.mark is None else [attempt_row(self._attempts.set_mark(sealed.attempt, sealed.mark))]
 
     def _grow(self, segment: Segment, table: StatsTable) -> None:
-        """The pyramid is made from what is sealed and can be made later: a failure must not stop the sealing."""
+        """The pyramid is built from sealed segments and can be built later: a failure must not stop the sealing."""
         try:
             self._pyramid.grow(self._catalog, segment, table)
         except Exception as error:  # noqa: BLE001  as above
             if not self._has_pyramid_failed:
                 self._has_pyramid_failed = True
-                self._remember("pyramid_failed", f"the pyramid could not be extended: {in_words(error)}", "warning")
+                self._remember(
+                    "pyramid_failed",
+                    f"the overview of merged steps could not be extended: {in_words(error)}",
+                    "warning",
+                )

@@ -1,4 +1,4 @@
-"""One stream of a run, as the writer sees it: frames waiting for the disk, the open log, and what is sealed.
+"""One stream of a run on the writer's side: frames waiting for the disk, the open log, and sealed segments.
 
 A frame stays in memory until `fdatasync` has returned, so that after a failed sync it can be written again elsewhere.
 """
@@ -20,18 +20,18 @@ from sonde.write.stats.table import StatsTable
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A segment, its attempt, its table when it holds sketches, and how many acknowledged frames could not be read."""
+    """A segment, its attempt, its table if it holds sketches, and the number of unreadable acknowledged frames."""
 
     segment: Segment
     attempt: int
     mark: Mark | None
-    """Of its last frame."""
+    """The mark of its last frame."""
     table: StatsTable | None
     num_lost: int
 
 
 class StreamWriter:
-    """Opened over whatever an earlier writer left: nothing valid is lost, sequences go on."""
+    """Opened over the data of an earlier writer: nothing valid is lost, and sequences continue."""
 
     def __init__(self, run: Path, stream: Stream, rank: int, segments: Sequence[Segment]) -> None:
         self.run, self.stream, self.rank = run, stream, rank
@@ -47,7 +47,7 @@ class StreamWriter:
         self._known = [(s.last_sequence, s.last_step) for s in sealed]
         self._known += [(frame.sequence, frame.record.last_step) for frame in found.frames.values()]
         self.last_mark = next((frame.mark for frame in reversed(found.frames.values())), None)
-        """What the last frame of an earlier writer says; None where its frames are all sealed."""
+        """The mark in the last frame of an earlier writer; None if its frames are all sealed."""
         self.next_sequence = self.acknowledged + 1
         # Old logs are never appended to: they are sealed, and the next frame opens a new one.
         self.log: Log | None = None
@@ -57,7 +57,7 @@ class StreamWriter:
         self._waiting: list[bytes] = []
 
     def last_step(self, history: History) -> int:
-        """The last step that an earlier writer recorded and nobody has abandoned; -1 where there is none."""
+        """The last step of an earlier writer that was not abandoned; -1 if there is none."""
         limits = [history.limit(attempt.number) for attempt in history.attempts]
         found = [
             min(step, limits[history.attempt_of(self.stream, sequence)] - 1) if limits else step
@@ -79,7 +79,7 @@ class StreamWriter:
         return len(self._waiting)
 
     def flush(self) -> None:
-        """Write and sync what waits. After an error everything still waits."""
+        """Write and sync waiting frames. After an error everything still waits."""
         if not self._waiting:
             return
         frames = b"".join(self._waiting)
@@ -96,7 +96,7 @@ class StreamWriter:
         self._waiting.clear()
 
     def seal(self, segment_id: int, history: History) -> Sealed | None:
-        """Seal acknowledged frames into one segment: of the first attempt that has rows. None when no frame has any."""
+        """Seal acknowledged frames of the first attempt with rows into one segment. None if no frame has any."""
         found = recover(self.folder, after=self.sealed_sequence)
         frames = [frame for frame in found.frames.values() if frame.sequence <= self.acknowledged]
         attempts = [history.attempt_of(self.stream, frame.sequence) for frame in frames]
@@ -108,7 +108,7 @@ class StreamWriter:
         last_sequence = self.acknowledged if is_rest else frames[-1].sequence
         num_lost = last_sequence - self.sealed_sequence - len(frames)
         table, mark = sort_frames(self.stream, frames), frames[-1].mark
-        del found, frames  # the bytes of the log, before the segment asks for memory of its own
+        del found, frames  # free the bytes of the log before the segment allocates its own memory
         place = SegmentKey(
             segment_id,
             self.stream,
@@ -123,7 +123,7 @@ class StreamWriter:
         return Sealed(segment, attempt, mark, table if isinstance(table, StatsTable) else None, num_lost)
 
     def mark_sealed(self, segment: Segment) -> None:
-        """The catalog knows the segment."""
+        """Called when the catalog has the segment."""
         self.sealed_sequence = segment.last_sequence
         self.num_segments += 1
 
@@ -132,7 +132,7 @@ class StreamWriter:
         return self.sealed_sequence == self.acknowledged
 
     def cut(self) -> None:
-        """Begin an empty log. Only when nothing waits and all is sealed."""
+        """Start an empty log. Only when nothing waits and everything is sealed."""
         assert self.is_sealed
         old = self.log
         self.log = cut(self.folder)

@@ -40,7 +40,7 @@ class ScalarsTable:
     time: Array
     value: Array
     counted: Int64 | None = None
-    """The step that was being made, where some rows are logged ahead of it."""
+    """The current step at the time, if some rows are logged ahead of it."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -49,7 +49,7 @@ class ScalarsTable:
 def sort_stats(records: Sequence[StatsRecord]) -> StatsTable:
     """Sort the rows of many records.
 
-    Rows are moved once, from each record to their place: a table of all rows beside the sorted one would double memory.
+    Rows are moved once, from each record to their place: an unsorted table of all rows would double the memory.
     """
     counts = np.array([len(record.site_ids) for record in records], np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)))
@@ -70,7 +70,7 @@ def sort_stats(records: Sequence[StatsRecord]) -> StatsTable:
 
 
 def join_stats(tables: Sequence[StatsTable]) -> StatsTable:
-    """Sorted tables as one sorted table."""
+    """Merge sorted tables into one sorted table."""
     if len(tables) == 1:
         return tables[0]
     starts = np.cumsum([0, *(len(table) for table in tables)])

@@ -1,8 +1,8 @@
-"""Write the file of a snapshot: a Zarr group with an array for each tensor, in a ZIP archive, and sync it.
+"""Writes the file of a snapshot: a Zarr group with an array for each tensor, in a ZIP archive, and syncs it.
 
 One file, because a file costs an fsync: a thousand small tensors must not cost a thousand of them. Any Zarr reader
-reads its arrays. They are not written by zarr-python, which takes ten times the processor time for small tensors:
-1.7 to 2.2 s for 1,000 tensors of 4 KiB, zstd and crc32c, in a `ZipStore`; 0.2 s here.
+reads its arrays. They are not written by zarr-python, which takes ten times the processor time for small tensors: 1.7
+to 2.2 s for 1,000 tensors of 4 KiB, zstd and crc32c, in a `ZipStore`; 0.2 s here.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from sonde.write.tensors.codecs import Codec, bit_round, check_mantissa_bits, co
 _GROUP: Final = b'{"zarr_format":3,"node_type":"group","attributes":{}}'
 _BUFFER: Final = 1 << 20
 _SYNC_BYTES: Final = 64 << 20
-"""A slow disk is seen to make progress, and the last sync is not the whole file's."""
+"""Bytes between syncs: shows progress on a slow disk, and keeps the last sync short."""
 CHUNK_BYTES: Final = 4 << 20
 NUM_THREADS: Final = min((os.cpu_count() or 1) // 4, 4)
-"""That compress. A quarter of the machine at most: the rest trains."""
+"""Compression threads. At most a quarter of the machine: the rest trains."""
 _AHEAD: Final = 2
 
 Piece = tuple[str, Callable[[], bytes]]
-"""A file of an array, and what makes its content."""
+"""A file of an array, and the function that creates its content."""
 
 
 class ArchiveWriter:
-    """Writes snapshots, all in one way."""
+    """Writes snapshots, all with the same options."""
 
     def __init__(self, *, rank: int = 0, compression: str = "auto", keep_mantissa_bits: int | None = None) -> None:
         codec_for("param", compression)
         check_mantissa_bits(keep_mantissa_bits)
         self._rank, self._compression, self._keep_bits = rank, compression, keep_mantissa_bits
         self.written_bytes = 0
-        """Grows while a snapshot is written: a slow disk is told from one that has stopped."""
+        """Grows while a snapshot is written: distinguishes a slow disk from one that has stopped."""
 
     def write(self, path: Path, snapshot: Snapshot) -> Receipt:
-        """A new file, synced; its folder is not. Nothing is removed where this fails."""
+        """Write a new file and sync it, but not its folder. Nothing is removed if this fails."""
         entries: dict[str, TensorEntry] = {}
         file = _File(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         buffer = io.BufferedWriter(file, _BUFFER)
@@ -98,7 +98,7 @@ class ArchiveWriter:
         ).to_bytes()
 
     def _pieces(self, tensors: Mapping[str, HostTensor], entries: dict[str, TensorEntry]) -> Iterator[Piece]:
-        """The files of each tensor's array; its entry is made on the way."""
+        """The files of each tensor's array; also creates its entry."""
         paths = array_paths(tensors)
         for name, tensor in tensors.items():
             bits = tensor.flat()
@@ -160,7 +160,7 @@ def array_pieces(path: str, layout: Layout, dtype: str, codec: Codec, bits: AnyA
 
 
 def made(pieces: Iterable[Piece]) -> Iterator[tuple[str, bytes]]:
-    """In order. Compressing takes longer than the disk: where there are processors to spare, several do it."""
+    """Compressed chunks in order. Compression is slower than the disk, so spare processors share it."""
     if NUM_THREADS < 2:
         yield from ((key, make()) for key, make in pieces)
         return
@@ -189,7 +189,7 @@ def array_document(path: str, layout: Layout, dtype: str, codec: Codec) -> bytes
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": _fill_value(dtype),
         "codecs": [plain, *codec.to_json(storage.itemsize), {"name": "crc32c"}],
-        # Of its own: tensors of one kind are variables of one dataset to xarray, which shares dimensions by name.
+        # A separate name: to xarray, tensors of one kind are variables of one dataset, which shares dimensions by name.
         "dimension_names": [f"{site}.d{axis}" for axis in range(len(layout.shape))],
         "attributes": {DTYPE_ATTRIBUTE: dtype},
         "storage_transformers": [],
@@ -207,7 +207,7 @@ def _chunk(layout: Layout, codec: Codec, bits: AnyArray, chunk: int) -> bytes:
 
 
 def _fill_value(dtype: str) -> Any:
-    """What a reader shows where a chunk is missing: not a number, where the type has that."""
+    """The fill value for a missing chunk: NaN, if the type has it."""
     if STORAGE[dtype] != dtype:
         width = np.dtype(STORAGE[dtype]).itemsize
         return 0x80 if dtype.endswith("fnuz") else (1 << 8 * width) - 1

@@ -1,7 +1,7 @@
-"""How each kind of tensor is compressed, and the rounding that is done only when asked. Knows no file.
+"""The compression of each kind of tensor, and optional rounding. Knows no file.
 
 Weights and optimizer state are worth the time that zstd takes. Gradients and activations are noise in all but their
-exponents: the fastest codec gets what there is.
+exponents: the fastest codec is enough.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Codec:
         return data
 
     def to_json(self, itemsize: int) -> list[dict[str, Any]]:
-        """As Zarr v3 names it."""
+        """The codec's name in Zarr v3."""
         if not self.is_compressed:
             return []
         configuration = {
@@ -69,7 +69,7 @@ _BY_KIND: Final[dict[str, Codec]] = {
 
 
 def codec_for(kind: str, compression: str) -> Codec:
-    """The codec of a kind of tensor under a setting.
+    """The codec for a kind of tensor under a setting.
 
     >>> codec_for("grad", "auto").name
     'lz4'
@@ -82,7 +82,7 @@ def codec_for(kind: str, compression: str) -> Codec:
 
 
 def require_codecs() -> None:
-    """Say now, not at the first snapshot, that a package is missing."""
+    """Raise now, not at the first snapshot, if a package is missing."""
     try:
         import google_crc32c  # noqa: F401
         from numcodecs import blosc  # noqa: F401
@@ -92,7 +92,7 @@ def require_codecs() -> None:
 
 def check_mantissa_bits(keep: int | None) -> None:
     if keep is not None and not 0 <= keep <= max(_MANTISSA.values()):
-        raise UsageError(f"keep_mantissa_bits is from 0 to {max(_MANTISSA.values())}, or none; got {keep!r}.")
+        raise UsageError(f"keep_mantissa_bits must be from 0 to {max(_MANTISSA.values())}, or None; got {keep!r}.")
 
 
 def rounds(dtype: str, keep: int | None) -> bool:
@@ -101,7 +101,7 @@ def rounds(dtype: str, keep: int | None) -> bool:
 
 
 def bit_round(bits: AnyArray, dtype: str, keep: int) -> AnyArray:
-    """The nearest numbers (ties to even) with that many bits of mantissa; NaN and infinity stay as they are.
+    """The nearest numbers (ties to even) with that many bits of mantissa; NaN and infinity are unchanged.
 
     >>> bit_round(np.array([1.2345678], np.float32), "float32", 4)
     array([1.25], dtype=float32)
@@ -114,7 +114,7 @@ def bit_round(bits: AnyArray, dtype: str, keep: int) -> AnyArray:
     rounded = whole + half + ((whole >> unsigned(dropped)) & one)
     rounded &= ~((one << unsigned(dropped)) - one)
     exponent = unsigned(((1 << (8 * bits.dtype.itemsize - 1)) - 1) >> _MANTISSA[dtype] << _MANTISSA[dtype])
-    # Rounding up the largest finite number would make it infinite: it is cut instead, like those that are no numbers.
+    # Rounding up the largest finite number would make it infinite: it is truncated instead, like NaN and Inf.
     is_special = (rounded & exponent) == exponent
     cut = np.where((whole & exponent) == exponent, whole, whole & ~((one << unsigned(dropped)) - one))
     result: AnyArray = np.where(is_special, cut, rounded).astype(unsigned, copy=False)

@@ -1,4 +1,4 @@
-"""Find and read the snapshots of a run on this disk, for those that write them. Takes no lock, changes nothing."""
+"""Finds and reads the snapshots of a run on this disk, for writers. Takes no lock, changes nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sonde.schema.snapshots.tensors import (
 
 
 class StoreFiles:
-    """`tensors/` of one rank. A snapshot is a file, or the folder that an earlier version made; those of later attempts
-    are in folders of their own."""
+    """`tensors/` of one rank. A snapshot is a file, or the folder of an earlier version; those of later attempts are in
+    separate folders."""
 
     def __init__(self, run: Path, rank: int = 0) -> None:
         self.run, self.rank = run, rank
@@ -37,7 +37,7 @@ class StoreFiles:
         return self.root / parent_name(attempt=attempt)
 
     def attempts(self) -> list[int]:
-        """Those that have a snapshot."""
+        """Attempts with a snapshot."""
         later = [attempt for attempt in map(attempt_of, _names(self.root)) if attempt is not None]
         return [attempt for attempt in [0, *sorted(later)] if self.steps(attempt)]
 
@@ -55,14 +55,14 @@ class StoreFiles:
 
     def require(self, key: SnapshotKey) -> None:
         if key.step not in self.steps(key.attempt):
-            raise RunError(f"no snapshot of {key}. There are: {self.steps(key.attempt)}.")
+            raise RunError(f"no snapshot of {key}. Available: {self.steps(key.attempt)}.")
 
     def read(self, key: SnapshotKey, names: Iterable[str] | None = None) -> Snapshot:
         self.require(key)
         return read_snapshot(self._open(self.path(key)), names)
 
     def needing(self, key: SnapshotKey) -> list[int]:
-        """The snapshots of an earlier version that are stored as the difference to this one."""
+        """The snapshots of an earlier version that are stored as a difference from this one."""
         if key.attempt:
             return []
         folders = [path for at in self.steps() if (path := self.path(SnapshotKey(0, at))).is_dir()]
@@ -70,7 +70,7 @@ class StoreFiles:
         return [document.step for document in documents if key.step in document.bases]
 
     def _base(self, step: int) -> SnapshotReader:
-        """A snapshot of an earlier version that others are a difference to; it may have been deleted."""
+        """A snapshot of an earlier version that others are stored as a difference from; it may have been deleted."""
         hidden = self.hidden / group_name(step)
         return self._open(hidden if hidden.exists() else self.path(SnapshotKey(0, step)))
 

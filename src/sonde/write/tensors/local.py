@@ -1,7 +1,7 @@
-"""Snapshots as files on the local disk, each a Zarr group. One writer, held to it by a lock; any number of readers.
+"""Snapshots as files on the local disk, each a Zarr group. One writer, enforced by a lock; any number of readers.
 
-A snapshot is written whole into a hidden folder and synced, and one rename makes it visible. What a killed writer left
-in the hidden folder is removed by the next one.
+A snapshot is written to a hidden folder and synced, and one rename makes it visible. The next writer removes what a
+killed one left in the hidden folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TMP: Final = "tmp-"
 
 
 class LocalStore:
-    """The store "zarr", and the spool of those that are elsewhere. `options` are those of `ArchiveWriter`."""
+    """The store "zarr", and the spool of remote stores. `options` are those of `ArchiveWriter`."""
 
     def __init__(self, run: Path, *, rank: int = 0, **options: Any) -> None:
         self._writer = ArchiveWriter(rank=rank, **options)
@@ -42,7 +42,7 @@ class LocalStore:
     def write(self, snapshot: Snapshot) -> Receipt:
         key = snapshot.key
         if key.step in self.steps(key.attempt):
-            raise UsageError(f"{key} is in the store already. Delete it first.")
+            raise UsageError(f"{key} is already in the store. Delete it first.")
         tmp = self._tmp(key.step)
         try:
             receipt = self._writer.write(tmp, snapshot)
@@ -68,13 +68,14 @@ class LocalStore:
         return self._files.read(SnapshotKey(attempt, step), names)
 
     def delete(self, step: int, *, attempt: int = 0) -> None:
-        """Forget a snapshot. One that others are a difference to, in a run of an earlier version, is refused."""
+        """Delete a snapshot. In a run of an earlier version, one that others are stored as a difference from is
+        refused."""
         key = SnapshotKey(attempt, step)
         self._files.require(key)
         if needing := self._files.needing(key):
             raise RunError(
-                f"the snapshot of step {step} stays: an earlier version of sonde stored step {needing[0]} as the "
-                f"difference to it. Delete step {needing[0]} first."
+                f"cannot delete the snapshot of step {step}: an earlier version of sonde stored step {needing[0]} as a "
+                f"difference from it. Delete step {needing[0]} first."
             )
         tmp = self._tmp(step)
         os.rename(self._files.path(key), tmp)  # noqa: PTH104  system calls go through `os`
@@ -83,7 +84,7 @@ class LocalStore:
         _remove(tmp)
 
     def delete_copies(self, uploaded: Iterable[SnapshotKey]) -> None:
-        """Delete what is elsewhere too. The newest first: an older one may be needed by it."""
+        """Delete snapshots that were uploaded. The newest first: it may need an older one."""
         for key in sorted(set(self.keys()) & set(uploaded), reverse=True):
             if not self._files.needing(key):
                 self.delete(key.step, attempt=key.attempt)
@@ -92,7 +93,7 @@ class LocalStore:
         self._lock.release()
 
     def forget_in_child(self) -> None:
-        """In a forked child: the lock is the parent's. A child that outlives it must not hold on to it."""
+        """In a forked child: the lock is the parent's. A child that outlives it must not keep it."""
         self._lock.forget()
 
     def _prepare(self, folder: Path, hidden: Path) -> RunLock:
@@ -107,12 +108,12 @@ class LocalStore:
         except BaseException as error:
             lock.release()
             if isinstance(error, OSError):
-                raise RunError(f"cannot keep snapshots in {folder}: {error.strerror}.") from error
+                raise RunError(f"cannot store snapshots in {folder}: {error.strerror}.") from error
             raise
         return lock
 
     def _folder(self, attempt: int) -> Path:
-        """The folder of an attempt, made if it is not there, and its name durable."""
+        """The folder of an attempt, created if missing, with a durable name."""
         folder = self._files.folder(attempt)
         if not folder.is_dir():
             os.mkdir(folder)  # noqa: PTH102  system calls go through `os`, where a test can break them
@@ -135,7 +136,7 @@ def _publish(tmp: Path, final: Path) -> None:
     try:
         sync_folder(final.parent)
     except BaseException:
-        # It may or may not survive a power loss, and was not acknowledged: it must not be seen either.
+        # It may or may not survive a power loss, and was not acknowledged: it must not be visible either.
         with contextlib.suppress(OSError):
             os.rename(final, tmp)  # noqa: PTH104
         raise
@@ -145,5 +146,5 @@ def _explain(key: SnapshotKey, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "The disk is full: free some space, or take fewer snapshots."
     else:
-        remedy = "Nothing of it was kept; earlier snapshots are as they were."
-    return f"cannot keep the snapshot of {key}: {error.strerror or error}. {remedy}"
+        remedy = "It was discarded; earlier snapshots are intact."
+    return f"cannot store the snapshot of {key}: {error.strerror or error}. {remedy}"

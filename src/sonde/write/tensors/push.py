@@ -1,4 +1,4 @@
-"""Upload by hand what a run still has in its spool, by the same process that uploads while it trains."""
+"""Uploads the remaining snapshots of a run on request, with the same process that uploads during training."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ from sonde.write.tensors.upload import TIMEOUT_S, Spool, command_line
 _POLL_S: Final = 0.05
 
 Told = Callable[[int, int], None]
-"""How many are done, of how many."""
+"""Called with the number of finished uploads and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """How it ended, over all ranks."""
+    """The result, over all ranks."""
 
     url: str
     uploaded: int
-    """In this call."""
+    """Uploads in this call."""
     waiting: int
     last_error: str
 
 
 def push(run: Path, *, patience_s: float = 60.0, timeout_s: float = TIMEOUT_S, told: Told = lambda *_: None) -> Pushed:
-    """Upload what waits. Gives up when nothing got through for so long; what is left waits for the next time."""
+    """Upload waiting snapshots. Gives up after `patience_s` without progress; the rest waits for the next time."""
     spools = [Spool(run, rank) for rank in _ranks(run)]
     if not spools:
-        raise RunError(f'{run} has nothing to upload: its snapshots stay here. Name a store: snapshots to "s3://…".')
+        raise RunError(
+            f"nothing to upload: {run} stores its snapshots locally. To use a bucket, pass "
+            'snapshots=sonde.Snapshots(store="s3://…").'
+        )
     total = _waiting(spools)
     told(0, total)
     for spool in spools:
@@ -59,7 +62,8 @@ def _push(spool: Spool, patience_s: float, timeout_s: float, tell: Callable[[], 
         "parent": os.getpid(),
     }
     with (hidden_folder(spool.run) / "uploader.log").open("ab") as log:
-        # Without input it is on its own from the start: it ends when all is done, or nothing goes on.
+        # Without input it runs on its own from the start: it ends when everything is done, or when there is no
+        # progress.
         process = subprocess.Popen(
             command_line(options), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
         )
@@ -80,13 +84,14 @@ def _refuse_two(spool: Spool) -> None:
     except RunLockedError as error:
         last = spool.state().last_error
         raise RunLockedError(
-            f"the run's own uploader is at work on {_waiting([spool])} snapshots; after training it goes on for some "
-            f"minutes{f', though its last attempt failed ({last})' if last else ''}. Try again when it has ended."
+            f"the run's own uploader is still uploading {_waiting([spool])} snapshots; it keeps trying for a few "
+            "minutes "
+            f"after training{f', but its last attempt failed ({last})' if last else ''}. Try again when it has ended."
         ) from error
 
 
 def _sweep(spool: Spool) -> None:
-    """Delete local copies of what the far side has, where they are not to be kept."""
+    """Delete local copies of uploaded snapshots, unless they are to be kept."""
     state = spool.state()
     if state.keeps_local or not (set(spool.keys()) & state.uploaded.keys()):
         return

@@ -1,7 +1,7 @@
 """An Icechunk repository of snapshots: one commit per snapshot. For the uploader's process only.
 
-icechunk hangs in a forked child and must not be imported where training runs. The entries of a snapshot's file are put
-into the repository as they are: the same chunks, the same checksums, read back by the same code.
+icechunk hangs in a forked child and must not be imported in the training process. The entries of a snapshot's file are
+put into the repository unchanged: the same chunks, the same checksums, read back by the same code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AT_ONCE: Final = 16
 _REBASE_TRIES: Final = 1000
 _OPEN_TRIES: Final = 10
 _BEING_MADE: Final = ("clean prefixes", "updated by other session")
-"""What icechunk says when two writers make the same repository at once."""
+"""Messages of icechunk when two writers create the same repository at once."""
 
 Tick = Callable[[], None]
 
@@ -45,7 +45,7 @@ class Repository:
         self.address, self._rank, self._branch, self._tick = address, rank, branch, tick
         self._lock: RunLock | None = None
         if address.is_local:
-            beside = Path(address.bucket).parent  # icechunk wants its own folder empty when it begins
+            beside = Path(address.bucket).parent  # icechunk needs its own folder to be empty at first
             beside.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(beside, patience_s=0.0)
         try:
@@ -59,10 +59,10 @@ class Repository:
         if self._lock is not None:
             self._lock.release()
 
-    # ------------------------------------------------------------------------------------------------------ snapshots
+    # -------------------------------------------------------------------------------------------------------- snapshots
 
     def commit(self, key: SnapshotKey, path: Path) -> str:
-        """Put a snapshot's file into the repository; the commit that has it, also if an earlier try made it."""
+        """Put a snapshot's file into the repository; returns its commit, also if an earlier attempt made it."""
         group = self._group(key)
         while True:
             session = self._repository.writable_session(self._branch)
@@ -82,8 +82,8 @@ class Repository:
         return keys
 
     def commit_of(self, attempt: int | None, step: int) -> str | None:
-        """The newest commit that brought a step, in any attempt or in this one; none where there never was one, or it
-        was expired."""
+        """The newest commit that added a step, in any attempt or in this one; None if there never was one, or it has
+        expired."""
         for info in self._repository.ancestry(branch=self._branch):
             known = info.metadata
             is_step = known.get("step") == step and known.get("rank", 0) == self._rank
@@ -92,11 +92,12 @@ class Repository:
         return None
 
     def fetch(self, key: SnapshotKey, path: Path, *, is_base: bool = False) -> None:
-        """Copy a snapshot into a file, as it was in the spool. `is_base`: also a deleted one, see `older_group`."""
+        """Copy a snapshot to a file, as it was in the spool. `is_base`: also a deleted one, see `older_group`."""
         _run(self._fetch(self._reading(), key, path, is_base=is_base))
 
     def delete(self, key: SnapshotKey) -> None:
-        """One commit. What others are a difference to, in a repository of an earlier version, is refused."""
+        """Delete a snapshot in one commit. In a repository of an earlier version, one that others are stored as a
+        difference from is refused."""
         metadata = self._metadata(key)
         metadata["deleted"] = metadata.pop("step")
         while True:
@@ -106,20 +107,20 @@ class Repository:
             if self._commit(session, f"delete {key}", metadata) is not None:
                 return
 
-    # -------------------------------------------------------------------------------------------------------- history
+    # ---------------------------------------------------------------------------------------------------------- history
 
     def tag(self, name: str, step: int | None = None, attempt: int | None = None) -> str:
-        """Name the state as it is now, or as it was when a step came. A tag is set once and never moves."""
+        """Tag the current state, or the state when a step was added. A tag is set once and never moves."""
         if name in self._repository.list_tags():
-            raise UsageError(f'there is a tag "{name}" already, and a tag never moves. Choose another name.')
+            raise UsageError(f'the tag "{name}" already exists, and tags never move. Choose another name.')
         commit = self._commit_at(step, attempt)
         self._repository.create_tag(name, commit)
         return commit
 
     def create_branch(self, name: str, step: int | None = None, attempt: int | None = None) -> str:
-        """A line of commits of its own, from the state as it is now, or as it was when a step came."""
+        """Create a branch from the current state, or from the state when a step was added."""
         if name in self._repository.list_branches():
-            raise UsageError(f'there is a branch "{name}" already. Choose another name.')
+            raise UsageError(f'the branch "{name}" already exists. Choose another name.')
         commit = self._commit_at(step, attempt)
         self._repository.create_branch(name, commit)
         return commit
@@ -132,15 +133,15 @@ class Repository:
         ]
 
     def expire(self, older_than: datetime) -> int:
-        """Forget commits before a time (what they brought stays if it is still there), and free what nothing uses.
+        """Delete commits before a time (their contents stay if still in use), and free unused space.
 
-        Nothing newer than that time is freed: the parts of an upload that is going on belong to no commit yet.
+        Nothing newer than that time is freed: the parts of an upload in progress belong to no commit yet.
         """
         num = len(self._repository.expire_snapshots(older_than))
         self._repository.garbage_collect(older_than)
         return num
 
-    # --------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _newest(self) -> str:
         return str(self._repository.lookup_branch(self._branch))
@@ -153,14 +154,14 @@ class Repository:
         return {**known, "attempt": key.attempt} if key.attempt else known
 
     def _commit_at(self, step: int | None, attempt: int | None) -> str:
-        """What a tag or a branch is to name. Never another state than the one that was asked for: a tag is for good."""
+        """The commit for a tag or a branch. Never any state other than the requested one: a tag is permanent."""
         if step is None:
             return self._newest()
         commit = self.commit_of(attempt, step)
         if commit is None:
             steps = sorted({key.step for key in self.keys() if attempt in (None, key.attempt)})
-            why = "Its commit was expired" if step in steps else f"There are: {steps}"
-            raise RunError(f"no commit brought {SnapshotKey(attempt or 0, step)}. {why}.")
+            why = "Its commit has expired" if step in steps else f"Available: {steps}"
+            raise RunError(f"no commit contains {SnapshotKey(attempt or 0, step)}. {why}.")
         return commit
 
     def _open(self) -> Any:
@@ -177,14 +178,14 @@ class Repository:
             except icechunk.IcechunkError as error:
                 if not any(words in str(error) for words in _BEING_MADE):
                     raise
-                time.sleep(0.3)  # another writer is making it at this moment
+                time.sleep(0.3)  # another writer is creating it at this moment
         raise RunError(
-            f"{self.address} is no repository and not empty: whoever began to make one was stopped half way. "
-            "Remove what is there, and it will be made again."
+            f"{self.address} is not empty and not a repository: its creation was interrupted. "
+            "Delete its contents and try again."
         )
 
     def _make_root(self) -> None:
-        """The groups above the snapshots; another writer may be making the same root at the same time."""
+        """Create the groups above the snapshots; another writer may be creating the same root at the same time."""
         keys = [GROUP_FILE]
         if self._rank:
             keys.append(f"{parent_name(self._rank)}/{GROUP_FILE}")
@@ -199,7 +200,7 @@ class Repository:
                 return
 
     def _commit(self, session: Any, message: str, metadata: dict[str, Any]) -> str | None:
-        """None: somebody else changed the same thing; look again, and try again."""
+        """None: another writer changed the same thing; read again and retry."""
         import icechunk
 
         try:
@@ -215,7 +216,7 @@ class Repository:
         return self._repository.readonly_session(self._branch)
 
     async def _put_all(self, session: Any, key: SnapshotKey, archive: zipfile.ZipFile) -> None:
-        """Documents first, the group's before those in it: a chunk needs the array it belongs to."""
+        """Documents first, the group's before those in it: a chunk needs its array to exist."""
         group = self._group(key)
         parent = f"{parent_name(self._rank, key.attempt)}/{GROUP_FILE}"
         if key.attempt and not await session.store.exists(parent):
@@ -264,8 +265,8 @@ class Repository:
             document = SnapshotDocument.from_bytes(await _get(session, f"{group}/{GROUP_FILE}"), group)
             if key.step in document.bases:
                 raise RunError(
-                    f"the snapshot of {key} stays: an earlier version of sonde stored {other} as the "
-                    f"difference to it. Delete {other} first."
+                    f"cannot delete the snapshot of {key}: an earlier version of sonde stored {other} as a "
+                    f"difference from it. Delete {other} first."
                 )
         await session.store.delete_dir(self._group(key))
         return True

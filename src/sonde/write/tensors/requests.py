@@ -1,7 +1,7 @@
-"""What another process asks of a run that is being recorded: one small file per question, one per answer.
+"""Requests of other processes to a run that is being recorded: one small file per request, one per answer.
 
-The command line writes `requests/<id>.json`; the writer thread looks for it at its heartbeat, and the answer becomes
-`requests/<id>.answer.json`. What a file says is checked: anybody who can write to the folder can write one.
+The command line writes `requests/<id>.json`; the writer thread checks for it at its heartbeat, and the answer becomes
+`requests/<id>.answer.json`. The content is validated: anyone who can write to the folder can write one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Request:
 
 
 class Requests:
-    """The questions put to one run. Those of an earlier session are thrown away: whoever asked is gone."""
+    """The requests to one run. Those of an earlier session are discarded: whoever asked is gone."""
 
     def __init__(self, run: Path) -> None:
         self.folder = run / REQUESTS_FOLDER
@@ -39,7 +39,7 @@ class Requests:
         self._given: set[str] = set()
 
     def poll(self) -> Iterator[Request]:
-        """New questions; each is given once, its file is removed."""
+        """New requests; each is returned once and its file removed."""
         for path in self._files():
             match = _NAME.fullmatch(path.name)
             if match and match[1] not in self._given and path.is_file() and not path.is_symlink():
@@ -51,17 +51,17 @@ class Requests:
     def _files(self) -> list[Path]:
         try:
             return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-        except OSError:  # somebody else's folder: nobody can ask
+        except OSError:  # another user's folder: no one can ask
             return []
 
     def _remove(self, path: Path, id: str) -> None:
         try:
             path.unlink(missing_ok=True)
-        except OSError:  # somebody else's file: it stays, and is not read again
+        except OSError:  # another user's file: it stays, and is not read again
             self._given.add(id)
 
     def answer(self, id: str, **content: Any) -> None:
-        """Say what became of a question. A folder that cannot be written to is no reason to stop."""
+        """Answer a request. A folder that cannot be written to is not an error."""
         with contextlib.suppress(OSError):
             write_durably(self.folder / f"{id}.answer.json", to_json(content).encode(), sync_name=False)
 

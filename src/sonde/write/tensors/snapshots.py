@@ -1,7 +1,7 @@
-"""Snapshots on their way to the store: one thread of their own, so that the writer of statistics is never delayed.
+"""Writes snapshots to the store on a separate thread, so that the writer of statistics is never delayed.
 
-A snapshot is acknowledged when the store has it and the catalog has its row, in this order: a row never speaks of
-something that is not there. What fails is told and counted; nothing here is seen by the training thread.
+A snapshot is acknowledged when the store has it and the catalog has its row, in this order: a row never refers to
+something missing. Failures are reported and counted; none reaches the training thread.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 from sonde.errors import RunError, SondeError
 from sonde.schema.snapshots.tensors import Snapshot, SnapshotKey
 from sonde.write.items import AttemptNumber, KeptRow
-from sonde.write.recorder import lower_priority
+from sonde.write.priority import lower_priority
 from sonde.write.tensors.store import Receipt, Store
+from sonde.write.thread_time import note_thread_time
 from sonde.write.writer import Writer
 
 _ROW_PATIENCE_S: Final = 60.0
@@ -25,13 +26,13 @@ _POLL_S: Final = 0.005
 _TELL_S: Final = 10.0
 _CLOSE_S: Final = 5.0
 _abandoned: list[Any] = []
-"""What a forked child must not let die: a destructor would touch the parent's files."""
+"""Objects that must stay alive in a forked child: a destructor would touch the parent's files."""
 
 State = Literal["taken", "exists", "changed", "failed", "lost"]
 
 
 def abandon(*things: Any) -> None:
-    """In a forked child: keep these for ever, and let go of what only the parent may hold."""
+    """In a forked child: keep these for ever, and release what only the parent may hold."""
     for thing in things:
         forget = getattr(thing, "forget_in_child", None)
         if forget is not None:
@@ -40,7 +41,7 @@ def abandon(*things: Any) -> None:
 
 
 class ChangedError(Exception):
-    """A tensor was written to while it was copied: what was copied is thrown away, whole."""
+    """A tensor was modified while it was being copied: the whole copy is discarded."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,18 +53,18 @@ class Pending:
     reason: str
     nbytes: int
     resolve: Callable[[], Snapshot]
-    """Waits for the copies. Raises ChangedError when they do not belong together."""
+    """Waits for the copies. Raises ChangedError if they do not belong together."""
     release: Callable[[], None]
-    """Gives the memory back."""
+    """Returns the memory."""
     attempt: AttemptNumber = field(default_factory=lambda: AttemptNumber(0))
     """The attempt that its step belongs to."""
     tickets: tuple[str, ...] = ()
-    """Who waits for an answer."""
+    """Ids of the requests that wait for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a snapshot."""
+    """The outcome of a snapshot."""
 
     pending: Pending
     state: State
@@ -72,11 +73,11 @@ class Outcome:
     took_s: float = 0.0
     error: Exception | None = field(default=None, compare=False)
     upload: dict[str, Any] | None = None
-    """How far a store that lives elsewhere has come."""
+    """The upload progress of a remote store."""
 
 
 class SnapshotWriter:
-    """Takes `Pending` snapshots in order; `on_done` is told about each, on this thread."""
+    """Takes `Pending` snapshots in order; calls `on_done` with each outcome, on this thread."""
 
     def __init__(
         self,
@@ -95,39 +96,39 @@ class SnapshotWriter:
         self._num_put = self._num_done = 0
         self._has_given_up = False
         self.upload: dict[str, Any] | None = None
-        """How far a store that lives elsewhere had come when it was closed."""
+        """The upload progress of a remote store when it was closed."""
         self._thread = threading.Thread(target=self._work, name="sonde-snapshots", daemon=True)
         self._thread.start()
 
     @property
     def num_open(self) -> int:
-        """Snapshots that were given and are not done."""
+        """Snapshots that were passed in and are not done."""
         return self._num_put - self._num_done
 
     @property
     def num_done(self) -> int:
-        """Snapshots that have come to their end, one way or another."""
+        """Snapshots that have finished, one way or another."""
         return self._num_done
 
     @property
     def written_bytes(self) -> int:
-        """By the store so far, where it counts them: grows while a snapshot is written."""
+        """Bytes written by the store so far, if it counts them: grows while a snapshot is written."""
         return int(getattr(self._store, "written_bytes", 0))
 
     def put(self, pending: Pending) -> None:
-        """From the training thread; never waits."""
+        """Called on the training thread; never waits."""
         self._num_put += 1
         self._queue.put(pending)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every snapshot given so far is done."""
+        """Wait until every snapshot passed in so far is done."""
         wanted, end = self._num_put, time.monotonic() + timeout_s
         while self._num_done < wanted and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(_POLL_S)
         return self._num_done >= wanted
 
     def drain(self, patience_s: float, tell: Callable[[], None]) -> bool:
-        """Wait for what is open as long as something is written. False: nothing was for so long."""
+        """Wait for open snapshots as long as there is progress. False: there was none for `patience_s`."""
         seen, since = (-1, -1), time.monotonic()
         told = since
         while not self.flush(min(_TELL_S, patience_s) / 4):
@@ -142,9 +143,9 @@ class SnapshotWriter:
         return True
 
     def close(self, deadline_s: float, *, is_patient: bool = False) -> bool:
-        """Wait for what is open, at most so long, then let go. False: some are lost, and have been told so.
+        """Wait for open snapshots until the deadline, then stop. False: some are lost, and were reported.
 
-        Patient: a store that is elsewhere has the time for its uploads that it was set.
+        `is_patient`: a remote store has its configured time for uploads.
         """
         is_done = self.flush(deadline_s)
         self._has_given_up = not is_done
@@ -159,12 +160,13 @@ class SnapshotWriter:
         self._store, self._queue = None, SimpleQueue()
         self._num_put = self._num_done = 0
 
-    # ------------------------------------------------------------------------------------------------- on the thread
+    # --------------------------------------------------------------------------------------------------- writing thread
 
     def _work(self) -> None:
         lower_priority()
         while (pending := self._queue.get()) is not None:
             self._done(replace(self._kept(pending), upload=self._upload()))
+            note_thread_time()
         if self._store is not None:
             self._store.close()
             self.upload = self._upload()
@@ -190,7 +192,7 @@ class SnapshotWriter:
             return self._write(pending, began)
         except ChangedError as error:
             return Outcome(pending, "changed", str(error))
-        except Exception as error:  # noqa: BLE001  nothing may end this thread; it is told and counted
+        except Exception as error:  # noqa: BLE001  nothing may end this thread; failures are reported and counted
             why = str(error).rstrip(".") if isinstance(error, SondeError) else f"{type(error).__name__}: {error}"
             return Outcome(pending, "failed", why[:500], error=error)
 
@@ -199,15 +201,15 @@ class SnapshotWriter:
         if key in self._known:
             self._writer.kept(self._row(pending, key, None))
             self._writer.flush(_ROW_PATIENCE_S)
-            return Outcome(pending, "exists", f"{key} has a snapshot already; it is kept")
+            return Outcome(pending, "exists", f"{key} already has a snapshot, which is kept")
         snapshot = replace(pending.resolve(), attempt=key.attempt)
         receipt = store.write(snapshot)
         self._known.add(key)
-        del snapshot  # its memory goes back to the pool before anybody is told
+        del snapshot  # its memory returns to the pool before the outcome is reported
         self._writer.kept(self._row(pending, key, receipt))
         took_s = time.monotonic() - began
         if not self._writer.flush(_ROW_PATIENCE_S):
-            why = "it is in the store; its row of the catalog still waits for the disk"
+            why = "it is in the store, but its catalog row is still waiting for the disk"
             return Outcome(pending, "taken", why, receipt, took_s)
         return Outcome(pending, "taken", "", receipt, took_s)
 
@@ -222,12 +224,12 @@ class SnapshotWriter:
         """Its attempt is in the catalog before the snapshot is in the store: readers must know what it abandons."""
         attempt = pending.attempt.wait(_ROW_PATIENCE_S)
         if attempt is None:
-            why = self._writer.degraded or "the disk gives no answer"
-            raise RunError(f"its attempt could not be entered into the catalog: {why}.")
+            why = self._writer.degraded or "the disk does not respond"
+            raise RunError(f"its attempt could not be added to the catalog: {why}.")
         return SnapshotKey(attempt, pending.step)
 
     def _row(self, pending: Pending, key: SnapshotKey, receipt: Receipt | None) -> KeptRow:
-        """Without a receipt: of a snapshot whose process was killed between making it visible and writing its row."""
+        """Without a receipt: a snapshot whose process was killed between making it visible and writing its row."""
         details: dict[str, Any] = {"reason": pending.reason}
         if receipt is not None:
             kept = {name: getattr(receipt, name) for name in ("nbytes", "stored_bytes", "num_tensors", "sha256")}

@@ -1,7 +1,7 @@
-"""A store that lives elsewhere: snapshots are kept on this disk, acknowledged, and uploaded by another process.
+"""A remote store: snapshots are kept on this disk, acknowledged, and uploaded by another process.
 
-A slow or dead network is never waited for. What could not be uploaded stays in the spool, is visible to readers from
-there, and goes up in the next session or by `sonde push`.
+Nothing waits for a slow or dead network. Snapshots that could not be uploaded stay in the spool, where readers find
+them, and are uploaded in the next session or by `sonde snapshot --upload`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sonde.write.tensors.local import LocalStore
 from sonde.write.tensors.upload import LINGER_S, TIMEOUT_S, Spool, command_line
 
 OPTIONS: Final = ("branch", "keep_local", "close_s", "timeout_s", "linger_s", "compression", "keep_mantissa_bits")
-"""What may be chosen of every store that has a spool."""
+"""Options of every store that has a spool."""
 _POLL_S: Final = 0.02
 _EXIT_S: Final = 10.0
 
@@ -71,11 +71,11 @@ class SpooledStore:
     def written_bytes(self) -> int:
         return self._local.written_bytes
 
-    # ------------------------------------------------------------------------------------------------------ the store
+    # -------------------------------------------------------------------------------------------------- store interface
 
     def write(self, snapshot: Snapshot) -> Receipt:
         if snapshot.key in self._state().uploaded:
-            raise UsageError(f"{snapshot.key} is in the store already. Delete it first.")
+            raise UsageError(f"{snapshot.key} is already in the store. Delete it first.")
         receipt = self._local.write(snapshot)
         self._process.look()
         self._sweep()
@@ -92,20 +92,20 @@ class SpooledStore:
         if step in self._local.steps(attempt):
             return self._local.read(step, names, attempt=attempt)
         if key not in self._state().uploaded:
-            raise RunError(f"no snapshot of {key}. There are: {self.steps(attempt)}.")
+            raise RunError(f"no snapshot of {key}. Available: {self.steps(attempt)}.")
         with tempfile.TemporaryDirectory(dir=hidden_folder(self._run), prefix="tmp-") as folder:
             return read_snapshot(self._fetched(key, Path(folder)), names)
 
     def delete(self, step: int, *, attempt: int = 0) -> None:
-        """Asks the far side, and waits for its answer."""
+        """Asks the remote store, and waits for its answer."""
         if step not in self.steps(attempt):
-            raise RunError(f"no snapshot of {SnapshotKey(attempt, step)}. There are: {self.steps(attempt)}.")
+            raise RunError(f"no snapshot of {SnapshotKey(attempt, step)}. Available: {self.steps(attempt)}.")
         if step in self._local.steps(attempt):
             self._local.delete(step, attempt=attempt)
-        self._process.ask("delete", step=step, attempt=attempt)  # in any case: it may be on its way at this moment
+        self._process.ask("delete", step=step, attempt=attempt)  # in any case: it may be uploading at this moment
 
     def close(self) -> None:
-        """Wait a while for the uploads; what is left over goes on alone for a few minutes."""
+        """Wait a while for the uploads; the uploader continues with the rest for a few minutes."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -120,14 +120,14 @@ class SpooledStore:
         self._local.forget_in_child()
         self._process.forget_in_child()
 
-    # ------------------------------------------------------------------------------------------------- for this store
+    # -------------------------------------------------------------------------------------------- methods of this store
 
     def status(self) -> dict[str, Any]:
-        """For run.json: what waits, what is uploaded, why not."""
+        """For run.json: waiting and uploaded snapshots, and the last error."""
         return self._state().facts(self._local.keys())
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing waits. False: something does."""
+        """Wait until nothing is left to upload. False: something is."""
         end = time.monotonic() + timeout_s
         while self._waiting() and time.monotonic() < end:
             self._process.keep_alive()
@@ -135,13 +135,14 @@ class SpooledStore:
         return not self._waiting()
 
     def tag(self, name: str, step: int | None = None, *, attempt: int | None = None) -> str:
-        """Name the repository's state of now, or of when a step came. Waits for what is on its way there. Of a step
-        that several attempts have, the last one that came counts, unless `attempt` says which."""
+        """Tag the current state of the repository, or the state when a step was added. Waits for uploads in progress.
+        If several attempts have the step, the last one counts, unless `attempt` is given."""
         self._require_arrived(step)
         return str(self._process.ask("tag", name=name, step=step, attempt=attempt))
 
     def create_branch(self, name: str, step: int | None = None, *, attempt: int | None = None) -> str:
-        """A branch from the repository's state of now, or of when a step came; as `tag`."""
+        """Create a branch from the current state of the repository, or from the state when a step was added; like
+        `tag`."""
         self._require_arrived(step)
         return str(self._process.ask("branch", name=name, step=step, attempt=attempt))
 
@@ -150,10 +151,10 @@ class SpooledStore:
         return list(self._process.ask("history"))
 
     def expire(self, before: float) -> int:
-        """Forget commits from before a time (seconds since 1970) and free what only they used."""
+        """Delete commits before a time (seconds since 1970) and free the space that only they used."""
         return int(self._process.ask("expire", before=before))
 
-    # --------------------------------------------------------------------------------------------------------- inside
+    # -------------------------------------------------------------------------------------------------------- internals
 
     def _begin(self, wanted: UploadState) -> None:
         if self._spool.file.exists():
@@ -161,7 +162,7 @@ class SpooledStore:
             if (known.url, known.branch) != (wanted.url, wanted.branch):
                 raise RunError(
                     f"snapshots of this run go to {known.url} ({known.branch}), not to {wanted.url} ({wanted.branch}). "
-                    "A run has one store; start another run."
+                    "A run has only one store; start another run."
                 )
         else:
             self._spool.keep(wanted)
@@ -173,25 +174,27 @@ class SpooledStore:
         return self._state().waiting(self._local.keys())
 
     def _require_arrived(self, step: int | None) -> None:
-        """A snapshot that is still in the spool has no commit yet that could be named."""
+        """A snapshot that is still in the spool has no commit yet."""
         end = time.monotonic() + float(self.close_s)
         while late := [key for key in self._waiting() if step in (None, key.step)]:
             if time.monotonic() > end:
                 raise RunError(
-                    f"the snapshot of {late[0]} has not arrived at {self._address} yet: "
-                    f"{self._state().last_error or 'it is on its way'}. Try again later, or see `sonde push`."
+                    f"the snapshot of {late[0]} has not been uploaded to {self._address} yet: "
+                    f"{self._state().last_error or 'it is in progress'}. "
+                    "Try again later, or run `sonde snapshot --upload`."
                 )
             self._process.keep_alive()
             time.sleep(_POLL_S)
 
     def _sweep(self) -> None:
-        """Delete local copies of what the far side has, where they are not to be kept."""
+        """Delete local copies of uploaded snapshots, unless they are to be kept."""
         state = self._state()
         if not state.keeps_local:
             self._local.delete_copies(state.uploaded)
 
     def _fetched(self, key: SnapshotKey, folder: Path, *, is_base: bool = False) -> SnapshotReader:
-        """A snapshot from the far side; `is_base`: another, of an earlier version, is a difference to it."""
+        """A snapshot from the remote store; `is_base`: another one, of an earlier version, is stored as a difference
+        from it."""
         target = folder / f"{key.step}-{is_base}"
         if not target.exists():
             self._process.ask("fetch", step=key.step, attempt=key.attempt, path=str(target), is_base=is_base)
@@ -203,7 +206,7 @@ class SpooledStore:
 
 
 class _Process:
-    """The uploader as its parent sees it. Nothing here waits for the network, but for `ask`."""
+    """The uploader as its parent sees it. Only `ask` waits for the network."""
 
     def __init__(self, options: dict[str, Any], log: Path) -> None:
         self._options, self._log = options, log
@@ -213,18 +216,18 @@ class _Process:
         self._next_start = 0.0
 
     def look(self) -> None:
-        """There is something new in the spool."""
+        """Notify it of new snapshots in the spool."""
         self.keep_alive()
         self._send({"do": "look"})
 
     def keep_alive(self) -> None:
-        """Start it, or start it again; not more often than every few seconds."""
+        """Start or restart it, at most once every few seconds."""
         if (self._process is None or self._process.poll() is not None) and time.monotonic() >= self._next_start:
             self._next_start = time.monotonic() + 2.0
             self._start()
 
     def ask(self, what: str, **details: Any) -> Any:
-        """An answer from the far side, or a RunError when there is none in time."""
+        """An answer from the remote store, or a RunError if there is none in time."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         self._num_asked += 1
@@ -235,7 +238,7 @@ class _Process:
                 if "error" in answer:
                     raise RunError(f"{what}: {answer['error']}")
                 return answer["found"]
-        raise RunError(f"{what}: the uploader gave no answer. See {self._log}.")
+        raise RunError(f"{what}: the uploader did not respond. See {self._log}.")
 
     def forget_in_child(self) -> None:
         process, self._process = self._process, None
@@ -244,7 +247,7 @@ class _Process:
             process.returncode = 0
 
     def leave(self, *, wait: bool) -> None:
-        """Its input ends: it goes on with what waits, alone."""
+        """Close its input: it continues alone with what is left."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -253,7 +256,7 @@ class _Process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_S)
         if process.poll() is None:
-            process.returncode = 0  # it is left behind on purpose; nobody waits for it
+            process.returncode = 0  # it is left running on purpose; no one waits for it
 
     def _start(self) -> None:
         if self._process is not None:
@@ -271,7 +274,7 @@ class _Process:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _send(self, request: dict[str, Any]) -> None:
-        """A full or broken pipe loses a `look` only: the uploader looks by itself when it starts or is done."""
+        """A full or broken pipe only loses a `look`: the uploader checks by itself when it starts or is done."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(self._process.stdin.fileno(), json.dumps(request).encode() + b"\n")
@@ -302,6 +305,6 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def _require(package: str, address: Address) -> None:
-    """Without importing it: here is where training runs."""
+    """Check without importing it: this is the training process."""
     if importlib.util.find_spec(package) is None:
         raise MissingPackageError(package, "tensors", f"The store at {address}")

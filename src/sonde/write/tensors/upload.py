@@ -1,8 +1,8 @@
-"""The uploader: a process of its own that commits what lies in the spool, one snapshot after the other.
+"""The uploader: a separate process that commits the snapshots in the spool, one after the other.
 
-It is started fresh, never forked: icechunk hangs in a forked child. It tells how far it is by a file, which everybody
-may read; it takes requests as lines of JSON, and ends when its input ends and nothing waits, or nothing goes on for
-long. An attempt that makes no progress is ended by starting over: a call that hangs cannot be ended otherwise.
+It is started fresh, never forked: icechunk hangs in a forked child. It reports its progress in a file that anyone may
+read; it takes requests as lines of JSON, and ends when its input ends and nothing is left, or there is no progress for
+long. An attempt without progress is ended by restarting: a call that hangs cannot be ended otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_ERROR: Final = 500
 
 
 class Spool:
-    """The snapshots of a run that are on this disk, and the file that says which of them are elsewhere too."""
+    """The snapshots of a run on this disk, and the file that says which of them are uploaded."""
 
     def __init__(self, run: Path, rank: int = 0) -> None:
         self.run, self.rank = run, rank
@@ -62,8 +62,8 @@ class Spool:
 
     @contextlib.contextmanager
     def archive(self, key: SnapshotKey) -> Iterator[Path]:
-        """The file of a snapshot. One that an earlier version stored in a folder is made into a file first: there it
-        may be the difference to others."""
+        """The file of a snapshot. One that an earlier version stored in a folder is turned into a file first: it may be
+        stored as a difference from others."""
         path = self._files.path(key)
         if not path.is_dir():
             yield path
@@ -80,14 +80,14 @@ class Spool:
 
 
 class Uploader:
-    """Commits what waits. Every failure is written down, and the next attempt is later."""
+    """Commits waiting snapshots. Every failure is recorded, and the next attempt comes later."""
 
     def __init__(self, spool: Spool, *, tick: Callable[[], None] = lambda: None) -> None:
         self.spool, self.state, self._tick = spool, spool.state(), tick
         self._repository: Repository | None = None
         self._num_failures = 0
         self.next_time = 0.0
-        """On the monotonic clock, when an attempt makes sense."""
+        """The time of the next attempt, on the monotonic clock."""
         self.last_success = 0.0
 
     @property
@@ -103,7 +103,7 @@ class Uploader:
         return self._repository
 
     def _learn(self, keys: list[SnapshotKey]) -> None:
-        """What the far side has without our knowing: the file that says so was lost."""
+        """Find uploaded snapshots that we do not know of, because the state file was lost."""
         unknown = [key for key in keys if key not in self.state.uploaded]
         if unknown:
             self.state.uploaded |= dict.fromkeys(unknown, "")
@@ -113,7 +113,7 @@ class Uploader:
         return self.state.waiting(self.spool.keys())
 
     def upload_next(self) -> None:
-        """One snapshot, the oldest first."""
+        """Upload one snapshot, the oldest first."""
         waiting = self.waiting()
         if not waiting:
             return
@@ -122,7 +122,7 @@ class Uploader:
         try:
             with self.spool.archive(key) as path:
                 self.state.uploaded[key] = self.repository.commit(key, path)
-        except Exception as error:  # noqa: BLE001  whatever the network does, the snapshot waits and the reason is told
+        except Exception as error:  # noqa: BLE001  whatever the network does, the snapshot waits and the reason is recorded
             self.failed(f"{key}: {in_words(error)}")
         else:
             self._num_failures, self.next_time, self.state.last_error = 0, 0.0, ""
@@ -130,12 +130,12 @@ class Uploader:
             self.spool.keep(self.state)
 
     def failed(self, why: str) -> None:
-        """Later again: 1, 2, 4 … seconds."""
+        """Retry later: 1, 2, 4 … seconds."""
         self.close()
         self.next_time = time.monotonic() + min(2.0**self._num_failures, _MAX_BACK_OFF_S)
         self._num_failures += 1
         self.state.last_error = why[:_MAX_ERROR]
-        with contextlib.suppress(OSError):  # a full disk: the next state is written when there is room
+        with contextlib.suppress(OSError):  # a full disk: the next state is written when there is space
             self.spool.keep(self.state)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Uploader:
             repository.close()
 
 
-# -------------------------------------------------------------------------------------------------------- the process
+# -------------------------------------------------------------------------------------------------------------- process
 
 
 class UploadProcess:
@@ -191,7 +191,7 @@ class UploadProcess:
         try:
             found = self._busy(lambda: self._do(request))
             answer = {"id": request["id"], "found": found}
-        except Exception as error:  # noqa: BLE001  told to whoever asked
+        except Exception as error:  # noqa: BLE001  reported to whoever asked
             self._uploader.close()
             answer = {"id": request["id"], "error": in_words(error)}
         with contextlib.suppress(BrokenPipeError):
@@ -215,7 +215,7 @@ class UploadProcess:
                 return repository.history()
             case "expire":
                 return repository.expire(datetime.fromtimestamp(request["before"], UTC))
-        raise ValueError(f"no request {request['do']!r}")
+        raise ValueError(f"unknown request {request['do']!r}")
 
     def _busy(self, work: Callable[[], Any]) -> Any:
         self._tick()
@@ -232,7 +232,7 @@ class UploadProcess:
         for line in sys.stdin:
             self._requests.put(json.loads(line))
         self._is_orphan = True
-        self._requests.put(None)  # wakes whoever waits
+        self._requests.put(None)  # wakes waiting threads
 
     def _watch(self) -> None:
         while True:
@@ -240,7 +240,9 @@ class UploadProcess:
             if os.getppid() != self._parent:  # a forked child of the dead parent may hold our input open
                 self._is_orphan = True
             if self._is_busy and time.monotonic() - self._last_tick > self._timeout_s:
-                self._uploader.state.last_error = f"no answer from {self._uploader.state.url} in {self._timeout_s:g} s"
+                self._uploader.state.last_error = (
+                    f"no response from {self._uploader.state.url} within {self._timeout_s:g} s"
+                )
                 with contextlib.suppress(OSError):
                     self._uploader.spool.keep(self._uploader.state)
                 _start_over(self._is_orphan)
@@ -251,8 +253,8 @@ def _key(request: dict[str, Any]) -> SnapshotKey:
 
 
 def command_line(options: dict[str, Any]) -> list[str]:
-    """How the process is started. The folder of the script that trains is not on its path: a `queue.py` there would
-    be taken for Python's own."""
+    """The command that starts the process. The folder of the training script is not on its path: a `queue.py` there
+    would be imported instead of Python's own."""
     begin = (
         f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); "
         "import sonde.write.tensors.upload as upload; upload.main()"
@@ -261,7 +263,7 @@ def command_line(options: dict[str, Any]) -> list[str]:
 
 
 def _start_over(is_orphan: bool) -> NoReturn:
-    """A fresh image of this process: the call that hangs is gone, the pipes stay, locks are taken anew."""
+    """A fresh image of this process: the hanging call is gone, the pipes stay, locks are acquired again."""
     options = json.loads(sys.argv[1])
     options["linger_s"] = options.get("linger_s", LINGER_S) / 2 if is_orphan else options.get("linger_s", LINGER_S)
     options["delay_s"] = min(max(2 * options.get("delay_s", 0.5), 1.0), _MAX_BACK_OFF_S)
@@ -281,7 +283,7 @@ def main() -> None:
 
 
 def _wait_for_lock(spool: Spool, patience_s: float) -> RunLock:
-    """The uploader of the last session may still be at work."""
+    """The uploader of the last session may still be running."""
     end = time.monotonic() + patience_s
     while True:
         try:

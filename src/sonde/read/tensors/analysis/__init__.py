@@ -1,1 +1,1 @@
-"""What whole tensors tell: pure functions over numpy arrays, and drivers that feed them block by block."""
+"""Analyses of whole tensors: pure functions over numpy arrays, and drivers that feed them block by block."""

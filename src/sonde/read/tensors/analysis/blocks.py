@@ -1,4 +1,4 @@
-"""Which tensors a question is about, at which steps, and in which blocks of rows they are read."""
+"""The tensors and steps of a query, and the blocks of rows in which they are read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sonde.schema.names import matches_any
 from sonde.schema.snapshots.tensors import AnyArray, storage_dtype
 
 BLOCK: Final = 8 << 20
-"""Bytes of one block as stored: what a task has in memory is a few times that, in float64."""
+"""Stored bytes of one block; a task needs a few times that in memory, in float64."""
 Rows = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """One tensor and the steps at which it was kept."""
+    """One tensor and the steps of its snapshots."""
 
     name: str
     steps: tuple[int, ...]
@@ -42,7 +42,7 @@ class Tracked:
         return self.name.partition("/")[2]
 
     def blocks(self, size: int = BLOCK) -> list[Rows]:
-        """Rows (first, stop) of about `size` bytes; None for a tensor that is read whole."""
+        """Rows (first, stop) of about `size` bytes; None for a tensor that is read at once."""
         shape = self.shapes[0]
         if len(set(self.shapes)) > 1 or not shape:
             return [None]
@@ -52,11 +52,11 @@ class Tracked:
 
 
 def track(store: TensorStore, pattern: str | Sequence[str], steps: Steps = None) -> list[Tracked]:
-    """The tensors that globs name, in the order in which they were first kept."""
+    """The tensors that match globs, in the order of their first snapshot."""
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     every = store.steps
     if not every:
-        raise UsageError("the run has no snapshots. Take some with  sonde.watch(model, snapshots=sonde.every(500)).")
+        raise UsageError("the run has no snapshots. Take some:  sonde.watch(model, snapshots=sonde.every(500))")
     wanted = parse_steps(steps, every[-1]).mask(np.array(every, np.int64))
     found: dict[str, list[tuple[int, tuple[int, ...], str]]] = {}
     known: dict[str, None] = {}
@@ -76,27 +76,28 @@ def track(store: TensorStore, pattern: str | Sequence[str], steps: Steps = None)
 def _nothing(patterns: Sequence[str], known: Sequence[str]) -> str:
     asked = ", ".join(f'"{pattern}"' for pattern in patterns)
     if not known:
-        return "no snapshot was kept at the steps asked for. run.snapshots() lists them."
+        return "no snapshot at the requested steps. run.tensors.snapshots() lists all snapshots."
     shown = ", ".join(known[:4])
-    return f"no tensor matches {asked}.{nearest(patterns[0], known)} The snapshots have {len(known)}: {shown}, …"
+    more = f" and {len(known) - 4} more" if len(known) > 4 else ""
+    return f"no tensor matches {asked}.{nearest(patterns[0], known)} The snapshots contain {shown}{more}."
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """Where a question's tensors lie: what a worker in another process needs to open them."""
+    """The location of the tensors of a query, from which a worker in another process opens them."""
 
     run: str
     version: tuple[tuple[str, str], ...] = ()
-    """A branch, tag or commit, where the run has such."""
+    """A branch, tag or commit, if the run has one."""
     attempt: int | None = None
-    """The attempt that is viewed; None for the last."""
+    """The selected attempt; None for the last."""
     question: str = field(default_factory=lambda: uuid4().hex)
-    """A store is opened anew for each question: a live run has more snapshots than it had."""
+    """Open a store again for each query: a running run may have new snapshots."""
 
 
 @lru_cache(maxsize=8)
 def store_at(place: BlockRef) -> TensorStore:
-    """The store of a question, opened once per process."""
+    """The store of a query, opened once per process."""
     at = dict(place.version)
     return open_tensor_store(
         Path(place.run), attempt=place.attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit")

@@ -1,4 +1,4 @@
-"""How two tensors of one shape differ, in one pass over both, a few MiB at a time."""
+"""Differences between two tensors of the same shape, computed in one pass, a few MiB at a time."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ ELEMENTS_AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Sums over pairs of elements; two of these of two tensors add up to that of both."""
+    """Sums over pairs of elements; the differences of several tensors can be added."""
 
     num_elements: int = 0
     num_changed: int = 0
-    """Elements whose values differ at all; two NaN are the same."""
+    """Number of elements whose values differ; two NaN are equal."""
     max_abs: float = 0.0
     """The largest difference between finite elements."""
     sumsq: float = 0.0
-    """Of the differences of finite elements; so are the sums below."""
+    """Sum of squared differences of finite elements; the sums below are over finite elements, too."""
     dot: float = 0.0
     sumsq_a: float = 0.0
     sumsq_b: float = 0.0
     nonfinite_a: int = 0
     nonfinite_b: int = 0
     nonfinite_changed: int = 0
-    """Elements that differ and are not finite in both: no tolerance makes a NaN a number."""
+    """Number of elements that differ and are non-finite in either tensor: no tolerance covers a NaN."""
 
     def __add__(self, other: Difference) -> Difference:
         return Difference(
@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """‖b - a‖ / ‖a‖; infinite where a is zero and b is not."""
+        """‖b - a‖ / ‖a‖; infinite if a is zero and b is not."""
         if self.sumsq_a > 0:
             return float(np.sqrt(self.sumsq / self.sumsq_a))
         return float("inf") if self.sumsq > 0 else 0.0
@@ -59,7 +59,7 @@ class Difference:
         return float(np.clip(self.dot / norms, -1.0, 1.0)) if norms > 0 else float("nan")
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether ‖b - a‖ is no more than that part of ‖a‖, and nothing that is not finite differs."""
+        """Whether ‖b - a‖ is at most that fraction of ‖a‖, and no non-finite element differs."""
         return self.relative <= tolerance and not self.nonfinite_changed
 
     @property
@@ -68,7 +68,7 @@ class Difference:
 
 
 def difference(a: NDArray[Any], b: NDArray[Any]) -> Difference:
-    """What `b` differs by from `a`; types may differ, shapes may not.
+    """Compute how `b` differs from `a`; dtypes may differ, shapes may not.
 
     >>> import numpy as np
     >>> difference(np.array([1.0, 2.0]), np.array([1.0, 2.5])).max_abs
@@ -90,7 +90,7 @@ def _block(a: NDArray[Any], b: NDArray[Any]) -> Difference:
     finite_x, finite_y = np.isfinite(x), np.isfinite(y)
     both = finite_x & finite_y
     nonfinite_changed = int((changed & ~both).sum())
-    if changed.ndim > 1:  # of complex numbers
+    if changed.ndim > 1:  # complex numbers
         changed = changed.any(-1)
     x_both, y_both = x[both], y[both]
     change = y_both - x_both

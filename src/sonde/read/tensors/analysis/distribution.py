@@ -1,6 +1,6 @@
-"""How the values of a tensor are spread, and how that changes: quantiles, histograms on common bins, KL, Wasserstein-1.
+"""Distribution of the values of a tensor over time: quantiles, histograms on common bins, KL, Wasserstein-1.
 
-Distances in distribution do not see values that trade places; evolution.py does.
+Distances between distributions do not detect values that trade places; evolution.py does.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sonde.schema.sketch import Array
 QUANTILES: Final = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 NUM_BINS: Final = 64
 PSEUDO_COUNT: Final = 0.5
-"""Added to every bin before a KL divergence is taken (Krichevsky, Trofimov): an empty bin must not make it infinite."""
+"""Added to every bin before computing a KL divergence (Krichevsky, Trofimov), so that empty bins keep it finite."""
 MAX_SAMPLE: Final = 1 << 20
 
 
 def sample(values: NDArray[Any], limit: int) -> NDArray[Any]:
-    """At most `limit` values, evenly spread over the tensor: all of them where they are that few.
+    """At most `limit` values, evenly spaced over the tensor, or all of them if there are no more.
 
-    Evenly by position, and the same positions in every snapshot, so that two samples differ only by what changed. The
-    stride is made odd: an even one would visit only some columns of a matrix whose width is a power of two. As float32
-    where that holds every value: it sorts twice as fast.
+    Positions are the same in every snapshot, so that two samples differ only by what changed. The stride is made odd:
+    an even one would visit only some columns of a matrix whose width is a power of two. The result is float32 if that
+    represents every value, because it sorts twice as fast.
     """
     flat = np.asarray(values).reshape(-1)
     stride = -(-flat.size // limit) if flat.size else 1
@@ -36,7 +36,7 @@ def sample(values: NDArray[Any], limit: int) -> NDArray[Any]:
 
 
 def sorted_finite(values: NDArray[Any]) -> Array:
-    """What everything below is worked out of: sorting is the dear part, and is done once."""
+    """The sorted sample that everything below uses: sorting is expensive and done once."""
     return np.sort(values[np.isfinite(values)]).astype(np.float64)
 
 
@@ -46,28 +46,28 @@ def common_edges(samples: Sequence[Array], num_bins: int = NUM_BINS) -> Array:
     if not known:
         return np.linspace(0.0, 1.0, num_bins + 1)
     ends = min(values[0] for values in known), max(values[-1] for values in known)
-    edges: Array = np.histogram_bin_edges(np.empty(0), num_bins, ends)  # widens a range of one value
+    edges: Array = np.histogram_bin_edges(np.empty(0), num_bins, ends)  # widens a range with a single value
     return edges
 
 
 def histogram(values: Array, edges: Array) -> NDArray[np.int64]:
-    """Counts of sorted values; those outside the edges are in the first and last bin."""
+    """Counts of sorted values; values outside the edges count in the first and last bin."""
     below = np.searchsorted(values, edges[1:-1], "left")
     counts: NDArray[np.int64] = np.diff(below, prepend=0, append=values.size)
     return counts
 
 
 def kl_divergence(now: NDArray[np.int64], then: NDArray[np.int64]) -> float:
-    """KL(now ‖ then) in nats, of two histograms on the same bins, with half a count added to each bin."""
+    """KL(now ‖ then) in nats for two histograms on the same bins, with half a count added to each bin."""
     p, q = now + PSEUDO_COUNT, then + PSEUDO_COUNT
     p, q = p / p.sum(), q / q.sum()
     return float(np.sum(p * np.log(p / q)))
 
 
 def wasserstein(a: Array, b: Array) -> float:
-    """Wasserstein-1 between two sorted samples, in their own unit: the mean distance by which values have moved.
+    """Wasserstein-1 distance between two sorted samples, in their own unit: the mean distance that values have moved.
 
-    Exact for samples of any two sizes: the area between the two cumulative distributions.
+    Exact for samples of any size: the area between the two cumulative distributions.
 
     >>> import numpy as np
     >>> wasserstein(np.array([0.0, 1.0]), np.array([2.0, 3.0]))
@@ -84,7 +84,7 @@ def wasserstein(a: Array, b: Array) -> float:
 
 
 def distribution(samples: Sequence[NDArray[Any]], num_bins: int = NUM_BINS) -> list[dict[str, Any]]:
-    """One row per snapshot: moments, quantiles, counts, and how far it is from the first and from the one before."""
+    """One row per snapshot: moments, quantiles, counts, and distances from the first and the previous snapshot."""
     ordered = [sorted_finite(values) for values in samples]
     edges = common_edges(ordered, num_bins)
     counts = [histogram(values, edges) for values in ordered]

@@ -1,4 +1,4 @@
-"""How a tensor moves from snapshot to snapshot: norms, distances and cosines, from sums that add up over blocks."""
+"""Evolution of a tensor over snapshots: norms, distances and cosines, from sums that add up over blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.schema.sketch import Array
 
 SUMSQ, NONFINITE = 0, 1
 PREVIOUS, FIRST = slice(2, 6), slice(6, 10)
-"""Sums over pairs with the snapshot before, and with the first: of the change squared, x·y, x², y²."""
+"""Sums over pairs with the previous and the first snapshot: squared change, x·y, x², y²."""
 NUM_SUMS: Final = 10
 COLUMNS: Final = (
     "norm", "from_first", "relative_from_first", "cosine_first", "from_previous", "relative_change",
@@ -24,8 +24,8 @@ COLUMNS: Final = (
 def evolution_sums(arrays: Iterable[NDArray[Any]]) -> Array:
     """One row of sums per snapshot of one block of a tensor. Cost: one pass, three blocks in memory.
 
-    Elements that are not finite are counted and left out, of pairs as well. A snapshot of another shape than the one
-    it would be compared with has NaN there: a distance between them does not exist.
+    Non-finite elements are counted and left out, also from pairs. If a snapshot has a different shape from the one it
+    is compared with, the result is NaN: the distance does not exist.
     """
     rows: list[Array] = []
     first: Array | None = None
@@ -45,22 +45,22 @@ def evolution_sums(arrays: Iterable[NDArray[Any]]) -> Array:
 
 
 def _pair_sums(now: Array, then: Array) -> tuple[float, float, float, float]:
-    """Over the elements that are finite in both, so that the norms in a cosine are those of its dot product."""
+    """Sums over elements that are finite in both, so that the norms in a cosine match its dot product."""
     if now.shape != then.shape:
         return (np.nan, np.nan, np.nan, np.nan)
     x, y = now.reshape(-1), then.reshape(-1)
     with np.errstate(invalid="ignore"):
         change = x - y
-    if not np.isfinite(change).all():  # inf - inf is NaN as well: nothing hides
+    if not np.isfinite(change).all():  # inf - inf is NaN, so nothing is missed
         both = np.isfinite(x) & np.isfinite(y)
         x, y = x[both], y[both]
         change = x - y
-    # The change itself, not ‖x‖² - 2x·y + ‖y‖²: small ones would drown in rounding.
+    # The change itself, not ‖x‖² - 2x·y + ‖y‖², in which small changes would be lost to rounding.
     return float(change @ change), float(x @ y), float(x @ x), float(y @ y)
 
 
 def evolution_columns(sums: Array) -> dict[str, Array]:
-    """The numbers of interest, one value per snapshot. A ratio to a norm of zero is NaN."""
+    """The final numbers, one value per snapshot. A ratio to a norm of zero is NaN."""
     columns = (np.sqrt(sums[:, SUMSQ]), *_pair(sums[:, FIRST]), *_pair(sums[:, PREVIOUS]), sums[:, NONFINITE])
     return dict(zip(COLUMNS, columns, strict=True))
 

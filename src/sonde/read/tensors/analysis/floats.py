@@ -1,4 +1,4 @@
-"""Tensors of any type as float64, the type in which analysis counts."""
+"""Conversion of tensors of any dtype to float64, which the analyses use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.schema.sketch import Array
 
 
 def as_float64(tensor: NDArray[Any]) -> Array:
-    """The same numbers; a complex one is two, along a last axis: norms, distances and dot products stay what they are.
+    """Convert to float64; complex numbers become two along a last axis, which keeps norms, distances and dot products.
 
     >>> import numpy as np
     >>> as_float64(np.array([3 + 4j])).tolist()

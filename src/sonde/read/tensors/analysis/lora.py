@@ -1,4 +1,4 @@
-"""What a low-rank adapter has added to its weight: the norm and rank of ΔW = scale · B · A, without forming it."""
+"""Analysis of low-rank adapters: the norm and rank of ΔW = scale · B · A, without forming it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _A: Final = re.compile(r"^(?P<module>.*?)\.?lora_(?P<embedding>embedding_)?A(?P<
 
 @dataclass(frozen=True, slots=True)
 class AdapterPair:
-    """Names of the two factors, and of the module and the adapter they belong to."""
+    """Names of the two factors, and of their module and adapter."""
 
     module: str
     adapter: str
     a: str
     b: str
     is_embedding: bool = False
-    """Adapters of embeddings store A as (rank, words) and B as (width, rank): ΔW of the weight is its transpose."""
+    """Whether it adapts an embedding, which stores A as (rank, words) and B as (width, rank): ΔW is transposed."""
 
 
 def adapter_pairs(names: Iterable[str]) -> list[AdapterPair]:
-    """Pairs `…lora_A…`, `…lora_B…` in the order of the names.
+    """Find pairs `…lora_A…`, `…lora_B…`, in the order of the names.
 
     >>> adapter_pairs(["q.lora_A.default.weight", "q.lora_B.default.weight"])[0].module
     'q'
@@ -50,7 +50,7 @@ def adapter_pairs(names: Iterable[str]) -> list[AdapterPair]:
 
 
 def adapter_scales(structure: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """What each adapter multiplies B A by, by module and adapter, where the run's model.json says so.
+    """The scale of each adapter, by module and adapter, if the run's model.json has it.
 
     >>> adapter_scales({"modules": [{"name": "q", "scaling": {"default": 2.0}}]})
     {('q', 'default'): 2.0}
@@ -65,9 +65,9 @@ def adapter_scales(structure: Mapping[str, Any]) -> dict[tuple[str, str], float]
 
 
 def delta_spectrum(a: NDArray[Any], b: NDArray[Any], scale: float = 1.0) -> Spectrum:
-    """Singular values of scale · B · A from the two factors: B = Q₁R₁, Aᵀ = Q₂R₂, and R₁R₂ᵀ has the same ones.
+    """Singular values of scale · B · A from the two factors: with B = Q₁R₁ and Aᵀ = Q₂R₂, they are those of R₁R₂ᵀ.
 
-    Cost: (out + in)·r² instead of out·in·r; nothing larger than the factors is made.
+    Cost: (out + in)·r² instead of out·in·r; nothing larger than the factors is allocated.
     """
     left: Any = np.linalg.qr(np.asarray(b).astype(np.float64), mode="r")
     right: Any = np.linalg.qr(np.asarray(a).astype(np.float64).T, mode="r")

@@ -1,6 +1,6 @@
-"""CKA between snapshots: which pairs, whether they are of the same examples, and the numbers.
+"""CKA between snapshots: the pairs, the check that they use the same examples, and the computation.
 
-Linear CKA says how alike two representations of the same examples are, whatever their width, rotation or scale.
+Linear CKA measures the similarity of two representations of the same examples, regardless of width, rotation or scale.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def representation_rows(
     per_position: bool,
     check: bool,
 ) -> Iterator[dict[str, Any]]:
-    """One row per pair of snapshots of each tensor: of one run, or of the same step of two."""
+    """One row per pair of snapshots of each tensor: of one run, or of the same step of two runs."""
     ours = store_at(place)
     theirs = ours if other is None else store_at(other)
     their_steps = set(theirs.steps)
@@ -44,8 +44,8 @@ def representation_rows(
             y = as_examples(theirs.read(step_b, tracked.name), per_position=per_position)
             if len(x) != len(y):
                 raise UsageError(
-                    f"{tracked.name} has {len(x)} examples at step {step_a} and {len(y)} at step {step_b}; CKA "
-                    "compares what is made of the same examples. Keep a fixed batch:  Snapshots(probe=batch)"
+                    f"{tracked.name} has {len(x)} examples at step {step_a} and {len(y)} at step {step_b}, but CKA "
+                    "needs the same examples at both. Use a fixed batch:  Snapshots(probe=batch)"
                 )
             value = unbiased_cka(x, y) if unbiased else linear_cka(x, y)
             yield {
@@ -65,7 +65,7 @@ def _pairs(tracked: Tracked, theirs: set[int] | None) -> list[tuple[int, int]]:
 
 
 def _same_batch(ours: TensorStore, step_a: int, theirs: TensorStore, step_b: int, kind: str) -> bool | None:
-    """By the checksums of the batches that were kept; None where none was. A run's probe batch is always the same."""
+    """Whether two batches are equal, by their stored checksums; None if unknown. A run's probe batch never changes."""
     if kind == "probe":
         return True if ours is theirs else None
     batches = [
@@ -81,16 +81,16 @@ def _same_batch(ours: TensorStore, step_a: int, theirs: TensorStore, step_b: int
 
 def _different(name: str, step_a: int, step_b: int) -> str:
     return (
-        f"{name} was made from different batches at steps {step_a} and {step_b}: CKA compares what is made of the same "
-        "examples. Keep a fixed batch with  Snapshots(probe=batch)  and ask for probe/*, or switch the check off with "
+        f"{name} comes from different batches at steps {step_a} and {step_b}, but CKA needs the same examples at both. "
+        "Use a fixed batch with  Snapshots(probe=batch)  and select probe/*, or turn the check off with "
         "check=False."
     )
 
 
 def as_examples(activations: NDArray[Any], *, per_position: bool = False) -> Array:
-    """(examples, features): one row per example of the batch, or per position where those are the examples.
+    """Reshape to (examples, features): one row per example of the batch, or per position with `per_position`.
 
-    `per_position` keeps the last axis as the features: tokens of (batch, time, width).
+    `per_position` keeps the last axis as features: tokens of (batch, time, width).
     """
     values = as_float64(activations)
     if values.ndim < 2:
@@ -99,10 +99,10 @@ def as_examples(activations: NDArray[Any], *, per_position: bool = False) -> Arr
 
 
 def linear_cka(x: Array, y: Array) -> float:
-    """CKA of Kornblith et al. 2019: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features; 1 where only rotation or scale differ.
+    """CKA of Kornblith et al. 2019: ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features; 1 if only rotation or scale differ.
 
     It is biased upwards with fewer examples than features; `unbiased_cka` is not. NaN for a constant representation.
-    Cost: n·p·q, or n²·(p + q) where there are fewer examples than features.
+    Cost: n·p·q, or n²·(p + q) with fewer examples than features.
     """
     x, y = x - x.mean(0), y - y.mean(0)
     if len(x) < max(x.shape[1], y.shape[1]):
@@ -115,7 +115,7 @@ def linear_cka(x: Array, y: Array) -> float:
 
 
 def unbiased_hsic(k: Array, m: Array) -> float:
-    """HSIC of two Gram matrices without bias (Song et al. 2012, equation 5); needs four examples."""
+    """Unbiased HSIC of two Gram matrices (Song et al. 2012, equation 5); needs at least four examples."""
     n = len(k)
     k, m = k.copy(), m.copy()
     np.fill_diagonal(k, 0.0)
@@ -127,8 +127,8 @@ def unbiased_hsic(k: Array, m: Array) -> float:
 def unbiased_cka(x: Array, y: Array, batch: int = BATCH) -> float:
     """CKA from unbiased HSIC averaged over batches of examples (Nguyen, Raghu and Kornblith 2021).
 
-    Memory is that of one batch's Gram matrix, and its size does not move what is estimated. May be slightly negative
-    for unrelated representations. A remainder of fewer than four examples is left out.
+    Memory is that of one batch's Gram matrix; the batch size does not bias the estimate. May be slightly negative for
+    unrelated representations. A remainder of fewer than four examples is left out.
     """
     sums = np.zeros(3)
     for start in range(0, len(x), batch):

@@ -1,18 +1,21 @@
-"""`run.tensors`: the questions that whole tensors answer. Reads block by block; every answer is a table."""
+"""`run.tensors`: the snapshots of a run, its whole tensors, and their analyses, which read block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from sonde.errors import UsageError
-from sonde.read.run.folder import find_run
+from sonde.errors import CorruptError, UsageError
+from sonde.read.run.folder import find_run, inside
+from sonde.read.run.state import RunState, open_state
 from sonde.read.run.steps import Steps
 from sonde.read.run.structure import structure_of
+from sonde.read.table import Table
 from sonde.read.tensors.analysis import tables
 from sonde.read.tensors.analysis.blocks import BLOCK, BlockRef, Rows, Tracked, store_at, track
 from sonde.read.tensors.analysis.distribution import MAX_SAMPLE, NUM_BINS
@@ -24,38 +27,111 @@ from sonde.read.tensors.analysis.spectra import effective_rank, stable_rank
 from sonde.read.tensors.analysis.spread import spread
 from sonde.read.tensors.analysis.tables import over_steps, split_names
 from sonde.read.tensors.analysis.tasks import distribution_rows, evolution_block, gram_block, spectrum_at, standing_row
-from sonde.read.tensors.tensors import find_step
+from sonde.read.tensors.lazy import LazyTensors
+from sonde.read.tensors.stores import open_local_tensor_store, open_tensor_store
+from sonde.read.tensors.tensors import find_step, num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps
+from sonde.read.tensors.view import SnapshotView
 from sonde.schema.sketch import Array
+
+if TYPE_CHECKING:
+    import xarray
 
 Pattern = str | Sequence[str]
 
 
 class RunTensors:
-    """Analysis of the snapshots of one run. Patterns are globs over names: "param/*", "grad/layers.3.*".
+    """The whole tensors of one run. Patterns are globs over names: "param/*", "grad/layers.3.*".
 
-    `cluster` is a Dask client; where one is active it is used without being named.
+        run.tensors.snapshots()  # table of the snapshots
+        run.tensors.snapshot(500)["param/layers.3.mlp.weight"]
+        run.tensors.evolution("param/*").to_pandas()
+
+    Analyses take `cluster`, a Dask client; an active one is used automatically.
     """
 
-    def __init__(self, run: Path, version: Mapping[str, str] | None = None, attempt: int | None = None) -> None:
+    def __init__(
+        self,
+        run: Path,
+        version: Mapping[str, str] | None = None,
+        attempt: int | None = None,
+        *,
+        state: Callable[[], RunState] | None = None,
+    ) -> None:
         self._run, self._version, self._attempt = run, tuple(sorted((version or {}).items())), attempt
+        self._state = state or (lambda: open_state(run, attempt))
 
     def __repr__(self) -> str:
         return f"<whole tensors of {self._run}: evolution, distribution, spectra, similarity, standing, cka, lora>"
 
+    # -------------------------------------------------------------------------------------------------------- snapshots
+
+    @property
+    def num_snapshots(self) -> int:
+        """Number of visible snapshots; 0 if the catalog is damaged (see `run.warnings`)."""
+        try:
+            return num_snapshots(self._state())
+        except CorruptError:
+            return 0
+
+    def snapshots(self) -> Table:
+        """Table (step, time, reason, num_tensors, bytes, stored_bytes, ratio, attempt) of the snapshots."""
+        return Table(snapshot_table(self._state(), self.store()))
+
+    def snapshot(self, step: int | str = "latest", pattern: str = "*") -> LazyTensors:
+        """The tensors of one snapshot by name, loaded lazily; a negative step counts from the last.
+
+        If a step was repeated, this is the snapshot of the last attempt that covers it; `run.attempt(0)` has others.
+        """
+        return snapshot_tensors(self.store(), step, pattern)
+
+    def get(self, name: str, *, steps: Steps = None) -> xarray.DataArray:
+        """One whole tensor over all snapshots that contain it, loaded lazily; its dims are step, d0, d1, …
+
+        run.tensors.get("param/layers.3.mlp.weight").sel(step=500)
+        """
+        self._require_attempts()
+        return tensor_over_steps(partial(_open_store, self._run, dict(self._version), self._attempt), name, steps)
+
+    def store(self, *, local: bool = False) -> SnapshotView:
+        """The snapshot store: steps, documents, tensors and slices of tensors. `local`: only those on this disk."""
+        self._require_attempts()
+        if local:
+            inside(self._run, "tensors")
+            return open_local_tensor_store(self._run, attempt=self._attempt)
+        return _open_store(self._run, dict(self._version), self._attempt)
+
+    def version(self, *, branch: str | None = None, tag: str | None = None, commit: str | None = None) -> RunTensors:
+        """The tensors at a version: run.tensors.version(tag="best").snapshot("latest").
+
+        Only snapshots stored in an Icechunk repository have branches, tags and commits.
+        """
+        asked = {"branch": branch, "tag": tag, "commit": commit}
+        version = {key: value for key, value in asked.items() if value is not None}
+        return RunTensors(self._run, version, self._attempt, state=self._state)
+
+    def _require_attempts(self) -> None:
+        """Require the catalog of a run with several attempts: only it says which snapshots are abandoned."""
+        state = self._state()
+        if state.manifest.heartbeat.attempt > 0:
+            state.catalog.require()
+
+    # --------------------------------------------------------------------------------------------------------- analyses
+
     def place(self) -> BlockRef:
-        """Where the tensors are, for one question."""
+        """The location of the tensors, for one query."""
+        self._require_attempts()
         return BlockRef(str(self._run), self._version, self._attempt)
 
-    def evolution(self, pattern: Pattern = "param/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
-        """How tensors move: norm, distance from the first snapshot and from the one before, cosines, relative change.
+    def evolution(self, pattern: Pattern = "param/*", *, steps: Steps = None, cluster: Any = None) -> Table:
+        """How tensors move: norm, distance from the first and the previous snapshot, cosines, relative change.
 
-        Cost: every snapshot of the tensors is read once; three blocks of 8 MiB in memory per task.
+        Cost: every snapshot of the tensors is read once; each task needs three blocks of 8 MiB in memory.
         """
         place = self.place()
         found = track(store_at(place), pattern, steps)
         sums = self._summed(place, evolution_block, found, cluster)
         rows = ((tracked, evolution_columns(total)) for tracked, total in zip(found, sums, strict=True))
-        return over_steps(tables.EVOLUTION, rows)
+        return Table(over_steps(tables.EVOLUTION, rows))
 
     def distribution(
         self,
@@ -65,16 +141,16 @@ class RunTensors:
         bins: int = NUM_BINS,
         max_sample: int = MAX_SAMPLE,
         cluster: Any = None,
-    ) -> pa.Table:
-        """How values are spread: quantiles, histograms on common bins, KL and Wasserstein-1 to the first and previous.
+    ) -> Table:
+        """Distribution of values: quantiles, histograms on common bins, KL and Wasserstein-1 to the first and previous.
 
-        Tensors larger than `max_sample` are sampled, evenly and at the same places; `num_sampled` says so.
+        Tensors larger than `max_sample` are sampled evenly and at the same positions; `num_sampled` has the size.
         """
         place = self.place()
         found = track(store_at(place), pattern, steps)
         calls = [(place, tracked, bins, max_sample) for tracked in found]
         rows = (row for answer in spread(distribution_rows, calls, cluster) for row in answer)
-        return pa.Table.from_pylist(list(rows), schema=tables.DISTRIBUTION)
+        return Table(pa.Table.from_pylist(list(rows), schema=tables.DISTRIBUTION))
 
     def spectra(
         self,
@@ -85,10 +161,10 @@ class RunTensors:
         exact: bool | None = None,
         seed: int = 0,
         cluster: Any = None,
-    ) -> pa.Table:
-        """Singular values of matrices (convolutions by output channel): the k largest, ranks, and the tail's exponent.
+    ) -> Table:
+        """Singular values of matrices (convolutions by output channel): the k largest, ranks, and the tail exponent.
 
-        Exact up to a smaller side of 1,024; beyond that randomised, without effective rank and alpha, unless `exact`.
+        Exact up to a smaller side of 1,024; larger ones randomised, without effective rank and alpha, unless `exact`.
         """
         place = self.place()
         found = track(store_at(place), pattern, steps)
@@ -104,10 +180,10 @@ class RunTensors:
             for (_, name, step, *_), row in zip(calls, answers, strict=True)
             if row
         ]
-        return pa.Table.from_pylist(rows, schema=tables.SPECTRA)
+        return Table(pa.Table.from_pylist(rows, schema=tables.SPECTRA))
 
-    def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
-        """Cosine of each tensor with itself at every later step: do gradients agree from step to step?"""
+    def similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> Table:
+        """Cosine of each tensor with itself at every later step, e.g. whether gradients agree from step to step."""
         place = self.place()
         found = [tracked for tracked in track(store_at(place), pattern, steps) if len(tracked.steps) > 1]
         sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
@@ -120,10 +196,10 @@ class RunTensors:
                 for j, b in enumerate(tracked.steps)
                 if i < j
             ]
-        return pa.Table.from_pylist(rows, schema=tables.SIMILARITY)
+        return Table(pa.Table.from_pylist(rows, schema=tables.SIMILARITY))
 
-    def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> pa.Table:
-        """How alike layers are: the mean cosine of those of one shape, and whether they turn at the same steps."""
+    def layer_similarity(self, pattern: Pattern = "grad/*", *, steps: Steps = None, cluster: Any = None) -> Table:
+        """Similarity of layers: the mean cosine of those with one shape, and whether they turn at the same steps."""
         place = self.place()
         found = track(store_at(place), pattern, steps)
         sums = self._summed(place, gram_block, found, cluster, lambda t: BLOCK * 4 // len(t.steps))
@@ -143,7 +219,7 @@ class RunTensors:
                     "num_steps": len(common),
                 }
             )
-        return pa.Table.from_pylist(rows, schema=tables.LAYERS)
+        return Table(pa.Table.from_pylist(rows, schema=tables.LAYERS))
 
     def standing(
         self,
@@ -153,10 +229,10 @@ class RunTensors:
         spectra: bool = True,
         on_tensor: Callable[[int, int], None] | None = None,
         cluster: Any = None,
-    ) -> pa.Table:
-        """Where each tensor of one snapshot stands, the most moved first: one row of `evolution` and of `spectra` each.
+    ) -> Table:
+        """The state of each tensor in one snapshot, most moved first: one row of `evolution` and `spectra` each.
 
-        Reads the first snapshot, this one and the one before. `on_tensor(done, total)` is told how far it is.
+        Reads the first, this and the previous snapshot. `on_tensor(done, total)` is called after each tensor.
         """
         place = self.place()
         at = find_step(store_at(place), step)
@@ -171,7 +247,7 @@ class RunTensors:
             if on_tensor is not None:
                 on_tensor(len(rows), len(calls))
         rows.sort(key=lambda row: -(row["relative_from_first"] or 0.0))
-        return pa.Table.from_pylist(rows, schema=tables.STANDING)
+        return Table(pa.Table.from_pylist(rows, schema=tables.STANDING))
 
     def cka(
         self,
@@ -182,11 +258,11 @@ class RunTensors:
         unbiased: bool = True,
         per_position: bool = False,
         check: bool = True,
-    ) -> pa.Table:
+    ) -> Table:
         """Linear CKA of activations: each step against every later one, or each common step against another run's.
 
-        With `unbiased`, HSIC is averaged over batches of 256 examples without bias. Activations of different batches
-        cannot be compared; where the batches were kept they are checked, unless `check` is off.
+        With `unbiased`, unbiased HSIC is averaged over batches of 256 examples. Activations of different batches cannot
+        be compared; if the batches were stored they are checked, unless `check` is off.
         """
         place = self.place()
         theirs = None if other is None else _place_of(other)
@@ -201,21 +277,21 @@ class RunTensors:
         answers = list(rows)
         if theirs is not None and not answers:
             raise UsageError(
-                f"{theirs.run} has no snapshot of a tensor that matches {pattern!r} at a step of this run's. "
-                "run.snapshots() lists the steps of each."
+                f"{theirs.run} has no snapshot of a tensor that matches {pattern!r} at any step of this run. "
+                "run.tensors.snapshots() lists the steps of each run."
             )
-        return pa.Table.from_pylist(answers, schema=tables.CKA)
+        return Table(pa.Table.from_pylist(answers, schema=tables.CKA))
 
-    def lora(self, *, steps: Steps = None, scale: float | None = None) -> pa.Table:
-        """What low-rank adapters have added: norm and ranks of ΔW = scale · B · A, and its size relative to the weight.
+    def lora(self, *, steps: Steps = None, scale: float | None = None) -> Table:
+        """Low-rank adapters: norm and ranks of ΔW = scale · B · A, and its size relative to the weight.
 
-        The scale (alpha / rank, or alpha / √rank) is what the model said it is; give it where it is 1 for not known.
+        The scale (alpha / rank, or alpha / √rank) is taken from the model. If unknown, 1 is used unless you give it.
         """
         place = self.place()
         found = {tracked.name: tracked for tracked in track(store_at(place), "param/*", steps)}
         pairs = adapter_pairs(found)
         if not pairs:
-            raise UsageError("no pair of tensors named …lora_A… and …lora_B… is in the snapshots.")
+            raise UsageError("the snapshots have no pair of tensors named …lora_A… and …lora_B….")
         known = adapter_scales(structure_of(self._run)) if scale is None else {}
         rows = []
         for pair in pairs:
@@ -240,10 +316,10 @@ class RunTensors:
                         "singular_values": delta.values,
                     }
                 )
-        return pa.Table.from_pylist(rows, schema=tables.LORA)
+        return Table(pa.Table.from_pylist(rows, schema=tables.LORA))
 
     def _relative(self, place: BlockRef, norm: float, base: Tracked | None, step: int) -> float | None:
-        """To the frozen weight, which the nearest earlier snapshot may hold."""
+        """The norm relative to the frozen weight, which the closest earlier snapshot may have."""
         if base is None:
             return None
         at = max((known for known in base.steps if known <= step), default=base.steps[0])
@@ -258,7 +334,7 @@ class RunTensors:
         cluster: Any,
         size: Callable[[Tracked], int] = lambda _: BLOCK,
     ) -> list[Array]:
-        """A task's sums over all blocks of each tensor."""
+        """Sum the results of a task over all blocks of each tensor."""
         blocks = [tracked.blocks(size(tracked)) for tracked in found]
         calls = [(place, tracked, rows) for tracked, own in zip(found, blocks, strict=True) for rows in own]
         answers = spread(task, calls, cluster)
@@ -271,8 +347,12 @@ class RunTensors:
         return mean_cosine([(store.read(step, a.name), store.read(step, b.name)) for step in steps])
 
 
+def _open_store(path: Path, at: Mapping[str, str], attempt: int | None) -> SnapshotView:
+    return open_tensor_store(path, attempt=attempt, branch=at.get("branch"), tag=at.get("tag"), commit=at.get("commit"))
+
+
 def _place_of(other: Any) -> BlockRef:
-    """Of another run, or of the name or folder of one."""
+    """The tensors of another run, given as a run, a name or a folder."""
     tensors = getattr(other, "tensors", None)
     return tensors.place() if isinstance(tensors, RunTensors) else BlockRef(str(find_run(other)))
 

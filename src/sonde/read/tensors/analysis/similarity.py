@@ -1,4 +1,4 @@
-"""Do gradients point the same way: cosines between steps, and between layers."""
+"""Similarity of gradients: cosines between steps and between layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.schema.sketch import Array
 
 
 def gram(arrays: Sequence[NDArray[Any]]) -> Array:
-    """Dot products of all pairs of one block over snapshots; blocks add up. What is not finite counts as zero."""
+    """Dot products of all pairs of snapshots of one block; blocks add up. Non-finite values count as zero."""
     rows = [np.nan_to_num(as_float64(array).reshape(-1), posinf=0.0, neginf=0.0) for array in arrays]
     if len({row.size for row in rows}) > 1:
         return np.full((len(rows), len(rows)), np.nan)
@@ -23,7 +23,7 @@ def gram(arrays: Sequence[NDArray[Any]]) -> Array:
 
 
 def cosines(gram: Array) -> Array:
-    """Cosine of each pair from their dot products; NaN where a tensor is zero.
+    """Cosine of each pair from their dot products; NaN if a tensor is zero.
 
     >>> import numpy as np
     >>> cosines(gram([np.array([1.0, 0.0]), np.array([1.0, 1.0])])).round(3)[0, 1]
@@ -38,8 +38,8 @@ def cosines(gram: Array) -> Array:
 def same_turns(a: Array, b: Array) -> float:
     """Whether two layers turn at the same steps: correlation of their step-by-step cosines.
 
-    The way to compare layers of different shapes (representational similarity analysis): a cosine between their
-    gradients does not exist, one between the patterns of their cosines does. NaN with fewer than three steps.
+    This compares layers of different shapes (representational similarity analysis): there is no cosine between their
+    gradients, but there is one between the patterns of their cosines. NaN with fewer than three steps.
     """
     above = np.triu_indices(len(a), 1)
     x, y = a[above], b[above]
@@ -51,7 +51,7 @@ def same_turns(a: Array, b: Array) -> float:
 
 
 def mean_cosine(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
-    """Mean over snapshots of the cosine between two tensors of one shape."""
+    """Mean over snapshots of the cosine between two tensors of the same shape."""
     found = [cosines(gram(pair))[0, 1] for pair in pairs]
     known = [value for value in found if np.isfinite(value)]
     return float(np.mean(known)) if known else float("nan")

@@ -1,6 +1,6 @@
-"""Singular values of weight matrices: the largest, how many matter, and how heavy their tail is.
+"""Singular values of weight matrices: the largest, effective ranks, and the heaviness of the tail.
 
-Small matrices exactly; large ones by a randomised method for the largest values only, and the answer says which.
+Small matrices are exact; for large ones a randomised method computes the largest values only. The result says which.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sonde.schema.sketch import Array
 
 EXACT_UP_TO: Final = 1024
-"""Smaller side of a matrix whose whole spectrum is worked out; at twice the size that takes eight times as long."""
+"""Smaller side up to which the whole spectrum of a matrix is computed; twice the size takes eight times as long."""
 OVERSAMPLE: Final = 10
 POWER_ITERATIONS: Final = 4
 MIN_TAIL: Final = 10
@@ -22,7 +22,7 @@ MIN_TAIL: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Spectrum:
-    """Singular values, falling. `is_complete` tells all of them from the largest few."""
+    """Singular values in descending order. `is_complete` is false if only the largest few are known."""
 
     values: Array
     frobenius: float
@@ -31,7 +31,7 @@ class Spectrum:
 
 @dataclass(frozen=True, slots=True)
 class PowerLaw:
-    """A density λ^-alpha above `x_min`; `ks` is the largest distance between it and what was measured."""
+    """A density λ^-alpha above `x_min`; `ks` is the largest distance between the fit and the data."""
 
     alpha: float
     x_min: float
@@ -40,7 +40,7 @@ class PowerLaw:
 
 
 def as_matrix(tensor: NDArray[Any]) -> Array | None:
-    """(out, rest) as float64; None for what is no matrix: vectors, complex numbers, what is not finite."""
+    """Reshape to (out, rest) as float64; None for vectors, complex numbers and non-finite values."""
     if tensor.ndim < 2 or 0 in tensor.shape or tensor.dtype.kind == "c":
         return None
     matrix = np.asarray(tensor).reshape(tensor.shape[0], -1).astype(np.float64)
@@ -48,10 +48,10 @@ def as_matrix(tensor: NDArray[Any]) -> Array | None:
 
 
 def spectrum(matrix: Array, k: int = 8, *, exact: bool | None = None, seed: int = 0) -> Spectrum:
-    """All singular values of a small matrix, the k largest of a large one (`exact` overrides what is small).
+    """All singular values of a small matrix, the k largest of a large one (`exact` computes all).
 
-    Randomised range finder with power iterations (Halko, Martinsson, Tropp 2011) from a generator of its own; relative
-    error of the largest values below 1 % wherever the spectrum falls at all, and never an overestimate.
+    Randomised range finder with power iterations (Halko, Martinsson, Tropp 2011) from a separate generator; the
+    relative error of the largest values is below 1 % if the spectrum decays at all, and never an overestimate.
     Cost: m·n·min(m, n) exactly, about 10·m·n·(k + 10) otherwise.
     """
     frobenius = float(np.linalg.norm(matrix))
@@ -71,7 +71,7 @@ def _singular_values(matrix: Array) -> Array:
 
 
 def stable_rank(found: Spectrum) -> float:
-    """‖W‖F² / σ1²: at most the rank, and not moved by tiny singular values.
+    """‖W‖F² / σ1²: at most the rank, and not affected by tiny singular values.
 
     >>> import numpy as np
     >>> round(stable_rank(spectrum(np.eye(5))), 9)
@@ -82,7 +82,7 @@ def stable_rank(found: Spectrum) -> float:
 
 
 def effective_rank(found: Spectrum) -> float:
-    """exp of the entropy of σ / Σσ (Roy and Vetterli 2007); NaN where only the largest values are known."""
+    """exp of the entropy of σ / Σσ (Roy and Vetterli 2007); NaN if only the largest values are known."""
     total = found.values.sum()
     if not found.is_complete or not total > 0:
         return float("nan")
@@ -92,14 +92,16 @@ def effective_rank(found: Spectrum) -> float:
 
 
 def power_law(found: Spectrum) -> PowerLaw | None:
-    """The tail of the eigenvalues σ² of WᵀW as a power law: WeightWatcher's alpha, by its definition.
+    """Fit a power law to the tail of the eigenvalues σ² of WᵀW: WeightWatcher's alpha, by its definition.
 
     For every candidate x_min among the eigenvalues the continuous maximum-likelihood exponent (Hill; Clauset, Shalizi
     and Newman 2009) is alpha = 1 + n / Σ ln(λ / x_min) over the n values from x_min up; the x_min whose fit has the
-    smallest Kolmogorov-Smirnov distance wins. None with fewer than 10 values in a tail, or with the largest only.
+    smallest Kolmogorov-Smirnov distance wins. None with fewer than 10 values in a tail, or if the spectrum is partial.
     """
     eigenvalues = found.values**2
-    eigenvalues = eigenvalues[eigenvalues > eigenvalues[:1].sum() * 1e-14][::-1]  # rising, without rounding's zeros
+    eigenvalues = eigenvalues[eigenvalues > eigenvalues[:1].sum() * 1e-14][
+        ::-1
+    ]  # ascending, without zeros caused by rounding
     if not found.is_complete or eigenvalues.size < MIN_TAIL:
         return None
     logs = np.log(eigenvalues)
@@ -120,7 +122,7 @@ def power_law(found: Spectrum) -> PowerLaw | None:
 
 
 def spectrum_row(tensor: NDArray[Any], k: int = 8, *, exact: bool | None = None, seed: int = 0) -> dict[str, Any]:
-    """Everything about one tensor's spectrum; None where it does not exist or was not worked out."""
+    """All numbers about one tensor's spectrum; None for those that do not exist or were not computed."""
     matrix = as_matrix(tensor)
     if matrix is None:
         return {}

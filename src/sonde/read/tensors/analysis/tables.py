@@ -1,4 +1,4 @@
-"""The tables that questions about whole tensors are answered with."""
+"""Schemas of the tables that analyses of whole tensors return."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def split_names(name: str) -> dict[str, str]:
 
 
 def over_steps(schema: pa.Schema, found: Iterable[tuple[Tracked, dict[str, Array]]]) -> pa.Table:
-    """Long table from columns per tensor; NaN, which means there is none, is null."""
+    """A long table from columns per tensor; NaN, which marks a missing value, becomes null."""
     tables = []
     for tracked, columns in found:
         num = len(tracked.steps)

@@ -1,4 +1,4 @@
-"""What a worker is asked to do: one block of one tensor, or one tensor of one snapshot, opened by its place."""
+"""Tasks for workers: one block of one tensor, or one tensor of one snapshot, opened by its location."""
 
 from __future__ import annotations
 

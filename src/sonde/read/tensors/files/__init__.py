@@ -1,1 +1,1 @@
-"""Files of weights as lazy tensors, one format per file. Nothing in a file is ever run."""
+"""Weights files as lazy tensors, one module per format. Nothing in a file is ever executed."""

@@ -1,4 +1,4 @@
-"""Any file of weights as lazy tensors, by its ending. Nothing in a file is ever run; viewing never imports torch."""
+"""Opening of weights files by extension, as lazy tensors. Nothing in a file is executed, and torch is not imported."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FAILURES: Final = (
 )
 INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE: Final = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "model.npz")
-"""What a folder of weights holds, best first."""
+"""File names in a folder of weights, in order of preference."""
 
 
 def is_tensor_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names weights rather than a run: a file of a known ending, or a folder that holds one."""
+    """Whether a path names weights rather than a run: a file with a known extension, or a folder that contains one."""
     found = Path(path)
     if found.is_dir():
         return _inside(found) is not None
@@ -42,7 +42,7 @@ def is_tensor_file(path: str | os.PathLike[str]) -> bool:
 
 
 def open_tensors(path: str | os.PathLike[str]) -> LazyTensors:
-    """The tensors of a file or folder: safetensors, torch.save (without its pickle being run), .npz, HDF5, Keras.
+    """The tensors of a file or folder: safetensors, torch.save (without executing its pickle), .npz, HDF5, Keras.
 
     sonde.read.tensors.files.formats.open_tensors("model.safetensors")["layers.0.weight"]
     """
@@ -50,19 +50,19 @@ def open_tensors(path: str | os.PathLike[str]) -> LazyTensors:
     if found.is_dir():
         inside = _inside(found)
         if inside is None:
-            raise UsageError(f"{found} is a folder without {', '.join((*INDEXES, *WHOLE))}. Name the file.")
+            raise UsageError(f"{found} is a folder without any of {', '.join((*INDEXES, *WHOLE))}. Name the file.")
         found = inside
     if found.name in INDEXES:
         return _sharded(found)
     if found.suffix not in OPENERS:
-        raise UsageError(f"{found}: weights are read from {', '.join(OPENERS)} files and folders of them.")
+        raise UsageError(f"cannot read weights from {found}. Give a {', '.join(OPENERS)} file, or a folder of them.")
     if not found.exists():
         raise FileNotFoundError(2, "No such file", str(found))
     return _open(found)
 
 
 def _open(path: Path) -> LazyTensors:
-    """Damage, which makes zip, pickle and HDF5 readers fail in every way there is, is one kind of error."""
+    """Turn the various exceptions of zip, pickle and HDF5 readers into CorruptError."""
     with _damage(path):
         found = OPENERS[path.suffix](path)
 
@@ -80,7 +80,7 @@ def _damage(path: Path) -> Iterator[None]:
     except (SondeError, FileNotFoundError, PermissionError):
         raise
     except _FAILURES as error:
-        raise CorruptError(f"{path} is damaged, or not what its ending says: {error!r}.") from error
+        raise CorruptError(f"{path} is damaged, or does not match its extension: {error!r}.") from error
 
 
 def _inside(folder: Path) -> Path | None:
@@ -93,10 +93,10 @@ def _sharded(index: Path) -> LazyTensors:
         shard_of = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(f"{index} is not an index of weights ({error!r}).") from error
-    # A name with a separator could lead out of the folder.
+    # A name with a path separator could lead out of the folder.
     strange = [shard for shard in shard_of.values() if not isinstance(shard, str) or Path(shard).name != shard]
     if strange:
-        raise CorruptError(f"{index} names {strange[0]!r}, which is not a file beside it.")
+        raise CorruptError(f"{index} names {strange[0]!r}, which is not a file next to it.")
     shards = {shard: _open(index.parent / shard) for shard in sorted(set(shard_of.values()))}
     missing = [name for name, shard in shard_of.items() if name not in shards[shard]]
     if missing:

@@ -1,4 +1,4 @@
-"""HDF5 files as lazy tensors: sonde's exports, Keras's weights by the names Keras shows, any other by its paths."""
+"""HDF5 files as lazy tensors: sonde's exports, Keras weights by the names Keras shows, other files by path."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _KERAS_LEAVES: Final = {
     "cell": ("kernel", "recurrent_kernel", "bias"),
     "rms_normalization": ("scale",),
 }
-"""What Keras calls a layer's variables; its files only number them."""
+"""Keras's names of a layer's variables, which its files only number."""
 _KERNELS: Final = re.compile(r"(.*_)?(dense|conv\dd(_transpose)?)")
 
 
 def open_hdf5(path: Path) -> LazyTensors:
-    """The tensors of one file. Where an export holds several steps, names begin with theirs: step-000000500/param/…"""
+    """The tensors of one file. If an export has several steps, names start with the step: step-000000500/param/…"""
     places, order = {}, _keras_order(path)
     with open_file(path) as file:
         is_ours = FORMAT in file.attrs
@@ -53,7 +53,7 @@ def open_hdf5(path: Path) -> LazyTensors:
 
 
 def open_file(path: Path) -> Any:
-    """An h5py file to read; of a .keras archive the weights inside it."""
+    """Open an h5py file; for a .keras archive, the weights inside it."""
     try:
         if path.suffix == ".keras":
             with zipfile.ZipFile(path) as archive:
@@ -62,13 +62,13 @@ def open_file(path: Path) -> Any:
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise CorruptError(f"{path} cannot be read as HDF5: {error}.") from error
+        raise CorruptError(f"cannot read {path} as HDF5: {error}.") from error
 
 
 def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     h5py = require_h5py()
     for key in group:
-        # A link could lead to another file; what is wanted is in this one.
+        # A link could lead to another file, so it is not followed.
         if not isinstance(group.get(key, getlink=True), h5py.HardLink):
             continue
         member = group[key]
@@ -79,7 +79,7 @@ def _datasets(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _keras_name(file: Any, place: str) -> str:
-    """`layers/conv2d/vars/0` is `stem/kernel`, where the layer is called so."""
+    """`layers/conv2d/vars/0` becomes `stem/kernel` if the layer is named `stem`."""
     match = _KERAS_VARS.fullmatch(place)
     if match is None or match["layer"] is None:
         return place
@@ -97,7 +97,7 @@ def _keras_name(file: Any, place: str) -> str:
 
 
 def _keras_order(path: Path) -> dict[str, int]:
-    """The place of each layer in the model, which only the archive tells: HDF5 sorts by name."""
+    """The position of each layer in the model, from the archive: HDF5 sorts by name."""
     if path.suffix != ".keras":
         return {}
     try:
@@ -105,5 +105,5 @@ def _keras_order(path: Path) -> dict[str, int]:
             config = json.loads(archive.read("config.json"))
         layers = [layer.get("name") or layer["config"]["name"] for layer in config["config"]["layers"]]
     except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile):
-        return {}  # a subclassed model has no list of layers; its names are then in the order of the alphabet
+        return {}  # a subclassed model has no list of layers; its names are then in alphabetical order
     return {str(name): place for place, name in enumerate(layers)}

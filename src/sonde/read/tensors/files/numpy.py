@@ -1,4 +1,4 @@
-""".npz files as lazy tensors. Types that numpy lacks are there as bits, with their names under one key of ours."""
+""".npz files as lazy tensors. Dtypes that numpy lacks are stored as bits, with their names under one extra key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_npz(path: Path) -> LazyTensors:
             names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
             stored = {name.removesuffix(".npy"): _spec(archive, name) for name in names}
     except (ValueError, OSError, zipfile.BadZipFile, KeyError) as error:
-        raise CorruptError(f"{path} cannot be read as .npz: {error}.") from error
+        raise CorruptError(f"cannot read {path} as .npz: {error}.") from error
     stored = {name: spec for name, spec in stored.items() if name not in (DTYPES_KEY, STEP_KEY)}
     specs = {
         name: TensorSpec(shape, dtypes.get(name, dtype))

@@ -1,7 +1,7 @@
-"""Files of torch.save as lazy tensors, without torch and without running what is in them.
+"""Files of torch.save as lazy tensors, without torch and without executing their contents.
 
-A pickle is a program. This reader of it knows how tensors are put together and nothing else: every other name becomes
-an inert placeholder, which is never imported and never called.
+A pickle is a program. This reader only knows how tensors are constructed: every other name becomes an inert
+placeholder, which is never imported or called.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from sonde.schema.snapshots.tensors import STORAGE, AnyArray, as_values, storage
 
 MAX_PICKLE: Final = 256 << 20
 CONVERT: Final = (
-    "Convert it where you trust it:  "
-    "safetensors.torch.save_file(torch.load(file, weights_only=True), 'out.safetensors')"
+    "If you trust it, convert it:  safetensors.torch.save_file(torch.load(file, weights_only=True), 'out.safetensors')"
 )
 WEIGHTS: Final = ("state_dict", "model_state_dict", "model", "module", "weights")
-"""Where training scripts put the weights when they save more than those."""
+"""Keys under which training scripts store the weights when they save more than those."""
 _STORAGES: Final = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
     "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
@@ -51,7 +50,7 @@ class _Tensor:
 
 
 class _Placeholder:
-    """Stands for whatever is no tensor: takes every argument, does nothing."""
+    """A placeholder for anything that is not a tensor: accepts every argument and does nothing."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
 
@@ -70,7 +69,7 @@ class _Placeholder:
 
 
 class _Dict(OrderedDict[Any, Any]):
-    """An OrderedDict that lets torch hang its `_metadata` on it, and drops it."""
+    """An OrderedDict that accepts and drops torch's `_metadata` attribute."""
 
     def __setstate__(self, state: Any) -> None: ...
 
@@ -106,7 +105,7 @@ class _TensorUnpickler(pickle.Unpickler):
         if module in ("torch", "torch.storage"):
             if name in _STORAGES:
                 return _STORAGES[name]
-            if name in STORAGE:  # torch.bfloat16 and its like
+            if name in STORAGE:  # torch.bfloat16 and the like
                 return name
         return _Placeholder
 
@@ -118,9 +117,9 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def open_torch(path: Path) -> LazyTensors:
-    """The tensors of one file of torch.save; of a whole training state, the weights (`state_dict`, `model`, …)."""
+    """The tensors of a torch.save file; for a full training state, the weights (`state_dict`, `model`, …)."""
     if not zipfile.is_zipfile(path):
-        raise UsageError(f"{path} is not a zip file as torch.save has written since torch 1.6. {CONVERT}")
+        raise UsageError(f"{path} is not in the zip format that torch.save has used since torch 1.6. {CONVERT}")
     with zipfile.ZipFile(path) as archive:
         folder, document = _load(path, archive)
         tensors = dict(_walk(_weights(document), ""))
@@ -130,7 +129,7 @@ def open_torch(path: Path) -> LazyTensors:
             if info.filename.startswith(f"{folder}/data/")
         }
     if not tensors:
-        raise UsageError(f"{path} holds no tensor that can be read without running its pickle. {CONVERT}")
+        raise UsageError(f"{path} has no tensor that can be read without executing its pickle. {CONVERT}")
     for name, tensor in tensors.items():
         _check(path, name, tensor, places)
 
@@ -148,19 +147,19 @@ def open_torch(path: Path) -> LazyTensors:
 def _load(path: Path, archive: zipfile.ZipFile) -> tuple[str, Any]:
     pickles = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
     if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE:
-        raise UsageError(f"{path} is a zip file, but not one of torch.save. {CONVERT}")
+        raise UsageError(f"{path} is a zip file, but was not written by torch.save. {CONVERT}")
     folder = pickles[0].filename.removesuffix("/data.pkl")
     if f"{folder}/byteorder" in archive.namelist() and archive.read(f"{folder}/byteorder") != b"little":
         raise UsageError(f"{path} was written on a big-endian machine. {CONVERT}")
     try:
         with archive.open(pickles[0]) as file:
             return folder, _TensorUnpickler(file).load()
-    except Exception as error:  # a damaged pickle fails in any way at all
-        raise CorruptError(f"{path}: its pickle cannot be read ({error!r}). {CONVERT}") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise CorruptError(f"{path}: cannot read its pickle ({error!r}). {CONVERT}") from error
 
 
 def _weights(document: Any) -> Any:
-    """The weights inside a training state; the document itself where it is nothing but weights."""
+    """The weights inside a training state, or the document itself if it contains only weights."""
     if isinstance(document, Mapping) and not any(isinstance(value, _Tensor) for value in document.values()):
         for key in WEIGHTS:
             if isinstance(document.get(key), Mapping):
@@ -183,7 +182,7 @@ def _walk(value: Any, name: str) -> Iterator[tuple[str, _Tensor]]:
 
 
 def _data_start(path: Path, info: zipfile.ZipInfo) -> int | None:
-    """Where a member's bytes begin in the file; None where they are compressed."""
+    """The offset of a member's bytes in the file; None if they are compressed."""
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     with path.open("rb") as file:
@@ -201,9 +200,9 @@ def _storage(path: Path, start: int | None, info: zipfile.ZipInfo, dtype: str) -
 
 
 def _check(path: Path, name: str, tensor: _Tensor, places: Mapping[str, tuple[int | None, zipfile.ZipInfo]]) -> None:
-    """A view must stay inside its storage: the numbers come from the file."""
+    """Check that a view stays inside its storage: its offsets come from the file."""
     if tensor.storage.key not in places or tensor.dtype not in STORAGE:
-        raise CorruptError(f'{path}: the data of "{name}" ({tensor.dtype or "no type"}) is not in the file.')
+        raise CorruptError(f'{path}: the data of "{name}" ({tensor.dtype or "no dtype"}) is not in the file.')
     length = places[tensor.storage.key][1].file_size // storage_dtype(tensor.dtype).itemsize
     lengths_are_fine = len(tensor.shape) == len(tensor.strides) and min((*tensor.shape, *tensor.strides, 0)) >= 0
     is_empty = 0 in tensor.shape

@@ -1,1 +1,1 @@
-"""One file per answer: a run and the parameters of a request in, bytes out. No HTTP here; reports use them as well."""
+"""The endpoints, one file each: from a run and request parameters to bytes. Independent of HTTP; used by reports."""

@@ -1,4 +1,4 @@
-"""Several runs side by side: settings that differ, last values, and where each leaves the first."""
+"""Comparison of several runs: config values that differ, last values, and where each diverges from the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sonde.show.web.wire import Reply, json_reply, number
 
 MAX_RUNS: Final = 8
 MAX_ROWS: Final = 1_500_000
-"""Of longer runs only settings and logged numbers are compared."""
+"""Runs with more values than this are compared by config and logged numbers only."""
 MAX_SERIES: Final = 500
 MAX_METRICS: Final = 500
 
@@ -84,7 +84,10 @@ def _divergence(first: Entry, a: Run, entry: Entry, b: Run) -> dict[str, Any]:
         "problem": "",
     }
     if max(a.num_rows, b.num_rows) > MAX_ROWS:
-        return {**empty, "problem": "too long to compare every series here: sonde compare A B does it in the terminal"}
+        return {
+            **empty,
+            "problem": "These runs are too long to compare every series here. In the terminal, run: sonde compare A B",
+        }
     try:
         found = compare(a, b)
     except SondeError as error:

@@ -1,4 +1,4 @@
-"""Pressure along depth: the gradient of each layer over time, and what was inspected of attention and recurrence."""
+"""Pressure along the depth: the gradient of each layer over time, and inspections of attention and recurrence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.show.web.wire import Reply, binary_reply
 MAX_COLUMNS: Final = 1024
 DEFAULT_COLUMNS: Final = 240
 MAX_CELLS: Final = 150_000
-"""Of layers × columns: for very many layers the columns are fewer."""
+"""Maximum of layers × columns: with very many layers there are fewer columns."""
 
 
 def flow(run: Run, query: Query) -> Reply:
@@ -54,7 +54,7 @@ def flow(run: Run, query: Query) -> Reply:
 
 
 def _short(values: Array) -> NDArray[np.float32]:
-    """Ten bits of mantissa are a tenth of a percent, and compress to half the bytes."""
+    """Round to ten bits of mantissa: 0.1 % precision, and half the bytes after compression."""
     bits = values.astype(np.float32).view(np.uint32)
     rounded: NDArray[np.float32] = (bits & np.uint32(0xFFFFE000)).view(np.float32)
     return rounded
@@ -72,7 +72,7 @@ def _layers(structure: Structure, kind: str) -> list[dict[str, Any]]:
 
 
 def _groups(structure: Structure, kind: str, layers: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Sites of a kind by id, and the place of their layer."""
+    """Sites of a kind by id, with the position of their layer."""
     place = {layer["path"]: n for n, layer in enumerate(layers)}
     owners = {n: structure.sites[n].owner or structure.sites[n].name for n in structure.rows(kind)}
     return {n: place[owner] for n, owner in owners.items() if owner in place}

@@ -1,4 +1,4 @@
-"""The heat map of layers × steps, of health as well, and of the ratio of two runs."""
+"""Heatmaps of layers × steps: of a stat, of health, and of the ratio of two runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEFAULT_COLUMNS: Final = 1200
 RETRY_MS: Final = 700
 RARELY_MS: Final = 60_000
 _WHOLE_COLUMNS: Final = 400
-"""How closely the whole run is looked at to choose the colours."""
+"""Number of columns used to choose the colour scale of a whole run."""
 _RATIO_ROUND: Final = 4.0
 _NUM_INDICES: Final = 12
 
 
 class Heats:
-    """Pictures of all runs, over one cache."""
+    """Heatmaps of all runs, with one cache."""
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
         self.cache: ByteCache[Cells] = ByteCache(cache_bytes)
@@ -61,17 +61,19 @@ class Heats:
         return _reply(header, picture, rows[begin:end], codes)
 
     def ratio(self, entries: Sequence[Entry], runs: Sequence[Run], query: Query) -> Reply:
-        """b over a, of the sites that both have."""
+        """The ratio b / a for sites that both runs have."""
         query.only("a", "b", "kind", "stat", "from", "to", "w")
         structures = [structure_of(run) for run in runs]
         kind = query.word("kind", set(structures[0].kinds()) & set(structures[1].kinds()))
         stat = query.stat(stats_of(kind))
         if scale_of(stat) != "log10":
-            raise BadRequestError(f"{stat} has no ratio; choose a stat that spans orders of magnitude, such as rms")
+            raise BadRequestError(
+                f"{stat} cannot be shown as a ratio; choose a stat that spans orders of magnitude, such as rms"
+            )
         ids = [{s.sites[n].name: n for n in s.rows(kind)} for s in structures]
         names = [name for name in ids[0] if name in ids[1]]
         if not names:
-            raise NotFoundError(f"the two runs have no {kind} of the same name")
+            raise NotFoundError(f"the two runs have no {kind} sites in common")
         last_step = min(run.last_step for run in runs)
         span = query.span(last_step)
         pictures = [
@@ -113,7 +115,7 @@ class Heats:
         return picture
 
     def _index(self, entry: Entry, run: Run, stat: str, rows: Sequence[int]) -> HeatIndex:
-        """The one of the last time: it knows what was not sealed yet."""
+        """The index from the last request: it knows the data that was not sealed yet."""
         key = entry.id, run.id, stat, tuple(rows), len(run.catalog.sites)
         with self._lock:
             found = self._indices.pop(key, None)
@@ -125,16 +127,16 @@ class Heats:
             return found
 
     def _range(self, entry: Entry, run: Run, stat: str, rows: Sequence[int], picture: Picture) -> tuple[float, float]:
-        """Colours of the whole run at one fixed width, so that they do not change while somebody pans or zooms."""
+        """Colour scale of the whole run at a fixed width, so that it does not change while panning or zooming."""
         last = max(run.last_step, 0)
-        # Looked at again when the run has grown by a fifth, or has ended; the range is rounded besides.
+        # Recomputed when the run has grown by a fifth, or has ended; the range is also rounded.
         growth = int(4.0 * np.log2(last + 1.0))
         key = entry.id, stat, tuple(rows), growth, run.status, run.num_attempts
         known = self.ranges.get(key)
         if known is not None:
             return known
         is_whole = picture.first == 0 and picture.steps_per_column * len(picture.places) > last
-        if is_whole and not picture.is_exact:  # an estimate is not looked at twice
+        if is_whole and not picture.is_exact:  # an estimate is not cached
             return colour_range(picture.places, stat)
         index = self._index(entry, run, stat, rows)
         whole, absent = index.picture(run.heat(stat, rows), 0, last, _WHOLE_COLUMNS)
@@ -146,7 +148,7 @@ class Heats:
 
 
 def _log_ratio(a: Places, b: Places) -> tuple[Places, float]:
-    """log10 of b / a: missing where one is, not finite where one is; and the largest magnitude, rounded up."""
+    """log10(b / a), missing or non-finite where either is; and the largest magnitude, rounded up."""
     columns = min(len(a), len(b))
     a, b = a[:columns], b[:columns]
     with np.errstate(invalid="ignore"):
@@ -159,7 +161,7 @@ def _log_ratio(a: Places, b: Places) -> tuple[Places, float]:
 
 
 def health_heat(judged: Judged, query: Query) -> Reply:
-    """Health as a heat map: the code is how far a score is below 100, so that the worst of a cell is what is seen."""
+    """Health as a heatmap: the code is 100 minus the score, so that pooling keeps the worst score of a cell."""
     query.only("kind", "stat", "from", "to", "w", "rows")
     query.word("stat", ("score",))
     found = judged.health
@@ -191,7 +193,7 @@ def _stride(steps: Any) -> int:
 
 
 def _fill_forward(places: Places, reach: int) -> None:
-    """Health holds until it is measured again: a thinned window is no gap."""
+    """Repeat each score until the next one: steps that were not measured are not gaps."""
     for _ in range(min(reach, len(places))):
         gaps = (places[1:] == MISSING) & (places[:-1] != MISSING)
         if not gaps.any():

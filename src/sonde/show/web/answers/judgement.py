@@ -1,4 +1,4 @@
-"""Findings with links to what shows them, and health over time."""
+"""Findings with links to their evidence, and health over time."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def findings(run: Run, judged: Judged, states: Mapping[str, Mapping[str, Any]], 
             "blind": list(judged.blind),
             "failed": list(judged.failed),
             "gaps": list(judged.gaps),
+            "is_blind": judged.is_blind,
         }
     )
 
@@ -64,7 +65,7 @@ def _row(n: int, key: str, finding: Finding, links: _Links) -> dict[str, Any]:
 
 
 class _Links:
-    """From names in findings to the indices of what was recorded."""
+    """Maps names in findings to the indices of recorded series."""
 
     def __init__(self, run: Run) -> None:
         self._series: dict[tuple[str, str], int] = {}
@@ -104,7 +105,7 @@ def health(judged: Judged, query: Query) -> Reply:
     layers.sort(key=lambda layer: float(layer["score"]))
     more = {"last": None if np.isnan(last) else round(float(last), 1), "layers": layers}
     points = query.whole("points", 2, MAX_POINTS, DEFAULT_POINTS)
-    # Before the first measurement there is no score; that is no bad one.
+    # No score before the first measurement is not a bad score.
     measured = ~np.isnan(line.column[1])
     line = Line(-1, "", (line.column[0][measured], line.column[1][measured]))
     return lines_reply([line], (0, max(judged.last_step, 0)), points, last_step=judged.last_step, more=more)

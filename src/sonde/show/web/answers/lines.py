@@ -1,4 +1,4 @@
-"""Series as lines: logged numbers, stats of sites, readings of the machine."""
+"""Series as lines: logged numbers, stats of sites, system readings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THROUGHPUT: Final = "throughput (steps/s)"
 _MAX_SYSTEM: Final = 64
 _ODD: Final = "nonfinite_fraction"
 _COUNTS: Final = frozenset((*COUNTS, "nan_fraction", "inf_fraction", _ODD))
-"""Stats that say themselves how much was not finite, or that do not depend on it."""
+"""Stats that include the non-finite fraction, or do not depend on it."""
 
 
 def _points(query: Query) -> int:
@@ -78,7 +78,7 @@ def lines(run: Run, query: Query) -> Reply:
 def _odd_steps(
     run: Run, known: Mapping[int, Site], stat: str, sites: Sequence[int], steps: range
 ) -> dict[int, NDArray[np.int64]]:
-    """Steps at which a part of a tensor was not finite: a norm of the rest looks healthy, or is 0."""
+    """Steps at which a part of a tensor was non-finite: the norm of the rest looks healthy, or is 0."""
     able = [] if stat in _COUNTS else [i for i in sites if _ODD in stats_of(known[i].kind)]
     if not able:
         return {}
@@ -103,7 +103,7 @@ def system(run: Run, query: Query) -> Reply:
 
 
 def _throughput(run: Run) -> Column:
-    """Steps per second, over stretches of about a two-hundredth of the run, from when numbers were logged."""
+    """Steps per second over intervals of about 1/200 of the run, from the times at which numbers were logged."""
     names = run.catalog.require().scalar_names
     loss = training_loss(names.values())
     busiest = next(iter(sorted(names.items(), key=lambda item: (item[1] != loss, item[0]))), None)
@@ -111,6 +111,6 @@ def _throughput(run: Run) -> Column:
         return _NOTHING
     try:
         table = run.scalars(busiest[1], exact=True)
-    except CorruptError:  # named in the run's warnings
+    except CorruptError:  # listed in the run's warnings
         return _NOTHING
     return steps_per_second(table["step"].to_numpy(), table["time"].to_numpy(), RATE_POINTS)

@@ -1,4 +1,4 @@
-"""Runs in a list, and one run at a glance."""
+"""The list of runs, and the overview of one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.schema.layout import lost
 from sonde.schema.losses import training_loss, validation_loss, words
 from sonde.schema.names import is_inspection
 from sonde.schema.records import flatten
-from sonde.show.coverage import coverage_sentences, overhead_sentence, overhead_share
+from sonde.show.coverage import coverage_sentences, overhead_note, overhead_share
 from sonde.show.web.caches.run_summaries import Briefs
 from sonde.show.web.query import Query
 from sonde.show.web.runs import Entry, Head, RunTable
@@ -63,7 +63,7 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
             "brief": None,
         }
     last_step = max(manifest.heartbeat.step, -1 if brief is None else brief["last_step"])
-    # The heartbeat is a few seconds behind; where the process is gone, what it recorded says how far it came.
+    # The heartbeat is a few seconds old; if the process is gone, the recorded data has the last step.
     reason = lost(last_step) if head.is_lost else head.reason
     began, ended = _time(manifest.created_time), _time(manifest.ended_time or 0.0)
     end = ended or _time(manifest.heartbeat.time)
@@ -86,12 +86,12 @@ def run_row(entry: Entry, head: Head, brief: dict[str, Any] | None) -> dict[str,
 
 
 def _time(seconds: float) -> float:
-    """Seconds since 1970 that a calendar has; 0 for anything else."""
+    """Seconds since 1970 if they are a valid date; otherwise 0."""
     return seconds if 0.0 <= seconds < _YEAR_9999 else 0.0
 
 
 def small_config(config: Mapping[str, Any]) -> dict[str, str]:
-    """Leaves by dotted path, the first few hundred, cut to a readable length."""
+    """The first few hundred leaves by dotted path, truncated to a readable length."""
     try:
         leaves = flatten(config)
     except RecursionError:
@@ -127,14 +127,14 @@ def detail(entry: Entry, run: Run, briefs: Briefs, query: Query) -> Reply:
             and {
                 "fraction": share,
                 "uncertainty": known.get("uncertainty"),
-                "sentence": overhead_sentence(known),
+                "note": overhead_note(known),
             },
             "coverage": coverage_sentences(run.coverage()),
             "warnings": [warning[:MAX_TEXT] for warning in run.warnings[:MAX_CONFIG]],
             "first_step": min((segment.first_step for segment in catalog.segments), default=0),
             "num_sites": len(catalog.sites),
             "num_scalars": len(names),
-            "num_snapshots": run.num_snapshots,
+            "num_snapshots": run.tensors.num_snapshots,
             "headline": headline(names),
         }
     )

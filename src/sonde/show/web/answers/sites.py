@@ -1,4 +1,4 @@
-"""What was measured: sites by columns, stats of each kind, scalars, the tree of modules."""
+"""The recorded sites as columns, the stats of each kind, scalars, and the tree of modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.show.web.query import Query
 from sonde.show.web.structure import Structure, module_tree, stat_dict, stats_of, structure_of
 from sonde.show.web.wire import Reply, json_reply
 
-HEALTH = {"name": "score", "meaning": "0 to 100 of each layer.", "scale": "linear", "needs_hist": False}
+HEALTH = {"name": "score", "meaning": "Health of each layer, 0 to 100.", "scale": "linear", "needs_hist": False}
 
 
 def sites(run: Run, query: Query) -> Reply:
@@ -34,7 +34,7 @@ def sites(run: Run, query: Query) -> Reply:
 
 
 def _columns(structure: Structure, kinds: list[str]) -> dict[str, Any]:
-    """Columns instead of objects: a tenth of the bytes, and ten thousand sites are parsed in a few milliseconds."""
+    """Sites as columns instead of objects: a tenth of the bytes, and 10,000 sites parse in a few milliseconds."""
     ids = [number for kind in kinds for number in structure.rows(kind)]
     own = [structure.sites[number] for number in ids]
     dtypes = list(dict.fromkeys(site.dtype for site in own))

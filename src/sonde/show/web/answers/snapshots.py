@@ -1,4 +1,4 @@
-"""Whole tensors: which snapshots there are, what is in one, and one tensor of it as an image with its spectrum."""
+"""Whole tensors: the list of snapshots, the contents of one, and one tensor as an image with its spectrum."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from sonde.errors import MissingPackageError, RunError
 from sonde.run import Run, SnapshotView
 from sonde.schema.snapshots.document import TensorEntry
+from sonde.show.term.number import counted
 from sonde.show.web.query import MAX_STEP, NotFoundError, Query
 from sonde.show.web.tensor_image import image_of
 from sonde.show.web.wire import Reply, binary_reply, json_reply, number
@@ -23,7 +24,7 @@ def snapshots(run: Run, query: Query) -> Reply:
     rows: list[dict[str, Any]] = []
     problem = ""
     try:
-        store = run.tensor_store(local=True)
+        store = run.tensors.store(local=True)
         for step in store.steps[-MAX_SNAPSHOTS:]:
             document = store.document(step)
             rows.append(
@@ -45,7 +46,7 @@ def snapshot(run: Run, step: int, query: Query) -> Reply:
     query.only()
     known = {f"{site.kind}/{site.name}": i for i, site in run.catalog.sites.items()}
     rows = []
-    for n, (name, entry) in enumerate(_entries(run.tensor_store(local=True), step)):
+    for n, (name, entry) in enumerate(_entries(run.tensors.store(local=True), step)):
         kind, _, site = name.partition("/")
         row = {"n": n, "name": name, "kind": kind, "site": site, "shape": list(entry.shape), "dtype": entry.dtype}
         rows.append({**row, "i": known.get(name)})
@@ -60,13 +61,13 @@ def _entries(store: SnapshotView, step: int) -> list[tuple[str, TensorEntry]]:
 
 def image(run: Run, step: int, n: int, query: Query) -> Reply:
     query.only()
-    store = run.tensor_store(local=True)
+    store = run.tensors.store(local=True)
     entries = _entries(store, step)
     if not 0 <= n < len(entries):
-        raise NotFoundError(f"the snapshot of step {step} has {len(entries)} tensors")
+        raise NotFoundError(f"the snapshot of step {step} has only {counted(len(entries), 'tensor')}")
     name, entry = entries[n]
     if math.prod(entry.shape) > MAX_ELEMENTS or entry.dtype.startswith("complex"):
-        raise NotFoundError(f"{name} ({entry.dtype}, {math.prod(entry.shape):,} elements) is not drawn")
+        raise NotFoundError(f"{name} ({entry.dtype}, {math.prod(entry.shape):,} elements) cannot be drawn")
     rows, columns = as_matrix_shape(entry.shape)
 
     def read(begin: int, end: int) -> Any:
@@ -97,7 +98,7 @@ def image(run: Run, step: int, n: int, query: Query) -> Reply:
 
 
 def as_matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """First axis by the rest; a vector is one row.
+    """The shape as a matrix: the first axis by the rest; a vector is one row.
 
     >>> as_matrix_shape((8, 4, 3, 3)), as_matrix_shape((5,)), as_matrix_shape(())
     ((8, 36), (1, 5), (1, 1))

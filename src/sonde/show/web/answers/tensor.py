@@ -1,4 +1,4 @@
-"""One site closely: every stat at a step, and the histogram of exponents over time."""
+"""One site in detail: every stat at a step, and the histogram of exponents over time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the dashboard keeps between requests, and works out in the background."""
+"""The dashboard's caches between requests, and its work in the background."""

@@ -1,4 +1,4 @@
-"""Work for later, done one after the other on a thread that starts with the first task and ends when idle."""
+"""Background tasks, run one at a time on a thread that starts with the first task and ends when idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Task = TypeVar("Task")
 
 
 class BackgroundTasks(Generic[Task]):
-    """Each is known by a key; what is asked for again before it is done is done once."""
+    """A queue of tasks, each identified by a key; a task that is added again before it has run is run once."""
 
     def __init__(self, name: str, work: Callable[[Task], None], *, head_start_s: float = 0.0) -> None:
         self._name, self._do, self._head_start_s = name, work, head_start_s
@@ -40,12 +40,12 @@ class BackgroundTasks(Generic[Task]):
         return len(self._pending)
 
     def close(self) -> None:
-        """Begin nothing more, and wait a moment for what was begun."""
+        """Start no more tasks, and wait briefly for the current one."""
         self._is_closed = True
         self.wait(_CLOSE_S)
 
     def wait(self, timeout_s: float) -> None:
-        """Until nothing is pending, or the time is over."""
+        """Wait until no task is pending, or until the timeout."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -53,7 +53,7 @@ class BackgroundTasks(Generic[Task]):
     def _work(self) -> None:
         time.sleep(self._head_start_s)
         while not self._is_closed:
-            with self._lock:  # with `add`: a task put now finds a thread that goes on, or none
+            with self._lock:  # same lock as `add`: a new task finds either a thread that continues, or none
                 try:
                     key, task = self._tasks.get_nowait()
                 except Empty:
@@ -62,6 +62,6 @@ class BackgroundTasks(Generic[Task]):
             try:
                 self._do(task)
             except Exception:  # noqa: BLE001
-                _log.exception("%s: %s failed", self._name, key)  # the others are still to be done
+                _log.exception("%s: %s failed", self._name, key)  # continue with the other tasks
             with self._lock:
                 self._pending.discard(key)

@@ -1,4 +1,4 @@
-"""A cache that holds so many bytes and forgets what was not asked for longest. Safe to use from several threads."""
+"""A thread-safe LRU cache with a limit in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class ByteCache(Generic[Value]):
-    """Values with their sizes. One that is larger than the whole cache is not kept."""
+    """Values with their sizes. A value larger than the whole cache is not kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.num_bytes = max_bytes, 0

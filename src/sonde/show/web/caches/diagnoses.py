@@ -1,4 +1,4 @@
-"""Findings and health of runs, worked out when asked for and kept until the run has moved on."""
+"""Findings and health of runs, computed on request and cached until the run has new data."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.errors import CorruptError
 from sonde.run import Run
+from sonde.show.diagnosis import not_recorded
 from sonde.show.web.caches.throttled import ThrottledAnswers
 from sonde.show.web.runs import Entry
 
 MAX_ROWS: Final = 5_000_000
-"""Runs with more sketches are not diagnosed anew: what was found during training is shown."""
+"""Runs with more sketches than this are not diagnosed again; their live findings are shown."""
 MAX_MERGED_ROWS: Final = 1_000_000
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What is wrong with a run, and how healthy it was."""
+    """Findings and health of a run."""
 
     last_step: int
     source: Literal["diagnosis", "recorded"]
@@ -34,23 +35,25 @@ class Judged:
     blind: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    is_blind: bool = False
+    """Whether nothing was recorded that the rules check."""
     explained: frozenset[str] = frozenset()
-    """Keys of findings that another one explains."""
+    """Keys of findings that another one caused."""
 
     @cached_property
     def health(self) -> Health:
-        """Worked out when asked for: of a very long run that takes a second or two."""
+        """Health, computed on request: for a very long run that takes a second or two."""
         return self.make_health()
 
 
 def finding_key(finding: Finding) -> str:
-    """The same while the finding is the same: its rule and its places."""
+    """A stable key of a finding, from its rule and sites."""
     text = "\x1f".join((finding.rule, *finding.sites))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class Diagnoses:
-    """By run."""
+    """Diagnoses by run."""
 
     def __init__(self) -> None:
         self._kept: ThrottledAnswers[Judged] = ThrottledAnswers()
@@ -60,7 +63,7 @@ class Diagnoses:
 
 
 def judge(entry: Entry, run: Run) -> Judged:
-    """All rules over all that was recorded; for very long runs what training itself found."""
+    """Run all rules on a run; for very long runs, use the live findings."""
     if run.num_rows > MAX_ROWS:
         return _recorded(entry, run)
     found = run.diagnosis()
@@ -72,7 +75,8 @@ def judge(entry: Entry, run: Run) -> Judged:
         num_rules=found.num_rules,
         blind=found.blind,
         failed=found.failed,
-        gaps=tuple(f"{gap.what}: hides {gap.hides}. {gap.remedy}" for gap in found.gaps),
+        gaps=tuple(f"{gap.hides}: {not_recorded(gap)}. To record it: {gap.remedy}" for gap in found.gaps),
+        is_blind=found.is_blind,
         explained=_explained(found),
     )
 
@@ -92,10 +96,10 @@ def _recorded(entry: Entry, run: Run) -> Judged:
 
 
 def recorded_findings(run: Run) -> tuple[Finding, ...]:
-    """What was found during training, each once as it was last, most severe first. Damaged rows are left out."""
+    """Live findings in their last state, most severe first. Damaged rows are left out."""
     try:
         rows = run.live_findings().to_pylist()
-    except CorruptError:  # the catalog is damaged, which the run's warnings say
+    except CorruptError:  # the catalog is damaged (see the run's warnings)
         return ()
     found = {finding_key(finding): finding for row in rows if (finding := _finding(row)) is not None}
     return tuple(sorted(found.values(), key=lambda finding: (-finding.severity.rank, finding.step)))

@@ -1,6 +1,6 @@
-"""Cells of heat maps, kept: sealed files never change, so each is read once and pooled for every zoom.
+"""A cache of heatmap cells: sealed files never change, so each is read once and pooled for every zoom level.
 
-For very many rows the first answer comes from merged steps, while a thread reads the single steps behind it.
+For very many rows the first reply uses merged steps, while a thread reads the single steps.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from sonde.show.web.caches.cache import ByteCache
 from sonde.show.web.runs import Entry
 
 COARSE_STEPS: Final = 8
-"""Kept for good: the highest of so many steps."""
+"""Number of steps per group whose maximum is kept permanently."""
 MAX_ROWS_AT_ONCE: Final = 4_000_000
-"""Up to so many sketches are read while the client waits: about half a second."""
+"""Maximum number of sketches to read while the client waits: about half a second."""
 CACHE_BYTES: Final = 512 << 20
 HEAD_START_S: Final = 0.3
-"""The first picture is on its way before the thread begins to compete with it."""
+"""Delay before the thread starts, so that it does not compete with the first picture."""
 _EDGE: Final = 0.5
-"""Shares of cells, in percent, that may lie beyond either end of the colours."""
+"""Percentiles of the cells at either end of the colour scale."""
 _MARGIN_DECADES: Final = 0.5
 _ROUND: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Places of (columns, rows), and whether each is the highest of its single steps."""
+    """Values of (columns, rows), and whether each is the maximum of its single steps."""
 
     places: Places
     first: int
     steps_per_column: int
     is_exact: bool
     is_coming: bool = False
-    """Whether the exact one will be there in a while: what would not fit in memory never is."""
+    """Whether the exact picture will follow: not if it would not fit in memory."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class HeatIndex:
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def picture(self, heat: Heat, first: int, last: int, num_columns: int) -> tuple[Picture, list[Segment]]:
-        """The picture, and the files to read so that it becomes exact; none where they would not fit in memory."""
+        """The picture, and the files to read to make it exact; none if they would not fit in memory."""
         width = even_width(first, last, num_columns)
         first = first // width * width
         count = (last - first) // width + 1
@@ -79,7 +79,7 @@ class HeatIndex:
         return Picture(places, first, width, not absent, bool(absent) and fits), absent if fits else []
 
     def load(self, heat: Heat, segment: Segment, width: int) -> Cells:
-        """Read a file's single steps and keep them: pooled for good, and as they are while there is room."""
+        """Read a file's single steps and cache them: pooled permanently, and unpooled while there is room."""
         found = self._known(segment, width)
         if found is not None:
             return found
@@ -96,12 +96,12 @@ class HeatIndex:
         return self.cache.get(self.key(segment, width))
 
     def key(self, segment: Segment, width: int) -> tuple[object, ...]:
-        """Under what the cells of a file are kept that columns of so many steps need."""
+        """The cache key for the cells of a file at this column width."""
         return self._key(segment, self._bucket(width))
 
     @staticmethod
     def _bucket(width: int) -> int:
-        """Pooled steps will do where a column holds whole groups of them."""
+        """Whether pooled steps suffice: a column must consist of complete groups."""
         return COARSE_STEPS if width % COARSE_STEPS == 0 else 1
 
     def _put(self, segment: Segment, bucket: int, cells: Cells) -> None:
@@ -112,7 +112,7 @@ class HeatIndex:
         return self.entry.id, self.stat, self.rows, segment.name, segment.sha256, shown, bucket
 
     def _estimate(self, heat: Heat, places: Places, first: int, width: int, absent: Sequence[Segment]) -> None:
-        """What is not read yet, from merged steps."""
+        """Cells that have not been read yet, from merged steps."""
         begin, end = min(s.first_step for s in absent), max(s.last_step for s in absent)
         for segment in heat.merged_files(begin, end, width):
             key = self._key(segment, 1)
@@ -124,13 +124,13 @@ class HeatIndex:
 
 
 def even_width(first: int, last: int, num_columns: int) -> int:
-    """Steps per column: a multiple of the pooled groups where there are that many."""
+    """Steps per column: a multiple of the pooled groups if there are that many."""
     width = max(1, -(-(last - first + 1) // num_columns))
     return width if width <= COARSE_STEPS // 2 else -(-width // COARSE_STEPS) * COARSE_STEPS
 
 
 def colour_range(places: Places, stat: str) -> tuple[float, float]:
-    """Lowest and highest place of the colours, rounded so that a growing run does not change them at every step."""
+    """Limits of the colour scale, rounded so that a growing run does not change them at every step."""
     if scale_of(stat) == "linear":
         return (-1.0, 1.0) if stat.endswith("cosine") else _linear_range(places)
     finite = places[np.isfinite(places) & (places > ZERO_PLACE)]
@@ -149,7 +149,7 @@ def _linear_range(places: Places) -> tuple[float, float]:
 
 
 def encode(places: Places, low: float, high: float) -> np.ndarray:
-    """Codes of (rows, columns): 0 nothing, 1 to 254 from low to high, 255 not finite."""
+    """Codes of (rows, columns): 0 missing, 1 to 254 from low to high, 255 non-finite."""
     with np.errstate(invalid="ignore"):
         codes = np.clip((places - low) * (253.0 / (high - low)) + 1.5, 1.0, 254.0)
     codes[places == MISSING] = 0.0
@@ -158,7 +158,7 @@ def encode(places: Places, low: float, high: float) -> np.ndarray:
 
 
 class Loader(BackgroundTasks[tuple[HeatIndex, Segment, int]]):
-    """Reads what pictures lack, one file at a time."""
+    """Reads the files that pictures still need, one at a time."""
 
     def __init__(self) -> None:
         super().__init__("sonde-heat", _load, head_start_s=HEAD_START_S)
@@ -173,5 +173,5 @@ def _load(task: tuple[HeatIndex, Segment, int]) -> None:
     try:
         with index.entry.open() as run:
             index.load(run.heat(index.stat, index.rows), segment, width)
-    except (SondeError, OSError):  # the run was deleted or damaged meanwhile; whoever asks for it next is told
+    except (SondeError, OSError):  # the run was deleted or damaged meanwhile; the next request reports it
         return

@@ -1,4 +1,4 @@
-"""What the list shows of each run beyond run.json: loss curve, health, findings, overhead. Worked out on a thread."""
+"""Summaries of runs for the list: loss curve, health, findings, overhead. Computed on a thread."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from sonde.diagnose.finding import count_severities
 from sonde.errors import SondeError
 from sonde.run import Run
+from sonde.schema.overhead import recording_took
 from sonde.schema.thinning import min_max
 from sonde.schema.window import Window
 from sonde.show.analyses.convergence import convergence
@@ -27,7 +28,7 @@ from sonde.show.web.wire import number
 
 POINTS: Final = 30
 MAX_ROWS_TO_JUDGE: Final = 300_000
-"""A run without a verdict of its own is judged for the list when it is this small."""
+"""Maximum number of sketches of a run that is diagnosed for the list if it has no stored findings."""
 LIVE_EVERY_S: Final = 5.0
 
 
@@ -39,7 +40,7 @@ class _Kept:
 
 
 class Briefs:
-    """Briefs by run. `of` answers at once with what is known and sees to it that it becomes known."""
+    """Summaries by run. `of` returns at once with what is known and schedules the rest."""
 
     def __init__(self, states: FindingStates, on_ready: Callable[[str, dict[str, Any]], None] | None = None) -> None:
         self._states, self.on_ready = states, on_ready
@@ -48,7 +49,7 @@ class Briefs:
         self.tasks = BackgroundTasks("sonde-briefs", self._work)
 
     def of(self, entry: Entry, head: Head) -> dict[str, Any] | None:
-        """The brief, possibly of a moment ago; None when it is still being worked out."""
+        """The summary, possibly slightly out of date; None while it is being computed."""
         if head.manifest is None:
             return None
         version = head.status, head.step, head.manifest.heartbeat.time
@@ -73,8 +74,10 @@ class Briefs:
             self.on_ready(entry.id, self._with_states(entry, head, brief))
 
     def _with_states(self, entry: Entry, head: Head, brief: dict[str, Any]) -> dict[str, Any]:
-        """Findings that somebody has dealt with do not count."""
+        """Counts of findings, without those that were acknowledged or muted."""
         assert head.manifest is not None
+        if brief["findings"] is None:
+            return brief
         counts = dict(brief["findings"])
         for one in self._states.of(entry.home, head.manifest.id).values():
             severity = one.get("severity")
@@ -85,33 +88,34 @@ class Briefs:
 
 def _try_brief(entry: Entry) -> dict[str, Any] | None:
     try:
-        # Not lent from the entry: readers of hundreds of runs that nobody opened would be kept.
+        # Not lent from the entry: readers of hundreds of unopened runs would stay in memory.
         return make_brief(entry, Run(entry.path))
-    except (SondeError, OSError):  # broken: the list says why by itself
+    except (SondeError, OSError):  # broken: the list shows the reason
         return None
 
 
 def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
     is_readable = run.catalog.error is None
     counts, score = stored_diagnosis(run)
-    if counts is None and is_readable and run.num_rows <= MAX_ROWS_TO_JUDGE:
+    if counts is None and run.catalog.is_complete and run.num_rows <= MAX_ROWS_TO_JUDGE:
         judged = judge(entry, run)
-        counts = count_severities(finding.severity for finding in judged.findings)
+        if not judged.is_blind:
+            counts = count_severities(finding.severity for finding in judged.findings)
         score = judged.health.last
-    known = {**count_severities(()), **(counts or {})}
     loss = loss_series(run) if is_readable else None
     return {
         "last_step": run.last_step,
         "loss": _curve(loss),
         "convergence": _convergence(loss),
         "health": None if score is None or not np.isfinite(score) else round(float(score), 1),
-        "findings": known,
+        "findings": None if counts is None else {**count_severities(()), **counts},
         "overhead": overhead_share(run.manifest.facts.get("overhead")),
+        "recording": recording_took(run.manifest.facts.get("overhead")),
     }
 
 
 def _convergence(loss: SeriesSummary | None) -> dict[str, str] | None:
-    """What `sonde report` says of the loss."""
+    """The verdict of `sonde report` on the loss."""
     if loss is None:
         return None
     found = convergence(Window(scalars={loss.name: (loss.steps, loss.values)}))

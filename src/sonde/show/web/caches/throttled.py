@@ -1,4 +1,4 @@
-"""Answers that take long: one thread works on each, others wait for it; a running run is not judged at every step."""
+"""Throttling of slow replies: one thread computes each and others wait; a running run is not recomputed every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 Value = TypeVar("Value")
 
 REST_FACTOR: Final = 10.0
-"""What took a second is not worked out again for ten."""
+"""A value is reused for 10 times as long as it took to compute."""
 MIN_REST_S: Final = 3.0
 _MAX_KEPT: Final = 64
 
@@ -26,16 +26,16 @@ class _Kept(Generic[Value]):
 
 
 class ThrottledAnswers(Generic[Value]):
-    """By key, the last value and the version of what it was made from."""
+    """The last value by key, with the version of its source."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, _Kept[Value]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, version: object, work: Callable[[], Value], *, is_moving: bool) -> Value:
-        """What is known, if it is of this version, or was made a moment ago of something that moves on anyway.
+        """The last value if its version matches, or if it is recent and its source is still changing.
 
-        Else what `work` gives. What has come to rest is always answered anew: nobody would ask again later.
+        Otherwise calls `work`. If the source has stopped changing, a new value is always computed: it is the final one.
         """
         kept = self._slot(key)
         with kept.lock:

@@ -1,4 +1,4 @@
-"""Snapshots in a bucket of S3, Google or Azure: an Icechunk repository for each run, fed from the run folder."""
+"""Snapshots in an S3, Google or Azure bucket: an Icechunk repository for each run, filled from the run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open(
 ) -> SpooledStore:
     """`url` is s3://bucket/prefix, gs://… or az://…; credentials come from the environment."""
     if not url:
-        raise UsageError('name the bucket: store="s3://bucket/prefix".')
+        raise UsageError('no bucket given. Pass one: store="s3://bucket/prefix".')
     address = Address.parse(url)
     check_environment(address)
     return SpooledStore(run, address.for_run(run), rank=rank, branch=branch, keep_local=keep_local, **options)

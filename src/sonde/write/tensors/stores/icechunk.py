@@ -12,5 +12,6 @@ __all__ = ["OPTIONS", "open"]
 
 
 def open(run: Path, *, rank: int = 0, branch: str = "main", keep_local: bool = False, **options: Any) -> SpooledStore:
-    """The run's `icechunk/`. A snapshot is acknowledged when it is in `tensors/`, and moves from there by itself."""
+    """The run's `icechunk/`. A snapshot is acknowledged when it is in `tensors/`, and is moved from there in the
+    background."""
     return SpooledStore(run, local_address(run), rank=rank, branch=branch, keep_local=keep_local, **options)

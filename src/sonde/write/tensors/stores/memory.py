@@ -1,4 +1,4 @@
-"""Snapshots in this process's memory: for tests, and for looking back a few steps. Nothing outlives the process."""
+"""Snapshots in this process's memory: for tests, and for going back a few steps. Nothing outlives the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryStore:
 
     def write(self, snapshot: Snapshot) -> Receipt:
         if snapshot.key in self._snapshots:
-            raise UsageError(f"{snapshot.key} is in the store already. Delete it first.")
+            raise UsageError(f"{snapshot.key} is already in the store. Delete it first.")
         tensors = {
             name: HostTensor(tensor.flat().copy(), tensor.dtype, tensor.shape)
             for name, tensor in snapshot.tensors.items()
@@ -54,11 +54,11 @@ class MemoryStore:
         del self._snapshots[self._find(SnapshotKey(attempt, step)).key]
 
     def close(self) -> None:
-        """What was kept stays readable until the store is forgotten."""
+        """Snapshots stay readable until the store is released."""
 
     def _find(self, key: SnapshotKey) -> Snapshot:
         if key not in self._snapshots:
-            raise RunError(f"no snapshot of {key}. There are: {self.steps(key.attempt)}.")
+            raise RunError(f"no snapshot of {key}. Available: {self.steps(key.attempt)}.")
         return self._snapshots[key]
 
 

@@ -1,4 +1,4 @@
-"""In which format an export is written, and whether it can go where it is to go: said before anything is read."""
+"""Format and destination of an export, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sonde.errors import RunError, UnknownNameError, UsageError
 SHORT: Final = {"h5": "hdf5", "feather": "arrow"}
 FORMATS: Final = ("csv", "parquet", "arrow", "json", "hdf5", "safetensors", "npz")
 FOREIGN: Final = ("pt", "pth", "bin", "ckpt", "pkl", "keras", "xlsx")
-"""Endings that promise what is not written here; a file of another kind under such a name would open nowhere."""
+"""Extensions of formats that are not written here; a file of another kind under such a name could not be opened."""
 _BY_ENDING: Final = {f".{name}": SHORT.get(name, name) for name in (*FORMATS, *SHORT, *FOREIGN)}
 
 
 def choose_format(what: str, format: str | None, output: Path | None, known: Collection[str], default: str) -> str:
-    """What --format says, or else the ending of -o; the two must not contradict each other.
+    """The given format, or that of the extension of the file; the two must agree.
 
     >>> choose_format("scalars", None, Path("loss.csv"), ["csv", "parquet"], "parquet")
     'csv'
@@ -29,45 +29,49 @@ def choose_format(what: str, format: str | None, output: Path | None, known: Col
     if chosen not in known:
         raise UnknownNameError(f"format for {what}", chosen, known)
     if said and ending and said != ending:
-        raise UsageError(f"by its ending {output} is {ending}, and --format says {said}. Change one of them.")
+        raise UsageError(
+            f"the format {said} does not match the extension of {output} ({ending}). Change format= or output=."
+        )
     return chosen
 
 
 def refuse_file_for_many(output: Path | None, parts: str, format: str, instead: str) -> None:
-    """Many files go into a folder; one that is called `model.safetensors` would be taken for the file itself."""
+    """Reject a file name where a folder is needed: a folder called `model.safetensors` would look like the file."""
     if _ending(output) is not None:
         raise UsageError(
-            f"{output} is one file, and {parts} are one file each in {format}. Name a folder with -o, {instead}, "
-            "or choose --format h5, which holds them all."
+            f"{output} is a file name, but {format} writes {parts} as one file each. Name a folder with output=, "
+            f"{instead}, or set format= to h5, which holds them all in one file."
         )
 
 
 def refuse_place(paths: Collection[Path], *, force: bool, may_be_folder: bool = False) -> None:
-    """A file that is there is replaced only by --force; the folder it goes to must be there."""
+    """Reject a folder, and an existing file unless `force`."""
     for path in dict.fromkeys(paths):
         if path.is_dir() and not may_be_folder:
-            raise UsageError(f"{path} is a folder. Name a file with -o.")
+            raise UsageError(f"{path} is a folder. Name a file with output=.")
         if path.exists() and not force:
-            raise UsageError(f"{path} is there already. Name another with -o, or replace it with --force.")
+            raise UsageError(
+                f"{path} already exists. Choose another file with output=, or overwrite it with force=True."
+            )
 
 
 def require_folder(path: Path) -> None:
-    """Of the file itself; said by its own name, not by that of a draft beside it."""
+    """Fail if the parent folder is missing, naming that folder rather than a temporary file in it."""
     if not path.parent.is_dir():
-        raise FileNotFoundError(2, "There is no such folder to export to", str(path.parent))
+        raise FileNotFoundError(2, "The folder to export to does not exist", str(path.parent))
 
 
 @contextmanager
 def explaining_a_full_disk(path: Path) -> Iterator[None]:
-    """Libraries say no more than "No space left on device"."""
+    """Turn a bare "No space left on device" into an error that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise RunError(
-            f"the disk is full: {path} could not be written. Make room, or choose another place with -o. A long export "
-            "goes on where it was when it is asked for again."
+            f"the disk is full: cannot write {path}. Free some space, or choose another place with output=. A long "
+            "export resumes when you run the same command again."
         ) from error
 
 

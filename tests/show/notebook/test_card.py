@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import sonde
-from sonde.show.card import loss_picture
-from sonde.show.summary import SeriesSummary
+from sonde.show.notebook.curve import curve
 
 
 def falling(step: int) -> float:
@@ -38,8 +37,14 @@ class Elements(HTMLParser):
 
 def test_card_says_what_is_wrong_and_what_to_do(hostile_run: Path) -> None:
     shown = sonde.open(hostile_run)._repr_html_()
-    for word in ("gpt/baseline", "finished", "40 steps", "health", "nan_inf", "layers.1.weight", "do <code>", "<svg"):
+    for word in ("gpt/baseline", "finished", "40 steps", "health", "nan_inf", "layers.1.weight", "<b>Fix:</b>", "<svg"):
         assert word in shown
+
+
+def test_code_in_a_remedy_is_shown_as_code(hostile_run: Path) -> None:
+    shown = sonde.open(hostile_run)._repr_html_()
+    assert "(use <code>clamp_min</code>)" in shown
+    assert "`" not in shown
 
 
 def test_card_has_no_script_and_loads_nothing(hostile_run: Path) -> None:
@@ -71,8 +76,8 @@ def test_notebook_of_ipython_shows_it(hostile_run: Path) -> None:
 
 def test_run_without_anything_has_a_card(begin: Any) -> None:
     shown = sonde.open(begin(layers=()).finish())._repr_html_()
-    assert "no loss was logged" in shown
-    assert "no step yet" in shown
+    assert "No loss was logged" in shown
+    assert "no steps yet" in shown
 
 
 def test_damaged_run_has_a_card_that_names_the_damage(begin: Any) -> None:
@@ -88,7 +93,7 @@ def test_damaged_run_has_a_card_that_names_the_damage(begin: Any) -> None:
     "values", [[1.0], [0.0, 0.0], [np.nan, 1.0, np.inf], [-1.7e308, 1.7e308], [1e-300, 1e300], list(range(10_000))]
 )
 def test_any_loss_has_a_picture_within_its_frame(values: list[float]) -> None:
-    drawn = loss_picture(SeriesSummary("loss", np.arange(len(values)), np.array(values, float)))
+    drawn = curve((np.arange(len(values)), np.array(values, float)))
     points = re.search(r'points="([^"]*)"', drawn)
     assert points is not None
     places = np.array([pair.split(",") for pair in points[1].split()], float)
@@ -98,4 +103,4 @@ def test_any_loss_has_a_picture_within_its_frame(values: list[float]) -> None:
 
 
 def test_loss_that_is_never_finite_has_no_picture() -> None:
-    assert loss_picture(SeriesSummary("loss", np.arange(3), np.full(3, np.nan))) == ""
+    assert curve((np.arange(3), np.full(3, np.nan))) == ""

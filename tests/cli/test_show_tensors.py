@@ -1,4 +1,4 @@
-"""`sonde weights`: the last snapshot at a glance."""
+"""`sonde show --tensors`: the last snapshot at a glance."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def run(make_run: Any) -> Path:
 
 
 def test_most_moved_first(sonde: Any, run: Path) -> None:
-    answer = sonde("weights", run)
+    answer = sonde("show", run, "--tensors", "param/*")
     assert "snapshot of step 15" in answer.stdout
     assert answer.stdout.index("param/moves.weight") < answer.stdout.index("param/still.weight")
-    assert "1 have values that are not finite: param/bias" in answer.stdout
+    assert "1 tensor with non-finite values: param/bias" in answer.stdout
     assert "grad/" not in answer.stdout
 
 
 def test_json_has_every_number(sonde: Any, run: Path) -> None:
-    found = sonde("weights", "latest", "--at", "10", "--json").json
+    found = sonde("show", "latest", "--tensors", "param/*", "--at", "10", "--json").json
     assert found["step"] == 10
     moved = found["tensors"][0]
     assert (moved["kind"], moved["site"]) == ("param", "moves.weight")
@@ -48,11 +48,11 @@ def test_json_has_every_number(sonde: Any, run: Path) -> None:
 
 
 def test_globs_and_what_is_not_there(sonde: Any, run: Path) -> None:
-    assert "grad/moves.weight" in sonde("weights", run, "grad/*", "--at", "-1", "--no-spectra").stdout
-    assert "no tensor matches" in sonde("weights", run, "act/*", code=2).stderr
-    assert "The nearest is 10" in sonde("weights", run, "--at", "11", code=2).stderr
+    assert "grad/moves.weight" in sonde("show", run, "--tensors", "grad/*", "--at", "-1", "--no-spectra").stdout
+    assert "no tensor matches" in sonde("show", run, "--tensors", "act/*", code=2).stderr
+    assert "The closest is 10" in sonde("show", run, "--tensors", "param/*", "--at", "11", code=2).stderr
 
 
 def test_run_without_snapshots_says_how_to_take_them(sonde: Any, make_run: Any) -> None:
     make_run(name="b")
-    assert "snapshots=sonde.every(500)" in sonde("weights", "b", code=2).stderr
+    assert "snapshots=sonde.every(500)" in sonde("show", "b", "--tensors", "param/*", code=2).stderr
