@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH := 2.13.0
 BIN := .venv/bin
+LIGHT := .venv/.light
 STAMP := .venv/.installed
 ZOO := .venv/zoo/.installed
 # Tests that use several processes run alone on the machine.
@@ -19,11 +20,17 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-$(STAMP): pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==$(TORCH)'
+
+$(LIGHT): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip uninstall --quiet --quiet --yes sonde  # the name of this package before 0.1.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==$(TORCH)' -e '.[dev]'
+	$(PIP)
+	$(PIP) -e .
+	touch $(LIGHT)
+
+$(STAMP): $(LIGHT)
+	$(PIP) -e '.[dev]'
 	touch $(STAMP)
 
 install: $(STAMP)  ## create .venv with torch, sonde and the tools
@@ -37,7 +44,8 @@ browser: $(STAMP)  ## install Chromium and Node for the browser tests, if missin
 azurite: browser  ## install the Azure emulator for the store tests
 	$(BIN)/python scripts/azurite/install.py
 
-demo: web  ## train a small network with a planted fault, and diagnose it
+# Rebuilds the front-end only where `make install` has brought the tools for it.
+demo: $(LIGHT) $(if $(wildcard $(STAMP)),web)  ## train a small network with a planted fault, diagnose it and open the dashboard
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## run everything that CI checks, and print how long each part took

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -122,7 +123,11 @@ def main() -> None:
     sql = "select site, nan, inf from stats where kind = 'act' and nan + inf > 0 and step = "
     print(f'  {name} query latest "{sql}{options.fault_step}"')
     print(f"  {name} list")
-    print(f"  {name} ui {options.dir}   # the same in the browser")
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        with suppress(KeyboardInterrupt):  # the dashboard serves until Ctrl-C
+            command(terminal, "ui", str(options.dir))
+    else:
+        print(f"  {name} ui {options.dir}   # the same in the browser")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -97,6 +103,35 @@ def test_the_demo_names_the_layer_and_the_step_that_were_planted(tmp_path: Path)
     assert "From step 40 on, blocks.2.mlp.1 divided by a temperature of zero." in out
     assert "\x1b" not in out
     read_the_run(tmp_path)
+
+
+def test_the_demo_serves_the_dashboard_on_a_terminal_until_interrupted(tmp_path: Path) -> None:
+    parent, child = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SONDE_")}
+    command = [sys.executable, str(EXAMPLES / "demo.py"), *ARGUMENTS["demo.py"]]
+    demo = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment | {"OMP_NUM_THREADS": "1", "BROWSER": "true"},
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        start_new_session=True,
+    )
+    os.close(child)
+    try:
+        out, end = "", time.monotonic() + 280
+        while not (url := re.search(r"http://\S+", out)) and time.monotonic() < end:
+            if select.select([parent], [], [], 1.0)[0]:
+                out += os.read(parent, 4096).decode(errors="replace")
+        assert url, out
+        with urllib.request.urlopen(url.group()) as answer:
+            assert b"sonde" in answer.read()
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(30) == 0
+    finally:
+        demo.kill()
+        os.close(parent)
 
 
 def test_the_benchmark_writes_its_table_and_its_numbers(tmp_path: Path) -> None:
