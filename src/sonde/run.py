@@ -34,7 +34,8 @@ from sonde.read.run.folder import default_dir, find_run, open_inside, read_manif
 from sonde.read.run.link import linked_run
 from sonde.read.run.manifest import Manifest
 from sonde.read.run.segments import Span
-from sonde.read.run.state import RunState, open_state
+from sonde.read.run.sharded import open_state
+from sonde.read.run.state import RunState
 from sonde.read.run.status import Status, true_status
 from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps, step_slice
 from sonde.read.run.structure import read_structure

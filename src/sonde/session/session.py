@@ -49,7 +49,16 @@ class Session:
     `recording` and `steps` are for integrations: the writer and the step count, and the work done in each step.
     """
 
-    def __init__(self, run: Path, settings: Settings, *, resume: bool = False, is_same_attempt: bool = False) -> None:
+    def __init__(
+        self,
+        run: Path,
+        settings: Settings,
+        *,
+        resume: bool = False,
+        is_same_attempt: bool = False,
+        rank: int = 0,
+        first_step: int | None = None,
+    ) -> None:
         began_s = time.perf_counter()
         self._finish_s = 0.0
         """When `finish` was called."""
@@ -60,7 +69,15 @@ class Session:
         self._tell_snapshots: Callable[[Finding], None] | None = None
         rules = RulesProcess(self._say_finding, lambda: observers.end) if settings.live_rules else None
         observers = Observers(rules)
-        self.recording = Recording(absolute(run), settings, observers, resume=resume, is_same_attempt=is_same_attempt)
+        self.recording = Recording(
+            absolute(run),
+            settings,
+            observers,
+            resume=resume,
+            is_same_attempt=is_same_attempt,
+            rank=rank,
+            first_step=first_step,
+        )
         self.steps = StepRecorder(self.recording)
         self._tell_snapshots = self.steps.snapshots.asks.found
         self.on_watch: Callable[[], None] | None = None

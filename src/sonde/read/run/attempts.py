@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from sonde.errors import UsageError
-from sonde.read.run.state import RunState, open_state
+from sonde.read.run.sharded import open_state
+from sonde.read.run.state import RunState
 from sonde.schema.attempts import Attempt
 
 _ATTEMPTS = pa.schema(

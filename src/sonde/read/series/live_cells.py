@@ -33,7 +33,7 @@ class LiveCells:
         state, asked = heat.state, heat.asked
         logs = state.logs.get("stats", [])
         # Sites of a joined stat may come in two frames of one step, and sketches of several ranks are merged by step.
-        if len(logs) != 1 or asked.stat in JOINED:
+        if len(logs) != 1 or asked.stat in JOINED or state.is_divided:
             return live_cells(state, asked, EVERYTHING)
         sealed = state.last_sealed("stats", logs[0].rank)
         with self._lock:

@@ -22,13 +22,14 @@ from sonde.probe.model import ModelNames, ModuleRef, NamedParameter
 from sonde.probe.optimizer.clip import ClipTap
 from sonde.probe.optimizer.hooks import OptimizerHooks
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
-from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.schedule import ALWAYS, NEVER, Schedule
 from sonde.probe.select import chooser, is_chosen
+from sonde.probe.sharded import is_readable, is_sharded, local_of, placed
 from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.session.inspect.inspection import Inspection
+from sonde.session.model.addends import AddendCollector
 from sonde.session.model.optimizer_names import OptimizerNames
 from sonde.session.model.optimizer_scalars import OptimizerScalars
 from sonde.session.model.parameter_subset import ParameterSubset, adam_moments, is_state, split_by_grad
@@ -136,6 +137,7 @@ class WatchedModel:
         )
         self.sites = SiteIds(recording.writer)
         self.optimizer_pass = OptimizerPass(self.reducer)
+        self.addends = AddendCollector(self.sites, self._note_unreadable_site)
         self.prediction = UpdatePrediction(recording, self.reducer, self.sites)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = self.wants_scalars = False
         self._wants_forward = True
@@ -466,7 +468,7 @@ class WatchedModel:
                 self.optimizer_pass.before(
                     (step.number, part.name),
                     self.sites.of_part("param", part),
-                    part.params,
+                    part.local_params,
                     sketch=self.wants["param"],
                     keep=self.wants["update"] and not step.is_made,
                     pairs=self.wants["optim"],
@@ -510,6 +512,9 @@ class WatchedModel:
                 if factors:
                     set_raw(table, factors)
 
+        if step.is_sharded:
+            self.addends.collect(step, parts)
+
     def _clipped(self, step: OptimizerStep, part: ParameterSubset) -> dict[int, Any]:
         """The factors that the gradients of these sites were multiplied by."""
         factors = step.clips.factors
@@ -528,7 +533,7 @@ class WatchedModel:
             self.optimizer_pass.after(
                 (step.number, part.name),
                 self.sites.of_part("update", part),
-                part.params,
+                part.local_params,
                 # A fused optimizer unscales gradients in place, so their scaled values are not known here.
                 grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
                 moments=adam_moments(step.optimizer, part.params) if self.wants["optim"] else None,
@@ -542,9 +547,9 @@ class WatchedModel:
         left = [pair for part in step.parts if not part.is_predicted for pair in part]
         for named, parameter in left:
             for state, value in step.optimizer.state.get(parameter, {}).items():
-                if is_plain_tensor(value) and is_state(str(state), value, parameter):
+                if is_readable(value) and is_state(str(state), value, parameter):
                     keys.append(self.sites.of_parameter("optim", named, value, f".{state}"))
-                    tensors.append(value)
+                    tensors.append(local_of(value))
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
     def log_optimizer(self, step: OptimizerStep) -> None:
@@ -582,17 +587,22 @@ class WatchedModel:
         step = OptimizerStep(None, 0, [], [], clips=clips)  # type: ignore[arg-type]
         for parameter in model.parameters():
             named = self.names.parameter(parameter)
-            if named is not None and named.is_selected and is_plain_tensor(parameter):
-                step.names.append(named)
-                step.params.append(parameter)
+            if named is not None and named.is_selected and is_readable(parameter):
+                step.is_sharded = step.is_sharded or is_sharded(parameter)
+                if placed(parameter).is_owner:
+                    step.names.append(named)
+                    step.params.append(parameter)
+                else:
+                    step.replicas.append((named, parameter))
         if step.params:
             self.meter.see(step.params[0])
         return step
 
     def read_params(self, step: OptimizerStep) -> None:
         if self.wants["param"]:
-            keys = self.sites.of_part("param", ParameterSubset("all", step.names, step.params))
-            self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
+            part = ParameterSubset("all", step.names, step.params, is_sharded=step.is_sharded)
+            keys = self.sites.of_part("param", part)
+            self.reducer.add_all("param", keys, part.local_params, histogram=self.histogram)
 
     def take(self) -> list[Table]:
         """The sketches of the step. Resolving them waits for copies from a device."""
