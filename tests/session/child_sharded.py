@@ -146,14 +146,14 @@ def train(layout: str, dtype: torch.dtype, *, recorded: bool, compared: bool) ->
     LAYOUTS[layout](model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     before = num_collectives()
-    session = sonde.watch(model, optimizer, name=layout) if recorded else None
+    session = sonde.watch(model, optimizer, name=layout, budget=None) if recorded else None
     truth = Truth(model, optimizer) if compared else None
     norms = []
     for x in batches(layout, dtype):
         optimizer.zero_grad()
         for part in x.chunk(2):  # gradient accumulation
             (model(part).square().mean() / 2).backward()
-        if layout in ("fsdp", "hsdp", "mixed"):
+        if sys.argv[1] in ("fsdp", "hsdp", "mixed"):
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), LIMIT))
         optimizer.step()
     count = num_collectives() - before - (0 if truth is None else truth.num_collectives)

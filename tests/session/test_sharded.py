@@ -55,3 +55,58 @@ def test_every_statistic_is_that_of_the_whole_tensor(layout: str) -> None:
         single = np.load("single.npz")
         for series, step in names:
             assert found[f"{series}/norm/{step}"] == pytest.approx(np.linalg.norm(single[f"{series}/{step}"]), rel=1e-9)
+
+
+KILLED = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import sonde
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+session = sonde.watch(model, optimizer)
+for step in range(8):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+session.flush()
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+for step in range(100):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.distributed
+def test_a_killed_rank_leaves_what_it_acknowledged() -> None:
+    Path("job.py").write_text(KILLED)
+    launch(2, Path("job.py"), expect=1)
+    run = sonde.open("latest", dir="runs")
+    assert run.stats("grad/0.weight/n")["value"].to_pylist() == [128.0] * 8
+    ranks = run.ranks().to_pylist()
+    assert [(rank["rank"], rank["last_step"]) for rank in ranks] == [(0, 7), (1, 7)]
+    assert ranks[1]["status"] == "crashed"
+    own = run.stats("grad/0.weight/n", by_rank=True).to_pylist()
+    assert [(row["rank"], row["value"]) for row in own if row["step"] == 7] == [(0, 64.0), (1, 64.0)]
+
+
+@pytest.mark.distributed
+def test_ranks_do_not_open_the_catalog_and_a_missing_rank_is_named() -> None:
+    Path("job.py").write_text(KILLED.replace("== 1:", "== 7:").replace("range(100)", "range(2)"))
+    launch(2, Path("job.py"))
+    run = sonde.open("latest", dir="runs")
+    folder = run.path / "ranks" / "rank-0001"
+    assert sorted(path.name for path in folder.iterdir() if "catalog" in path.name) == ["catalog.jsonl"]
+    assert run.catalog.sites.keys() == {id for id in run.catalog.sites if id < 1 << 20}, "no site twice"
+    assert run.stats("param/*/n")["value"].to_pylist()[:10] == [128.0] * 10
+    (folder / "run.json").unlink()
+    alone = sonde.open(run.path)
+    assert alone.stats("param/*/n").num_rows == 0, "one shard is never shown as the whole"
+    assert "1 of 2 ranks have no folder in this run" in alone.warnings[0]

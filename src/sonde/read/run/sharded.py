@@ -6,6 +6,7 @@ read; of ranks that hold the same part, the first counts.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, field, replace
@@ -17,14 +18,14 @@ from numpy.typing import NDArray
 
 from sonde.errors import SondeError
 from sonde.read.run.addends import AddendLogs, Sums
-from sonde.read.run.catalog import Catalog, Segment
+from sonde.read.run.catalog import Catalog, Segment, read_rows
 from sonde.read.run.folder import read_manifest
 from sonde.read.run.log import list_folder
 from sonde.read.run.state import RunState
 from sonde.schema.addends import Addends
 from sonde.schema.attempts import NO_LIMIT, Attempt
 from sonde.schema.layout import RANKS_FOLDER, RUN_FILE, Stream
-from sonde.schema.records import Frame, Shard, Site, StatsRecord
+from sonde.schema.records import Frame, Shard, Site, StatsRecord, to_json
 from sonde.schema.sketch import Array
 
 _FOLDER: Final = re.compile(r"rank-(\d{4,8})")
@@ -203,6 +204,36 @@ class ShardedState(RunState):
             limit = self._limit(rank, rank.state.attempt_of("stats", frame.sequence))
             if isinstance(record, StatsRecord) and record.step < limit:
                 found.append(replace(frame, record=_with_ids(record, rank.to_shown)))
+        return found
+
+    # ------------------------------------------------------------------------------------------------- ranks one by one
+
+    def by_rank(self) -> dict[int, RunState]:
+        own = RunState(self.run, self.manifest, self.view)
+        own.refresh()
+        return {self.manifest.rank: own, **{rank.number: rank.state for rank in self.ranks}}
+
+    def events_of_ranks(self) -> list[tuple[Any, ...]]:
+        """Warnings, and values that stopped being finite. Everything else repeats the first rank."""
+        found = []
+        for rank in self.ranks:
+            rows = read_rows(rank.state.run, "events", is_live=rank.state.is_held)
+            for _, time, step, type, severity, message, details, attempt in rows:
+                if severity != "info" and step < self._limit(rank, attempt):
+                    more = to_json({**json.loads(details), "rank": rank.number})
+                    found.append((time, step, type, severity, f"rank {rank.number}: {message}", more))
+        return found
+
+    def warnings(self) -> list[str]:
+        found = super().warnings()
+        for rank in self.ranks:
+            found += [text for why in rank.state.warnings() if (text := f"rank {rank.number}: {why}") not in found]
+        num_missing = self.manifest.world_size - len(self.by_rank())
+        if self._sizes.any() and num_missing > 0:
+            found.append(
+                f"{num_missing} of {self.manifest.world_size} ranks have no folder in this run: tensors that lack a "
+                "part are not shown. If each machine wrote to its own disk, copy the folders in ranks/ together"
+            )
         return found
 
     # ------------------------------------------------------------------------------------------------------------- sums

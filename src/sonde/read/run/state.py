@@ -161,6 +161,14 @@ class RunState:
         may cover several steps."""
         return None
 
+    def events_of_ranks(self) -> list[tuple[Any, ...]]:
+        """(time, step, type, severity, message, details) of visible events in the folders of other ranks."""
+        return []
+
+    def by_rank(self) -> dict[int, RunState]:
+        """What each rank has recorded, by its number."""
+        return {self.manifest.rank: self}
+
     def sums(self) -> Sums | None:
         """Tensors that are the sum over ranks; None if there are none."""
         return None

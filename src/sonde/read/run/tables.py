@@ -50,7 +50,7 @@ def event_table(state: RunState) -> pa.Table:
     """Events, oldest first."""
     own = [row[1:] for row in _rows(state, "events", itemgetter(2))]
     found = rank_events(state.run, state.catalog.attempts)
-    others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])]
+    others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])] + state.events_of_ranks()
     rows = sorted([*own, *others], key=lambda row: row[0]) if others else own
     return _table(rows, _EVENTS, "events")
 

@@ -24,7 +24,7 @@ from sonde.probe.optimizer.hooks import OptimizerHooks
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
 from sonde.probe.schedule import ALWAYS, NEVER, Schedule
 from sonde.probe.select import chooser, is_chosen
-from sonde.probe.sharded import is_readable, is_sharded, local_of, placed
+from sonde.probe.sharded import has_shards, is_readable, is_sharded, local_of, placed
 from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
 from sonde.schema.names import Kind
@@ -144,6 +144,7 @@ class WatchedModel:
         self.wants: dict[str, bool] = {}
         self.histogram = False
         self.meter = training.governing.meter
+        training.governing.governor.is_aligned |= has_shards(model)
         self._step = -1
         """The step for which the current plan was made."""
         self._quiet_until, self._version = -1, 0

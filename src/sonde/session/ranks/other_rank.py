@@ -32,9 +32,8 @@ from sonde.session.null import NullSession
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import check_model, check_optimizers
 from sonde.session.ranks.same_weights import is_due, later_event, model_fingerprint
-from sonde.session.ranks.shards import begin_shards, records_shards
+from sonde.session.ranks.shards import StartSession, begin_shards, records_shards
 from sonde.session.recording import Breaker
-from sonde.session.session import Session
 from sonde.session.training.count import Steps
 from sonde.session.training.position import Position
 from sonde.write.ranks import RankLog, Start, find_announced, rank
@@ -52,14 +51,14 @@ class RankSession(NullSession):
     """Checks for non-finite values; every other call does nothing, unless the model is sharded: then this rank records
     its shards, into a folder inside the run of the first rank."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, start: StartSession) -> None:
+        self.settings, self._start = settings, start
         self.steps = Steps(0, self)
         self.position = Position()
         self.breaker = Breaker(settings.max_errors, lambda _: None, lambda _: self._detach())
         self.writer = _Later(settings.dir, rank())
         self._taps: list[Any] = []
-        self.shards: Session | None = None
+        self.shards: Any = None
         """Records the shards of this rank, once a sharded model is watched."""
         self._has_waited = False
 
@@ -68,7 +67,6 @@ class RankSession(NullSession):
         checked, optimizers = check_model(model), check_optimizers(optimizer)
         if self._records(checked):
             keywords.pop("mirror", None)  # the first rank forwards what it records
-            assert self.shards is not None
             self.shards.watch(checked, optimizers, **keywords)
             return self
         if not self._taps and self.settings.check_finite:
@@ -80,7 +78,7 @@ class RankSession(NullSession):
         """Whether this rank has a part of the model that no other rank has, and there is a run to record it in."""
         if self.shards is None and not self._has_waited and records_shards(model):
             self._has_waited = True
-            self.shards = begin_shards(self.settings, rank(), since=self.writer.since)
+            self.shards = begin_shards(self._start, self.settings, rank())
         return self.shards is not None
 
     # ------------------------------------------------------------------------------ calls of a rank that records shards
@@ -239,9 +237,10 @@ class RankSession(NullSession):
             tap.detach()
         self._taps = []
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self.shards is not None:
-            self.shards.__exit__(*exc)
+            error = exc[1] if len(exc) > 1 else None
+            self.shards._end(error if isinstance(error, BaseException) else None)
         self.finish()
 
 
@@ -254,8 +253,8 @@ class _Later:
 
     def __init__(self, dir: Path, number: int) -> None:
         self.dir, self.number = dir, number
-        self.since = time.time()
-        self.start_at = Start(self.since, None)
+        self._since = time.time()
+        self.start_at = Start(self._since, None)
         self.first_step = 0
         """The step that the first rank started with, once it is known."""
         self._items: queue.SimpleQueue[tuple[Callable[[], Event | None], Start] | None] = queue.SimpleQueue()
@@ -315,7 +314,7 @@ class _Later:
     def _find(self) -> RankLog | None:
         deadline, pause_s = time.monotonic() + PATIENCE_S, POLL_S[0]
         while time.monotonic() < deadline:
-            found = find_announced(self.dir, since=self.since)
+            found = find_announced(self.dir, since=self._since)
             if found is not None:
                 self.first_step = found.step
                 return RankLog(found.run, self.number, found.step)
