@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import re
@@ -32,6 +33,7 @@ ARGUMENTS = {
     "05_transformer.py": [],
     "tune_lora.py": ["--samples", "120"],
 }
+DISTRIBUTED = ["ddp.py", "fsdp2.py", "tensor_parallel.py", "pipeline.py"]
 # What a tutorial must say it found, and that it was gone afterwards.
 TUTORIALS = {
     "01_simple_mlp.py": "SATURATED",
@@ -60,7 +62,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 
 def test_no_example_is_left_out_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, *DISTRIBUTED}
 
 
 def read_the_run(folder: Path) -> None:
@@ -86,6 +88,22 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     run_python(tmp_path, "-W", "error::UserWarning", str(EXAMPLES / name), *ARGUMENTS[name])
     if name not in ("plain_train.py", "small_gpt.py"):
         read_the_run(tmp_path)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_example_runs_on_two_ranks(name: str, tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run_python(tmp_path, *launcher, str(EXAMPLES / name), "--steps", "10")
+    read_the_run(tmp_path)
+    import sonde
+
+    (run,) = sonde.runs(tmp_path / "runs")
+    assert run.ranks().num_rows == (1 if name == "ddp.py" else 2)
+    sizes = {row["site"]: math.prod(row["shape"]) for row in run.sites("grad/*").to_pylist()}
+    counts = run.stats("grad/*/n", steps=0).to_pylist()
+    assert {row["site"]: row["value"] for row in counts} == sizes, "every tensor is whole, and counts once"
+    assert run.scalars("loss").num_rows == 10
 
 
 def test_an_unmodified_script_is_watched_by_the_command(tmp_path: Path) -> None:

@@ -65,11 +65,12 @@ from torch.distributed.fsdp import fully_shard
 import sonde
 
 torch.set_num_threads(1)
+torch.manual_seed(0)
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
-session = sonde.watch(model, optimizer)
+session = sonde.watch(model, optimizer, budget=None)
 for step in range(8):
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer.step()
@@ -110,3 +111,33 @@ def test_ranks_do_not_open_the_catalog_and_a_missing_rank_is_named() -> None:
     alone = sonde.open(run.path)
     assert alone.stats("param/*/n").num_rows == 0, "one shard is never shown as the whole"
     assert "1 of 2 ranks have no folder in this run" in alone.warnings[0]
+
+
+DRIFTED = KILLED.replace(
+    "session.flush()\n", "session.finish()\ndist.destroy_process_group()\nsys.exit()\n"
+).replace("nn.Linear(16, 3))\nfully_shard(model)", """nn.Linear(16, 3))
+from torch.distributed.device_mesh import init_device_mesh
+fully_shard(model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("copy", "shard")))""").replace(
+    "    optimizer.step()\n    optimizer.zero_grad()",
+    """    optimizer.step()
+    optimizer.zero_grad()
+    if step == 0 and dist.get_rank() == int(sys.argv[1]):
+        model[0].bias._local_tensor[0] += 1.0""",
+)  # fmt: skip
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("guilty", [1, 7])
+def test_a_copy_that_drifts_is_named_and_others_are_not(guilty: int) -> None:
+    """Two copies under HSDP; no averaging of weights brings them together again."""
+    Path("job.py").write_text(DRIFTED)
+    launch(2, Path("job.py"), str(guilty))
+    run = sonde.open("latest", dir="runs")
+    found = [finding for finding in run.findings() if finding.rule == "rank_desync"]
+    assert len(found) == (guilty == 1)
+    for finding in found:
+        assert "weights of rank 1 have differed from those of rank 0 since step 1" in finding.message
+    counts = run.stats("param/*/n", steps=3).to_pylist()
+    assert {row["site"]: row["value"] for row in counts} == {
+        "0.weight": 128, "0.bias": 16, "2.weight": 48, "2.bias": 3,
+    }, "copies count once"  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +17,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sonde.errors import SondeError
+from sonde.errors import CorruptError, SondeError
 from sonde.read.run.addends import AddendLogs, Sums
 from sonde.read.run.catalog import Catalog, Segment, read_rows
 from sonde.read.run.folder import read_manifest
 from sonde.read.run.log import list_folder
+from sonde.read.run.segments import EVERYTHING
 from sonde.read.run.state import RunState
 from sonde.schema.addends import Addends
 from sonde.schema.attempts import NO_LIMIT, Attempt
 from sonde.schema.layout import RANKS_FOLDER, RUN_FILE, Stream
-from sonde.schema.records import Frame, Shard, Site, StatsRecord, to_json
+from sonde.schema.records import Frame, ScalarsRecord, Shard, Site, StatsRecord, to_json
 from sonde.schema.sketch import Array
 
 _FOLDER: Final = re.compile(r"rank-(\d{4,8})")
@@ -72,6 +74,8 @@ class ShardedState(RunState):
     _first: Catalog = field(default_factory=Catalog)
     """The catalog of the first rank."""
     _foreign: dict[tuple[str, str], int] = field(default_factory=dict)
+    _homes: dict[int, tuple[RankRows, int]] = field(default_factory=dict)
+    """Scalars that the first rank has not logged: the rank that has, and its id for it."""
     _sizes: Array = field(default_factory=lambda: np.empty(0))
     """By id: the number of elements of a sharded site; 0 for any other."""
     _merged: dict[tuple[Stream, int], list[Segment]] = field(default_factory=dict)
@@ -141,7 +145,28 @@ class ShardedState(RunState):
             self._sizes = np.zeros(max(sites, default=-1) + 1)
             for id in sharded:
                 self._sizes[id] = _num_elements(sites[id])
-            self.catalog = replace(first, sites=sites)
+            self.catalog = replace(first, sites=sites, scalar_names=self._all_scalars())
+
+    def _all_scalars(self) -> dict[int, str]:
+        """The scalars of the first rank, and those that only others have logged, such as the loss of a pipeline."""
+        names, self._homes = dict(self._first.scalar_names), {}
+        known = set(names.values())
+        for rank in self.ranks:
+            for own, name in rank.state.catalog.scalar_names.items():
+                if name not in known:
+                    known.add(name)
+                    id = self._foreign.setdefault(("scalar", name), _FOREIGN + len(self._foreign))
+                    names[id] = name
+                    self._homes[id] = rank, own
+        return names
+
+    def scalar_homes(self, wanted: Collection[int]) -> list[tuple[RunState, dict[int, int]]]:
+        found: dict[int, tuple[RunState, dict[int, int]]] = {}
+        for id in wanted:
+            if id in self._homes:
+                rank, own = self._homes[id]
+                found.setdefault(rank.number, (rank.state, {}))[1][own] = id
+        return list(found.values())
 
     @property
     def is_divided(self) -> bool:
@@ -214,14 +239,33 @@ class ShardedState(RunState):
         return {self.manifest.rank: own, **{rank.number: rank.state for rank in self.ranks}}
 
     def events_of_ranks(self) -> list[tuple[Any, ...]]:
-        """Warnings, and values that stopped being finite. Everything else repeats the first rank."""
-        found = []
+        """Warnings, values that stopped being finite, and fingerprints of weights that another rank holds too.
+        Everything else repeats the first rank."""
+        found = self._fingerprints()
         for rank in self.ranks:
             rows = read_rows(rank.state.run, "events", is_live=rank.state.is_held)
             for _, time, step, type, severity, message, details, attempt in rows:
                 if severity != "info" and step < self._limit(rank, attempt):
                     more = to_json({**json.loads(details), "rank": rank.number})
                     found.append((time, step, type, severity, f"rank {rank.number}: {message}", more))
+        return found
+
+    def _fingerprints(self) -> list[tuple[Any, ...]]:
+        """Of each rank whose weights an earlier rank holds too: its fingerprints with those of that rank."""
+        found: list[tuple[Any, ...]] = []
+        first: dict[tuple[str, str], tuple[int, dict[int, float]]] = {}
+        for number, state in self.by_rank().items() if self.ranks else ():
+            holds = state.manifest.facts.get("holds")
+            for name, key in holds.items() if isinstance(holds, dict) else ():
+                own = _logged(state, f"model/weights/{name}")
+                values = {step: value for step, (_, value) in own.items()}
+                of, reference = first.setdefault((name, str(key)), (number, values))
+                if of == number:
+                    continue
+                for step, (time, value) in own.items():
+                    if step in reference:
+                        details = {"rank": number, "value": value, "of": of, "reference": reference[step]}
+                        found.append((time, step, "fingerprint", "info", f"rank {number}: weights", to_json(details)))
         return found
 
     def warnings(self) -> list[str]:
@@ -265,6 +309,29 @@ def _with_ids(record: StatsRecord, to_shown: NDArray[np.int64]) -> StatsRecord:
     known = record.site_ids < len(to_shown)
     ids[known] = to_shown[record.site_ids[known]]
     return replace(record, site_ids=ids.astype(np.int32))
+
+
+def _logged(state: RunState, name: str) -> dict[int, tuple[float, float]]:
+    """(time, value) of a scalar by step, read from the logs and files of one rank."""
+    id = next((id for id, known in state.catalog.scalar_names.items() if known == name), None)
+    found: dict[int, tuple[float, float]] = {}
+    if id is None:
+        return found
+    columns = ["step", "name", "time", "value"]
+    for segment in state.own_segments("scalars"):
+        try:
+            table = state.segments.read(segment, "name", np.array([id], np.int64), EVERYTHING, columns)
+        except CorruptError as error:
+            state.damage[segment.name] = str(error)
+            continue
+        for row in [] if table is None else table.to_pylist():
+            if row["name"] == id:
+                found[row["step"]] = row["time"], row["value"]
+    for frame in state.own_frames("scalars"):
+        if isinstance(record := frame.record, ScalarsRecord):
+            for place in np.flatnonzero(record.name_ids == id):
+                found[int(record.steps[place])] = float(record.times[place]), float(record.values[place])
+    return found
 
 
 def _num_elements(site: Site) -> int:

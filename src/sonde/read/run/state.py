@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -168,6 +169,11 @@ class RunState:
     def by_rank(self) -> dict[int, RunState]:
         """What each rank has recorded, by its number."""
         return {self.manifest.rank: self}
+
+    def scalar_homes(self, wanted: Collection[int]) -> list[tuple[RunState, dict[int, int]]]:
+        """Which of these scalars only other ranks have logged: the state of a rank, and the ids in the run by its
+        own."""
+        return []
 
     def sums(self) -> Sums | None:
         """Tensors that are the sum over ranks; None if there are none."""

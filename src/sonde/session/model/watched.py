@@ -38,7 +38,7 @@ from sonde.session.model.site_ids import SiteIds
 from sonde.session.model.unseen_steps import UnseenUpdates
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import Plan
-from sonde.session.ranks.same_weights import is_due, model_fingerprint
+from sonde.session.ranks.same_weights import is_due, model_fingerprint, part_fingerprints, part_keys
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
 from sonde.session.training.budget import OF_KIND
@@ -144,7 +144,8 @@ class WatchedModel:
         self.wants: dict[str, bool] = {}
         self.histogram = False
         self.meter = training.governing.meter
-        training.governing.governor.is_aligned |= has_shards(model)
+        self._is_sharded = has_shards(model)
+        training.governing.governor.is_aligned |= self._is_sharded
         self._step = -1
         """The step for which the current plan was made."""
         self._quiet_until, self._version = -1, 0
@@ -479,7 +480,13 @@ class WatchedModel:
     def note_weights(self, step: OptimizerStep) -> None:
         """Log the fingerprint of the weights that the other ranks compare theirs with."""
         model = self.names.model()
-        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
+        is_asked = self._has_other_ranks and step.number == 0 and is_due(self.training.steps.number)
+        if model is None or not is_asked:
+            return
+        if self._is_sharded:
+            self.recording.writer.note(holds=part_keys(model))
+            self.log({f"model/weights/{name}": value for name, value in part_fingerprints(model).items()})
+        else:
             value = model_fingerprint(model)
             if value is not None:
                 self.log({"model/weights/fingerprint": value})
