@@ -141,3 +141,19 @@ def test_a_copy_that_drifts_is_named_and_others_are_not(guilty: int) -> None:
     assert {row["site"]: row["value"] for row in counts} == {
         "0.weight": 128, "0.bias": 16, "2.weight": 48, "2.bias": 3,
     }, "copies count once"  # fmt: skip
+
+
+ELASTIC = KILLED.replace("sonde.watch(model", "sonde.init(resume=True).watch(model").replace(
+    "session.flush()\n", "session.finish()\ndist.destroy_process_group()\nsys.exit()\n"
+)
+
+
+@pytest.mark.distributed
+def test_a_job_that_resumes_on_fewer_ranks_continues_the_run() -> None:
+    Path("job.py").write_text(ELASTIC)
+    launch(2, Path("job.py"))
+    launch(1, Path("job.py"))
+    (run,) = sonde.runs("runs")
+    assert run.attempts()["first_step"].to_pylist() == [0, 8]
+    assert run.stats("grad/0.weight/n")["value"].to_pylist() == [128.0] * 16
+    assert run.warnings == []

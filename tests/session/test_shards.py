@@ -15,8 +15,8 @@ from sonde.write.folder import create_run
 from sonde.write.ranks import announce
 
 
-def started(folder: Path, settings: Settings, **options: Any) -> tuple[Path, dict[str, Any]]:
-    return folder, options
+def started(run: Path, settings: Settings, **options: Any) -> tuple[Path, dict[str, Any]]:
+    return run, options
 
 
 def test_a_rank_records_inside_the_run_of_the_first_from_its_step_on(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ class RankSession(NullSession):
     def rewind(self, step: int) -> bool:
         """The same as on the first rank."""
         if self.shards is not None:
-            return self.shards.rewind(step)
+            return bool(self.shards.rewind(step))
         if self.is_finished or not self.position.may_return_to(step, self.next_step):
             return False
         self.position.returned(self.next_step)

@@ -35,7 +35,7 @@ def records_shards(model: nn.Module) -> bool:
 class StartSession(Protocol):
     """Creates the session of a rank, which records as the first one does."""
 
-    def __call__(self, folder: Path, settings: Settings, *, resume: bool, rank: int, first_step: int) -> Any: ...
+    def __call__(self, run: Path, settings: Settings, *, resume: bool, rank: int, first_step: int) -> Any: ...
 
 
 def begin_shards(start: StartSession, settings: Settings, rank: int) -> Any:
