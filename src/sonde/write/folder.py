@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
 from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
-from sonde.write.durable import TMP_SUFFIX, sync_folder
+from sonde.write.durable import TMP_SUFFIX, make_folder, sync_folder
 from sonde.write.environment import describe_machine
 from sonde.write.runfile import RunFile
 
@@ -61,7 +61,7 @@ def create_run(
         run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
         content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
         for stream in STREAMS:
-            (run / stream).mkdir()
+            make_folder(run / stream)
         RunFile(run, content).write()
         sync_folder(run.parent)
     except OSError as error:
@@ -141,7 +141,7 @@ def folder_name(name: str, empty: str) -> str:
 
 def _make_folder(dir: Path, project: str, created_time: float, name: str) -> Path:
     parent = dir / project
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     stem = f"{datetime.fromtimestamp(created_time, UTC):%Y%m%d-%H%M%S}-{name}"
     for attempt in range(1, 10_000):
         run = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
