@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
 from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
+from sonde.schema.secrets import mask_command, mask_config
 from sonde.write.durable import TMP_SUFFIX, make_folder, sync_folder
 from sonde.write.environment import describe_machine
 from sonde.write.runfile import RunFile
@@ -52,11 +53,18 @@ def create_run(
     tags: Sequence[str] = (),
     notes: str = "",
     command: Sequence[str] | None = None,
+    mask_secrets: bool = True,
 ) -> Path:
-    """Create `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
+    """Create `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it.
+
+    A secret that was written once may be copied anywhere, so it is masked before it is written.
+    """
     created_time = time.time()
     id = secrets.token_hex(4)
     dir = absolute(dir)
+    config, command = dict(config or {}), [str(part) for part in (sys.argv if command is None else command)]
+    if mask_secrets:
+        config, command = mask_config(config), mask_command(command)
     try:
         run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
         content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
@@ -158,10 +166,10 @@ def _first_content(
     name: str,
     id: str,
     created_time: float,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
     tags: Sequence[str],
     notes: str,
-    command: Sequence[str] | None,
+    command: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
@@ -170,10 +178,10 @@ def _first_content(
         "project": _text(project),
         "created": datetime.fromtimestamp(created_time, UTC).isoformat(),
         "created_time": created_time,
-        "config": dict(config or {}),
+        "config": config,
         "tags": [str(tag) for tag in tags],
         "notes": str(notes),
-        "command": [str(part) for part in (sys.argv if command is None else command)],
+        "command": command,
         "environment": describe_machine(),
         "git": None,
         "host": socket.gethostname(),
