@@ -43,8 +43,7 @@ from sonde.read.series.close_up import Histogram, SiteRow, newest_row, read_hist
 from sonde.read.series.columns import read_lines
 from sonde.read.series.cut import by_series, thin
 from sonde.read.series.follow import Update, follow
-from sonde.read.series.heatmap import Heat, HeatQuestion
-from sonde.read.series.live_cells import LiveCells
+from sonde.read.series.heatmap import Heat, HeatQuestion, LiveCells
 from sonde.read.series.pyramid import make_columns, read_overview
 from sonde.read.series.scalars import read_named, read_scalars
 from sonde.read.series.sql import DEFAULT_LIMIT, run_query

@@ -1,8 +1,8 @@
-"""A table as CSV, Parquet (with page checksums) or Arrow IPC (Feather), written piece by piece."""
+"""Tables as files: JSON, CSV, Parquet (with page checksums) or Arrow IPC (Feather), written piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -38,3 +38,19 @@ def _writer(path: Path, format: str, schema: pa.Schema) -> Iterator[Any]:
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
             yield writer
+
+
+def write_json(path: Path, sources: Sequence[Source], facts: dict[str, Any]) -> None:
+    """Write `{"run": {…}, "scalars": [{…}, …], …}`; non-finite numbers are the strings "nan", "inf" and "-inf"."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f'{{"run": {to_json(facts)}')
+        for source in sources:
+            file.write(f',\n"{source.name}": [')
+            separator = "\n"
+            for piece in source.pieces():
+                for batch in piece.to_batches(max_chunksize=10_000):
+                    for row in batch.to_pylist():
+                        file.write(f"{separator}{to_json(row)}")
+                        separator = ",\n"
+            file.write("]")
+        file.write("}\n")
