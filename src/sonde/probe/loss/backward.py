@@ -7,7 +7,7 @@ packed are left alone: unpacking would run the user's code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,13 +76,11 @@ class BackwardTap(FunctionTap):
         if given.get("grad_tensors") is not None:
             return
         with quiet():
-            roots = [_root(tensor) for tensor in _listed(given.get("tensors")) if _is_number(tensor)]
+            tensors: Any = given.get("tensors")
+            listed = tensors if isinstance(tensors, list | tuple) else [tensors]
+            roots = [_root(tensor) for tensor in listed if _is_number(tensor)]
         if roots:
             self.on_backward(roots, bool(given.get("retain_graph") or given.get("create_graph")))
-
-
-def _listed(tensors: Any) -> Sequence[Any]:
-    return tensors if isinstance(tensors, list | tuple) else [tensors]
 
 
 def _is_number(tensor: Any) -> bool:
