@@ -85,7 +85,6 @@ def live_cells(state: RunState, asked: HeatQuestion, span: Span) -> Cells:
 
 
 def record_cells(asked: HeatQuestion, records: list[StatsRecord]) -> Cells:
-    """The cells of some records."""
     question = asked.question
     fields = question.fields | {NAN, INF}
     return to_cells(asked, sort_records(records, question.ids, fields, with_hist=question.needs_hist))

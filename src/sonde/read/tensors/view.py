@@ -77,11 +77,9 @@ class SnapshotView(TensorStore):
         return self._store_at(self.place(step).attempt).reader(step)
 
     def place(self, step: int) -> SnapshotKey:
-        """The location of the snapshot of a step."""
         return self._find(step)[0]
 
     def attempt(self, step: int) -> int:
-        """The attempt that took the snapshot of a step."""
         return self._find(step)[1]
 
     def hidden(self, step: int) -> list[int]:

@@ -40,8 +40,6 @@ KEYS: Final = [
 
 
 class Monitor(App[None]):
-    """The monitor application."""
-
     TITLE = "sonde monitor"
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  declared without ClassVar by Textual
@@ -282,7 +280,6 @@ class Note(ModalScreen[None]):
 
 
 def keys_note(keys: list[tuple[str, str]]) -> Note:
-    """The list of keys."""
     text = Text()
     for key, meaning in keys:
         text.append(f"{key:>10}  ", style="bold cyan").append(f"{meaning}\n")
