@@ -321,7 +321,7 @@ def _with_current_names(layer: _Layer) -> _Layer:
         if old in values:
             del values[old]
             names = (variable_of(old), variable_of(instead)) if layer.is_environment else (old, instead)
-            _notice_removed(*names, layer)
+            _notice(names[0], f"no longer has an effect. Use {names[1]} instead.", layer)
     for name, current in SETTING_VALUES.items():
         given = values.get(name)
         if isinstance(given, str) and given in current:
@@ -333,10 +333,6 @@ def _with_current_names(layer: _Layer) -> _Layer:
 
 def _notice_renamed(old: str, new: str, layer: _Layer) -> None:
     _notice(old, f"is now called {new}. The old name still works.", layer)
-
-
-def _notice_removed(old: str, instead: str, layer: _Layer) -> None:
-    _notice(old, f"no longer has an effect. Use {instead} instead.", layer)
 
 
 def _notice(old: str, what: str, layer: _Layer) -> None:

@@ -20,7 +20,6 @@ from sonde.errors import CorruptError, RunError, SondeError, UnknownNameError, U
 from sonde.read.compare.divergence import Divergence
 from sonde.read.compare.runs import Comparison, compare_states
 from sonde.read.compare.weights import WeightComparison, compare_weights
-from sonde.read.run.attempts import attempt_table, check_attempt
 from sonde.read.run.catalog import Catalog, Segment
 from sonde.read.run.checkpoints import (
     Checkpoint,
@@ -38,13 +37,20 @@ from sonde.read.run.state import RunState, open_state
 from sonde.read.run.status import Status, true_status
 from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps, step_slice
 from sonde.read.run.structure import read_structure
-from sonde.read.run.tables import event_table, finding_table, health_table, site_table, system_table
+from sonde.read.run.tables import (
+    attempt_table,
+    check_attempt,
+    event_table,
+    finding_table,
+    health_table,
+    site_table,
+    system_table,
+)
 from sonde.read.series.close_up import Histogram, SiteRow, newest_row, read_histogram
 from sonde.read.series.columns import read_lines
 from sonde.read.series.cut import by_series, thin
 from sonde.read.series.follow import Update, follow
-from sonde.read.series.heatmap import Heat, HeatQuestion
-from sonde.read.series.live_cells import LiveCells
+from sonde.read.series.heatmap import Heat, HeatQuestion, LiveCells
 from sonde.read.series.pyramid import make_columns, read_overview
 from sonde.read.series.scalars import read_named, read_scalars
 from sonde.read.series.sql import DEFAULT_LIMIT, run_query

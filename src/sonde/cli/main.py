@@ -23,7 +23,7 @@ from sonde.cli.help import Verb, Verbs
 from sonde.cli.hub import hub
 from sonde.cli.list import list_runs
 from sonde.cli.monitor import monitor
-from sonde.cli.output import print_error
+from sonde.cli.output import click_message, in_options, print_error
 from sonde.cli.plot import plot
 from sonde.cli.query import query
 from sonde.cli.report import report
@@ -32,7 +32,6 @@ from sonde.cli.show import show
 from sonde.cli.snapshot import snapshot
 from sonde.cli.train import train
 from sonde.cli.ui import ui
-from sonde.cli.wording import click_message, in_options
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
 GROUPS: Final[dict[str, dict[str, Callable[..., None]]]] = {
