@@ -45,7 +45,7 @@ class WriterSettings(BaseModel):
     """Amount of waiting data, in MiB, that also triggers a flush."""
     seal_steps: int = Field(default=1024, ge=1)
     """Number of steps after which the log is sealed into a Parquet segment."""
-    seal_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    seal_mib: float = Field(default=16.0, gt=0, allow_inf_nan=False)
     """Size of the log, in MiB, at which it is also sealed."""
     queue_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """MiB that may wait for the writer. Beyond that, rows are dropped and counted; training is never blocked."""
