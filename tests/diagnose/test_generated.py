@@ -22,7 +22,7 @@ from programs.tasks import TASKS
 from scores import Row
 from sonde.diagnose.check import all_rules
 
-FORESEEN = {"no_labels", "label_shift", "wrong_label_shift"}
+FORESEEN = {"no_labels", "wrong_label_shift", "uneven_learning_rates"}
 """Labels for which no rule exists yet."""
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sonde.diagnose.measures.loss import Learned, learned
-from sonde.schema.names import Series
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 from windows import falling, stuck, window
@@ -30,17 +29,6 @@ def test_a_start_above_a_constant_prediction_is_measured_by_that() -> None:
         found.outcome
         == "the model is no better than always predicting a constant (its loss is 100 % of a constant prediction's)"
     )
-
-
-def test_a_loss_logged_once_per_epoch_gives_way_to_the_one_measured_at_each_step() -> None:
-    per_step, epochs = falling(100, 2.0, 0.1), (np.array([19, 39, 59, 79, 99]), np.array([1.4, 0.8, 0.4, 0.2, 0.1]))
-    seen = {Series("data", "loss", "train"): (np.arange(100), per_step)}
-    found = learned(Window(seen, {"train_loss": epochs}))
-    assert found is not None
-    assert (found.name, len(found.values)) == ("data/loss/train", 100)
-    often = learned(Window(seen, {"train_loss": (np.arange(0, 100, 4), falling(25, 2.0, 0.1))}))
-    assert often is not None
-    assert often.name == "train_loss"
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def _ignored(s: Setup, level: int) -> None:
 
 @fault(
     "wrong_label_shift",
-    "label_shift wrong_label_shift label_shuffling degenerate_inputs attention_mask_leak",
+    "wrong_label_shift label_shuffling degenerate_inputs attention_mask_leak",
     also=("overfitting",),
     num=3,
     where=of_task("language"),

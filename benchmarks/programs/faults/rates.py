@@ -64,7 +64,7 @@ def _no_warmup(s: Setup, level: int) -> None:
     s.lambda_lr = None
 
 
-@fault("slow_group", "lr_too_low qkv_imbalance lr_not_applied frozen_layers", num=4)
+@fault("slow_group", "uneven_learning_rates lr_too_low qkv_imbalance lr_not_applied frozen_layers", num=4)
 def _slow_group(s: Setup, level: int) -> None:
     """The body learns 1e5 times more slowly than the head: a wrong exponent in a parameter group."""
 

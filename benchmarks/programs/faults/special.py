@@ -54,7 +54,7 @@ def _sharp(s: Setup, level: int) -> None:
 
 @fault(
     "attention_logit_growth",
-    "attention_logit_growth attention_entropy_collapse qkv_imbalance lr_too_high",
+    "uneven_learning_rates attention_logit_growth attention_entropy_collapse qkv_imbalance lr_too_high",
     also=BROKEN,
     num=4,
     where=turns("scale"),
@@ -76,7 +76,7 @@ def _fast_queries(s: Setup, level: int) -> None:
 
 @fault(
     "qkv_imbalance",
-    "qkv_imbalance lr_too_low frozen_layers lr_not_applied",
+    "qkv_imbalance uneven_learning_rates lr_too_low frozen_layers lr_not_applied",
     num=4,
     where=turns("scale"),
     outcome="always",

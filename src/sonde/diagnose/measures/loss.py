@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import smoothed
 from sonde.diagnose.wording import number, percent
-from sonde.schema.losses import SEEN, SEEN_TRAINING, training_loss, validation_accuracy, validation_loss
+from sonde.schema.losses import SEEN, training_loss, validation_accuracy, validation_loss
 from sonde.schema.names import parse_series
 from sonde.schema.sketch import Array
 from sonde.schema.window import Column, Window, noted
@@ -32,14 +32,8 @@ _SEEN: Final = {name: parse_series(name) for name in SEEN}
 
 
 def loss_name(window: Window) -> str | None:
-    """Name of the training loss: the one logged by the user, else the one sonde measured.
-
-    Rules need a curve: a loss logged once per epoch, too rarely for that, gives way to the one measured at each step.
-    """
-    name = training_loss(_names(window))
-    if name is None or len(window.get(name)[1]) >= MIN_STEPS:
-        return name
-    return SEEN_TRAINING if len(window.get(SEEN_TRAINING)[1]) >= MIN_STEPS else name
+    """Name of the training loss: the one logged by the user, else the one sonde measured."""
+    return training_loss(_names(window))
 
 
 def validation_name(window: Window) -> str | None:
