@@ -74,6 +74,7 @@ class RecordingSettings(TypedDict, total=False):
     exit_deadline_s: float
     finish_deadline_s: float
     system_metrics: bool
+    mask_secrets: bool
     snapshot_mib: float | None
     snapshot_wait_s: float
     writer: WriterSettings | Mapping[str, Any]
@@ -148,6 +149,8 @@ class Settings(BaseSettings):
     """Longest time, in seconds, that `finish` waits for the writer; for snapshots, the longest without progress."""
     system_metrics: bool = True
     """Record readings of CPU, memory, disk and GPU."""
+    mask_secrets: bool = True
+    """Store *** instead of passwords and access tokens found in `config` and in the command line."""
     snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Host memory, in MiB, for snapshots waiting to be written; none means a quarter of what is free at the start."""
     snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)

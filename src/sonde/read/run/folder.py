@@ -42,12 +42,16 @@ def inside(run: Path, *parts: str) -> Path:
 
 def open_inside(run: Path, *parts: str) -> BinaryIO:
     """Open a regular file of a run folder for reading. Raises FileNotFoundError if it does not exist."""
-    path = inside(run, *parts)
+    return open_regular(inside(run, *parts), f"{run.name}: {'/'.join(parts)!r}")
+
+
+def open_regular(path: Path, label: str) -> BinaryIO:
+    """Open a regular file for reading; links are not followed. `label` names the file in errors."""
     # O_NONBLOCK: opening a pipe must not block forever.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CorruptError(f"{run.name}: {'/'.join(parts)!r} is not a regular file, so it is not read.")
+        raise CorruptError(f"{label} is not a regular file, so it is not read.")
     return os.fdopen(descriptor, "rb")
 
 
@@ -122,7 +126,7 @@ def _follow_text_link(path: Path) -> Path:
     if path.name == RUN_FILE:
         return path.parent.resolve()
     if path.name == LATEST_LINK:
-        with path.open("rb") as file:
+        with open_regular(path.resolve(), str(path)) as file:
             target = file.read(_MAX_LINK_BYTES).decode("utf-8", "replace").strip()
         folder = (path.parent / target).resolve()
         if target and folder.is_relative_to(path.parent.resolve()) and (folder / RUN_FILE).is_file():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import RunError, UsageError
-from sonde.read.run.folder import inside, open_inside
+from sonde.read.run.folder import inside, open_inside, open_regular
 from sonde.read.run.log import list_folder
 from sonde.read.tensors.readers import SnapshotReaders, TensorStore
 from sonde.read.tensors.view import SnapshotView, known_steps
@@ -101,13 +101,10 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
 
     Links in a run folder are not followed, so that an untrusted folder cannot expose files outside it.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        length = os.fstat(fd).st_size
+    with open_regular(path, str(path)) as file:
+        length = os.fstat(file.fileno()).st_size
         start = max(length + offset, 0) if offset < 0 else min(offset, length)
-        return os.pread(fd, length - start if size < 0 else min(size, length - start), start)
-    finally:
-        os.close(fd)
+        return os.pread(file.fileno(), length - start if size < 0 else min(size, length - start), start)
 
 
 class FolderTensorStore(SnapshotReaders):

@@ -173,7 +173,15 @@ def begin(
 
         return RankSession(settings)
     found = _find(resume, settings, name) if resume else None
-    path = found or create_run(settings.dir, project=settings.project, name=name, config=config, tags=tags, notes=notes)
+    path = found or create_run(
+        settings.dir,
+        project=settings.project,
+        name=name,
+        config=config,
+        tags=tags,
+        notes=notes,
+        mask_secrets=settings.mask_secrets,
+    )
     session = Session(path, settings, resume=found is not None, is_same_attempt=is_same_attempt)
     if resume and found is None:
         session.recording.say(f"no run of {settings.project} to resume in {shown(settings.dir)}: starting a new one")
