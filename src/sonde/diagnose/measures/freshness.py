@@ -13,6 +13,7 @@ MIN_ELEMENTS: Final = 64
 """Fewer elements do not show how they are distributed."""
 DEVIATIONS: Final = 4.0
 """Standard errors by which a sample may differ from its distribution; 6 in 100,000 draws differ by more."""
+_GATES: Final = {"LSTM": 4, "GRU": 3, "RNN": 1}
 SAMPLE: Final = 65_536
 """Number of elements of a large weight that were measured."""
 
@@ -43,8 +44,12 @@ def _is_uniform(parameter: Parameter, size: int, rms: float, top: float) -> bool
 
 
 def _bounds(parameter: Parameter) -> tuple[float, ...]:
-    """Of `nn.Linear` and `nn.Conv2d`, kaiming_uniform_, and xavier_uniform_ with and without a gain for tanh or ReLU."""
+    """The bounds of `nn.Linear` and `nn.Conv2d`, of recurrent layers, of kaiming_uniform_, and of xavier_uniform_ with
+    and without a gain for tanh or ReLU."""
     fan_in, fan_out = _fans(parameter)
+    gates = next((n for kind, n in _GATES.items() if parameter.module_type.startswith(kind)), 0)
+    if gates:
+        return (1 / np.sqrt(parameter.shape[0] / gates),)
     xavier = np.sqrt(6 / (fan_in + fan_out))
     return 1 / np.sqrt(fan_in), np.sqrt(6 / fan_in), np.sqrt(3 / fan_in), xavier, xavier * 5 / 3, xavier * np.sqrt(2)
 

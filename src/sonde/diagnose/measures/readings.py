@@ -1,4 +1,4 @@
-"""Evidence read off recorded series: each number is a value of its series at the step it names, as its chart shows it."""
+"""Evidence read off recorded series: each number is a value of its series at the step it names, as in its chart."""
 
 from __future__ import annotations
 

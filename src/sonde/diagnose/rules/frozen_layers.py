@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -40,8 +41,10 @@ class Idle:
 
 @rule(
     needs=("update/*/norm", "grad/*/norm"),
-    causes=("underfitting", "lr_too_low", "vanishing_gradients", "bottleneck_layer", "rank_collapse", "loss_plateau")
-    + ("rnn_vanishing_temporal", "adam_epsilon_dominates", "constant_output", "label_shuffling", "lora_rank_too_low"),
+    causes=(
+        *("underfitting", "lr_too_low", "vanishing_gradients", "bottleneck_layer", "rank_collapse", "loss_plateau"),
+        *("rnn_vanishing_temporal", "adam_epsilon_dominates", "constant_output", "label_shuffling"),
+    ),
     references=("Jiang et al. 2025, TrainCheck (pytorch-forum-84911)",),
 )
 def frozen_layers(window: Window) -> Iterator[Found]:
@@ -118,7 +121,7 @@ def _found(window: Window, known: Structure, idle: Idle, ran: list[Parameter], m
     if adapters(window) or _is_adapted(known, ran) or _is_teacher(known, idle.weights):
         pass
     elif len(fresh) >= FRESH * len(idle.weights):
-        reason = "although they look freshly initialised"
+        reason = f"although {'it looks' if len(idle.weights) == 1 else 'they look'} freshly initialised"
     elif idle.why != FROZEN:
         reason = "while the other layers train"
     elif is_stalled and _is_head_frozen(ran) and not _are_biases_tuned(known.parameters, idle.weights):
@@ -159,7 +162,7 @@ def _share(idle: Idle, ran: list[Parameter]) -> float:
 def _is_adapted(known: Structure, ran: list[Parameter]) -> bool:
     """Whether adapters learn in place of the frozen layers: named ones, or pairs that narrow and widen again."""
     trained = [p.shape[:2] for p in ran if p.trainable]
-    pairs = zip(trained, trained[1:], strict=False)
+    pairs = pairwise(trained)
     return any(p.is_lora for p in known.parameters) or any(
         down == up[::-1] and down[0] * NARROW <= down[1] for down, up in pairs
     )

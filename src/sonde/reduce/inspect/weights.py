@@ -1,4 +1,4 @@
-"""Size of weights, and the stable rank ||W||_F^2 / ||W||_2^2 of matrices and adapters, by a fixed number of power steps.
+"""Size of weights, and stable rank ||W||_F^2 / ||W||_2^2 of matrices and adapters by a fixed number of power steps.
 
 No decomposition: those wait for the device.
 """
