@@ -100,6 +100,8 @@ class Finding:
     remedy: str = ""
     """Instructions to fix it; code for this model is in backticks."""
     references: tuple[str, ...] = ()
+    traceback: str = ""
+    """The traceback of the exception that ended the program, if the finding is about that."""
     cause_of: tuple[Finding, ...] = field(default=())
     """Other findings that this one explains."""
     chart: Chart | None = field(default=None, compare=False)
@@ -127,6 +129,7 @@ class Finding:
             "evidence": [asdict(one) for one in self.evidence],
             "remedy": self.remedy,
             "references": list(self.references),
+            "traceback": self.traceback,
             "cause_of": [finding.as_dict() for finding in self.cause_of],
         }
 

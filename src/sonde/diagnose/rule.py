@@ -25,6 +25,7 @@ class Found:
     """None means the last step of the window."""
     severity: str | None = None
     """None means the rule's default."""
+    traceback: str = ""
 
 
 RuleFunction = Callable[[Window], Iterator[Found]]
@@ -63,6 +64,7 @@ class Rule:
                 evidence=tuple(found.evidence),
                 remedy=found.remedy,
                 references=self.references,
+                traceback=found.traceback,
             )
 
 

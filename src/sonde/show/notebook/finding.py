@@ -54,6 +54,7 @@ def finding_html(finding: Finding) -> str:
         f"{head} {when}<div>{prose(finding.message)}</div>",
         "" if finding.chart is None else _chart(finding.chart, finding, colour),
         *(dim(_evidence(one)) for one in finding.evidence[:_NUM_EVIDENCE]),
+        fold("Traceback", _lines(finding.traceback)),
         f"<div><b>Fix:</b> {prose(finding.remedy)}</div>" if finding.remedy else "",
         _why(finding),
     ]
@@ -66,6 +67,11 @@ def _chart(chart: Chart, finding: Finding, colour: str) -> str:
     extent = f", {number(float(finite.min()))} to {number(float(finite.max()))}" if len(finite) else ""
     steps = f"steps {int(chart.steps[0]):,} to {int(chart.steps[-1]):,}"
     return f"{drawn}{dim(f'{safe(chart.series)}, {steps}{extent}')}" if drawn else ""
+
+
+def _lines(text: str) -> str:
+    """Text as it is, line by line."""
+    return f"<pre>{chr(10).join(map(safe, text.splitlines()))}</pre>" if text else ""
 
 
 def _evidence(evidence: Evidence) -> str:

@@ -103,6 +103,11 @@ def _finding(finding: Finding, report: Report) -> Iterator[str]:
             for e in finding.evidence
         ]
         yield from _table(("series", "value", "meaning", "step", "healthy"), rows)
+    if finding.traceback:
+        yield "```text"
+        yield from (plain(line).replace("`", "'") for line in finding.traceback.splitlines())
+        yield "```"
+        yield ""
     if finding.remedy:
         yield f"**Fix:** {_prose(finding.remedy)}"
         yield ""

@@ -19,6 +19,8 @@ from sonde.show.term.text import plain
 ASCII_MARKS: Final = {"critical": "x", "warning": "!", "info": "-"}
 SPARK_WIDTH: Final = 40
 NUM_FOLDED: Final = 8
+NUM_LINES: Final = 6
+"""Lines of a traceback, unless everything is shown."""
 _LABEL: Final = 13
 
 
@@ -46,6 +48,7 @@ class FindingNote:
             yield from self._picture(finding.evidence[0], width, ascii=ascii)
         for index, item in enumerate(finding.evidence):
             yield _number(item, is_first=not index), _LABEL + 2
+        yield from _labelled("traceback", _tail(finding.traceback, is_whole=self.unfold), style="dim")
         yield from _labelled("fix", finding.remedy, style="green")
         yield from _labelled(
             "reference" if len(finding.references) == 1 else "references", "; ".join(finding.references), style="dim"
@@ -70,6 +73,12 @@ class FindingNote:
         if len(symptoms) > NUM_FOLDED:
             more = len(symptoms) - NUM_FOLDED
             yield Text(f"  {'':<{_LABEL}}and {more} more; show all with --all", style="dim"), 0
+
+
+def _tail(traceback: str, *, is_whole: bool) -> str:
+    """The end of a traceback: the lines closest to the error."""
+    lines = traceback.splitlines()
+    return "\n".join(lines if is_whole else lines[-NUM_LINES:])
 
 
 def _number(evidence: Evidence, *, is_first: bool) -> Text:
