@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from sonde.config import Settings
 from sonde.errors import SessionError, SondeError
 from sonde.schema.layout import ENDED_AT_EXIT, ERROR, RunStatus
+from sonde.schema.mutes import MUTE, parse_mutes
 from sonde.schema.overhead import recording_took
 from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
 from sonde.session.null import NullSession
@@ -64,6 +65,7 @@ class Session:
         rules = RulesProcess(self._say_finding, lambda: observers.end, others) if settings.live_rules else None
         observers = Observers(rules)
         self.recording = Recording(absolute(run), settings, observers, resume=resume, is_same_attempt=is_same_attempt)
+        self.recording.writer.note(**{MUTE: [mute.as_dict() for mute in parse_mutes(settings.mute)]})
         self.steps = StepRecorder(self.recording)
         self._tell_snapshots = self.steps.snapshots.asks.found
         self.on_watch: Callable[[], None] | None = None

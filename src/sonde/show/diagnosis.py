@@ -29,6 +29,7 @@ def diagnosis_dict(run: Run, found: Diagnosis) -> dict[str, Any]:
         "health": health_of(found),
         "counts": found.counts(),
         "findings": [finding.as_dict() for finding in found.findings],
+        "muted": [one.as_dict() for one in found.muted],
         "num_rules": found.num_rules,
         "blind_rules": list(found.blind),
         "failed_rules": list(found.failed),
@@ -80,6 +81,9 @@ def what_was_checked(found: Diagnosis) -> str:
         sentences.append(f"Not checked: {missing}.")
     elif found.blind:
         sentences.append(f"{counted(len(found.blind), 'rule')} had no data to check.")
+    if found.muted:
+        rules = ", ".join(dict.fromkeys(one.finding.rule for one in found.muted))
+        sentences.append(f"{counted(len(found.muted), 'finding')} muted: {rules}.")
     return " ".join(sentences)
 
 
@@ -88,7 +92,8 @@ def verdict(found: Diagnosis) -> str:
     if found.is_blind:
         return "nothing was recorded that the rules could check"
     stopped = any(finding.rule == "interrupted" for finding in found.findings)
-    return f"no problems found{' before it was interrupted' if stopped else ''}"
+    muted = f", except {counted(len(found.muted), 'muted finding')}" if found.muted else ""
+    return f"no problems found{' before it was interrupted' if stopped else ''}{muted}"
 
 
 def not_recorded(gap: Gap) -> str:

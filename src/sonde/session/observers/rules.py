@@ -254,6 +254,7 @@ class LiveRules:
             "health": None if health != health else round(health, 1),
             "step": found.window.last_step,
             "num_rules": found.num_rules,
+            "muted": len(found.muted),
             "spent_s": round(self.spent_s, 4),
         }
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.check import all_rules
+from sonde.diagnose.explanation import Explanation
 from sonde.diagnose.finding import Chart, Evidence, Finding, span
 from sonde.diagnose.findings import Findings
 from sonde.show.diagnosis import counts_in_words
@@ -32,6 +33,12 @@ def findings_html(findings: Findings) -> str:
         f"{fold(f'More: {len(more)}', ''.join(map(finding_html, more)))}"
         f"{fold(f'Consequences: {len(consequences)}', ''.join(map(finding_html, consequences)))}"
     )
+
+
+def explanation_html(explanation: Explanation) -> str:
+    """A finding, and the reasons for it."""
+    lines = "".join(f"<div>{safe(line)}</div>" for line in explanation.lines())
+    return f"{finding_html(explanation.finding)}{dim(lines)}"
 
 
 def findings_title(findings: Sequence[Finding]) -> str:
@@ -89,5 +96,6 @@ def _why(finding: Finding) -> str:
         prose(" ".join(rule.meaning.split())) if rule is not None else "",
         f"Also caused: {safe(also)}" if also else "",
         f"See: {safe('; '.join(finding.references))}" if finding.references else "",
+        f'<a href="{safe(finding.doc)}">About this rule</a>' if rule is not None else "",
     ]
     return fold("Why", "".join(map(dim, filter(None, lines))))

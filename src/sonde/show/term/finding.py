@@ -8,6 +8,7 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from sonde.diagnose.check import all_rules
 from sonde.diagnose.finding import MARKS, Evidence, Finding, span
 from sonde.schema.window import Window
 from sonde.show.term.console import is_ascii
@@ -50,8 +51,10 @@ class FindingNote:
             yield _number(item, is_first=not index), _LABEL + 2
         yield from _labelled("traceback", _tail(finding.traceback, is_whole=self.unfold), style="dim")
         yield from _labelled("fix", finding.remedy, style="green")
+        label = "reference" if len(finding.references) == 1 else "references"
+        yield from _labelled(label, "; ".join(finding.references), style="dim")
         yield from _labelled(
-            "reference" if len(finding.references) == 1 else "references", "; ".join(finding.references), style="dim"
+            "more", f"sonde explain {finding.rule}" if finding.rule in all_rules() else "", style="dim"
         )
         if not self.unfold:
             yield from self._folded(width)
