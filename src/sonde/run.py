@@ -13,7 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
+from sonde.config import Settings
 from sonde.diagnose.diagnosis import Diagnosis, all_required_series, diagnose
+from sonde.diagnose.finding import Finding
 from sonde.diagnose.findings import Findings
 from sonde.display import Results, html_of, load_view, visible
 from sonde.errors import CorruptError, RunError, SondeError, UnknownNameError, UsageError
@@ -72,12 +74,15 @@ from sonde.read.tensors.view import SnapshotView
 from sonde.read.text import aligned, cell, is_number, shown_rows, terminal_width
 from sonde.schema.layout import RunStatus
 from sonde.schema.losses import training_loss
+from sonde.schema.mutes import parse_mutes
 from sonde.schema.old_names import current_scalar, current_stat
 from sonde.schema.records import flatten
 from sonde.schema.window import Column, Window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from sonde.diagnose.explanation import Explanation
 
 # Names for views, which import from here and never from `read`.
 __all__ = [
@@ -599,12 +604,39 @@ class Run:
         return Table(health_table(found.steps, found.sites, found.scores))
 
     def diagnosis(self) -> Diagnosis:
-        """Findings, health, and what could not be checked because it was not recorded."""
+        """Findings, health, and what could not be checked because it was not recorded.
+
+        The mutes of the run apply, and those of `sonde.yaml` and `SONDE_MUTE` here: see `muted` of the result.
+        """
 
         def skipped(name: str, error: Exception) -> None:
             self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
 
-        return diagnose(self.window(all_required_series()), on_error=skipped)
+        mutes = parse_mutes(Settings.load().mute)
+        return diagnose(self.window(all_required_series()), on_error=skipped, mutes=mutes)
+
+    def explain(self, finding: Finding | str | int = 1) -> Explanation:
+        """Why a finding was made: evidence, the rules that were considered and what rejected them, what to record.
+
+            run.explain(run.findings()[0])
+
+        A finding is also named by its rule or its number, from 1.
+        """
+        from sonde.diagnose.explanation import explain
+
+        found = self.diagnosis()
+        findings = Findings.of(found)
+        if isinstance(finding, Finding):
+            same = [one for one in findings if (one.rule, one.sites) == (finding.rule, finding.sites)]
+            return explain(found, next(iter(same), finding))
+        if isinstance(finding, int):
+            if not 1 <= finding <= len(findings):
+                raise UsageError(f"no finding {finding}: the run has {len(findings)}.")
+            return explain(found, findings[finding - 1])
+        chosen = next((one for one in findings if one.rule == finding), None)
+        if chosen is None:
+            raise UnknownNameError("finding", finding, {one.rule for one in findings})
+        return explain(found, chosen)
 
     def live_findings(self) -> Table:
         """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of findings made during training."""
