@@ -130,7 +130,6 @@ class Writer:
             self._queue.add(NewShard(id, shard))
 
     def scalar_id(self, name: str) -> int:
-        """The id of a scalar's name."""
         id = self._scalar_ids.get(name)
         return self._learn_scalar(name) if id is None else id
 

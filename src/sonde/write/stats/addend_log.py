@@ -7,6 +7,7 @@ from typing import Final
 
 from sonde.schema.addends import Addends, encode_addends
 from sonde.schema.layout import addends_folder
+from sonde.write.durable import make_folder
 from sonde.write.stats.log import Log, next_log_path
 
 _MAX_LOG_BYTES: Final = 256 << 20
@@ -45,6 +46,6 @@ class AddendLog:
             self.close()
             self._log = None
         if self._log is None:
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
             self._log = Log(next_log_path(self._folder))
         return self._log

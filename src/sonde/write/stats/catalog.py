@@ -77,7 +77,6 @@ class Catalog:
         self._connect()
 
     def sites(self) -> dict[int, Site]:
-        """Sites by id."""
         return sites_of(self._checked("sites"))
 
     def shards(self) -> dict[int, Shard]:
