@@ -94,6 +94,7 @@ def test_a_killed_rank_leaves_what_it_acknowledged() -> None:
     ranks = run.ranks().to_pylist()
     assert [(rank["rank"], rank["last_step"]) for rank in ranks] == [(0, 7), (1, 7)]
     assert ranks[1]["status"] == "crashed"
+    assert any(text.startswith("rank 1: the process disappeared") for text in run.warnings)
     own = run.stats("grad/0.weight/n", by_rank=True).to_pylist()
     assert [(row["rank"], row["value"]) for row in own if row["step"] == 7] == [(0, 64.0), (1, 64.0)]
 

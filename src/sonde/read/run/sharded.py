@@ -272,6 +272,9 @@ class ShardedState(RunState):
         found = super().warnings()
         for rank in self.ranks:
             found += [text for why in rank.state.warnings() if (text := f"rank {rank.number}: {why}") not in found]
+            status = rank.state.status()
+            if status.status == "crashed":
+                found.append(f"rank {rank.number}: {status.reason}")
         num_missing = self.manifest.world_size - len(self.by_rank())
         if self._sizes.any() and num_missing > 0:
             found.append(
