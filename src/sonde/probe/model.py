@@ -122,7 +122,7 @@ def type_name(module: nn.Module) -> str:
     """
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
-    # `fully_shard` gives a module a class of its own, FSDPLinear, derived from FSDPModule and Linear.
+    # `fully_shard` gives a module a new class, FSDPLinear, derived from FSDPModule and Linear.
     bases = type(module).__bases__
     is_wrapped = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
     return (bases[1] if is_wrapped else type(module)).__name__

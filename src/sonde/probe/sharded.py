@@ -56,7 +56,7 @@ def placements_of(tensor: Any) -> Any:
 
 
 def placed(tensor: Any) -> Placed:
-    """Which part of a tensor this rank holds, from its placements: no communication."""
+    """The part of a tensor on this rank, from its placements: no communication."""
     if not is_sharded(tensor):
         return WHOLE
     mesh = tensor.device_mesh

@@ -288,7 +288,7 @@ class Recorder:
             self._observer.on_item(item)
 
     def _without_shards(self, record: StatsRecord) -> StatsRecord:
-        """What an observer sees: rules and mirrors must not take the shard of one rank for the whole tensor."""
+        """The record for observers: rules and mirrors must not take the shard of one rank for the whole tensor."""
         is_whole = ~np.isin(record.site_ids, list(self.shards))
         has_hist = is_whole[record.hist_index]
         place = np.cumsum(is_whole, dtype=np.int32) - 1

@@ -1,6 +1,6 @@
 """A run whose ranks recorded parts of it: their files as if one process had written them.
 
-Each rank has a folder of its own with its own numbers for the sites. Rows of one site and step are merged when they are
+Each rank has its own folder, with its own numbers for the sites. Rows of one site and step are merged when they are
 read; of ranks that hold the same part, the first counts.
 """
 
@@ -39,7 +39,7 @@ _WHOLE: Final = Shard(part=0, parts=1)
 
 @dataclass
 class RankRows:
-    """What another rank has recorded."""
+    """The records of another rank."""
 
     number: int
     state: RunState
@@ -251,7 +251,7 @@ class ShardedState(RunState):
         return found
 
     def _fingerprints(self) -> list[tuple[Any, ...]]:
-        """Of each rank whose weights an earlier rank holds too: its fingerprints with those of that rank."""
+        """Fingerprints of ranks whose weights an earlier rank holds too, each with that of the earlier rank."""
         found: list[tuple[Any, ...]] = []
         first: dict[tuple[str, str], tuple[int, dict[int, float]]] = {}
         for number, state in self.by_rank().items() if self.ranks else ():

@@ -158,8 +158,8 @@ class RunState:
         return None
 
     def is_whole(self, site: NDArray[np.int64], count: NDArray[np.float64], *, is_merged: bool) -> Any:
-        """Which rows have all parts of their tensor, by their number of elements; None if all have. `is_merged`: rows
-        may cover several steps."""
+        """A mask of the rows that have all parts of their tensor, by their number of elements; None if all have.
+        `is_merged`: rows may cover several steps."""
         return None
 
     def events_of_ranks(self) -> list[tuple[Any, ...]]:
@@ -167,11 +167,11 @@ class RunState:
         return []
 
     def by_rank(self) -> dict[int, RunState]:
-        """What each rank has recorded, by its number."""
+        """The records of each rank, by its number."""
         return {self.manifest.rank: self}
 
     def scalar_homes(self, wanted: Collection[int]) -> list[tuple[RunState, dict[int, int]]]:
-        """Which of these scalars only other ranks have logged: the state of a rank, and the ids in the run by its
+        """Those of these scalars that only other ranks have logged: the state of a rank, and the ids in the run by its
         own."""
         return []
 

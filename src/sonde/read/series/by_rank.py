@@ -1,4 +1,4 @@
-"""What each rank of a job recorded, not merged: stats of its own parts, and a summary of each."""
+"""The records of each rank of a job, not merged: stats of the parts that it holds, and a summary of each."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def stats_by_rank(state: RunState, patterns: str | Sequence[str], steps: StepFil
 
 
 def rank_table(state: RunState) -> pa.Table:
-    """One row for each rank: where it runs, how far it has come, and its own loss and gradient at its last step.
+    """One row for each rank: where it runs, how far it has come, and its loss and gradient at its last step.
 
-    `silent_s` is the time since its last heartbeat while the run is recorded, `grad_norm` the norm of its own parts.
+    `silent_s` is the time since its last heartbeat while the run is recorded, `grad_norm` the norm of the parts that it
+    holds.
     """
     rows = [_row(number, own) for number, own in sorted(state.by_rank().items())]
     return pa.Table.from_pylist(rows, schema=_SUMMARY)

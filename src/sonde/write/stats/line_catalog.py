@@ -69,13 +69,16 @@ class LineCatalog:
             os.close(fd)
 
     def _read(self) -> None:
-        """What an earlier process of this rank wrote."""
+        """Read the commits of an earlier process of this rank."""
         if not self.path.exists():
             return
         for line in self.path.read_bytes().splitlines(keepends=True):
             if b'"crc32"' not in line or not check_document(line):
                 continue
-            content = json.loads(line)
+            try:
+                content = json.loads(line)
+            except ValueError:  # cut off within its signature
+                continue
             self._num_commits = max(self._num_commits, int(content["commit"]) + 1)
             for table, *values in content["rows"]:
                 if table in self._rows:
