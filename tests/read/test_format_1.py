@@ -153,7 +153,7 @@ def test_numbers_logged_by_a_count_of_the_users_own_are_not_abandoned(old_runs):
 
 
 def test_a_reader_of_format_1_refuses_a_run_of_format_2(tmp_path):
-    """It would show abandoned rows among the others; the error names the remedy. Here: the next format, and this reader."""
+    """It would show abandoned rows among the others; the error names the remedy. Here: the next format."""
     from sonde.errors import FormatError
     from sonde.write.folder import create_run
 
