@@ -159,7 +159,9 @@ def runs(
     """
     if status is not None and status not in get_args(RunStatus):
         raise UnknownNameError("status", status, get_args(RunStatus))
-    found, broken, num_left = [], {}, 0
+    found: list[Run] = []
+    broken: dict[Path, SondeError] = {}
+    num_left = 0
     folders = newest_first(run_folders(_dir(dir)))
     for number, folder in enumerate(folders):
         if limit is not None and len(found) == limit:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 REQUEST_S: Final = 10.0
 """How long a client may take to send a request, its body included."""
@@ -46,7 +46,8 @@ class BoundedProtocol(H11Protocol):
     @property
     def is_waiting(self) -> bool:
         """Whether the client has not sent the head of a request that is still to be answered."""
-        return self.cycle is None or self.cycle.response_complete
+        cycle: RequestResponseCycle | None = self.cycle  # None until the first request, whatever uvicorn declares
+        return cycle is None or cycle.response_complete
 
     def _expect_request(self) -> None:
         self._deadline = self.loop.call_later(REQUEST_S, self.transport.close)
