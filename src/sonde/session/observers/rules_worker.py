@@ -16,19 +16,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Site
 from sonde.schema.words import in_words
 from sonde.session.observers.messages import receive, send
-from sonde.session.observers.rules import LiveRules
+from sonde.session.observers.rules import Announcement, LiveRules
 from sonde.write.items import Facts, NewAttempt
 from sonde.write.observer import Item, Output
 from sonde.write.priority import NICENESS
-
-if TYPE_CHECKING:
-    from sonde.diagnose.finding import Finding
 
 _POLL_S: Final = 1.0
 
@@ -62,8 +59,7 @@ class Answer:
     """The result of one check."""
 
     outputs: list[Output]
-    to_say: list[Finding]
-    """Findings to print."""
+    to_say: list[Announcement]
     num_returns: int = 0
     """How often training had returned to an earlier step, as far as this check knows."""
     failure: str = ""
@@ -78,7 +74,7 @@ class RulesWorker:
     target: int
     """File descriptor."""
     _messages: SimpleQueue[Batch | None] = field(default_factory=SimpleQueue)
-    _to_say: list[Finding] = field(default_factory=list)
+    _to_say: list[Announcement] = field(default_factory=list)
     _work_s: float = 0.0
     _num_returns: int = 0
 
