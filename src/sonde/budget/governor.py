@@ -50,7 +50,7 @@ _TRY_EVERY: Final = (4, 20)
 """Steps between two trials of a kind whose cost is not known, and if more was spent than allowed."""
 _MAX_TRIALS: Final = 6
 _SHADOW: Final = (40, 2)
-"""Of this many steps, this many rest: a shorter rest is none."""
+"""The first number of steps contains the second number that only count. A single one could not rest."""
 _LOOK_AHEAD: Final = 200
 """Steps that may be left to counting at a time."""
 _SOON: Final = 0.2
