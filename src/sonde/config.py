@@ -46,7 +46,7 @@ class WriterSettings(BaseModel):
     """Amount of waiting data, in MiB, that also triggers a flush."""
     seal_steps: int = Field(default=1024, ge=1)
     """Number of steps after which the log is sealed into a Parquet segment."""
-    seal_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    seal_mib: float = Field(default=16.0, gt=0, allow_inf_nan=False)
     """Size of the log, in MiB, at which it is also sealed."""
     queue_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """MiB that may wait for the writer. Beyond that, rows are dropped and counted; training is never blocked."""
@@ -76,6 +76,7 @@ class RecordingSettings(TypedDict, total=False):
     exit_deadline_s: float
     finish_deadline_s: float
     system_metrics: bool
+    mask_secrets: bool
     snapshot_mib: float | None
     snapshot_wait_s: float
     writer: WriterSettings | Mapping[str, Any]
@@ -153,6 +154,8 @@ class Settings(BaseSettings):
     """Longest time, in seconds, that `finish` waits for the writer; for snapshots, the longest without progress."""
     system_metrics: bool = True
     """Record readings of CPU, memory, disk and GPU."""
+    mask_secrets: bool = True
+    """Store *** instead of passwords and access tokens found in `config` and in the command line."""
     snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Host memory, in MiB, for snapshots waiting to be written; none means a quarter of what is free at the start."""
     snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
@@ -328,7 +331,7 @@ def _with_current_names(layer: _Layer) -> _Layer:
         if old in values:
             del values[old]
             names = (variable_of(old), variable_of(instead)) if layer.is_environment else (old, instead)
-            _notice_removed(*names, layer)
+            _notice(names[0], f"no longer has an effect. Use {names[1]} instead.", layer)
     for name, current in SETTING_VALUES.items():
         given = values.get(name)
         if isinstance(given, str) and given in current:
@@ -340,10 +343,6 @@ def _with_current_names(layer: _Layer) -> _Layer:
 
 def _notice_renamed(old: str, new: str, layer: _Layer) -> None:
     _notice(old, f"is now called {new}. The old name still works.", layer)
-
-
-def _notice_removed(old: str, instead: str, layer: _Layer) -> None:
-    _notice(old, f"no longer has an effect. Use {instead} instead.", layer)
 
 
 def _notice(old: str, what: str, layer: _Layer) -> None:

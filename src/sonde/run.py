@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,6 @@ from sonde.errors import CorruptError, RunError, SondeError, UnknownNameError, U
 from sonde.read.compare.divergence import Divergence
 from sonde.read.compare.runs import Comparison, compare_states
 from sonde.read.compare.weights import WeightComparison, compare_weights
-from sonde.read.run.attempts import attempt_table, check_attempt
 from sonde.read.run.catalog import Catalog, Segment
 from sonde.read.run.checkpoints import (
     Checkpoint,
@@ -32,7 +31,7 @@ from sonde.read.run.checkpoints import (
     run_checkpoints,
     verify_checkpoint,
 )
-from sonde.read.run.folder import default_dir, find_run, open_inside, read_manifest, run_folders
+from sonde.read.run.folder import default_dir, find_run, newest_first, open_inside, read_manifest, run_folders
 from sonde.read.run.link import linked_run
 from sonde.read.run.manifest import Manifest
 from sonde.read.run.segments import Span
@@ -40,13 +39,20 @@ from sonde.read.run.state import RunState, open_state
 from sonde.read.run.status import Status, true_status
 from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps, step_slice
 from sonde.read.run.structure import read_structure
-from sonde.read.run.tables import event_table, finding_table, health_table, site_table, system_table
+from sonde.read.run.tables import (
+    attempt_table,
+    check_attempt,
+    event_table,
+    finding_table,
+    health_table,
+    site_table,
+    system_table,
+)
 from sonde.read.series.close_up import Histogram, SiteRow, newest_row, read_histogram
 from sonde.read.series.columns import read_lines
 from sonde.read.series.cut import by_series, thin
 from sonde.read.series.follow import Update, follow
-from sonde.read.series.heatmap import Heat, HeatQuestion
-from sonde.read.series.live_cells import LiveCells
+from sonde.read.series.heatmap import Heat, HeatQuestion, LiveCells
 from sonde.read.series.pyramid import make_columns, read_overview
 from sonde.read.series.scalars import read_named, read_scalars
 from sonde.read.series.sql import DEFAULT_LIMIT, run_query
@@ -96,7 +102,6 @@ __all__ = [
     "TensorSpec",
     "TensorStore",
     "WeightComparison",
-    "broken_runs",
     "by_series",
     "checkpoints_folder",
     "compare",
@@ -143,26 +148,29 @@ def runs(
     *,
     status: RunStatus | None = None,
     tag: str | None = None,
+    limit: int | None = None,
 ) -> Runs:
     """All runs in a folder of runs, or those of a project, with a status or with a tag; newest first.
 
-    Folders that cannot be opened are left out; see `broken_runs`.
+    With a limit, only the folders of the newest runs are opened. Those that cannot be opened are left out; `broken` has
+    their errors.
     """
     if status is not None and status not in get_args(RunStatus):
         raise UnknownNameError("status", status, get_args(RunStatus))
-    found = [run for run in map(_try_open, run_folders(_dir(dir))) if isinstance(run, Run)]
-    wanted = [
-        run
-        for run in found
-        if project in (None, run.project) and (tag is None or tag in run.tags) and status in (None, run.status)
-    ]
-    return Runs(sorted(wanted, key=lambda run: (run.created, run.path.name), reverse=True))
-
-
-def broken_runs(dir: str | os.PathLike[str] | None = None) -> dict[Path, SondeError]:
-    """Run folders that cannot be opened, each with its error."""
-    tried = {folder: _try_open(folder) for folder in run_folders(_dir(dir))}
-    return {folder: result for folder, result in tried.items() if isinstance(result, SondeError)}
+    found: list[Run] = []
+    broken: dict[Path, SondeError] = {}
+    num_left = 0
+    folders = newest_first(run_folders(_dir(dir)))
+    for number, folder in enumerate(folders):
+        if limit is not None and len(found) == limit:
+            num_left = len(folders) - number
+            break
+        run = _try_open(folder)
+        if not isinstance(run, Run):
+            broken[folder] = run
+        elif project in (None, run.project) and (tag is None or tag in run.tags) and status in (None, run.status):
+            found.append(run)
+    return Runs(sorted(found, key=lambda run: (run.created, run.path.name), reverse=True), broken, num_left)
 
 
 def read_head(folder: Path) -> tuple[Manifest, Status]:
@@ -259,6 +267,15 @@ def _try_open(folder: Path) -> Run | SondeError:
 
 class Runs(Results["Run"]):
     """Runs, newest first; a list that shows itself."""
+
+    def __init__(
+        self, runs: Iterable[Run] = (), broken: Mapping[Path, SondeError] | None = None, num_left: int = 0
+    ) -> None:
+        super().__init__(runs)
+        self.broken = dict(broken or {})
+        """The folders that cannot be opened, each with its error."""
+        self.num_left = num_left
+        """The number of older folders that were not opened because of the limit."""
 
     def __repr__(self) -> str:
         if not self:

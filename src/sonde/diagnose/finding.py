@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from textwrap import wrap
 from typing import Any, Final
@@ -139,10 +139,6 @@ class Finding:
             "traceback": self.traceback,
             "cause_of": [finding.as_dict() for finding in self.cause_of],
         }
-
-    def demoted(self) -> Finding:
-        """The same finding with severity info, because another finding explains it."""
-        return replace(self, severity=Severity.INFO)
 
 
 def span(finding: Finding) -> str:

@@ -192,8 +192,8 @@ def _in_band(measured: Array, severe: Sequence[Finding], steps: Steps) -> Array:
         inside = _steps_of(finding, steps)
         low[inside], high[inside] = BANDS[finding.severity]
     left = np.minimum(_finding_factor(severe, steps), np.where(low < FINE, MOST_LEFT, 1.0))
-    score: Array = (low + (high - low) * measured * left) / 100.0
-    return score
+    scores: Array = (low + (high - low) * measured * left) / 100.0
+    return scores
 
 
 def _steps_of(finding: Finding, steps: Steps) -> NDArray[np.bool_]:

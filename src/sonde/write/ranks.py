@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from sonde.schema.layout import RANKS_FOLDER, rank_log
 from sonde.schema.records import Event, check_document, sign_document, to_json
+from sonde.write.durable import make_folder, sync_folder
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 STALE_S: Final = 24 * 3600.0
@@ -99,7 +100,8 @@ class RankLog:
 
     def write(self, event: Event, start: Start) -> None:
         """Until it returns to a step, a rank counts from 0: only the first rank knows where a resumed run continues."""
-        self.path.parent.mkdir(exist_ok=True)
+        make_folder(self.path.parent)
+        is_new = not self.path.exists()
         step = event.step + (self.first_step if start.first_step is None else 0)
         message = event.message.replace(f"at step {event.step},", f"at step {step},", 1)
         row = {
@@ -116,6 +118,8 @@ class RankLog:
             file.write(sign_document(to_json(row)))
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            sync_folder(self.path.parent)
 
 
 class RankEvents:

@@ -6,6 +6,7 @@ file, never imports torch, and ends with the training process, however that ends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -149,9 +150,14 @@ def main() -> None:
     os.nice(max(NICENESS - os.nice(0), 0))
     target = os.dup(1)
     os.dup2(2, 1)  # nothing else may write between the messages
+    code = 0
     try:
         RulesWorker(sys.stdin.buffer, target).work()
     except (BrokenPipeError, EOFError):
-        return
+        pass
     except Exception as error:  # noqa: BLE001  reported in the run
-        send(target, Answer([], [], failure=in_words(error)))
+        code = 1
+        with contextlib.suppress(OSError):
+            send(target, Answer([], [], failure=in_words(error)))
+    # At once: Python would wait a second for the thread that reads the pipe, and training for this process.
+    os._exit(code)

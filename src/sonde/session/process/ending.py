@@ -28,7 +28,6 @@ def last_error() -> BaseException | None:
 
 
 def status_of(error: BaseException | None) -> tuple[RunStatus, str]:
-    """The status of a run that ended with this exception."""
     if error is None or isinstance(error, GeneratorExit):
         return "finished", ""
     if isinstance(error, SystemExit):

@@ -48,12 +48,10 @@ def findings_title(findings: Sequence[Finding]) -> str:
 
 
 def findings_list(findings: Sequence[Finding]) -> str:
-    """Findings in full."""
     return "".join(map(finding_html, findings)) or dim("No problems found in the recorded data.")
 
 
 def finding_html(finding: Finding) -> str:
-    """One finding."""
     colour = SEVERITY_COLOURS[str(finding.severity)]
     head = f'<b style="color:{colour}">{safe(finding.severity)}</b> <b>{safe(finding.rule)}</b>'
     when = f'<span class="sonde-dim">{safe(span(finding))}, confidence {100 * finding.confidence:.0f} %</span>'

@@ -27,7 +27,6 @@ _TONES: Final = {"good": "✓", "watch": "!", "bad": "✗", "unknown": "?"}
 
 
 def to_markdown(report: Report) -> str:
-    """Render the report."""
     return "\n".join(_lines(report)).rstrip() + "\n"
 
 
