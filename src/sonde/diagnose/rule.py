@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
+from sonde.diagnose.confidence import confidences
 from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.grounding import grounded
 from sonde.schema.window import Window
@@ -26,6 +27,7 @@ class Found:
     """None means the last step of the window."""
     severity: str | None = None
     """None means the rule's default."""
+    traceback: str = ""
 
 
 RuleFunction = Callable[[Window], Iterator[Found]]
@@ -56,7 +58,7 @@ class Rule:
             yield Finding(
                 rule=self.name,
                 severity=self.severity if found.severity is None else Severity(found.severity),
-                confidence=found.confidence,
+                confidence=confidences().calibrated(self.name, found.confidence),
                 step=int(found.step),
                 last_step=window.last_step if found.last_step is None else int(found.last_step),
                 message=found.message,
@@ -64,6 +66,7 @@ class Rule:
                 evidence=tuple(grounded(evidence, window) for evidence in found.evidence),
                 remedy=found.remedy,
                 references=self.references,
+                traceback=found.traceback,
             )
 
 

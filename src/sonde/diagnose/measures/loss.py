@@ -244,8 +244,6 @@ def held_out(window: Window) -> HeldOut | None:
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """One spike of the loss."""
-
     index: int
     """Its index among the values of the loss."""
     step: int

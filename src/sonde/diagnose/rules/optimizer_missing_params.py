@@ -21,7 +21,7 @@ STALLED: Final = 0.3
     causes=(
         "underfitting", "lr_too_low", "frozen_layers", "vanishing_gradients", "missing_zero_grad", "bottleneck_layer",
         "exploding_gradients", "qkv_imbalance", "label_shuffling", "detached_graph", "symmetric_init", "init_scale",
-        "rank_collapse",
+        "rank_collapse", "rnn_vanishing_temporal",
     ),
     references=("Jiang et al. 2025, TrainCheck",),
 )  # fmt: skip
