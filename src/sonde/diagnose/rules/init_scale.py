@@ -32,7 +32,7 @@ HARMED: Final = 0.3
     needs=("param/*/rms", "act/*/rms"),
     causes=(
         # Vanishing gradients and saturated units are the same fault seen from the other side: they are still reported.
-        "nan_inf", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
+        "nan_inf", "lr_too_high", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
         "output_logit_growth", "underfitting", "rank_collapse", "attention_logit_growth", "attention_entropy_collapse",
         "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation",
     ),
