@@ -14,6 +14,8 @@ from sonde.diagnose.wording import number
 from sonde.schema.window import Column, Window
 
 RATE: Final = "optim/lr"
+LOWEST: Final = 1e-6
+"""The lowest learning rate that an instruction names: after an explosion, a ratio says nothing about a good rate."""
 RISING_SHARE: Final = 0.05
 """A rise that is over by this fraction of the run does not count as a warm-up."""
 
@@ -68,8 +70,13 @@ def write_rate(window: Window, factor: float) -> str:
     verb = "Lower" if factor < 1 else "Raise"
     if not peak > 0 or not math.isfinite(peak * factor) or not factor > 0:
         return f"{verb} the learning rate to {number(factor, 1)} times its current value"
-    new = one_digit(peak * factor)
+    wanted = peak * factor
+    new = one_digit(min(_usual(window), peak / 10) if wanted < LOWEST < peak else wanted)
     return f"{verb} the learning rate from {number(peak, 3)} to {new}: `{name}(..., lr={new})`"
+
+
+def _usual(window: Window) -> float:
+    return 1e-3 if is_adaptive(window) else 1e-2
 
 
 def one_digit(value: float) -> str:
