@@ -33,8 +33,3 @@ def test_another_rate_is_written_as_code_for_this_optimizer() -> None:
     assert write_rate(at(0.5), 0.0047) == "Lower the learning rate from 0.5 to 0.002: `SGD(..., lr=0.002)`"
     assert write_rate(at(0.001), 10) == "Raise the learning rate from 0.001 to 0.01: `SGD(..., lr=0.01)`"
     assert "0.1 times" in write_rate(Window(), 0.1)
-
-
-def test_no_rate_is_named_that_would_stop_training() -> None:
-    assert write_rate(at(50.0), 2e-18) == "Lower the learning rate from 50 to 0.01: `SGD(..., lr=0.01)`"
-    assert write_rate(at(0.01), 2e-18) == "Lower the learning rate from 0.01 to 0.001: `SGD(..., lr=0.001)`"
