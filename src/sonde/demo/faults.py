@@ -67,7 +67,7 @@ def exploding(is_repaired: bool) -> Training:
         weight.data.mul_(1.0 if is_repaired else 4.0)
 
     model = stack([NUM_FEATURES, *[48] * 5, NUM_CLASSES], nn.ReLU, init)
-    return Training(model=model, optimizer=sgd(model, 0.01), batches=batches(clusters(1200)), num_steps=300)
+    return Training(model=model, optimizer=adam(model, 1e-3), batches=batches(clusters(1200)), num_steps=300)
 
 
 def dead_relu(is_repaired: bool) -> Training:
@@ -185,7 +185,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "exploding": Fault(
         rule="init_scale",
-        story="Weights start four times too large, so gradients grow from layer to layer until they overflow.",
+        story="Weights start four times too large, so values and gradients grow about fourfold from layer to layer.",
         wrong="nn.init.normal_(weight, std=4 * sqrt(2 / fan_in))",
         right="nn.init.kaiming_normal_(weight)",
         build=exploding,
