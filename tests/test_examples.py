@@ -43,7 +43,7 @@ ARGUMENTS = {
 }
 # What the first lines of an example promise to show.
 SHOWN = {
-    "hf_trainer.py": "transformer.h.1.mlp.c_fc.weight",
+    "hf_trainer.py": "transformer.ln_f.weight",
     "lightning_trainer.py": "loss",
     "keras_fit.py": "hidden.kernel",
     "flax_loop.py": "hidden.kernel",
