@@ -633,6 +633,16 @@ class WatchedModel:
             place.is_selected = choose_place(place)
         names.choose_place, names.choose = choose_place, choose_parameter
         names.refresh()
+        self._tell_no_site()
+
+    def _tell_no_site(self) -> None:
+        known: list[ModuleRef | NamedParameter] = [*self.names.places.values(), *self.names.parameters.values()]
+        if not any(site.is_selected for site in known):
+            self.recording.warn_once(
+                "no site",
+                f"sites={self.plan.sites!r} matches no layer of this model, so none is recorded. Some of its sites: "
+                f"{', '.join(site.name for site in known[-3:])}.",
+            )
 
     def _tell_scripted(self) -> None:
         inside = self.names.scripted_inside() if repr(self.plan.activations) != "never" else []
