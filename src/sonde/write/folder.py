@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
 from sonde.schema.layout import LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER, UNSHARDED_VERSION, rank_folder
+from sonde.schema.records import to_json
 from sonde.schema.secrets import mask_command, mask_config
 from sonde.write.durable import TMP_SUFFIX, make_folder, sync_folder
 from sonde.write.environment import describe_machine
@@ -64,7 +66,8 @@ def create_run(
     dir = absolute(dir)
     config, command = dict(config or {}), [str(part) for part in (sys.argv if command is None else command)]
     if mask_secrets:
-        config, command = mask_config(config), mask_command(command)
+        # As it is stored: a secret may be inside an object, and a config may contain itself.
+        config, command = mask_config(json.loads(to_json(config))), mask_command(command)
     try:
         run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
         content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
