@@ -132,7 +132,7 @@ def rules() -> str:
 
     rows = [
         (
-            f"`{rule.name}`",
+            f"[{rule.name}](rules/{rule.name}.md)",
             rule.meaning.splitlines()[0],
             str(rule.severity),
             ", ".join(f"`{name}`" for name in rule.causes),
@@ -332,7 +332,22 @@ def pages() -> list[Path]:
     return [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
+def rule_pages() -> dict[Path, str]:
+    """The page of each rule, as `sonde explain RULE` prints it."""
+    from sonde.diagnose.check import all_rules
+    from sonde.diagnose.page import page
+
+    return {DOCS / "rules" / f"{name}.md": page(name) for name in sorted(all_rules())}
+
+
 def main() -> None:
+    known = rule_pages()
+    for path in {*(DOCS / "rules").glob("*.md"), *known}:
+        if path not in known:
+            path.unlink()
+        elif not path.exists() or path.read_text(encoding="utf-8") != known[path]:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(known[path], encoding="utf-8")
     for page in pages():
         old = page.read_text(encoding="utf-8")
         if (new := fill(old)) != old:

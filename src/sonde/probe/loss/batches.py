@@ -29,18 +29,14 @@ class DataSource:
         return self.ref is not None and self.ref() is None
 
 
-class BatchTap:
+class BatchTap(FunctionTap):
     """Remembers where the newest batch came from, until `take` is called."""
 
     def __init__(self, on_error: Callable[[str, Exception], None], is_ours: Callable[[], bool] = lambda: True) -> None:
         self._is_ours = is_ours
         """Whether the calling thread may be the one whose batches are of interest."""
         self._newest: weakref.ref[Any] | None = None
-        drawn = protected(self._drawn, on_error, "batch")
-        self._functions = FunctionTap(_BaseDataLoaderIter, ["__next__"], drawn, is_traced=False)
-
-    def detach(self) -> None:
-        self._functions.detach()
+        super().__init__(_BaseDataLoaderIter, ["__next__"], protected(self._drawn, on_error, "batch"), is_traced=False)
 
     def _drawn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
         if self._is_ours():

@@ -117,7 +117,7 @@ def read_catalog(run: Path, *, is_live: bool) -> Catalog:
     with connect(run, is_live=is_live) as connection:
         rows = {table: _checked_rows(connection, table, problems) for table in _CHECKED}
     sites = _parsed(_site, rows["sites"], "sites", problems)
-    names = _parsed(_scalar_name, rows["scalar_names"], "scalar_names", problems)
+    names = _parsed(lambda row: current_scalar(str(row[1])), rows["scalar_names"], "scalar_names", problems)
     segments = _parsed(partial(_segment, run), rows["segments"], "segments", problems)
     attempts = _all_attempts(run, rows["attempts"], problems)
     return Catalog(sites, names, tuple(segments[id] for id in sorted(segments)), attempts, tuple(problems))
@@ -293,10 +293,6 @@ def _site(row: tuple[Any, ...]) -> Site:
         module_type=str(module_type),
         aliases=tuple(str(alias) for alias in json.loads(aliases or "[]")),
     )
-
-
-def _scalar_name(row: tuple[Any, ...]) -> str:
-    return current_scalar(str(row[1]))
 
 
 def _segment(run: Path, row: tuple[Any, ...]) -> Segment:

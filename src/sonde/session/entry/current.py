@@ -120,18 +120,7 @@ def _start(run: _Prepared) -> Session | NullSession:
     global _current, _asked
     began_s = time.perf_counter()
     _end_current()
-    described = run.described
-    _current, _asked = (
-        begin(
-            run.settings,
-            name=described.name,
-            config=described.config,
-            tags=described.tags,
-            notes=described.notes,
-            resume=described.resume,
-        ),
-        run.asked,
-    )
+    _current, _asked = begin(run.settings, **{name: getattr(run.described, name) for name in _DESCRIPTION}), run.asked
     if isinstance(_current, Session):
         _current.recording.ledger.begin(began_s)
     if run.gave_way and isinstance(_current, Session):
