@@ -193,7 +193,7 @@ def test_the_short_memory_of_a_recurrent_layer_that_never_trained_is_a_symptom(c
     assert [(f.rule, str(f.severity)) for f in found] == [(cause, "warning"), ("rnn_vanishing_temporal", "info")]
 
 
-def test_weights_behind_dead_units_get_no_gradient_and_are_not_frozen_by_mistake() -> None:
+def test_weights_after_dead_units_get_no_gradient_and_are_not_frozen_by_mistake() -> None:
     assert "dead_relu" in all_rules()
     found = ranked([a_finding("frozen_layers", confidence=0.95), a_finding("dead_relu")])
     assert [(f.rule, str(f.severity)) for f in found] == [("dead_relu", "warning"), ("frozen_layers", "info")]
