@@ -34,7 +34,7 @@ HARMED: Final = 0.3
         # Vanishing gradients and saturated units are the same fault seen from the other side: they are still reported.
         "nan_inf", "lr_too_high", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
         "output_logit_growth", "underfitting", "rank_collapse", "attention_logit_growth", "attention_entropy_collapse",
-        "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation",
+        "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation", "rnn_vanishing_temporal",
     ),
     references=("Glorot & Bengio 2010", "He et al. 2015", "TheDeepChecker, Ben Braiek & Khomh 2022"),
 )  # fmt: skip
