@@ -8,9 +8,12 @@ found, as a consequence or a remark. Numbers differ from machine to machine, so 
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+import sysconfig
 import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,49 @@ def record(program: Any, folder: str) -> Any:
     return train(program.build(0, fixed=False), Recorded())
 
 
+CRASHES = {
+    "crashed": "model(torch.ones(2, 3))",
+    "out_of_memory": "torch.empty(1 << 50)",
+    "killed": "session.flush(); os.kill(os.getpid(), 9)",
+    "disk_full": "open('/dev/full', 'w').write('x' * 100000)",
+    "interrupted": "raise KeyboardInterrupt",
+}
+"""Endings of a small program, by the rule that reports them."""
+PROGRAM = """
+import os, torch, sonde
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+session = sonde.watch(model, optimizer, dir="runs", verbose=False, exit_deadline_s=60)
+def fit(num_steps):
+    for _ in range(num_steps):
+        loss = (model(torch.randn(32, 16)) - 1).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        sonde.log({"loss": loss})
+    END
+fit(60)
+"""
+
+
+def crash(rule: str) -> None:
+    """Let a program end that way, and keep its finding."""
+    import sonde
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(PROGRAM.replace("END", CRASHES[rule]), encoding="utf-8")
+        subprocess.run([sys.executable, "train.py"], cwd=folder, stderr=subprocess.DEVNULL, check=False)
+        found = sonde.open("latest", dir=Path(folder, "runs")).diagnosis()
+        finding = next(finding for finding in found.findings if finding.rule == rule)
+        traceback = finding.traceback
+        for place in (f"{Path(folder).resolve()}/", f"{sysconfig.get_paths()['purelib']}/"):
+            traceback = traceback.replace(place, "")
+        text = shown(replace(finding, traceback=traceback), found.window)
+        (FOLDER / f"{rule}.txt").write_text(text, encoding="utf-8")
+
+
 def main(wanted: list[str]) -> None:
+    for rule in CRASHES:
+        if not wanted or rule in wanted:
+            crash(rule)
     warnings.simplefilter("ignore")
     sys.path[:0] = [str(ROOT / "tests" / "programs")]
     import torch

@@ -13,7 +13,7 @@ from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.measures.signal import fading
 from sonde.diagnose.rule import Found, rule
-from sonde.diagnose.wording import number, percent
+from sonde.diagnose.wording import attribute, number, percent
 from sonde.schema.window import Window
 
 WIDE: Final = 3.0
@@ -105,6 +105,6 @@ def _small(window: Window, small: list[str], gains: dict[str, float]) -> Found:
 
 def _remedy(site: str) -> str:
     return (
-        f"Initialise with `nn.init.kaiming_normal_(model.{site})` for ReLU, `nn.init.xavier_normal_` for tanh and "
+        f"Initialise with `nn.init.kaiming_normal_({attribute(site)})` for ReLU, `nn.init.xavier_normal_` for tanh and "
         "sigmoid, or a standard deviation of 0.02 for language models, or keep torch's default."
     )
