@@ -21,7 +21,7 @@ AWAY_FROM_BEST: Final = 5.0
 """Final loss divided by its lowest level, if it also ends above WORSE times the first loss. A healthy run does not end
 above its first loss; noise lifts it by less than half."""
 WORSE: Final = 1.5
-LEFT: Final = 1.5
+LEFT: Final = 1.2
 """Loss relative to its lowest level above which it has begun to rise."""
 
 
