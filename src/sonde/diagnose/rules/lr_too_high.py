@@ -38,7 +38,7 @@ EARLY: Final = 10
         *("nan_inf", "underfitting", "saturated_activations"),
         *("constant_output", "rank_collapse", "vanishing_gradients", "bottleneck_layer"),
         *("adam_second_moment_underestimate", "clip_too_tight", "low_precision_overflow", "bad_batches"),
-        "qkv_imbalance",
+        *("qkv_imbalance", "attention_entropy_collapse", "attention_logit_growth", "output_logit_growth"),
     ),
     references=(
         "Karpathy, CS231n: ratio of updates to weights about 1e-3",
