@@ -15,7 +15,7 @@ from torch import Tensor
 from sonde.reduce.gpu.triton import CHUNK, ChunkList
 from sonde.reduce.gpu.triton_single import Bank
 from sonde.reduce.gpu.triton_step import StepChunks
-from sonde.session.model.formula import rule_of
+from sonde.session.model.predicted_update import rule_of
 
 SHAPES = [(50304, 2048)] + [(6144, 2048), (2048, 2048), (8192, 2048), (2048, 8192), (2048,), (2048,)] * 16
 DEVICE = torch.device("cuda", 0)

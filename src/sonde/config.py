@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
@@ -13,6 +13,7 @@ from pydantic_settings import SettingsError as EnvSyntaxError
 
 from sonde.display import print_line
 from sonde.errors import SettingsError, UnknownNameError, nearest
+from sonde.schema.mutes import Mute, parse_mutes
 from sonde.schema.old_names import REMOVED_SETTINGS, SETTING_VALUES, SETTINGS
 
 PREFIX: Final = "SONDE_"
@@ -45,7 +46,7 @@ class WriterSettings(BaseModel):
     """Amount of waiting data, in MiB, that also triggers a flush."""
     seal_steps: int = Field(default=1024, ge=1)
     """Number of steps after which the log is sealed into a Parquet segment."""
-    seal_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    seal_mib: float = Field(default=16.0, gt=0, allow_inf_nan=False)
     """Size of the log, in MiB, at which it is also sealed."""
     queue_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """MiB that may wait for the writer. Beyond that, rows are dropped and counted; training is never blocked."""
@@ -69,11 +70,13 @@ class RecordingSettings(TypedDict, total=False):
     activation_rows: int | None
     live_rules: bool
     verbose: bool
+    mute: str | Sequence[str | Mapping[str, Any] | Mute]
     check_finite: bool
     max_errors: int
     exit_deadline_s: float
     finish_deadline_s: float
     system_metrics: bool
+    mask_secrets: bool
     snapshot_mib: float | None
     snapshot_wait_s: float
     writer: WriterSettings | Mapping[str, Any]
@@ -138,6 +141,9 @@ class Settings(BaseSettings):
     """Run the rules during training, in a separate process and for at most 0.3 % of the time."""
     verbose: bool = True
     """Print a line at the start, at the end, and for each kind of problem found: on stderr, in a notebook on stdout."""
+    mute: tuple[Mute, ...] | str = ()
+    """Findings not to report: rules (`gradient_noise`, `dead_relu:layers.3.*`) or maps of rule, sites, until and
+    reason."""
     check_finite: bool = True
     """Check the forward pass for NaN and infinity at every step, and name the module where one first appeared."""
     max_errors: int = Field(default=10, ge=1)
@@ -148,6 +154,8 @@ class Settings(BaseSettings):
     """Longest time, in seconds, that `finish` waits for the writer; for snapshots, the longest without progress."""
     system_metrics: bool = True
     """Record readings of CPU, memory, disk and GPU."""
+    mask_secrets: bool = True
+    """Store *** instead of passwords and access tokens found in `config` and in the command line."""
     snapshot_mib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Host memory, in MiB, for snapshots waiting to be written; none means a quarter of what is free at the start."""
     snapshot_wait_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
@@ -205,6 +213,11 @@ class Settings(BaseSettings):
     @classmethod
     def _yaml_reads_on_as_true(cls, value: Any) -> Any:
         return {True: "enabled", False: "disabled"}[value] if isinstance(value, bool) else value
+
+    @field_validator("mute", mode="before")
+    @classmethod
+    def _parse_mutes(cls, value: Any) -> Any:
+        return parse_mutes(value)
 
     @field_validator("budget", "snapshot_mib", "activation_rows", mode="before")
     @classmethod
@@ -318,7 +331,7 @@ def _with_current_names(layer: _Layer) -> _Layer:
         if old in values:
             del values[old]
             names = (variable_of(old), variable_of(instead)) if layer.is_environment else (old, instead)
-            _notice_removed(*names, layer)
+            _notice(names[0], f"no longer has an effect. Use {names[1]} instead.", layer)
     for name, current in SETTING_VALUES.items():
         given = values.get(name)
         if isinstance(given, str) and given in current:
@@ -330,10 +343,6 @@ def _with_current_names(layer: _Layer) -> _Layer:
 
 def _notice_renamed(old: str, new: str, layer: _Layer) -> None:
     _notice(old, f"is now called {new}. The old name still works.", layer)
-
-
-def _notice_removed(old: str, instead: str, layer: _Layer) -> None:
-    _notice(old, f"no longer has an effect. Use {instead} instead.", layer)
 
 
 def _notice(old: str, what: str, layer: _Layer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sonde.cli.main import VERBS, _options
-from sonde.cli.wording import in_options
+from sonde.cli.output import in_options
 from sonde.config import Settings, ordered_names, variable_of
 
 BAD: dict[str, Any] = {

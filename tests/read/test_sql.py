@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,23 @@ def test_a_query_without_end_is_stopped(finished):
     query = "select count(*) from range(1000000000) a, range(1000000000) b where a.range + b.range = -1"
     with pytest.raises(QueryError, match="stopped after"):
         run_query(Run(finished.path)._state, query, timeout_s=0.3)
+
+
+@pytest.mark.slow
+def test_a_query_inside_one_huge_function_call_is_given_up(finished):
+    """DuckDB does not see an interrupt inside a function call, so this needs a process that can be ended."""
+    query = "select levenshtein(repeat('ab', 500000), repeat('ba', 500000))"
+    program = (
+        "import sys; from sonde.read.series import sql; sql.run_query.__defaults__ = (10, 0.5); sql.GRACE_S = 0.5; "
+        "from sonde.cli.main import main; main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "query", str(finished.path), query],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "did not stop after 0.5 s" in done.stderr
+    assert "leaked" not in done.stderr
 
 
 def test_a_name_in_a_run_is_data_and_never_sql(record):

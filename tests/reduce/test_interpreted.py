@@ -102,7 +102,7 @@ def test_what_is_done_again_may_lie_anywhere(ways, dtype):
 
 def test_what_is_done_again_in_a_step_may_lie_anywhere(ways):
     from sonde.reduce.gpu.triton_step import StepChunks
-    from sonde.session.model.formula import rule_of
+    from sonde.session.model.predicted_update import rule_of
 
     params = [torch.nn.Parameter(x) for x in odd_ones(21, 300)[::-1]]
     for p, g in zip(params, odd_ones(21, 300), strict=True):
@@ -128,7 +128,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_update_is_known_before_the_step(ways, name):
     from sonde.reduce.gpu.triton_step import StepChunks
-    from sonde.session.model.formula import rule_of
+    from sonde.session.model.predicted_update import rule_of
 
     params = [torch.nn.Parameter(x) for x in make()]
     optimizer = OPTIMIZERS[name](params)
@@ -172,7 +172,7 @@ def test_update_is_known_before_the_step(ways, name):
 
 def test_step_with_nan_and_a_skipped_step(ways):
     from sonde.reduce.gpu.triton_step import StepChunks
-    from sonde.session.model.formula import rule_of
+    from sonde.session.model.predicted_update import rule_of
 
     params = [torch.nn.Parameter(x) for x in make()]
     optimizer = torch.optim.AdamW(params, lr=1e-2)
@@ -201,7 +201,7 @@ def test_step_with_nan_and_a_skipped_step(ways):
 
 def test_a_wrong_formula_is_found_out():
     from sonde.reduce.gpu.triton_step import StepChunks
-    from sonde.session.model.formula import rule_of
+    from sonde.session.model.predicted_update import rule_of
 
     params = [torch.nn.Parameter(x) for x in make()]
     optimizer = torch.optim.AdamW(params, lr=1e-2)

@@ -14,7 +14,7 @@ from sonde.errors import UnknownNameError
 from sonde.reduce.numpy import sketch
 from sonde.schema.joined import JOINED
 from sonde.schema.sketch import INDEX, Array, empty_hist, empty_rows
-from sonde.schema.stats import STATS, Sketch, find_stats, needs_hist, quantile
+from sonde.schema.stats import STATS, Sketch, find_stats, quantile
 
 # Magnitudes inside the histogram, where every stat has its full meaning; the ends have separate tests.
 INSIDE = st.one_of(st.sampled_from([0.0, np.nan, np.inf]), st.floats(2**-40, 2**14), st.floats(-(2**14), -(2**-40)))
@@ -145,8 +145,6 @@ def test_without_a_histogram_what_needs_it_is_nan() -> None:
     for stat in STATS.values():
         if stat.needs_hist:
             assert np.isnan(getattr(s, stat.name))
-    assert needs_hist(STATS.values())
-    assert not needs_hist([STATS["rms"]])
 
 
 @pytest.mark.parametrize("name", sorted(STATS))

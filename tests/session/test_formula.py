@@ -21,7 +21,7 @@ from sonde.reduce.gpu.update_formula import (
     WITH_GRAD,
     UpdateFormula,
 )
-from sonde.session.model.formula import rule_of
+from sonde.session.model.predicted_update import rule_of
 
 VARIANTS = {
     f"{kind.__name__} {way} {options}": (kind, {**way_options, **options})

@@ -212,7 +212,7 @@ def test_the_dashboard_shows_the_last_attempt(begin, reopen):
 
 
 def sample_paths(run: sonde.Run) -> dict[int, str]:
-    from sonde.read.tensors.sample_paths import sample_paths
+    from sonde.read.series.views import sample_paths
 
     return sample_paths(run._now)
 

@@ -13,13 +13,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from sonde.errors import MissingPackageError
 from sonde.read.run.link import linked_run, linked_step
-from sonde.session import NullSession, Session
+from sonde.session import Session
 from sonde.session.entry.trainer import TrainerMixin
-from sonde.session.keywords import RunKeywords, WatchKeywords, spelled_out
 from sonde.write.items import KeptRow
 from sonde.write.link import write_link
 
@@ -41,20 +40,11 @@ class SondeCallback(TrainerMixin, TrainerCallback):  # type: ignore[misc]
     `sonde.watch`, all others are those of `sonde.init`.
     """
 
-    @spelled_out(RunKeywords)
-    def __init__(
-        self,
-        session: Session | NullSession | None = None,
-        *,
-        watch: WatchKeywords | None = None,
-        **init: Unpack[RunKeywords],
-    ) -> None:
-        super().__init__(session, watch=watch, **init)
-        self._is_swept = False
-        self.checkpoint: Any = None
-        """The checkpoint that `Trainer.train` resumes from."""
-        self._ahead = 0
-        """The number of steps of the run before this training, beyond those the trainer counts."""
+    checkpoint: Any = None
+    """The checkpoint that `Trainer.train` resumes from."""
+    _is_swept = False
+    _ahead = 0
+    """The number of steps of the run before this training, beyond those the trainer counts."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         resumed = _resumed_from(args, self.checkpoint) if state.global_step else None

@@ -94,7 +94,6 @@ def _load_valid(dir: Path | None) -> Settings | None:
 
 
 def run_checks(dir: Path | None) -> Iterator[Check]:
-    """Run every check in turn."""
     yield check_distribution()
     yield check_python()
     yield check_torch()

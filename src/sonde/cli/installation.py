@@ -95,7 +95,6 @@ def print_settings(rows: list[Setting], *, as_json: bool) -> None:
 
 
 def print_installation(facts: dict[str, Any]) -> None:
-    """Print the facts of `describe_installation`."""
     from sonde.show.term.console import make_console
     from sonde.show.term.table import Column, table
 

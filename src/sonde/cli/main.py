@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from typing import Annotated, Any, ClassVar, Final, NoReturn, cast
@@ -16,13 +17,14 @@ from sonde.cli.compare import compare
 from sonde.cli.delete import delete
 from sonde.cli.diagnose import diagnose
 from sonde.cli.doctor import doctor
+from sonde.cli.explain import explain
 from sonde.cli.export import export
 from sonde.cli.flow import flow
 from sonde.cli.help import Verb, Verbs
 from sonde.cli.hub import hub
 from sonde.cli.list import list_runs
 from sonde.cli.monitor import monitor
-from sonde.cli.output import print_error
+from sonde.cli.output import click_message, in_options, print_error
 from sonde.cli.plot import plot
 from sonde.cli.query import query
 from sonde.cli.report import report
@@ -31,13 +33,12 @@ from sonde.cli.show import show
 from sonde.cli.snapshot import snapshot
 from sonde.cli.train import train
 from sonde.cli.ui import ui
-from sonde.cli.wording import click_message, in_options
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
 GROUPS: Final[dict[str, dict[str, Callable[..., None]]]] = {
     "Record": {"run": run, "train": train, "snapshot": snapshot},
     "View runs": {"list": list_runs, "show": show, "ui": ui, "monitor": monitor, "query": query},
-    "Find problems": {"diagnose": diagnose, "compare": compare, "flow": flow},
+    "Find problems": {"diagnose": diagnose, "explain": explain, "compare": compare, "flow": flow},
     "Export and share": {"report": report, "plot": plot, "export": export, "hub": hub},
     "Manage": {"checkpoints": checkpoints, "delete": delete, "doctor": doctor},
 }
@@ -117,7 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         error = _as_unknown_verb(error, given)
         print_error(_sentence(error, given))
         code = _exit_code(error, given)
+    _leave_running_query(code or 0)
     sys.exit(code or 0)
+
+
+def _leave_running_query(code: int) -> None:
+    """A query that cannot be interrupted would delay the end of the process, or be torn down in the middle."""
+    queries = sys.modules.get("sonde.read.series.sql")  # not imported where nothing was queried
+    if queries and any(thread.name == queries.THREAD_NAME for thread in threading.enumerate()):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
 
 def _exit_code(error: Exception, arguments: Sequence[str]) -> int:

@@ -30,7 +30,6 @@ def runs_dir(dir: Path | None) -> Path:
 
 
 def open_run(name: str, dir: Path | None) -> Run:
-    """Open a run by name."""
     from sonde.run import open
 
     return open(name, dir=runs_dir(dir))

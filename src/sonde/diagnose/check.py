@@ -79,7 +79,7 @@ def _may_explain(cause: Finding, other: Finding) -> bool:
 
 def _demoted(finding: Finding) -> Finding:
     is_measured = finding.rule in RULES and RULES[finding.rule].is_measured
-    return finding if is_measured or finding.severity == Severity.INFO else finding.demoted()
+    return finding if is_measured or finding.severity == Severity.INFO else replace(finding, severity=Severity.INFO)
 
 
 def _order(finding: Finding) -> tuple[float, ...]:

@@ -36,8 +36,7 @@ def chooser(sites: object) -> Chooser:
         return _by_list(list(sites))
     raise UsageError(
         "sites= must be a glob, a regular expression, a module type, a list of these, or a function of name and "
-        "module; "
-        f"got {sites!r}."
+        f"module; got {sites!r}."
     )
 
 

@@ -89,7 +89,6 @@ class Table:
         return self.keys, rows, hist
 
     def pieces(self) -> list[Tensor]:
-        """The tensors to copy to the host."""
         return [t for t in (self.rows, self.samples, self.check and self.check.errors) if isinstance(t, Tensor)]
 
     def _arrived(self) -> Iterator[Array]:

@@ -152,7 +152,6 @@ class Reducer:
         return len(self._tables)
 
     def held_since(self, num_tables: int) -> list[Table]:
-        """The tables added since this position."""
         return self._tables[num_tables:]
 
     def drop(self, tables: Sequence[Table]) -> None:

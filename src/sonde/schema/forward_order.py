@@ -59,7 +59,6 @@ class ForwardOrder:
         return self._orders.get(module, _UNKNOWN)
 
     def owner(self, kind: str, site: str) -> str:
-        """The module a site belongs to."""
         _, known = self._sites.get((kind, site), (0, None))
         return site if known is None else known.owner or site
 

@@ -103,7 +103,6 @@ class ScalarsRecord:
         return self.steps if self.counted is None else np.minimum(self.steps, self.counted)
 
     def where(self, keep: NDArray[np.bool_]) -> ScalarsRecord:
-        """Some of the rows."""
         counted = None if self.counted is None else self.counted[keep]
         return ScalarsRecord(self.name_ids[keep], self.steps[keep], self.times[keep], self.values[keep], counted)
 

@@ -6,7 +6,7 @@ stat is NaN, never a made-up zero. If a sum overflowed float64 a stat is inf or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,10 +79,6 @@ def find_stats(pattern: str) -> list[Stat]:
     if not found:
         raise UnknownNameError("stat", pattern, STATS)
     return found
-
-
-def needs_hist(stats: Iterable[Stat]) -> bool:
-    return any(s.needs_hist for s in stats)
 
 
 def _finite(rows: Array) -> Array:
@@ -325,8 +321,3 @@ class Sketch:
             raise AttributeError(name)
         value = float(STATS[name].of(self.rows, self.hist) if name in STATS else self.rows[INDEX[name]])
         return int(value) if name in COUNTS else value
-
-
-def merge(a: Sketch, b: Sketch) -> Sketch:
-    """The one operation. `merge(a, Sketch())` is `a`."""
-    return a | b

@@ -11,13 +11,21 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
-from sonde.errors import NotAModelError
-from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, Schedule, as_schedule
+from sonde.errors import NotAModelError, UsageError
+from sonde.probe.schedule import ALWAYS, DEFAULT_ACTIVATIONS, DEFAULT_INSPECT, Schedule, as_schedule, every
 from sonde.probe.select import chooser
 from sonde.session.keywords import DEFAULTS, WatchKeywords
 
 IN_GRAPH: Final = "in-graph"
 """`activations="in-graph"`: also those inside compiled regions, by an operation in the compiled program."""
+_WANDB_LOGS: Final[dict[str | None, dict[str, bool]]] = {
+    "all": {},
+    "gradients": {"params": False, "updates": False, "optim": False},
+    "parameters": {"grads": False, "updates": False, "optim": False},
+    None: {"params": False, "grads": False, "updates": False, "optim": False},
+}
+_NOT_GIVEN: Final = "not given"
+
 SCHEDULED: Final = ("params", "grads", "updates", "optim", "activations", "activation_grads", "inspect")
 
 
@@ -41,9 +49,11 @@ class Plan:
     @classmethod
     def of(cls, given: WatchKeywords) -> Plan:
         """Build a plan from the keywords of `watch`."""
-        from sonde.session.wandb_keywords import translate
-
-        asked: dict[str, Any] = {**DEFAULTS, **given, **translate(given)}
+        asked: dict[str, Any] = {
+            **DEFAULTS,
+            **given,
+            **_from_wandb(given.get("log", _NOT_GIVEN), given.get("log_freq")),
+        }
         default = as_schedule(asked["when"], default=ALWAYS, argument="when")
 
         def schedule(argument: str, default: Schedule = default) -> Schedule:
@@ -72,6 +82,16 @@ class Plan:
         return {name: repr(getattr(self, name)) for name in SCHEDULED}
 
 
+def _from_wandb(log: Any, log_freq: Any) -> dict[str, Any]:
+    """The keywords of `watch` for those of `wandb.watch`. Its `criterion`, `idx` and `log_graph` have no effect."""
+    if log != _NOT_GIVEN and log not in _WANDB_LOGS:
+        raise UsageError(f'log= must be "gradients", "parameters", "all" or None, as in wandb.watch; got {log!r}.')
+    if log_freq is not None and (not isinstance(log_freq, int) or log_freq < 1):
+        raise UsageError(f"log_freq= must be a number of steps, at least 1; got {log_freq!r}.")
+    found: dict[str, Any] = {} if log == _NOT_GIVEN else dict(_WANDB_LOGS[log])
+    return found if log_freq is None else {**found, "when": every(log_freq)}
+
+
 def check_model(model: object) -> nn.Module:
     """The model, or an error that says what was passed instead."""
     if isinstance(model, nn.Module):
@@ -83,8 +103,7 @@ def check_model(model: object) -> nn.Module:
     if isinstance(model, list | tuple):
         raise NotAModelError(
             f"watch() takes one model; got a {type(model).__name__} of {len(model)}. Call it once for each, with a "
-            "prefix: "
-            'watch(model, optimizer, prefix="generator.").'
+            'prefix: watch(model, optimizer, prefix="generator.").'
         )
     raise NotAModelError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
 

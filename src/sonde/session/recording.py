@@ -103,7 +103,6 @@ class Recording:
 
     @property
     def next_step(self) -> int:
-        """The number of the next step."""
         return self.step_number + self.is_step_over
 
     # --------------------------------------------------------------------------------------------------------- messages
@@ -111,7 +110,6 @@ class Recording:
     def event(
         self, type: str, message: str, *, severity: Severity = "info", details: dict[str, Any] | None = None
     ) -> None:
-        """Record an event."""
         self.writer.event(self._event(type, message, severity, details))
 
     def warn(self, message: str) -> None:

@@ -60,7 +60,6 @@ class TrainingThreads:
         recording.count = lambda: self.current.steps
 
     def models_of(self, training: TrainingThread) -> list[WatchedModel]:
-        """The models that this thread trains."""
         return [model for model in self.models if model.training is training]
 
     # ----------------------------------------------------------------------------------------------- the current thread
@@ -83,7 +82,6 @@ class TrainingThreads:
 
     @property
     def here(self) -> weakref.ref[Any]:
-        """The calling thread."""
         return self._here.id
 
     def may_use(self, model: WatchedModel) -> bool:

@@ -29,7 +29,7 @@ def divergence_sentences(found: Comparison) -> list[str]:
         return [f"No difference beyond rounding in {counted(found.num_steps, 'common step')}."]
     sentences = [
         f"a and b first differ at step {first.step:,}, in {_place(first)}.",
-        f"{_stat(first)}: {_values(first)}.",
+        f"{first.series if first.kind else first.site}: {_values(first)}.",
         f"{what_agreed(first)} Number of series that differ at this step: {first.num_apart:,}.",
     ]
     if first.unseen:
@@ -47,10 +47,6 @@ def _place(first: Divergence) -> str:
         return f'the scalar "{first.site}"'
     kind = f" ({first.module_type})" if first.module_type and first.kind in ("act", "actgrad") else ""
     return f"{_PLACES.get(first.kind, first.kind)} {first.site}{kind}"
-
-
-def _stat(first: Divergence) -> str:
-    return first.series if first.kind else first.site
 
 
 def _values(first: Divergence) -> str:

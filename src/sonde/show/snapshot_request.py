@@ -70,7 +70,7 @@ def _answer(run: Run, request: Path, timeout_s: float) -> dict[str, Any]:
             found = _read(path)
             if found.get("state") not in (None, "waiting"):
                 return found
-            if number % _LOOK_EVERY == _LOOK_EVERY - 1 and not _is_running(run):
+            if number % _LOOK_EVERY == _LOOK_EVERY - 1 and open(run.path).status != "running":
                 # It may have answered between our check and its end.
                 last = _read(path)
                 ended = {"state": "lost", "why": "the run ended before it was taken"}
@@ -95,7 +95,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_running(run: Run) -> bool:
-    return open(run.path).status == "running"

@@ -21,8 +21,6 @@ _MAX_ORIGINS_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Trashed:
-    """A run in the trash."""
-
     path: Path
     origin: Path
     manifest: Manifest

@@ -25,7 +25,7 @@ from sonde.schema.checkpoints import (
     folder_of_step,
     parse_folder,
 )
-from sonde.write.durable import sync_folder, write_durably
+from sonde.write.durable import make_folder, sync_folder, write_durably
 from sonde.write.lock import RunLock
 
 WRITING: Final = f"{HIDDEN}writing-"
@@ -42,7 +42,7 @@ FileWriter = Callable[[Path], None]
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time changes a folder of checkpoints. The holder of the lock may remove what a dead process
     left."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     lock = RunLock(folder, patience_s=LOCK_PATIENCE_S)
     try:
         _sweep(folder)

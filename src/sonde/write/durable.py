@@ -110,6 +110,18 @@ def _finished(file: DurableFile) -> int:
         raise
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents, so that each name survives a power loss.
+
+    POSIX promises only what was synced: a file that was synced in a folder that was not is lost with the folder.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.mkdir(path)  # noqa: PTH102
+        sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power loss."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

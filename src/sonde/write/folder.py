@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
 from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
-from sonde.write.durable import TMP_SUFFIX, sync_folder
+from sonde.schema.secrets import mask_command, mask_config
+from sonde.write.durable import TMP_SUFFIX, make_folder, sync_folder
 from sonde.write.environment import describe_machine
 from sonde.write.runfile import RunFile
 
@@ -52,16 +53,23 @@ def create_run(
     tags: Sequence[str] = (),
     notes: str = "",
     command: Sequence[str] | None = None,
+    mask_secrets: bool = True,
 ) -> Path:
-    """Create `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it."""
+    """Create `<dir>/<project>/<time>-<name>/` with its run.json, and let `<dir>/latest` point to it.
+
+    A secret that was written once may be copied anywhere, so it is masked before it is written.
+    """
     created_time = time.time()
     id = secrets.token_hex(4)
     dir = absolute(dir)
+    config, command = dict(config or {}), [str(part) for part in (sys.argv if command is None else command)]
+    if mask_secrets:
+        config, command = mask_config(config), mask_command(command)
     try:
         run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
         content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
         for stream in STREAMS:
-            (run / stream).mkdir()
+            make_folder(run / stream)
         RunFile(run, content).write()
         sync_folder(run.parent)
     except OSError as error:
@@ -141,7 +149,7 @@ def folder_name(name: str, empty: str) -> str:
 
 def _make_folder(dir: Path, project: str, created_time: float, name: str) -> Path:
     parent = dir / project
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     stem = f"{datetime.fromtimestamp(created_time, UTC):%Y%m%d-%H%M%S}-{name}"
     for attempt in range(1, 10_000):
         run = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
@@ -158,10 +166,10 @@ def _first_content(
     name: str,
     id: str,
     created_time: float,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any],
     tags: Sequence[str],
     notes: str,
-    command: Sequence[str] | None,
+    command: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "format": FORMAT_VERSION,
@@ -170,10 +178,10 @@ def _first_content(
         "project": _text(project),
         "created": datetime.fromtimestamp(created_time, UTC).isoformat(),
         "created_time": created_time,
-        "config": dict(config or {}),
+        "config": config,
         "tags": [str(tag) for tag in tags],
         "notes": str(notes),
-        "command": [str(part) for part in (sys.argv if command is None else command)],
+        "command": command,
         "environment": describe_machine(),
         "git": None,
         "host": socket.gethostname(),

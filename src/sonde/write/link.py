@@ -7,14 +7,12 @@ import os
 from pathlib import Path
 
 from sonde.schema.checkpoints import LINK_FILE
+from sonde.write.durable import make_folder, write_durably
 
 
 def write_link(folder: Path, run: Path, *, step: int | None = None) -> None:
     """The path is relative, so that both may be moved together. `step` is the one that comes after the checkpoint."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LINK_FILE
-    tmp = path.with_suffix(".tmp")
+    make_folder(folder)
     where = {"run": os.path.relpath(run.resolve(), folder.resolve()), "absolute": str(run.resolve())}
     content = {**where, **({} if step is None else {"step": step})}
-    tmp.write_text(json.dumps(content), encoding="utf-8")
-    tmp.replace(path)
+    write_durably(folder / LINK_FILE, json.dumps(content).encode())

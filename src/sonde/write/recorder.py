@@ -283,7 +283,6 @@ class Recorder:
     # --------------------------------------------------------------------------------------------------------- observer
 
     def _keep_outputs(self, outputs: Iterable[Output]) -> None:
-        """Store the outputs of the observer."""
         rows = [self._row_of(item) for item in outputs]
         if rows:
             self._rows.extend(row for row in rows if row is not None)

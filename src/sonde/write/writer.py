@@ -122,7 +122,6 @@ class Writer:
         return self._learn_site(site) if id is None else id
 
     def scalar_id(self, name: str) -> int:
-        """The id of a scalar's name."""
         id = self._scalar_ids.get(name)
         return self._learn_scalar(name) if id is None else id
 

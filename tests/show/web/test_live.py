@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.read.series import live_cells
+from sonde.read.series import heatmap
 from sonde.schema.records import ScalarsRecord, Site, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
 from sonde.show.web import live
@@ -107,7 +107,7 @@ def test_a_picture_that_grew_is_the_picture_of_somebody_who_comes_now(
     recording: Recording, open_page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frames are read once; sealing in between, and joining what was seen, must not show."""
-    monkeypatch.setattr(live_cells, "_MAX_PARTS", 3)
+    monkeypatch.setattr(heatmap, "_MAX_PARTS", 3)
     page = open_page(tmp_path / "runs")
     page.answers.heats.ranges.max_bytes = 0  # colours are kept on purpose; here cells are compared
     path = f"/api/runs/{run_key(recording.run.resolve())}/heat?kind=grad&stat=rms&w=37"

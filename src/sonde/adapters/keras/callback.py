@@ -33,8 +33,7 @@ from sonde.session.entry.trainer import TrainerSession
 from sonde.session.keywords import RunKeywords, spelled_out
 
 DEFAULT_WHEN: Final = first(100) | every(10)
-"""Sketches made of a compiler's operations cost many times as much as our torch kernels. The budget thins out further,
-once the first, free steps are over."""
+"""Sketches of a compiler's operations cost many times as much as our torch kernels. The budget thins out further."""
 _TOLD: Final = tuple(
     f"on_{what}_{when}" for what in ("epoch", "train_batch", "test", "test_batch") for when in ("begin", "end")
 )

@@ -134,5 +134,4 @@ def _silent(plain: Reduction, without_nan: Reduction) -> Reduction:
 nanmean: Final = _silent(np.mean, np.nanmean)
 nanmedian: Final = _silent(np.median, np.nanmedian)
 nanmax: Final = _silent(np.max, np.nanmax)
-nanmin: Final = _silent(np.min, np.nanmin)
 nanstd: Final = _silent(np.std, np.nanstd)

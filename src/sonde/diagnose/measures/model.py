@@ -24,8 +24,6 @@ _ROLES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A module of the watched model."""
-
     name: str
     type: str
     kind: str = "other"
@@ -40,8 +38,6 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter of the watched model."""
-
     name: str
     shape: tuple[int, ...]
     owner: str

@@ -7,7 +7,7 @@ packed are left alone: unpacking would run the user's code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ def mark(result: Tensor, origin: Any) -> None:
         metadata.setdefault(ORIGIN, origin)
 
 
-class BackwardTap:
+class BackwardTap(FunctionTap):
     """Calls `on_begin` at each outermost backward pass; if that is true, `on_backward` with its roots and whether its
     graph is kept."""
 
@@ -67,16 +67,7 @@ class BackwardTap:
     ) -> None:
         self.on_begin, self.on_backward = on_begin, on_backward
         begins = protected(self._begins, on_error, "backward")
-        self._functions = FunctionTap(torch.autograd, ["backward"], begins=begins, is_traced=False)
-
-    def pause(self) -> None:
-        self._functions.pause()
-
-    def resume(self) -> None:
-        self._functions.resume()
-
-    def detach(self) -> None:
-        self._functions.detach()
+        super().__init__(torch.autograd, ["backward"], begins=begins, is_traced=False)
 
     def _begins(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_observable() or not self.on_begin():
@@ -85,13 +76,11 @@ class BackwardTap:
         if given.get("grad_tensors") is not None:
             return
         with quiet():
-            roots = [_root(tensor) for tensor in _listed(given.get("tensors")) if _is_number(tensor)]
+            tensors: Any = given.get("tensors")
+            listed = tensors if isinstance(tensors, list | tuple) else [tensors]
+            roots = [_root(tensor) for tensor in listed if _is_number(tensor)]
         if roots:
             self.on_backward(roots, bool(given.get("retain_graph") or given.get("create_graph")))
-
-
-def _listed(tensors: Any) -> Sequence[Any]:
-    return tensors if isinstance(tensors, list | tuple) else [tensors]
 
 
 def _is_number(tensor: Any) -> bool:

@@ -29,7 +29,7 @@ class DataSource:
         return self.ref is not None and self.ref() is None
 
 
-class BatchTap:
+class BatchTap(FunctionTap):
     """Remembers where the newest batch came from, until `take` is called."""
 
     def __init__(self, on_error: Callable[[str, Exception], None], is_ours: Callable[[], bool] = lambda: True) -> None:
@@ -38,11 +38,7 @@ class BatchTap:
         self._newest: DataSource | None = None
         self._known: tuple[weakref.ref[Any], DataSource] | None = None
         """The iterator of the newest batch, and its source: `next(iter(loader))` drops its iterator at once."""
-        drawn = protected(self._drawn, on_error, "batch")
-        self._functions = FunctionTap(_BaseDataLoaderIter, ["__next__"], drawn, is_traced=False)
-
-    def detach(self) -> None:
-        self._functions.detach()
+        super().__init__(_BaseDataLoaderIter, ["__next__"], protected(self._drawn, on_error, "batch"), is_traced=False)
 
     def _drawn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
         if self._is_ours():

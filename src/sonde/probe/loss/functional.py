@@ -40,18 +40,11 @@ _lock = ForkLock()
 
 # (where, its name there, what it is).
 TARGETS: Final = (
-    (nn.functional, "relu", "relu"),
-    (torch, "relu", "relu"),
-    (Tensor, "relu", "relu"),
-    (nn.functional, "tanh", "tanh"),
-    (torch, "tanh", "tanh"),
-    (Tensor, "tanh", "tanh"),
-    (nn.functional, "sigmoid", "sigmoid"),
-    (torch, "sigmoid", "sigmoid"),
-    (Tensor, "sigmoid", "sigmoid"),
-    (nn.functional, "softmax", "softmax"),
-    (torch, "softmax", "softmax"),
-    (Tensor, "softmax", "softmax"),
+    *(
+        (holder, name, name)
+        for name in ("relu", "tanh", "sigmoid", "softmax")
+        for holder in (nn.functional, torch, Tensor)
+    ),
     (nn.functional, "scaled_dot_product_attention", "attention"),
 )
 

@@ -57,21 +57,12 @@ class LossSink(Protocol):
         """Also called for losses that nothing is trained with, as in an evaluation: then gradients are off."""
 
 
-class LossTap:
+class LossTap(FunctionTap):
     """Reports each eagerly computed loss to the sink, while the sink wants it."""
 
     def __init__(self, sink: LossSink, on_error: Callable[[str, Exception], None]) -> None:
         self.sink = sink
-        self._functions = FunctionTap(torch.nn.functional, LOSSES, protected(self._seen, on_error, "loss"))
-
-    def pause(self) -> None:
-        self._functions.pause()
-
-    def resume(self) -> None:
-        self._functions.resume()
-
-    def detach(self) -> None:
-        self._functions.detach()
+        super().__init__(torch.nn.functional, LOSSES, protected(self._seen, on_error, "loss"))
 
     def _seen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if not self.sink.wants_loss or not is_observable(in_inference=True):

@@ -76,7 +76,6 @@ class Comparison:
 def compare_states(
     states: tuple[RunState, RunState], labels: tuple[str, str], stats: str | Sequence[str], tolerance: float | None
 ) -> Comparison:
-    """Compare two runs."""
     scalars, series = [], []
     for state in states:
         logged = by_series(read_scalars(state, "*", ALL_STEPS), ("name",))
@@ -175,7 +174,6 @@ def differs(a: Array, b: Array, tolerance: float) -> NDArray[np.bool_]:
 
 
 def comparison_as_rich(comparison: Comparison) -> Any:
-    """The comparison for the terminal."""
     from rich.console import Group
     from rich.text import Text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +117,7 @@ def read_catalog(run: Path, *, is_live: bool) -> Catalog:
     with connect(run, is_live=is_live) as connection:
         rows = {table: _checked_rows(connection, table, problems) for table in _CHECKED}
     sites = _parsed(_site, rows["sites"], "sites", problems)
-    names = _parsed(_scalar_name, rows["scalar_names"], "scalar_names", problems)
+    names = _parsed(lambda row: current_scalar(str(row[1])), rows["scalar_names"], "scalar_names", problems)
     segments = _parsed(partial(_segment, run), rows["segments"], "segments", problems)
     attempts = _all_attempts(run, rows["attempts"], problems)
     return Catalog(sites, names, tuple(segments[id] for id in sorted(segments)), attempts, tuple(problems))
@@ -193,12 +194,26 @@ def connect(run: Path, *, is_live: bool) -> Iterator[sqlite3.Connection]:
     """A read-only connection that does not trust the file; SQLite's errors become CorruptError."""
     path = inside(run, CATALOG_FILE)
     sidecars = [inside(run, f"{CATALOG_FILE}{suffix}") for suffix in _SIDECARS]
+    for file in (path, *sidecars):
+        _refuse_special(file, f"{run.name}: {file.name}")
     with ExitStack() as stack:
         try:
             connection = stack.enter_context(closing(_open_either(path, sidecars, stack, is_live=is_live)))
             yield connection
         except (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError) as error:
             raise CorruptError(f"cannot read {run / CATALOG_FILE}: {error}.") from error
+
+
+def _refuse_special(path: Path, label: str) -> None:
+    """SQLite would wait for a pipe forever. The file is not opened: closing it would drop the writer's locks."""
+    try:
+        is_regular = stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CorruptError(f"cannot read {label}: {error.strerror}.") from error
+    if not is_regular:
+        raise CorruptError(f"{label} is not a regular file, so it is not read.")
 
 
 def _open_either(path: Path, sidecars: list[Path], stack: ExitStack, *, is_live: bool) -> sqlite3.Connection:
@@ -278,10 +293,6 @@ def _site(row: tuple[Any, ...]) -> Site:
         module_type=str(module_type),
         aliases=tuple(str(alias) for alias in json.loads(aliases or "[]")),
     )
-
-
-def _scalar_name(row: tuple[Any, ...]) -> str:
-    return current_scalar(str(row[1]))
 
 
 def _segment(run: Path, row: tuple[Any, ...]) -> Segment:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,6 +19,7 @@ MAX_NAMED: Final = 10
 """Number of runs that an error names."""
 MAX_RUN_FILE_BYTES: Final = 64 << 20
 _MAX_LINK_BYTES: Final = 4096
+_STARTED: Final = re.compile(r"\d{8}-\d{6}-")
 
 
 def default_dir() -> Path:
@@ -42,12 +45,16 @@ def inside(run: Path, *parts: str) -> Path:
 
 def open_inside(run: Path, *parts: str) -> BinaryIO:
     """Open a regular file of a run folder for reading. Raises FileNotFoundError if it does not exist."""
-    path = inside(run, *parts)
+    return open_regular(inside(run, *parts), f"{run.name}: {'/'.join(parts)!r}")
+
+
+def open_regular(path: Path, label: str) -> BinaryIO:
+    """Open a regular file for reading; links are not followed. `label` names the file in errors."""
     # O_NONBLOCK: opening a pipe must not block forever.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CorruptError(f"{run.name}: {'/'.join(parts)!r} is not a regular file, so it is not read.")
+        raise CorruptError(f"{label} is not a regular file, so it is not read.")
     return os.fdopen(descriptor, "rb")
 
 
@@ -72,6 +79,23 @@ def run_folders(dir: Path) -> Iterator[Path]:
             yield folder
         else:
             yield from (inner for inner in _folders(folder) if (inner / RUN_FILE).is_file())
+
+
+def newest_first(folders: Iterable[Path]) -> list[Path]:
+    """Folders by the time in their names; those that were renamed, by the time in run.json."""
+
+    def key(folder: Path) -> tuple[str, str]:
+        started = _STARTED.match(folder.name)
+        return (started[0] if started else _created(folder), folder.name)
+
+    return sorted(folders, key=key, reverse=True)
+
+
+def _created(folder: Path) -> str:
+    try:
+        return f"{datetime.fromtimestamp(read_manifest(folder).created_time, UTC):%Y%m%d-%H%M%S}-"
+    except (SondeError, ValueError, OverflowError, OSError):
+        return ""
 
 
 def _folders(dir: Path) -> list[Path]:
@@ -122,7 +146,7 @@ def _follow_text_link(path: Path) -> Path:
     if path.name == RUN_FILE:
         return path.parent.resolve()
     if path.name == LATEST_LINK:
-        with path.open("rb") as file:
+        with open_regular(path.resolve(), str(path)) as file:
             target = file.read(_MAX_LINK_BYTES).decode("utf-8", "replace").strip()
         folder = (path.parent / target).resolve()
         if target and folder.is_relative_to(path.parent.resolve()) and (folder / RUN_FILE).is_file():

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.errors import CorruptError
+from sonde.read.run.folder import open_regular
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, LINK_FILE
 from sonde.schema.layout import RUN_FILE
 
@@ -32,8 +34,8 @@ def linked_step(folder: Path) -> int | None:
 
 def _link(folder: Path) -> dict[str, Any]:
     try:
-        with (folder / LINK_FILE).open("rb") as file:
+        with open_regular(folder / LINK_FILE, str(folder / LINK_FILE)) as file:
             content = json.loads(file.read(_MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, CorruptError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

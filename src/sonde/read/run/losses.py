@@ -10,7 +10,7 @@ from typing import Final
 from sonde.errors import CorruptError
 from sonde.read.run.catalog import read_rows
 from sonde.read.run.manifest import Heartbeat
-from sonde.read.run.ranks import rank_events
+from sonde.read.run.ranks import rank_events, rank_warnings
 from sonde.schema.records import LOSSES
 
 MAX_OF_A_TYPE: Final = 20
@@ -18,7 +18,7 @@ MAX_OF_A_TYPE: Final = 20
 
 def loss_warnings(run: Path, heartbeat: Heartbeat, *, is_live: bool) -> list[str]:
     """Describe what was lost, in order, each once."""
-    return [*_dropped(heartbeat), *_reported(run, is_live=is_live)]
+    return [*_dropped(heartbeat), *_reported(run, is_live=is_live), *rank_warnings(run)]
 
 
 def _dropped(heartbeat: Heartbeat) -> list[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.errors import CorruptError
+from sonde.read.run.folder import open_regular
 from sonde.schema.attempts import Attempt
 from sonde.schema.layout import RANKS_FOLDER
 from sonde.schema.records import check_document, to_json
 
+MAX_LOG_BYTES: Final = 16 << 20
+"""How much of one rank's log is read: tens of thousands of events, where a rank writes a few."""
 _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
     "time": (int, float), "step": int, "type": str, "severity": str, "message": str, "details": dict,
 }  # fmt: skip
@@ -18,18 +23,37 @@ _TYPES: Final[dict[str, type | tuple[type, ...]]] = {
 
 def rank_events(run: Path, attempts: Sequence[Attempt] = ()) -> list[tuple[Any, ...]]:
     """(time, step, type, severity, message, details, attempt) of every complete line; damaged ones are left out."""
-    folder = run / RANKS_FOLDER
-    if folder.is_symlink() or not folder.is_dir():
-        return []
     found = []
-    for path in sorted(folder.glob("rank-*.jsonl")):
-        if path.is_symlink():
-            continue
-        for line in path.read_bytes().splitlines(keepends=True):
-            row = _row(line, attempts)
-            if row is not None:
-                found.append(row)
+    for path in _logs(run):
+        with contextlib.suppress(OSError, CorruptError):  # `rank_warnings` reports it
+            for line in _content(path)[:MAX_LOG_BYTES].splitlines(keepends=True):
+                row = _row(line, attempts)
+                if row is not None:
+                    found.append(row)
     return found
+
+
+def rank_warnings(run: Path) -> list[str]:
+    """Describe the logs that cannot be read, or not to their end."""
+    found = []
+    for path in _logs(run):
+        name = f"{RANKS_FOLDER}/{path.name}"
+        try:
+            if len(_content(path)) > MAX_LOG_BYTES:
+                found.append(f"{name} is larger than {MAX_LOG_BYTES >> 20} MiB: its later events are not read")
+        except (OSError, CorruptError) as error:
+            found.append(f"the events in {name} cannot be read: {error}")
+    return found
+
+
+def _logs(run: Path) -> list[Path]:
+    folder = run / RANKS_FOLDER
+    return [] if folder.is_symlink() or not folder.is_dir() else sorted(folder.glob("rank-*.jsonl"))
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path, path.name) as file:
+        return file.read(MAX_LOG_BYTES + 1)
 
 
 def _row(line: bytes, attempts: Sequence[Attempt]) -> tuple[Any, ...] | None:

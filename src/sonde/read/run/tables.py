@@ -1,9 +1,10 @@
-"""The small tables of a run: sites, events, system metrics."""
+"""The small tables of a run: sites, events, system metrics, attempts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sonde.errors import CorruptError
+from sonde.errors import CorruptError, UsageError
 from sonde.read.run.catalog import read_rows
 from sonde.read.run.ranks import rank_events
 from sonde.read.run.schemas import schema_of
-from sonde.read.run.state import RunState
+from sonde.read.run.state import RunState, open_state
+from sonde.schema.attempts import Attempt
 from sonde.schema.checkpoints import RUN_STEP
 from sonde.schema.names import Series, current_series, matches, split_pattern
 from sonde.schema.records import Site, to_json
@@ -27,6 +29,13 @@ _SITES = schema_of(
 _EVENTS = schema_of("time:double step:int64 type:string severity:string message:string details:string")
 _SYSTEM = schema_of("time:double step:int64 name:string value:double")
 _CHECKPOINTS = schema_of("id:int64 step:int64 time:double path:string metrics:string")
+_ATTEMPTS = pa.schema(
+    [
+        *schema_of("attempt:int64 first_step:int64 last_step:int64"),
+        ("started", pa.timestamp("us", tz="UTC")),
+        ("reason", pa.string()),
+    ]
+)
 _FINDINGS = schema_of(
     "id:int64 time:double rule:string severity:string confidence:double step:int64 last_step:int64 sites:string "
     "message:string evidence:string remedy:string"
@@ -124,3 +133,23 @@ def _table(rows: Sequence[tuple[object, ...]], schema: pa.Schema, name: str) -> 
         return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise CorruptError(f"catalog.sqlite: the table {name} is damaged ({error}).") from error
+
+
+def attempt_table(state: RunState) -> pa.Table:
+    """All attempts in order, including those after the selected one. A run of format 1 and an empty run have one."""
+    attempts = state.catalog.require().attempts or (Attempt(number=0, time=state.manifest.created_time),)
+    lasts = [open_state(state.run, attempt.number).last_step() for attempt in attempts]
+    rows = [
+        (attempt.number, attempt.first_step, last, datetime.fromtimestamp(attempt.time, UTC), attempt.reason)
+        for attempt, last in zip(attempts, lasts, strict=True)
+    ]
+    return _table(rows, _ATTEMPTS, "attempts")
+
+
+def check_attempt(state: RunState, number: int) -> int:
+    """Check the number of an attempt; a negative one counts from the last."""
+    count = max(len(state.catalog.require().attempts), 1)
+    if not -count <= number < count:
+        known = "0" if count == 1 else f"0 to {count - 1}"
+        raise UsageError(f"no attempt {number} in {state.manifest.project}/{state.manifest.name}. It has: {known}.")
+    return number % count

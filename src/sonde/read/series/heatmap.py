@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +18,10 @@ from sonde.read.run.steps import StepFilter
 from sonde.read.series.pyramid import average_step, cover, is_intensive, level_within
 from sonde.read.series.raw import RawStats, read_raw, sort_records
 from sonde.read.series.stats import Question, stat_column
+from sonde.schema.attempts import History
+from sonde.schema.joined import JOINED
 from sonde.schema.layout import PYRAMID_FACTOR
-from sonde.schema.pooling import MISSING, NOT_FINITE, Cells, no_cells, scale_of, to_places
+from sonde.schema.pooling import MISSING, NOT_FINITE, Cells, join, no_cells, scale_of, to_places
 from sonde.schema.records import StatsRecord
 from sonde.schema.sketch import INF, NAN
 
@@ -81,7 +85,6 @@ def live_cells(state: RunState, asked: HeatQuestion, span: Span) -> Cells:
 
 
 def record_cells(asked: HeatQuestion, records: list[StatsRecord]) -> Cells:
-    """The cells of some records."""
     question = asked.question
     fields = question.fields | {NAN, INF}
     return to_cells(asked, sort_records(records, question.ids, fields, with_hist=question.needs_hist))
@@ -164,3 +167,41 @@ def _positions(asked: HeatQuestion) -> NDArray[np.intp]:
     table = np.zeros(max((*asked.rows, *asked.question.ids.tolist()), default=0) + 1, np.intp)
     table[list(asked.rows)] = np.arange(len(asked.rows))
     return table
+
+
+_MAX_PARTS: Final = 32
+
+
+@dataclass(slots=True)
+class LiveCells:
+    """Cells that grow with the log. They may include data sealed meanwhile: counting a maximum twice is harmless."""
+
+    _seen: int = -1
+    """Sequence of the last frame that was read."""
+    _parts: list[tuple[int, Cells]] = field(default_factory=list)
+    """Cells, each with the sequence of its last frame."""
+    _history: History | None = None
+    """Attempts of the parts."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, heat: Heat) -> Cells:
+        """The cells of the data that is unsealed now. Always called with the same stat and sites."""
+        state, asked = heat.state, heat.asked
+        logs = state.logs.get("stats", [])
+        # Sites of a joined stat may come in two frames of one step, and sketches of several ranks are merged by step.
+        if len(logs) != 1 or asked.stat in JOINED:
+            return live_cells(state, asked, EVERYTHING)
+        sealed = state.last_sealed("stats", logs[0].rank)
+        with self._lock:
+            if state.history != self._history:
+                self._history, self._seen, self._parts = state.history, -1, []
+            frames = state.shown_frames(logs[0], after=max(self._seen, sealed))
+            records = [frame.record for frame in frames if isinstance(frame.record, StatsRecord)]
+            self._parts = [(last, cells) for last, cells in self._parts if last > sealed]
+            if records:
+                self._seen = max(frame.sequence for frame in frames)
+                self._parts.append((self._seen, record_cells(asked, records)))
+            if len(self._parts) > _MAX_PARTS:
+                self._parts = [(self._parts[-1][0], join([cells for _, cells in self._parts]))]
+            parts = [cells for _, cells in self._parts]
+        return join(parts) if parts else no_cells(len(asked.rows))

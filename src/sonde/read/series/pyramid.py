@@ -115,7 +115,6 @@ class Columns:
         return (self.last - self.first) // self.width + 1
 
     def of(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The column of each step."""
         return (steps - self.first) // self.width
 
 

@@ -50,7 +50,6 @@ def field_table(num_rows: int) -> Array:
 
 
 def take_rows(rows: Array, index: NDArray[np.intp], fields: frozenset[int]) -> Array:
-    """Select fields and rows."""
     if len(index) == len(rows):
         return rows
     taken = field_table(len(index))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT: Final = 10_000
 TIMEOUT_S: Final = 120.0
+GRACE_S: Final = 5.0
+"""How long an interrupted query may take to stop."""
+THREAD_NAME: Final = "sonde-sql"
 TRUNCATED: Final = b"sonde.truncated"
 """Key in the metadata of a result that was cut to the limit."""
 
@@ -46,18 +53,60 @@ def run_query(state: RunState, query: str, limit: int = DEFAULT_LIMIT, timeout_s
     except ImportError as error:
         raise MissingPackageError("duckdb", "all", "querying a run with SQL") from error
     views = _mentioned(query)
-    with duckdb.connect(":memory:", config=dict(_BEFORE)) as connection:
+    connection = duckdb.connect(":memory:", config=dict(_BEFORE))
+    work = _Work(partial(_run, connection, state, query, limit, views), name=THREAD_NAME)
+
+    def interrupt() -> None:
+        with suppress(duckdb.Error):  # it has just finished, and its connection is closed
+            connection.interrupt()
+
+    try:
+        return work.result(timeout_s, interrupt)
+    except duckdb.InterruptException as error:
+        raise QueryError(f"the query was stopped after {timeout_s:g} s. Select fewer columns or steps.") from error
+    except duckdb.Error as error:
+        raise QueryError(_explain(str(error), views)) from error
+
+
+def _run(connection: duckdb.DuckDBPyConnection, state: RunState, query: str, limit: int, views: list[View]) -> pa.Table:
+    with connection:
         for setting in _SETTINGS:
             connection.execute(f"set {setting}")
+        _check_statement(connection, query)
+        for view in views:
+            connection.register(view.name, view.load(state, _columns(query, view)))
+        return _answer(connection, query, limit)
+
+
+class _Work:
+    """A function call in a thread that can be given up: DuckDB cannot interrupt a single huge function call."""
+
+    def __init__(self, work: Callable[[], pa.Table], name: str) -> None:
+        self._future: Future[pa.Table] = Future()
+        self._work = work
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
         try:
-            _check_statement(connection, query)
-            for view in views:
-                connection.register(view.name, view.load(state, _columns(query, view)))
-            return _answer(connection, query, limit, timeout_s)
-        except duckdb.InterruptException as error:
-            raise QueryError(f"the query was stopped after {timeout_s:g} s. Select fewer columns or steps.") from error
-        except duckdb.Error as error:
-            raise QueryError(_explain(str(error), views)) from error
+            self._future.set_result(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            self._future.set_exception(error)
+
+    def result(self, timeout_s: float, interrupt: Callable[[], None]) -> pa.Table:
+        try:
+            return self._future.result(timeout_s)
+        except TimeoutError:
+            interrupt()
+        except KeyboardInterrupt:
+            interrupt()
+            raise
+        try:
+            return self._future.result(GRACE_S)
+        except TimeoutError:
+            raise QueryError(
+                f"the query did not stop after {timeout_s:g} s: it is inside one long function call, which continues "
+                "in the background until it is done or the process ends. Make its arguments smaller."
+            ) from None
 
 
 def _check_statement(connection: duckdb.DuckDBPyConnection, query: str) -> None:
@@ -71,13 +120,8 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, query: str) -> None:
         raise QueryError(f"only SELECT is allowed, because a query never changes a run; got {kind}.")
 
 
-def _answer(connection: duckdb.DuckDBPyConnection, query: str, limit: int, timeout_s: float) -> pa.Table:
-    stop = threading.Timer(timeout_s, connection.interrupt)
-    stop.start()
-    try:
-        table = connection.sql(query).limit(limit + 1).to_arrow_table()
-    finally:
-        stop.cancel()
+def _answer(connection: duckdb.DuckDBPyConnection, query: str, limit: int) -> pa.Table:
+    table = connection.sql(query).limit(limit + 1).to_arrow_table()
     if table.num_rows <= limit:
         return table
     return table.slice(0, limit).replace_schema_metadata({**(table.schema.metadata or {}), TRUNCATED: b"true"})

@@ -75,7 +75,6 @@ def summarize(title: str, facts: list[tuple[str, object]], scalars: pa.Table, wa
 
 
 def as_rich(summary: Summary) -> Any:
-    """The summary for the terminal."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

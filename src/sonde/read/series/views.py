@@ -12,13 +12,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sonde.errors import QueryError
+from sonde.read.run.checkpoints import ELSEWHERE, run_checkpoints
 from sonde.read.run.state import RunState
 from sonde.read.run.steps import ALL_STEPS
 from sonde.read.run.tables import event_table, find_sites, finding_table, site_table, system_table
 from sonde.read.series.raw import read_raw
 from sonde.read.series.scalars import read_scalars
 from sonde.read.series.stats import wide_table
-from sonde.read.tensors.sample_paths import sample_paths
+from sonde.read.tensors.stores import FolderTensorStore, open_tensor_store, upload_state
 from sonde.schema.joined import JOINED
 from sonde.schema.names import Series
 from sonde.schema.old_names import STATS as OLD_STATS
@@ -223,3 +224,21 @@ VIEWS: Final[dict[str, View]] = {
         ),
     )
 }
+
+
+def sample_paths(state: RunState) -> dict[int, str]:
+    """Paths by step. A snapshot that is only in a repository is named by the repository's URL, which is not opened."""
+    return {**_checkpoint_paths(state), **_snapshot_paths(state)}
+
+
+def _checkpoint_paths(state: RunState) -> dict[int, str]:
+    found = run_checkpoints(state)
+    return {c.step: str(c.path) for c in found if c.problem in ("", ELSEWHERE) and c.path.exists()}
+
+
+def _snapshot_paths(state: RunState) -> dict[int, str]:
+    run, upload, store = state.run, upload_state(state.run), open_tensor_store(state.run, attempt=state.view)
+    far = "" if upload is None else (upload.url if "://" in upload.url else str(run / upload.url))
+    places = [store.place(step) for step in store.steps]
+    here = {place.step: FolderTensorStore(run, attempt=place.attempt).path(place.step) for place in places}
+    return {step: str(path) if path.exists() else far for step, path in here.items()}

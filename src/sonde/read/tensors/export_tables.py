@@ -27,6 +27,8 @@ def open_export_tables(path: str | os.PathLike[str]) -> dict[str, pa.Table]:
     if found.is_dir():
         files = sorted(file for file in found.iterdir() if file.suffix in (".parquet", ".arrow"))
         return {name: table for file in files for name, table in open_export_tables(file).items()}
+    if found.exists() and not found.is_file():
+        raise UsageError(f"{found} is not a regular file, so it is not read.")
     if found.suffix == ".parquet":
         return {found.stem: pq.read_table(found, page_checksum_verification=True)}
     if found.suffix == ".arrow":

@@ -34,6 +34,8 @@ def open_export(path: str | os.PathLike[str]) -> Steps:
         raise UsageError(
             f"{found} is not an export of tensors. Give a {', '.join(_READERS)} file, or a folder of them."
         )
+    if found.exists() and not found.is_file():
+        raise UsageError(f"{found} is not a regular file, so it is not read.")
     return _READERS[found.suffix](found)
 
 

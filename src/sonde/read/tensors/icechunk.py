@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import RunError, UnknownNameError, UsageError
-from sonde.read.tensors.readers import SnapshotReaders
+from sonde.read.tensors.readers import CachingStore
 from sonde.read.tensors.view import SnapshotView, known_steps
 from sonde.schema.snapshots.addresses import Address, icechunk_storage
 from sonde.schema.snapshots.document import SnapshotDocument, SnapshotReader
@@ -31,7 +31,7 @@ class Commit:
     """The snapshot it added, if any."""
 
 
-class IcechunkTensorStore(SnapshotReaders):
+class IcechunkTensorStore(CachingStore):
     """A repository at one point of its history; opened on a branch, it is that branch's newest state."""
 
     def __init__(
@@ -72,7 +72,7 @@ class IcechunkTensorStore(SnapshotReaders):
         """The snapshots of another attempt, at the same point of the history."""
         other = copy.copy(self)
         other._attempt = attempt
-        SnapshotReaders.__init__(other)
+        CachingStore.__init__(other)
         return other
 
     def refresh(self) -> None:
@@ -109,7 +109,7 @@ class IcechunkTensorStore(SnapshotReaders):
                 raise UnknownNameError("commit", self._commit, known) from error
             raise RunError(f"cannot read {self.address}: {in_words(error)}.") from error
 
-    def _visible(self, step: int) -> SnapshotReader:
+    def reader(self, step: int) -> SnapshotReader:
         return self._kept(step, lambda: self._open(step))
 
     def _open(self, step: int) -> SnapshotReader:

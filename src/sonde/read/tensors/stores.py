@@ -6,21 +6,20 @@ Only the directory and the document of a snapshot and the chunks of the requeste
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import RunError, UsageError
-from sonde.read.run.folder import inside, open_inside
+from sonde.read.run.folder import inside, open_inside, open_regular
 from sonde.read.run.log import list_folder
-from sonde.read.tensors.readers import SnapshotReaders, TensorStore
+from sonde.read.tensors.readers import CachingStore, TensorStore
 from sonde.read.tensors.view import SnapshotView, known_steps
 from sonde.schema.snapshots.addresses import read_address
 from sonde.schema.snapshots.archive import open_archive
-from sonde.schema.snapshots.document import MAX_DOCUMENT_BYTES, Index, SnapshotDocument, SnapshotReader, TensorEntry
+from sonde.schema.snapshots.document import MAX_DOCUMENT_BYTES, SnapshotDocument, SnapshotReader
 from sonde.schema.snapshots.tensors import (
     GROUP_FILE,
-    AnyArray,
     SnapshotKey,
     archive_name,
     attempt_of,
@@ -101,16 +100,13 @@ def read_file(path: Path, offset: int, size: int) -> bytes:
 
     Links in a run folder are not followed, so that an untrusted folder cannot expose files outside it.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        length = os.fstat(fd).st_size
+    with open_regular(path, str(path)) as file:
+        length = os.fstat(file.fileno()).st_size
         start = max(length + offset, 0) if offset < 0 else min(offset, length)
-        return os.pread(fd, length - start if size < 0 else min(size, length - start), start)
-    finally:
-        os.close(fd)
+        return os.pread(file.fileno(), length - start if size < 0 else min(size, length - start), start)
 
 
-class FolderTensorStore(SnapshotReaders):
+class FolderTensorStore(CachingStore):
     """`tensors/` on a disk, or its folder of a later attempt. Later snapshots are found, too."""
 
     def __init__(self, run: Path, *, rank: int = 0, attempt: int = 0) -> None:
@@ -128,7 +124,7 @@ class FolderTensorStore(SnapshotReaders):
         folder = self._folder / group_name(step)
         return folder if folder.is_dir() else self._folder / archive_name(step)
 
-    def _visible(self, step: int) -> SnapshotReader:
+    def reader(self, step: int) -> SnapshotReader:
         path = self.path(step)
         if not path.exists():
             raise RunError(f"{self.run} has no snapshot of step {step}. {known_steps(self.steps)}")
@@ -209,7 +205,7 @@ class SpooledSource:
         return upload_state(self._local.run, rank=self._local.rank) or UploadState("")
 
 
-class SpooledTensorStore:
+class SpooledTensorStore(TensorStore):
     """The snapshots of one attempt."""
 
     def __init__(self, source: SpooledSource, local: FolderTensorStore) -> None:
@@ -220,20 +216,8 @@ class SpooledTensorStore:
     def steps(self) -> list[int]:
         return sorted({*self._local.steps, *self._source.state().steps(self._local.attempt)})
 
-    def document(self, step: int) -> SnapshotDocument:
-        return self._of(step).document(step)
-
-    def entries(self, step: int) -> dict[str, TensorEntry]:
-        return self._of(step).entries(step)
-
-    def read(self, step: int, name: str) -> AnyArray:
-        return self._of(step).read(step, name)
-
-    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        return self._of(step).read_part(step, name, slices)
-
-    def hidden(self, step: int) -> list[int]:
-        return []
+    def reader(self, step: int) -> SnapshotReader:
+        return self._of(step).reader(step)
 
     def _of(self, step: int) -> TensorStore:
         if step in self._local.steps:

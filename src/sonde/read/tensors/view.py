@@ -5,7 +5,7 @@ A snapshot is complete by itself, so the mark that hides the last step of a kill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,8 +17,8 @@ from sonde.read.run.status import is_locked
 from sonde.read.tensors.readers import TensorStore
 from sonde.schema.attempts import History
 from sonde.schema.layout import CATALOG_FILE
-from sonde.schema.snapshots.document import Index, SnapshotDocument, TensorEntry
-from sonde.schema.snapshots.tensors import AnyArray, SnapshotKey
+from sonde.schema.snapshots.document import SnapshotReader
+from sonde.schema.snapshots.tensors import SnapshotKey
 
 
 class Source(Protocol):
@@ -59,7 +59,7 @@ class _Known:
         return max(place.attempt, self.attempts.get(place, place.attempt))
 
 
-class SnapshotView:
+class SnapshotView(TensorStore):
     """A store of the visible snapshots. Later snapshots and attempts are found, too."""
 
     def __init__(self, run: Path, source: Source, *, attempt: int | None = None) -> None:
@@ -73,24 +73,13 @@ class SnapshotView:
     def steps(self) -> list[int]:
         return sorted(self._look())
 
-    def document(self, step: int) -> SnapshotDocument:
-        return self._store(step).document(step)
-
-    def entries(self, step: int) -> dict[str, TensorEntry]:
-        return self._store(step).entries(step)
-
-    def read(self, step: int, name: str) -> AnyArray:
-        return self._store(step).read(step, name)
-
-    def read_part(self, step: int, name: str, slices: Sequence[Index] | Index) -> AnyArray:
-        return self._store(step).read_part(step, name, slices)
+    def reader(self, step: int) -> SnapshotReader:
+        return self._store_at(self.place(step).attempt).reader(step)
 
     def place(self, step: int) -> SnapshotKey:
-        """The location of the snapshot of a step."""
         return self._find(step)[0]
 
     def attempt(self, step: int) -> int:
-        """The attempt that took the snapshot of a step."""
         return self._find(step)[1]
 
     def hidden(self, step: int) -> list[int]:
@@ -105,9 +94,6 @@ class SnapshotView:
             hidden = "".join(f" Attempt {attempt} has one, which is hidden." for attempt in self.hidden(step))
             raise RunError(f"{self._source.name} has no snapshot of step {step}. {known_steps(self.steps)}{hidden}")
         return found
-
-    def _store(self, step: int) -> TensorStore:
-        return self._store_at(self.place(step).attempt)
 
     def _store_at(self, attempt: int) -> TensorStore:
         if attempt not in self._stores:

@@ -171,7 +171,6 @@ class Held:
         self._all(torch._foreach_copy_, tensors)
 
     def subtract(self, tensors: Sequence[Tensor]) -> None:
-        """Subtract the tensors from the held values."""
         self._all(torch._foreach_sub_, tensors)
 
     def loading(self, tensors: Sequence[Tensor]) -> Fill:

@@ -137,7 +137,6 @@ class Partials:
         self.zeros = np.zeros(self.num_rows, np.int64)
 
     def run(self, blocks: Iterable[Block]) -> None:
-        """Partials of all rows."""
         self.repaired.clear()
         self.zeros[:] = 0
         kept = []

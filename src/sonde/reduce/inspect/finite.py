@@ -78,7 +78,6 @@ def total(tensor: Tensor) -> Tensor:
 
 
 def state_of(tensor: Tensor) -> State:
-    """The state of a tensor on the host."""
     tensor = _real(tensor)
     if math.isfinite(float(total(tensor))):
         return 0.0

@@ -209,7 +209,6 @@ def _torch_rnn(layer: tuple[str, ...], leaves: Leaves) -> Iterator[Canonical]:
         biases = [leaves[leaf] for leaf in (f"bias_ih_{suffix}", f"bias_hh_{suffix}") if leaf in leaves]
         if biases:
             yield from _biases(layer, layer_type, suffix, [(name, shape[0], ()) for name, shape in biases])
-    yield from ()
 
 
 def _biases(

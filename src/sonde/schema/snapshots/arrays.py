@@ -98,7 +98,6 @@ class Layout:
         return start, start + min(self.length, self.extent - block * self.length) * self.row
 
     def chunks_of(self, start: int, stop: int) -> range:
-        """The chunks that hold a range of elements."""
         if start >= stop:
             return range(0)
         return range(self._chunk_at(start), self._chunk_at(stop - 1) + 1)
@@ -149,8 +148,6 @@ def cut(shape: tuple[int, ...], dtype: str, *, chunk_bytes: int, is_compressed: 
 
 
 class ArrayReader:
-    """Elements of one array."""
-
     def __init__(self, layout: Layout, read_at: ReadAt) -> None:
         self.layout, self._read_at = layout, read_at
 
@@ -167,7 +164,6 @@ class ArrayReader:
         return out
 
     def _stored(self, chunk: int) -> bytes:
-        """The bytes of a chunk and their checksum."""
         data = self._read_at(self.layout.chunk_key(chunk), 0, self._most() + 1)
         if not CHECKSUM_BYTES <= len(data) <= self._most():
             raise DamageError(f"chunk {chunk} has an impossible size")

@@ -130,7 +130,6 @@ class HostTensor:
         return np.ascontiguousarray(self.bits).reshape(-1)
 
     def values(self) -> AnyArray:
-        """The tensor as an array of its dtype."""
         return as_values(self.flat().reshape(self.shape), self.dtype)
 
 

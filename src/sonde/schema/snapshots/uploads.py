@@ -32,11 +32,9 @@ class UploadState:
     time: float = 0.0
 
     def steps(self, attempt: int = 0) -> list[int]:
-        """The uploaded steps of an attempt, in order."""
         return sorted(key.step for key in self.uploaded if key.attempt == attempt)
 
     def waiting(self, local: Iterable[SnapshotKey]) -> list[SnapshotKey]:
-        """The local snapshots that are not uploaded."""
         return sorted(key for key in local if key not in self.uploaded)
 
     def facts(self, local: Iterable[SnapshotKey]) -> dict[str, Any]:

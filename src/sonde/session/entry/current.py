@@ -120,18 +120,7 @@ def _start(run: _Prepared) -> Session | NullSession:
     global _current, _asked
     began_s = time.perf_counter()
     _end_current()
-    described = run.described
-    _current, _asked = (
-        begin(
-            run.settings,
-            name=described.name,
-            config=described.config,
-            tags=described.tags,
-            notes=described.notes,
-            resume=described.resume,
-        ),
-        run.asked,
-    )
+    _current, _asked = begin(run.settings, **{name: getattr(run.described, name) for name in _DESCRIPTION}), run.asked
     if isinstance(_current, Session):
         _current.recording.ledger.begin(began_s)
     if run.gave_way and isinstance(_current, Session):
@@ -173,7 +162,15 @@ def begin(
 
         return RankSession(settings)
     found = _find(resume, settings, name) if resume else None
-    path = found or create_run(settings.dir, project=settings.project, name=name, config=config, tags=tags, notes=notes)
+    path = found or create_run(
+        settings.dir,
+        project=settings.project,
+        name=name,
+        config=config,
+        tags=tags,
+        notes=notes,
+        mask_secrets=settings.mask_secrets,
+    )
     session = Session(path, settings, resume=found is not None, is_same_attempt=is_same_attempt)
     if resume and found is None:
         session.recording.say(f"no run of {settings.project} to resume in {shown(settings.dir)}: starting a new one")

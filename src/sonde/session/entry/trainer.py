@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from sonde.errors import RunError
 from sonde.session.entry.current import active_session, begin, check_init, init
 from sonde.session.entry.description import as_config
-from sonde.session.keywords import RunKeywords, WatchKeywords, check_names
+from sonde.session.keywords import RunKeywords, WatchKeywords, check_names, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.process.ending import status_of
 from sonde.session.session import Session
@@ -89,6 +89,7 @@ class TrainerSession:
 class TrainerMixin:
     """The common start of every trainer callback: a session or its options, and the keywords of `watch`."""
 
+    @spelled_out(RunKeywords)
     def __init__(
         self,
         session: AnySession | None = None,

@@ -98,7 +98,6 @@ class MirrorValues:
         return parts
 
     def of_scalars(self, record: ScalarsRecord) -> dict[int, dict[str, float]]:
-        """Values by step and name."""
         found: dict[int, dict[str, float]] = {}
         columns = (record.name_ids.tolist(), record.steps.tolist(), record.values.tolist())
         for id, step, value in zip(*columns, strict=True):

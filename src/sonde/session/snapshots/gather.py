@@ -84,7 +84,7 @@ class Gather:
         return self._readable(found)
 
     def gradients(self, step: OptimizerStep) -> list[Named]:
-        """The states of one optimizer; for a non-torch optimizer, those of all parameters."""
+        """The gradients of one optimizer's parameters; for a non-torch optimizer, those of all parameters."""
         self._read_names()
         optimizer: Any = step.optimizer
         if optimizer is None:

@@ -34,7 +34,6 @@ class Ledger:
         self._asks.answer(tickets, state="skipped", step=step, why=why)
 
     def done(self, outcome: Outcome) -> None:
-        """Record the outcome of a snapshot."""
         if outcome.state == "changed":
             self._again(outcome)
             return

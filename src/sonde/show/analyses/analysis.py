@@ -123,7 +123,6 @@ class Analysis:
         return {line.name: (line.x.tolist(), line.y.tolist()) for line in lines}
 
     def __getitem__(self, name: str) -> float | None:
-        """The value of a quantity."""
         return next(quantity.value for quantity in self.quantities if quantity.name == name)
 
 

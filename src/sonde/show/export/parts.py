@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
 from sonde.errors import UsageError
 from sonde.schema.records import to_json
 from sonde.show.export.atomic import replacing
+from sonde.show.export.source import Source
 
 REQUEST: Final = "request.json"
 
@@ -84,3 +87,27 @@ class Parts:
 def fingerprint(value: Any) -> str:
     """A short hash of something long, such as a list of thousands of tensors."""
     return hashlib.sha256(to_json(value).encode()).hexdigest()[:16]
+
+
+def kept(source: Source, parts: Parts) -> Source:
+    """The same source, storing each piece as it is read. A table with one piece is not stored."""
+    if source.num_pieces == 1:
+        return source
+
+    def read(number: int) -> pa.Table:
+        name = f"{source.name}-{number:06d}.arrow"
+        if parts.has(name):
+            with pa.OSFile(str(parts.path(name)), "rb") as file:
+                return pa.ipc.open_file(file).read_all()
+        piece = source.read(number)
+        with parts.writing(name) as draft:
+            _write(draft, piece)
+        return piece
+
+    return Source(source.name, source.num_pieces, read)
+
+
+def _write(path: Path, piece: pa.Table) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, piece.schema, options=options) as writer:
+        writer.write_table(piece)

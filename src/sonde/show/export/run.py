@@ -11,10 +11,7 @@ from typing import Any, Final, Literal, get_args
 from sonde.errors import UnknownNameError, UsageError
 from sonde.run import Run, Steps, step_slice
 from sonde.show.export.atomic import replacing
-from sonde.show.export.hdf5 import write_hdf5
-from sonde.show.export.json import write_json
-from sonde.show.export.partial import kept
-from sonde.show.export.parts import Parts
+from sonde.show.export.parts import Parts, kept
 from sonde.show.export.place import (
     choose_format,
     explaining_a_full_disk,
@@ -23,7 +20,7 @@ from sonde.show.export.place import (
     require_folder,
 )
 from sonde.show.export.source import TABLES, Scalars, Source, run_facts, sources
-from sonde.show.export.tables import write_table
+from sonde.show.export.tables import write_hdf5, write_json, write_table
 from sonde.show.export.tensors import FORMATS, KINDS, default_path, is_folder, plan_export, write_export
 from sonde.show.progress import progress
 

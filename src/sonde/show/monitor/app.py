@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from rich.text import Text
 from textual import work
@@ -40,8 +40,6 @@ KEYS: Final = [
 
 
 class Monitor(App[None]):
-    """The monitor application."""
-
     TITLE = "sonde monitor"
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012  declared without ClassVar by Textual
@@ -237,7 +235,8 @@ class Monitor(App[None]):
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
 
     def on_findings_opened(self, message: Findings.Opened) -> None:
-        self.push_screen(finding_screen(message.finding))
+        finding = message.finding
+        self.push_screen(Note(str(finding["rule"]), finding_note(finding)))
 
     def on_runs_chosen(self, message: Runs.Chosen) -> None:
         self._choose(message.path)
@@ -281,13 +280,8 @@ class Note(ModalScreen[None]):
 
 
 def keys_note(keys: list[tuple[str, str]]) -> Note:
-    """The list of keys."""
     text = Text()
     for key, meaning in keys:
         text.append(f"{key:>10}  ", style="bold cyan").append(f"{meaning}\n")
     text.append("\nColours run from dark (small) to bright (large); × marks non-finite values.", style="dim")
     return Note("keys", text)
-
-
-def finding_screen(finding: dict[str, Any]) -> Note:
-    return Note(str(finding["rule"]), finding_note(finding))

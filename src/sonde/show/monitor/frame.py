@@ -52,8 +52,6 @@ class Worst:
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A run in the list."""
-
     id: str
     path: str
     project: str

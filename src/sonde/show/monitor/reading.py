@@ -118,7 +118,6 @@ class Reading:
     # --------------------------------------------------------------------------------------------------------- frames
 
     def frame(self, runs: tuple[RunLine, ...] = ()) -> Frame:
-        """The current frame."""
         try:
             return self._frame(runs)
         except (SondeError, OSError) as error:

@@ -17,7 +17,6 @@ _TITLES: Final = ("status", "run", "id", "steps", "loss", "", "findings", "took"
 
 
 def runs_html(runs: Runs) -> str:
-    """The newest runs as a table."""
     if not runs:
         return "No runs"
     numbers = [title in ("steps", "loss", "took", "started") for title in _TITLES]

@@ -115,7 +115,6 @@ def _title(run: Run) -> str:
 
 
 def new_figure(size: tuple[float, float]) -> tuple[Figure, Any]:
-    """An empty figure and its axes."""
     from sonde.show.plot.picture import Picture
 
     figure = Picture(figsize=size, layout="constrained")

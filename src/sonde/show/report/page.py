@@ -37,7 +37,6 @@ _STYLE: Final = (
 
 
 def to_page(name: str, analyses: Iterable[Analysis], findings: Iterable[Mapping[str, Any]]) -> str:
-    """Render the page."""
     parts = [f"<h1>{escape(name)}</h1>", *map(_section, analyses), _findings(list(findings))]
     head = f"{_META}<title>{escape(name)}</title><style>{_STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'

@@ -74,8 +74,7 @@ class Encoder:
             return _array(np.asarray(value))
         raise UsageError(
             f'"{path}" is a {type(value).__name__}, which a checkpoint cannot store: it holds tensors, arrays, '
-            "numbers, "
-            "strings and containers of them, and never pickles. Leave it out of the object's state_dict()."
+            "numbers, strings and containers of them, and never pickles. Leave it out of the object's state_dict()."
         )
 
     def _keep(self, tensor: Tensor, path: str) -> str:

@@ -59,9 +59,6 @@ def trainer_arguments(
 def _num_positions(model: Any) -> int:
     """The number of positions of the model: a longer text would end in an index out of range."""
     known = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    num_virtual = max((c.num_virtual_tokens or 0 for c in _prompts(model)), default=0)
+    adapters = (getattr(model, "peft_config", None) or {}).values()
+    num_virtual = max((getattr(adapter, "num_virtual_tokens", None) or 0 for adapter in adapters), default=0)
     return known - num_virtual if isinstance(known, int) and known > num_virtual else 2**31 - 1
-
-
-def _prompts(model: Any) -> list[Any]:
-    return [c for c in (getattr(model, "peft_config", None) or {}).values() if hasattr(c, "num_virtual_tokens")]

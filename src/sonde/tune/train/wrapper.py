@@ -219,8 +219,7 @@ class TrainingWrapper:
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"training finished, but the model could not be saved to {final}: {error}. Free some space and train "
-                "again "
-                "with resume=True (--resume), which resumes from the newest checkpoint."
+                "again with resume=True (--resume), which resumes from the newest checkpoint."
             ) from error
 
     def _use_wandb(self) -> None:
@@ -240,9 +239,8 @@ def _num_texts(dataset: Any) -> int | None:
 
 def _other_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return (
-        f"resuming with {now.get('num_texts')} texts, but training started with {before.get('num_texts')}: batches "
-        "will "
-        "differ from those of an uninterrupted run."
+        f"resuming with {now.get('num_texts')} texts, but training started with {before.get('num_texts')}: "
+        "batches will differ from those of an uninterrupted run."
     )
 
 

@@ -70,7 +70,6 @@ class Catalog:
         self._connect()
 
     def sites(self) -> dict[int, Site]:
-        """Sites by id."""
         rows = self._checked("sites")
         return {
             id: Site(

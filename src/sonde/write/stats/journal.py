@@ -67,7 +67,6 @@ class Journal:
 
     @property
     def attempt(self) -> int:
-        """The number of the attempt that is recorded."""
         return self.attempts.current.number
 
     def add(self, record: StatsRecord | ScalarsRecord) -> None:

@@ -27,15 +27,11 @@ from sonde.write.stats.table import StatsTable, join_stats
 _GROUPS_AT_ONCE: Final = 4096
 
 
-def _only_one(_: int) -> int:
-    return 0
-
-
 class Pyramid:
     """Grows with each sealed segment. `segments` is the writer's own list of everything in the catalog."""
 
     def __init__(
-        self, run: Path, rank: int, segments: list[Segment], attempt_of: Callable[[int], int] = _only_one
+        self, run: Path, rank: int, segments: list[Segment], attempt_of: Callable[[int], int] = lambda _: 0
     ) -> None:
         self.run, self.rank, self.segments = run, rank, segments
         self._attempt_of = attempt_of

@@ -9,7 +9,7 @@ from typing import cast
 
 from sonde.schema.layout import Stream, pyramid_folder, segment_name, stream_folder
 from sonde.schema.records import Frame, ScalarsRecord, StatsRecord
-from sonde.write.durable import DurableFile
+from sonde.write.durable import DurableFile, make_folder
 from sonde.write.stats.catalog import Segment
 from sonde.write.stats.table import ScalarsTable, StatsTable, sort_scalars, sort_stats
 
@@ -46,7 +46,7 @@ def seal_table(run: Path, place: SegmentKey, table: StatsTable | ScalarsTable) -
     from sonde.write.stats import parquet  # pyarrow is imported in the writer thread, not with the session
 
     folder = place.folder(run)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     facts = {name: getattr(place, name) for name in SegmentKey.__dataclass_fields__}
     with DurableFile(folder / segment_name(place.number)) as file:
         if isinstance(table, StatsTable):

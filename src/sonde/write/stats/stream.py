@@ -12,6 +12,7 @@ from pathlib import Path
 from sonde.schema.attempts import History, Mark
 from sonde.schema.layout import Stream, stream_folder
 from sonde.schema.records import Frame, ScalarsRecord, StatsRecord, encode_frame
+from sonde.write.durable import make_folder
 from sonde.write.stats.catalog import Segment
 from sonde.write.stats.log import Log, cut, next_log_path, recover, remove_leftovers
 from sonde.write.stats.seal import SegmentKey, seal_table, sort_frames
@@ -36,7 +37,7 @@ class StreamWriter:
     def __init__(self, run: Path, stream: Stream, rank: int, segments: Sequence[Segment]) -> None:
         self.run, self.stream, self.rank = run, stream, rank
         self.folder = stream_folder(run, stream, rank)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         remove_leftovers(self.folder)
         sealed = [s for s in segments if (s.stream, s.rank, s.level) == (stream, rank, 0)]
         self.num_segments = len(sealed)

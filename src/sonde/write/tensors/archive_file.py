@@ -176,7 +176,6 @@ def made(pieces: Iterable[Piece]) -> Iterator[tuple[str, bytes]]:
 
 
 def array_document(path: str, layout: Layout, dtype: str, codec: Codec) -> bytes:
-    """The zarr.json of an array."""
     storage = np.dtype(layout.dtype)
     plain = {"name": "bytes"} if storage.itemsize == 1 else {"name": "bytes", "configuration": {"endian": "little"}}
     site = path.partition("/")[2]

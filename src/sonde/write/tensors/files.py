@@ -37,7 +37,6 @@ class StoreFiles:
         return self.root / parent_name(attempt=attempt)
 
     def attempts(self) -> list[int]:
-        """Attempts with a snapshot."""
         later = [attempt for attempt in map(attempt_of, _names(self.root)) if attempt is not None]
         return [attempt for attempt in [0, *sorted(later)] if self.steps(attempt)]
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sonde.errors import RunError, UsageError
 from sonde.schema.snapshots.tensors import Receipt, Snapshot, SnapshotKey, archive_name
-from sonde.write.durable import sync_folder
+from sonde.write.durable import make_folder, sync_folder
 from sonde.write.lock import RunLock
 from sonde.write.tensors.archive_file import ArchiveWriter
 from sonde.write.tensors.codecs import require_codecs
@@ -97,10 +97,10 @@ class LocalStore:
         self._lock.forget()
 
     def _prepare(self, folder: Path, hidden: Path) -> RunLock:
-        hidden.mkdir(parents=True, exist_ok=True)
+        make_folder(hidden)
         lock = RunLock(hidden, patience_s=0.0)  # no reader takes this one
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             for made in {folder, folder.parent, hidden, hidden.parent}:
                 sync_folder(made)
             for left in hidden.glob(f"{_TMP}*"):
@@ -115,9 +115,7 @@ class LocalStore:
     def _folder(self, attempt: int) -> Path:
         """The folder of an attempt, created if missing, with a durable name."""
         folder = self._files.folder(attempt)
-        if not folder.is_dir():
-            os.mkdir(folder)  # noqa: PTH102  system calls go through `os`, where a test can break them
-            sync_folder(folder.parent)
+        make_folder(folder)
         return folder
 
     def _tmp(self, step: int) -> Path:

@@ -85,8 +85,8 @@ def _refuse_two(spool: Spool) -> None:
         last = spool.state().last_error
         raise RunLockedError(
             f"the run's own uploader is still uploading {_waiting([spool])} snapshots; it keeps trying for a few "
-            "minutes "
-            f"after training{f', but its last attempt failed ({last})' if last else ''}. Try again when it has ended."
+            f"minutes after training{f', but its last attempt failed ({last})' if last else ''}. Try again when it has "
+            "ended."
         ) from error
 
 

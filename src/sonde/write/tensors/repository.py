@@ -26,6 +26,7 @@ from sonde.schema.snapshots.tensors import (
     parent_name,
     step_of,
 )
+from sonde.write.durable import make_folder
 from sonde.write.lock import RunLock
 
 _ROOT: Final = b'{"zarr_format": 3, "node_type": "group", "attributes": {"sonde": {"format": 1}}}'
@@ -46,7 +47,7 @@ class Repository:
         self._lock: RunLock | None = None
         if address.is_local:
             beside = Path(address.bucket).parent  # icechunk needs its own folder to be empty at first
-            beside.mkdir(parents=True, exist_ok=True)
+            make_folder(beside)
             self._lock = RunLock(beside, patience_s=0.0)
         try:
             self._repository = self._open()

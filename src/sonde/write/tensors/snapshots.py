@@ -64,8 +64,6 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a snapshot."""
-
     pending: Pending
     state: State
     why: str = ""

@@ -24,9 +24,15 @@ from sonde.read.tensors.analysis.lora import adapter_pairs, adapter_scales, delt
 from sonde.read.tensors.analysis.representations import representation_rows
 from sonde.read.tensors.analysis.similarity import cosines, mean_cosine, same_turns
 from sonde.read.tensors.analysis.spectra import effective_rank, stable_rank
-from sonde.read.tensors.analysis.spread import spread
 from sonde.read.tensors.analysis.tables import over_steps, split_names
-from sonde.read.tensors.analysis.tasks import distribution_rows, evolution_block, gram_block, spectrum_at, standing_row
+from sonde.read.tensors.analysis.tasks import (
+    distribution_rows,
+    evolution_block,
+    gram_block,
+    spectrum_at,
+    spread,
+    standing_row,
+)
 from sonde.read.tensors.lazy import LazyTensors
 from sonde.read.tensors.stores import open_local_tensor_store, open_tensor_store
 from sonde.read.tensors.tensors import find_step, num_snapshots, snapshot_table, snapshot_tensors, tensor_over_steps

@@ -58,6 +58,8 @@ def open_tensors(path: str | os.PathLike[str]) -> LazyTensors:
         raise UsageError(f"cannot read weights from {found}. Give a {', '.join(OPENERS)} file, or a folder of them.")
     if not found.exists():
         raise FileNotFoundError(2, "No such file", str(found))
+    if not found.is_file():
+        raise UsageError(f"{found} is not a regular file, so it is not read.")
     return _open(found)
 
 
