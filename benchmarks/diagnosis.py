@@ -3,6 +3,7 @@
     python benchmarks/diagnosis.py FOLDER --seeds 0,1,2            train, diagnose, score
     python benchmarks/diagnosis.py FOLDER --traces DIR             keep the recorded runs in DIR, and reuse them
     python benchmarks/diagnosis.py own                             the programs in tests/programs/faults
+    python benchmarks/diagnosis.py trainers                        those in tests/programs/trainers
     python benchmarks/diagnosis.py FOLDER --variant loss1000       healthy programs, loss x 1000 (or bf16, half_lr)
 
 FOLDER holds `core.py` and `programs.py` (a REGISTRY of programs with labels, see its README). The report has detection,
@@ -13,6 +14,7 @@ root cause comes first, steps to detection, and whether the place was named, if 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -97,6 +99,9 @@ def record(spec: Any, seed: int, fixed: bool, traces: Path, core: Any, variant: 
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        if hasattr(spec, "run"):  # it records itself
+            done.write_text(str(spec.run(folder, seed, fixed=fixed).relative_to(folder)))
+            return folder / done.read_text()
         job = spec.build(seed, fixed=fixed) if hasattr(spec, "build") else core.build(spec, seed, fixed)
         vary(job, variant)
         path = core.train(job, observer(folder, core.Observer))
@@ -277,10 +282,9 @@ def _states(spec: Any, variant: str) -> tuple[bool, ...]:
 
 def _programs(folder: Path) -> Any:
     """The module with REGISTRY, build, train and Observer."""
-    if str(folder) == "own":
+    if str(folder) in ("own", "trainers"):
         sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
-        from faults import program
-
+        program = importlib.import_module(f"{'faults' if str(folder) == 'own' else folder}.program")
         program.programs()
         return program
     sys.path.insert(0, str(folder.resolve()))

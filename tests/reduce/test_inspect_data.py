@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from sonde.reduce.inspect.data import duplicates, inspect_input, inspect_target, shift
+from sonde.reduce.inspect.data import duplicates, inspect_input, inspect_target
+from sonde.reduce.inspect.tokens import alignment, shift
 
 
 def numbers(values) -> dict[str, float]:
@@ -158,6 +160,7 @@ def classes(y: list[int], ignored: int = -100) -> dict[str, float]:
         "mean": float(np.mean(valid)),
         "min": min(valid),
         "max": max(valid),
+        "counted": pytest.approx(len(valid) / len(y)),
     }
 
 
@@ -219,3 +222,18 @@ def test_shift_needs_two_sequences_of_tokens():
     assert shift(torch.ones(4, 3), torch.ones(4, 3).long()) is None
     assert shift(tokens(), torch.arange(4)) is None
     assert shift(torch.arange(4), torch.arange(4)) is None
+
+
+def test_alignment_of_texts_with_their_targets() -> None:
+    text = torch.randint(2, 50, (6, 12), generator=torch.Generator().manual_seed(3))
+    text[:, 8:] = 1  # one end of text, and three of padding
+    once = numbers(alignment(text, F.pad(text[:, 1:], (0, 1), value=-100)))
+    assert once["shift"] == 1
+    assert once["padding"] == pytest.approx(3 / 11)
+    masked = F.pad(text[:, 1:], (0, 1), value=-100)
+    masked[:, 8:] = -100
+    assert numbers(alignment(text, masked))["padding"] == 0
+    twice = numbers(alignment(text, F.pad(text[:, 2:], (0, 2), value=-100)))
+    assert twice["skip"] == 1
+    assert numbers(alignment(text, text))["copy"] == 1
+    assert alignment(text.float(), text) == {}

@@ -68,7 +68,9 @@ class Rolling:
         scalars = []
         for record in records:
             if isinstance(record, StatsRecord):
-                groups.setdefault(record.site_ids.tobytes() + record.hist_index.tobytes(), []).append(record)
+                # With the number of sites: without it, [0, 1] + [] and [0] + [1] would be one layout.
+                layout = b"%d " % len(record.site_ids) + record.site_ids.tobytes() + record.hist_index.tobytes()
+                groups.setdefault(layout, []).append(record)
             elif isinstance(record, ScalarsRecord):
                 scalars.append(record)
             else:

@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence
-from sonde.diagnose.measures.curves import smoothed
+from sonde.diagnose.measures.curves import held, smoothed
 from sonde.diagnose.wording import number, percent
-from sonde.schema.losses import SEEN, training_loss, validation_accuracy, validation_loss
+from sonde.schema.losses import SEEN, SEEN_TRAINING, training_loss, validation_accuracy, validation_loss
 from sonde.schema.names import parse_series
 from sonde.schema.sketch import Array
 from sonde.schema.window import Column, Window, noted
 
 MIN_STEPS: Final = 20
+MEAN, SUM, UNKNOWN = 0, 1, -1
+"""Values of `data/loss/reduction`."""
 ALIKE: Final = 1.5
 """Two losses whose ratio stays within this range are the same up to a factor."""
 MIN_POINTS: Final = 3
@@ -30,12 +32,23 @@ APART: Final = 5
 """Spikes at most this far apart, in steps, count as one."""
 NEGLIGIBLE: Final = 1e-3
 """Fraction of the starting loss below which a loss counts as 0."""
+SPARSE: Final = 2
+"""A logged loss with fewer values than the measured one by this factor is a summary of it."""
 _SEEN: Final = {name: parse_series(name) for name in SEEN}
 
 
 def loss_name(window: Window) -> str | None:
-    """Name of the training loss: the one logged by the user, else the one sonde measured."""
-    return training_loss(_names(window))
+    """Name of the training loss: the one logged by the user, else the one sonde measured.
+
+    Trainers log every tenth or hundredth step, and some leave out NaN: then the measured one is the whole story.
+    """
+    name = training_loss(_names(window))
+    measured = window.get(SEEN_TRAINING)[1]
+    if name is None or not len(measured):
+        return name
+    logged = window.get(name)[1]
+    is_filtered = not np.isfinite(measured).all() and bool(np.isfinite(logged).all())
+    return SEEN_TRAINING if len(measured) > SPARSE * len(logged) or is_filtered else name
 
 
 def validation_name(window: Window) -> str | None:
@@ -164,12 +177,14 @@ def _guessing(window: Window, name: str) -> float:
     """Loss of a constant prediction. It is measured where the loss function is called; the logged loss may be a
     multiple of that."""
     _, baseline = window.get("data/loss/baseline")
-    kinds = window.get("data/loss/reduction")[1]
     known = baseline[np.isfinite(baseline)]
-    if not len(known) or (len(kinds) and kinds[-1] not in (0, -1)):
+    kind = _reduction(window)
+    if not len(known) or kind not in (MEAN, SUM, UNKNOWN):
         return np.nan
     scale = 1.0
-    seen_steps, seen = window.get("data/loss/value")
+    seen_steps, seen = _call_values(window, kind)
+    if kind == SUM and not _is_divided(window, name):
+        return np.nan
     if name != "data/loss/value" and len(seen):
         steps, values = window.get(name)
         _, mine, theirs = np.intersect1d(steps, seen_steps, return_indices=True)
@@ -185,6 +200,32 @@ def _guessing(window: Window, name: str) -> float:
             return np.nan  # neither a multiple nor a sum: a different loss, of which this one is a part
     # Constant targets, such as a discriminator's, can be predicted without loss: there is nothing to compare with.
     return float(known[-1]) * scale if known[-1] > 0 else np.nan
+
+
+def _reduction(window: Window) -> int:
+    kinds = window.get("data/loss/reduction")[1]
+    kinds = kinds[np.isfinite(kinds)]
+    return int(kinds[-1]) if len(kinds) else MEAN
+
+
+def _call_values(window: Window, kind: int) -> Column:
+    """What the loss function returned; of a sum, its mean over the terms that count."""
+    steps, values = window.get("data/loss/value")
+    if kind != SUM:
+        return steps, values
+    own, terms = window.get("data/loss/terms")
+    return steps, values / np.where(held(steps, own, terms) > 0, held(steps, own, terms), np.nan)
+
+
+def _is_divided(window: Window, name: str) -> bool:
+    """Whether the program divides the sum that its loss function returns by the number of terms, as Hugging Face's
+    models do: the loss is then a mean."""
+    steps, values = window.get(name)
+    own, means = _call_values(window, SUM)
+    _, mine, theirs = np.intersect1d(steps, own, return_indices=True)
+    ratios = values[mine] / means[theirs]
+    ratios = ratios[np.isfinite(ratios)]
+    return len(ratios) > 0 and bool(1 / ALIKE < np.median(ratios) < ALIKE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +266,7 @@ def held_out(window: Window) -> HeldOut | None:
     if len(values) < MIN_POINTS or state is None or state.has_diverged or not state.first > 0:
         return None
     # Sums over data sets of different sizes cannot be compared.
-    reduction = window.get("data/loss/reduction")[1]
-    if len(reduction) and reduction[-1] == 1:
+    if _reduction(window) == SUM and not _is_divided(window, state.name):
         return None
     accuracy = validation(window, "acc")[1]
     best = int(np.argmin(values))

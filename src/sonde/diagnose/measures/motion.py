@@ -66,11 +66,12 @@ def _motion(window: Window, min_elements: int) -> Motion | None:
     updates, norms = window.grid("update/*/norm"), window.grid("param/*/norm")
     if not len(updates) or not len(norms):
         return None
+    has_matrices = any(p.is_matrix and p.trainable for p in structure(window).parameters)
     sites, rows = [], []
     for site in updates.sites:
         if site not in norms.sites:
             continue
-        yardstick = _yardstick(window, site, min_elements)
+        yardstick = _yardstick(window, site, min_elements, has_matrices=has_matrices)
         if yardstick is None:
             continue
         weight = _at(updates.steps, norms.steps, norms.row(site))
@@ -80,15 +81,17 @@ def _motion(window: Window, min_elements: int) -> Motion | None:
     return Motion(tuple(sites), updates.steps, np.stack(rows)) if rows else None
 
 
-def _yardstick(window: Window, site: str, min_elements: int) -> float | None:
-    """The minimum norm a weight counts with; None if it is not a weight matrix, or starts at zero on purpose."""
+def _yardstick(window: Window, site: str, min_elements: int, *, has_matrices: bool) -> float | None:
+    """The minimum norm a weight counts with; None if it is not a weight matrix, or starts at zero on purpose. In a
+    model of embeddings alone, they count."""
     start = window.get(f"param/{site}/norm")[1]
     if not len(start) or not start[0] > 0:
         return None
     known = structure(window).parameter(site)
     if known is None:
         return _without_structure(window, site, float(start[0]))
-    return _natural_norm(known, min_elements) if known.is_matrix and known.trainable else None
+    counts = known.is_matrix or (not has_matrices and len(known.shape) == 2)
+    return _natural_norm(known, min_elements) if counts and known.trainable else None
 
 
 def _natural_norm(parameter: Parameter, min_elements: int) -> float | None:

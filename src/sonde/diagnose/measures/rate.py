@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,10 @@ from sonde.diagnose.wording import number
 from sonde.schema.window import Column, Window
 
 RATE: Final = "optim/lr"
+MIN_RISING: Final = 20
+STRAIGHT: Final = 2.0
+"""A warm-up rises as fast at its end as at its start, within this factor; a one-cycle schedule or a cosine does
+not."""
 SENSIBLE: Final = 0.02
 """Update relative to the weight matrix that a new learning rate aims at: the upper end of healthy runs (95th percentile
 1.8e-2)."""
@@ -50,6 +55,31 @@ def is_still_rising(window: Window) -> bool:
     """Whether the run ended during its warm-up."""
     _, values = rate(window)
     return bool(len(values) > 2 and values[-1] > 1.2 * values[len(values) // 2] and values[-1] >= nanmax(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """A warm-up that a finished run never came out of."""
+
+    reached: float
+    """The learning rate at the end."""
+    num_steps: int
+    """The number of steps for which it had been rising."""
+    first: float
+
+
+def endless_warmup(window: Window) -> Warmup | None:
+    """The warm-up of a run that ended while its learning rate still rose in a straight line; None if it ended
+    before, or if the run is not over."""
+    steps, values = rate(window)
+    if len(values) < MIN_RISING or window.facts.get("status") != "finished" or not (np.diff(values) > 0).mean() > 0.9:
+        return None
+    first, last = np.searchsorted(steps, steps[0] + np.array([0.25, 0.75]) * (steps[-1] - steps[0]))
+    early = (values[first] - values[0]) / max(steps[first] - steps[0], 1)
+    late = (values[-1] - values[last]) / max(steps[-1] - steps[last], 1)
+    if not (early > 0 and 1 / STRAIGHT < late / early < STRAIGHT):
+        return None
+    return Warmup(float(values[-1]), int(steps[-1] - steps[0] + 1), float(values[0]))
 
 
 def warms_up(window: Window) -> bool:

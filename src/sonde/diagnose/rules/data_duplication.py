@@ -21,6 +21,8 @@ NEAR: Final = 8
 FEW: Final = 32
 OFTEN: Final = 6
 """Average number of times that each batch was seen."""
+PART: Final = 0.5
+"""Fraction of the data set that is used at all; an epoch uses nearly all of it."""
 GAP: Final = 3.0
 WIDE_GAP: Final = 10.0
 """Validation loss divided by training loss."""
@@ -32,7 +34,7 @@ REMEDY: Final = (
 
 
 @rule(
-    causes=("label_shuffling", "loss_oscillation"),
+    causes=("label_shuffling", "loss_oscillation", "overfitting"),
     references=("Hernandez et al. 2022, Scaling laws and interpretability of learning from repeated data",),
 )
 def data_duplication(window: Window) -> Iterator[Found]:
@@ -47,9 +49,34 @@ def data_duplication(window: Window) -> Iterator[Found]:
         if num <= FEW and len(hashes) >= OFTEN * num and _is_harmful(window, num):
             yield _few(int(steps[0]), num, len(hashes))
             return
+    if len(hashes) >= MIN_STEPS and (found := _part_of_source(window, int(steps[0]), hashes)) is not None:
+        yield found
+        return
     copies = seen(window, "data/input/duplicates")
     if len(copies) >= MIN_SEEN and copies.typical > 0.3 and _is_learned_by_heart(window):
         yield _rows(int(copies.steps[0]), copies.typical)
+
+
+def _part_of_source(window: Window, step: int, hashes: Array) -> Found | None:
+    """Only a small part of the data set is ever trained on, again and again: `next(iter(loader))` in each step."""
+    sizes, batch = seen(window, "data/batch/source_size"), seen(window, "data/input/size").typical
+    num = len(np.unique(hashes))
+    if not len(sizes) or not sizes.typical > 0 or len(hashes) < OFTEN * num:
+        return None
+    source, used = sizes.typical, num * batch
+    if not used < PART * source or not len(hashes) * batch > source:
+        return None
+    which = "the same batch" if num == 1 else f"the same {num} batches"
+    return Found(
+        f"Every step trains on {which}, {int(used):,} of the {int(source):,} samples of the data set.",
+        step=step,
+        confidence=0.9,
+        remedy="Create the iterator once: `for batch in loader:`. `next(iter(loader))` starts over.",
+        evidence=(
+            Evidence("data/batch/source_size", used / source, "1", None, "fraction of the data set that is used"),
+            Evidence("data/batch/hash", num / len(hashes), "1 when shuffled", meaning="fraction of distinct batches"),
+        ),
+    )
 
 
 def _share_seen_lately(hashes: Array) -> float:

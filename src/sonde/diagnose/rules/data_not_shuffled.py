@@ -11,10 +11,13 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.data import MIN_SEEN, is_language_model, is_regression, seen
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, percent
+from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 
 MIN_BATCH: Final = 8
 MIN_STEPS: Final = 20
+DRIFT: Final = 0.8
+"""Rank correlation of mean targets with time: sorted data start again in each epoch."""
 REMEDY: Final = "Shuffle the data: `DataLoader(dataset, batch_size=..., shuffle=True)`."
 
 
@@ -35,7 +38,8 @@ def data_not_shuffled(window: Window) -> Iterator[Found]:
 
 
 def _classes(window: Window, size: float) -> Iterator[Found]:
-    purity, entropy = seen(window, "data/batch/label_purity"), seen(window, "data/loss/baseline")
+    purity, entropy = seen(window, "data/batch/label_purity"), seen(window, "data/loss/class_entropy")
+    entropy = entropy if len(entropy) else seen(window, "data/loss/baseline")
     if len(purity) < MIN_STEPS or not len(entropy) or is_regression(window):
         return
     # The number of equally frequent classes with the same entropy.
@@ -61,15 +65,41 @@ def _classes(window: Window, size: float) -> Iterator[Found]:
     )
 
 
+def _drift(values: Array) -> float:
+    """Rank correlation of a series with time."""
+    ranks = np.argsort(np.argsort(values))
+    return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
+
+
+def _halves(values: Array) -> tuple[Array, Array]:
+    return values[: len(values) // 2], values[len(values) // 2 :]
+
+
+def _apart(means: Array, stds: Array, size: float) -> bool:
+    """Whether batches differ by more than chance: means of shuffled ones differ by the standard deviation divided by
+    the root of the batch size."""
+    return bool(_spread(means) > max(1.0, 5 / float(np.sqrt(size))) * np.median(stds))
+
+
+def _spread(means: Array) -> float:
+    """The standard deviation between batches; a single odd batch does not count."""
+    low, high = np.quantile(means, (0.1, 0.9))
+    return float(high - low) / 2.56  # standard deviations between the tenths of a normal distribution
+
+
 def _numbers(window: Window, size: float) -> Iterator[Found]:
     mean, std = seen(window, "data/target/mean"), seen(window, "data/target/std")
     if len(mean) < MIN_STEPS or not is_regression(window) or len(mean) != len(std):
         return
     within = float(np.median(std.values))
-    low, high = np.quantile(mean.values, (0.1, 0.9))  # a single odd batch is not a missing shuffle
-    between = float(high - low) / 2.56  # standard deviations between the tenths of a normal distribution
-    # Means of shuffled batches differ by the standard deviation divided by the root of the batch size.
-    if len(mean) < MIN_SEEN or not within > 0 or not between > max(1.0, 5 / float(np.sqrt(size))) * within:
+    if abs(_drift(mean.values)) > DRIFT:
+        return  # targets that the model computes itself, as in reinforcement learning, move as it learns
+    between = _spread(mean.values)
+    if not all(
+        _apart(half, spread, size) for half, spread in zip(_halves(mean.values), _halves(std.values), strict=True)
+    ):
+        return  # the same, with targets that begin to move later
+    if len(mean) < MIN_SEEN or not within > 0 or not _apart(mean.values, std.values, size):
         return
     yield Found(
         f"The mean target varies by {number(between, 3)} between batches, but targets vary only by "

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
-from sonde.diagnose.measures.model import Adapter, adapters
+from sonde.diagnose.measures.model import Adapter, adapters, structure
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, since
 from sonde.schema.window import Window
 
 OUTWEIGHED: Final = 2.0
 """rms of base and adapter together, divided by that of the base alone; healthy fine-tuning stays below 1.4."""
+LOUD: Final = 16.0
+"""alpha / r, or alpha / sqrt(r) for rsLoRA, below which the scale is not to blame. Common values are 0.5 to 8."""
 MIN_SEEN: Final = 10
 
 
@@ -31,7 +33,10 @@ MIN_SEEN: Final = 10
 def lora_scale_too_large(window: Window) -> Iterator[Found]:
     """The adapters contribute several times as much to the output as the frozen weights."""
     outweighed = {}
+    scales = _scales(window)
     for adapter in adapters(window):
+        if scales.get(adapter.module, np.inf) < LOUD:
+            continue  # then the adapter itself has grown: that is the task's, or the learning rate's, doing
         ratio = _ratio(window, adapter)
         if ratio is not None and ratio[1] > OUTWEIGHED:
             outweighed[adapter] = ratio
@@ -51,6 +56,15 @@ def lora_scale_too_large(window: Window) -> Iterator[Found]:
         f"{2 * worst.rank}. Or set `use_rslora=True`, which scales by `alpha / sqrt(r)`. If that is already the case, "
         "lower the learning rate.",
     )
+
+
+def _scales(window: Window) -> dict[str, float]:
+    """The largest scale of each module that has adapters, where the module knows it."""
+    return {
+        module.name: max(map(float, scaling.values()))
+        for module in structure(window).modules
+        if isinstance(scaling := module.detail.get("scaling"), Mapping) and scaling
+    }
 
 
 def _ratio(window: Window, adapter: Adapter) -> tuple[int, float] | None:

@@ -11,9 +11,9 @@ from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import NEEDS, Motion, motion
-from sonde.diagnose.measures.rate import is_at_full_rate, is_still_rising, write_rate
+from sonde.diagnose.measures.rate import endless_warmup, is_at_full_rate, is_still_rising, write_rate
 from sonde.diagnose.rule import Found, rule
-from sonde.diagnose.wording import percent
+from sonde.diagnose.wording import number, percent
 from sonde.schema.window import Window
 
 SMALL: Final = 1.5e-4
@@ -41,7 +41,10 @@ STEADY_LEFT: Final = 0.8
 def lr_too_low(window: Window) -> Iterator[Found]:
     """The learning rate is too low: updates are tiny compared with the weights, and the loss has hardly fallen."""
     moved, loss = motion(window), learned(window)
-    if moved is None or loss is None or is_still_rising(window):
+    if moved is None or loss is None:
+        return
+    if is_still_rising(window):
+        yield from _never_warm(window, moved, loss)
         return
     per_site = _typical(window, moved)
     if not len(per_site) or per_site.max() > SMALL_FOR_ALL:
@@ -66,6 +69,30 @@ def lr_too_low(window: Window) -> Iterator[Found]:
             loss.left_evidence(),
         ],
         remedy=f"{write_rate(window, min(1e4, max(10.0, 2e-3 / max(size, 1e-12))))}.",
+    )
+
+
+def _never_warm(window: Window, moved: Motion, loss: Learned) -> Iterator[Found]:
+    """The run is over, and its warm-up is not."""
+    warmup = endless_warmup(window)
+    if warmup is None or not loss.left > UNLEARNED:
+        return
+    size = float(np.nanmedian(moved.ratios[:, -max(len(moved.steps) // 4, 1) :]))
+    if not size < SMALL_FOR_ALL:
+        return
+    yield Found(
+        f"The learning rate is too low because its warm-up never ends: after {warmup.num_steps:,} steps it is still "
+        f"rising, at {number(warmup.reached, 2)}, and {loss.outcome}.",
+        step=int(moved.steps[0]),
+        confidence=0.85,
+        sites=moved.sites[:3],
+        evidence=[
+            Evidence("optim/lr", warmup.reached, "at its peak", int(moved.steps[-1]), "learning rate at the end"),
+            Evidence(f"update/{moved.sites[0]}/ratio", size, "7e-4 to 2e-2", None, "update norm / weight norm, median"),
+            loss.left_evidence(),
+        ],
+        remedy=f"Warm up for a tenth of the run: `warmup_steps={max(warmup.num_steps // 10, 1)}`. Check that the "
+        "warm-up counts optimizer steps, not samples or tokens.",
     )
 
 

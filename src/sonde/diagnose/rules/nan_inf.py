@@ -121,8 +121,8 @@ def _from_forward(window: Window, moment: Moment) -> Origin:
         text = f"{what} appeared {where}, in code outside these modules{_micro(moment)}"
     else:
         text, inspect = (
-            f"{_typed(window, site)} produced {what} from finite inputs{_micro(moment)}",
-            f"Inspect {_typed(window, site)}.",
+            f"{_typed(window, site) or 'The model'} produced {what} from finite inputs{_micro(moment)}",
+            f"Inspect {_typed(window, site) or 'its forward'}.",
         )
     others = len(_names(moment.forward.get("sites"))) - (not unknown)
     text += f"; it then spread to {counted(others, 'later module')}" if others > 0 else ""

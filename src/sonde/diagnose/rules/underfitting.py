@@ -30,6 +30,9 @@ MIN_STEPS: Final = 60
 STILL_FALLING: Final = 0.03
 """Improvement of the last quarter over the one before, relative to a constant prediction; such a run is not over."""
 
+CERTAIN: Final = 4.0
+"""Slope of the loss relative to its standard error."""
+
 
 @rule(is_measured=True, references=("Ben Braiek and Khomh 2022, TheDeepChecker: fit of a single batch",))
 def underfitting(window: Window) -> Iterator[Found]:
@@ -41,7 +44,7 @@ def underfitting(window: Window) -> Iterator[Found]:
         return
     left, best = state.end / state.guessing, state.best / state.guessing
     held = held_out(window)
-    if _gained(state) > STILL_FALLING:
+    if _gained(state) > STILL_FALLING or _outlook(state) > STILL_FALLING:
         return
     enough = UNLEARNED if _reconstructs(window) else POOR_AND_SMALL if _is_small(window) else POOR
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
@@ -69,6 +72,18 @@ def _gained(state: Learned) -> float:
     before, after = state.values[-2 * quarter : -quarter], state.values[-quarter:]
     noise = 2 * float(nanstd(after) / np.sqrt(quarter))
     return (float(nanmean(before) - nanmean(after)) - noise) / state.guessing
+
+
+def _outlook(state: Learned) -> float:
+    """What as many steps again would gain at the slope of the second half, if the slope is certain."""
+    late = state.values[len(state.values) // 2 :]
+    late = late[np.isfinite(late)]
+    if len(late) < MIN_STEPS // 4:
+        return 0.0
+    at = np.arange(len(late)) - (len(late) - 1) / 2
+    slope = float(at @ late) / float(at @ at)
+    error = float(np.std(late - late.mean() - slope * at) / np.sqrt(at @ at))
+    return -slope * len(state.values) / state.guessing if -slope > CERTAIN * error else 0.0
 
 
 def _is_small(window: Window) -> bool:

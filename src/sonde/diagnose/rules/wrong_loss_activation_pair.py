@@ -21,6 +21,9 @@ PRESSING: Final = 0.95
 REACH: Final = 0.5
 """Targets are out of range if they exceed the range of the outputs by half their standard deviation."""
 
+TWICE: Final = (0.8, 1.01)
+"""Range of the sum of log p - min(log p) over the classes of a softmax of confident probabilities: at most 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ends:
@@ -71,7 +74,16 @@ def wrong_loss_activation_pair(window: Window) -> Iterator[Found]:
     ends = _ends(window)
     if ends is None:
         return
-    for judge in (_softmax, _not_logits, _bounded_logits, _out_of_reach, _odd_targets, _classes_as_numbers, _one_hot):
+    for judge in (
+        _softmax,
+        _softmax_of_probabilities,
+        _not_logits,
+        _bounded_logits,
+        _out_of_reach,
+        _odd_targets,
+        _classes_as_numbers,
+        _one_hot,
+    ):
         verdict = judge(window, ends)
         if verdict is not None:
             yield Found(
@@ -173,6 +185,25 @@ def _softmax(window: Window, ends: Ends) -> Verdict | None:
             ),
             0.85,
         )
+    return None
+
+
+def _softmax_of_probabilities(window: Window, ends: Ends) -> Verdict | None:
+    """Distillation in which one side is a softmax of a softmax: its classes are at most a factor of e apart."""
+    if ends.loss != "kl_div":
+        return None
+    for side, who in (("target", "teacher"), ("output", "student")):
+        name = f"data/{side}/log_spread"
+        spread = seen(window, name)
+        if len(spread) >= MIN_SEEN and TWICE[0] < spread.late and spread.highest < TWICE[1]:
+            return Verdict(
+                f"The {who}'s distribution is a softmax of probabilities: softmax is applied twice, and its classes "
+                "are nearly equally likely.",
+                f"Pass the {who}'s logits to the softmax of the loss: `F.kl_div(student.log_softmax(-1), "
+                'teacher.softmax(-1), reduction="batchmean")`.',
+                (Evidence(name, spread.late, "well above 1", None, "sum of log p - min(log p), largest"),),
+                0.9,
+            )
     return None
 
 

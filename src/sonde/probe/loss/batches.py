@@ -35,18 +35,22 @@ class BatchTap(FunctionTap):
     def __init__(self, on_error: Callable[[str, Exception], None], is_ours: Callable[[], bool] = lambda: True) -> None:
         self._is_ours = is_ours
         """Whether the calling thread may be the one whose batches are of interest."""
-        self._newest: weakref.ref[Any] | None = None
+        self._newest: DataSource | None = None
+        self._known: tuple[weakref.ref[Any], DataSource] | None = None
+        """The iterator of the newest batch, and its source: `next(iter(loader))` drops its iterator at once."""
         super().__init__(_BaseDataLoaderIter, ["__next__"], protected(self._drawn, on_error, "batch"), is_traced=False)
 
     def _drawn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> None:
         if self._is_ours():
-            self._newest = weakref.ref(args[0])
+            iterator, known = args[0], self._known
+            if known is None or known[0]() is not iterator:
+                known = self._known = weakref.ref(iterator), _source(iterator)
+            self._newest = known[1]
 
     def take(self) -> DataSource | None:
         """The source of the batch drawn since the last call; None if none was drawn."""
         newest, self._newest = self._newest, None
-        iterator = None if newest is None else newest()
-        return None if iterator is None else _source(iterator)
+        return newest
 
 
 def _source(iterator: Any) -> DataSource:

@@ -76,6 +76,8 @@ def _uses(ends: list[Any]) -> dict[Any, int]:
     """The number of operations that use the result of each node; empty if the graph is too large to walk."""
     uses: dict[Any, int] = {}
     seen, waiting = set(ends), list(ends)
+    for node in ends:
+        uses[node] = uses.get(node, 0) + 1  # what the model returns is used outside of it
     while waiting:
         for parent, _ in waiting.pop().next_functions:
             if parent is None:

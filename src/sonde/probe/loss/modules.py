@@ -40,6 +40,10 @@ class LossCall:
     reduction: str
     """"mean", "sum", "none", "batchmean", or "" if only deprecated arguments say."""
     ignore_index: int
+    weight: Tensor | None = None
+    """Weights of the classes, or of the elements."""
+    pos_weight: Tensor | None = None
+    label_smoothing: float = 0.0
 
 
 class LossSink(Protocol):
@@ -76,7 +80,17 @@ def _bound(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         return None
     is_deprecated = given.get("size_average") is not None or given.get("reduce") is not None
     reduction = "" if is_deprecated else str(given["reduction"])
-    return LossCall(name, given["input"], given["target"], result, reduction, given.get("ignore_index", -100))
+    return LossCall(
+        name,
+        given["input"],
+        given["target"],
+        result,
+        reduction,
+        given.get("ignore_index", -100),
+        given.get("weight"),
+        given.get("pos_weight"),
+        given.get("label_smoothing", 0.0),
+    )
 
 
 @lru_cache(maxsize=len(LOSSES))

@@ -124,6 +124,8 @@ class OptimizerHooks:
         """Keyed by thread and optimizer."""
         self._handles: list[Any] = []
         self.counter: StepCounter | None = None
+        self.num_calls = 0
+        """Calls of `step` of all optimizers of the process, those that nothing listens to included."""
 
     def add(self, listener: Listener) -> None:
         if not self._listeners:
@@ -173,6 +175,7 @@ class OptimizerHooks:
             self.counter.wake()
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.num_calls += 1
         if self.counter is not None and self.counter.is_on and self.counter.begins(optimizer, args, kwargs):
             return
         if self._open and self._is_inside(optimizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -14,26 +15,49 @@ MAX_CLASSES: Final = 1024
 """Larger vocabularies have no baseline: most of their words are not in the sample."""
 
 
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """How a loss weighs its terms."""
+
+    weight: Tensor | None = None
+    """Of each class for cross entropy; otherwise of each element."""
+    pos_weight: Tensor | None = None
+    smoothing: float = 0.0
+
+
+EVEN: Final = Balance()
+
+
 class Baseline:
     """Keeps running class frequencies, or a running mean and variance, on the targets' device."""
 
     def __init__(self) -> None:
+        self.class_entropy: Tensor | None = None
+        """Entropy of the classes, where the baseline is of another distribution because the loss weighs them."""
         self._counts: Tensor | None = None
         self._num = 0
         self._shift: Tensor | None = None
         self._sum: Tensor | None = None
         self._square: Tensor | None = None
 
-    def of_loss(self, name: str, target: Tensor, num_classes: int, ignore_index: int) -> Tensor | None:
+    def of_loss(
+        self, name: str, target: Tensor, num_classes: int, ignore_index: int, balance: Balance = EVEN
+    ) -> Tensor | None:
         """Add these targets; returns the baseline of this loss so far, None if it has none."""
         if not target.numel() or not is_plain(target):
             return None
         if name in ("cross_entropy", "nll_loss") and is_integer(target):
-            return self._entropy(target, num_classes, ignore_index)
+            return self._entropy(target, num_classes, ignore_index, balance)
+        if balance.weight is not None:
+            return None  # elements with their own weights have no common constant
         if name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
             self._take(target)
             mean, _ = self._moments()
-            return -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean)).mean()
+            if balance.pos_weight is not None:
+                self.class_entropy = -(torch.xlogy(mean, mean) + torch.xlogy(1 - mean, 1 - mean)).mean()
+            scale = 1.0 if balance.pos_weight is None else balance.pos_weight.to(mean)
+            best = scale * mean / (scale * mean + 1 - mean)
+            return -(scale * torch.xlogy(mean, best) + torch.xlogy(1 - mean, 1 - best)).mean()
         if name == "mse_loss":
             self._take(target)
             return self._moments()[1].mean()
@@ -42,7 +66,7 @@ class Baseline:
             return (_table(target) - self._moments()[0]).abs().mean()
         return None
 
-    def _entropy(self, target: Tensor, num_classes: int, ignore_index: int) -> Tensor | None:
+    def _entropy(self, target: Tensor, num_classes: int, ignore_index: int, balance: Balance) -> Tensor | None:
         if not 1 < num_classes <= MAX_CLASSES:
             return None
         labels = sorted_labels(target, ignore_index)
@@ -52,7 +76,13 @@ class Baseline:
         if self._counts is not None and self._counts.shape == counts.shape and self._counts.device == counts.device:
             counts = counts + self._counts
         self._counts = counts
+        if balance.weight is not None or balance.smoothing:
+            p = counts / counts.sum()
+            self.class_entropy = -torch.xlogy(p, p).sum()
+        if balance.weight is not None:
+            counts = counts * balance.weight.to(counts.device)
         p = counts / counts.sum()
+        p = (1 - balance.smoothing) * p + balance.smoothing / num_classes
         return -torch.xlogy(p, p).sum()
 
     def _take(self, target: Tensor) -> None:

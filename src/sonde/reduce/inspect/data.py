@@ -171,7 +171,10 @@ def _inspect_classes(labels: Tensor) -> Values:
     mean = values.sum() / num_valid
     std = (torch.where(counts, values - mean, 0.0).square().sum() / num_valid).sqrt()
     highest = torch.where(counts, labels, torch.iinfo(torch.int64).min).amax()
-    return {"num_classes": num, "top_share": top, "std": std, "mean": mean, "min": labels[0], "max": highest}
+    return {
+        "num_classes": num, "top_share": top, "std": std, "mean": mean, "min": labels[0], "max": highest,
+        "counted": num_valid / len(labels),
+    }  # fmt: skip
 
 
 def _distinct(ordered: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,27 +192,3 @@ def _of_one_hot(y: Tensor, is_binary: Tensor, num: Tensor, top: Tensor) -> tuple
     is_one_hot = is_binary & (rows.sum(1) == 1).all()
     num_rows, top_rows = _distinct(rows.argmax(1).sort().values)
     return torch.where(is_one_hot, num_rows, num), torch.where(is_one_hot, top_rows, top)
-
-
-def shift(x: Tensor, y: Tensor, ignore_index: int = -100, *, is_raw: bool = False) -> Tensor | None:
-    """Fraction of positions where the target is the next token of the input; None unless both are token sequences.
-
-    Labels that never went through a loss (`is_raw`) may also be the tokens themselves: some models shift them inside.
-    """
-    if x.ndim != 2 or x.shape[1] < 2 or not (is_integer(x) and is_integer(y)):
-        return None
-    num, length = x.shape
-    if y.numel() not in (num * length, num * (length - 1)):
-        return None
-    y = y.reshape(num, -1)
-    step = _step(num, max(MAX_ELEMENTS // length, 1))
-    x, y = x[::step], y[::step]
-    shares = [_agree(y[:, : length - 1], x[:, 1:], ignore_index)]
-    if is_raw and y.shape[1] == length:
-        shares.append(_agree(y, x, ignore_index))
-    return torch.stack(shares).amax()
-
-
-def _agree(y: Tensor, x: Tensor, ignore_index: int) -> Tensor:
-    counts = y != ignore_index
-    return ((y == x) & counts).sum() / counts.sum()

@@ -8,16 +8,27 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sonde.reduce.inspect.baseline import Baseline
-from sonde.reduce.inspect.data import Values, inspect_target
+from sonde.reduce.dense import is_plain, work_dtype
+from sonde.reduce.inspect.baseline import EVEN, Balance, Baseline
+from sonde.reduce.inspect.data import MAX_ROWS, Values, inspect_target
+from sonde.reduce.inspect.evaluated import num_terms
 from sonde.reduce.inspect.output import inspect_output
+from sonde.reduce.inspect.softmax import log_spread
 
 REDUCTIONS: Final = {"mean": 0.0, "batchmean": 0.0, "sum": 1.0, "none": 2.0}
+_MIN_WIDTH: Final = 3
 _CLASSES: Final = ("cross_entropy", "nll_loss")
 
 
 def inspect_loss(
-    name: str, output: Tensor, target: Tensor, result: Tensor, reduction: str, ignore_index: int, baseline: Baseline
+    name: str,
+    output: Tensor,
+    target: Tensor,
+    result: Tensor,
+    reduction: str,
+    ignore_index: int,
+    baseline: Baseline,
+    balance: Balance = EVEN,
 ) -> dict[str, Values]:
     """{site: values} of one call; for the loss, and for the output and the target as the loss received them."""
     is_choice = name in _CLASSES
@@ -32,17 +43,33 @@ def inspect_loss(
         "numel": float(_num_terms(is_choice, output, target)),
         "target_numel": float(target.numel()),
     }
+    if reduction == "sum":
+        loss["terms"] = num_terms(name, target, reduction, ignore_index)
     if result.numel():
         loss["value"] = result.mean()
-    expected = baseline.of_loss(name, target, width, ignore_index)
+    expected = baseline.of_loss(name, target, width, ignore_index, balance)
     if expected is not None:
         loss["baseline"] = expected
+        if baseline.class_entropy is not None:
+            loss["class_entropy"] = baseline.class_entropy
     judged = target if is_choice or is_binary else None
     return {
         "loss": loss,
-        "output": inspect_output(output, judged, class_dim=class_dim, ignore_index=ignore_index, threshold=threshold),
-        "target": inspect_target(target, ignore_index),
+        "output": {
+            **inspect_output(output, judged, class_dim=class_dim, ignore_index=ignore_index, threshold=threshold),
+            **(_spread(output) if name == "kl_div" else {}),
+        },
+        "target": {**inspect_target(target, ignore_index), **(_spread(target) if name == "kl_div" else {})},
     }
+
+
+def _spread(distributions: Tensor) -> Values:
+    """How far the logarithms of distributions are apart, for distributions and for their logarithms."""
+    if distributions.ndim != 2 or distributions.shape[1] < _MIN_WIDTH or not is_plain(distributions):
+        return {}
+    rows = distributions[:MAX_ROWS].to(work_dtype(distributions))
+    is_log = (rows <= 0).all()
+    return {"log_spread": log_spread(torch.where(is_log, rows, rows.clamp(min=torch.finfo(rows.dtype).tiny).log()))}
 
 
 def _num_terms(is_choice: bool, output: Tensor, target: Tensor) -> int:

@@ -9,6 +9,8 @@ from typing import Final
 
 _NEAR: Final = 1e-3
 """Tolerance for the weights of the micro-batches to add up to one: they are rounded, in low precision coarsely."""
+_PARTLY: Final = 0.5
+"""Hugging Face's trainer also divides by labels that are shifted out of the sequence: the weights add up to less."""
 _SAME: Final = 1e-5
 
 
@@ -47,10 +49,10 @@ class StepLoss:
         total, num = sum(part.value for part in parts), len(parts)
         self.is_per_term = False
         terms = [math.prod(part.factors) * part.num_terms for part in parts]
-        if all(abs(each - 1) < _NEAR for each in terms) or abs(sum(terms) - 1) < _NEAR:
+        if all(map(_is_whole, terms)) or _is_whole(sum(terms)):
             self.is_per_term = True
             self._keep(parts, None)
-            return total / num if abs(terms[0] - 1) < _NEAR else total
+            return total / num if _is_whole(terms[0]) else total
         for depth in range(1, min(len(part.factors) for part in parts) + 1):
             shares = [math.prod(part.factors[:depth]) for part in parts]
             if num > 1 and abs(sum(shares) - 1) < _NEAR:
@@ -74,6 +76,10 @@ def _unscaled(part: MicroBatch, scale: float | None) -> MicroBatch:
     if scale is None or not part.factors or part.factors[0] != scale:
         return part
     return MicroBatch(part.value / scale, part.factors[1:], part.num_terms)
+
+
+def _is_whole(weight: float) -> bool:
+    return _PARTLY < weight < 1 + _NEAR
 
 
 def _are_same(numbers: Sequence[float]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from sonde.probe.guards import is_observable, protected, quiet
 from sonde.probe.loss.inputs import INPUT_NAMES, all_tensors, main_input, main_of, main_output
 from sonde.probe.loss.modules import LossCall, LossTap
+from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.schedule import NEVER
-from sonde.reduce.inspect.baseline import Baseline
-from sonde.reduce.inspect.data import Values, inspect_input, inspect_target, is_integer, shift
-from sonde.reduce.inspect.identity import batch_hash
+from sonde.reduce.inspect.baseline import Balance, Baseline
+from sonde.reduce.inspect.data import Values, inspect_input, inspect_target, is_integer
+from sonde.reduce.inspect.identity import batch_hash, label_purity
 from sonde.reduce.inspect.loss_call import inspect_loss
 from sonde.reduce.inspect.output import inspect_output
+from sonde.reduce.inspect.tokens import alignment, shift
 from sonde.session.data.loss import SeenLoss
 from sonde.session.data.validation import SeenValidation
 from sonde.session.recording import Recording
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from sonde.probe.optimizer.tap import OptimizerStep
     from sonde.session.model.watched import WatchedModel
     from sonde.session.training.thread import TrainingThread
+
+MAX_PURITIES: Final = 128
+MAX_LABELS: Final = 1024
+"""Labels of more samples than these, or of every token of a text, are only looked at when a step is inspected."""
 
 
 class DataInspection:
@@ -55,6 +61,7 @@ class DataInspection:
         """Whether an earlier step saw them; if so, no substitute is needed until they appear again."""
         self._hashed_step = -1
         self._is_purity_known = False
+        self._num_purities = 0
         failed = recording.breaker
         self.tap = LossTap(self, failed)
         self.training = SeenLoss(recording, threads, is_here=lambda: self.is_here, on_trained=self._trained)
@@ -82,7 +89,7 @@ class DataInspection:
 
     def trained_again(self) -> None:
         """An evaluation is over: the model is trained again."""
-        self.validation.model_begins(is_evaluating=False)
+        self.validation.model_begins(is_evaluating=False, is_train_mode=True)
         self._trained()
 
     # -------------------------------------------------------------------------------------------------------- selection
@@ -145,7 +152,9 @@ class DataInspection:
     def _model_begins(self, watching: WatchedModel) -> None:
         model = watching.names.model() if self._is_asked(watching) else None
         if model is not None and is_observable(in_inference=True):
-            self.validation.model_begins(is_evaluating=not (model.training and torch.is_grad_enabled()))
+            self.validation.model_begins(
+                is_evaluating=not (model.training and torch.is_grad_enabled()), is_train_mode=model.training
+            )
 
     def _model_evaluated(self, watching: WatchedModel, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         if self._is_asked(watching) and is_observable(in_inference=True):
@@ -169,12 +178,14 @@ class DataInspection:
         if not self._is_asked(watching):
             return
         start = time.perf_counter()
+        self.training.micro_batches.model_called(main_input(args, kwargs))
         with quiet():
             self._root_gave(args, kwargs, output)
             if watching.wants_scalars and self._hashed_step != watching.training.steps.number:
                 self._identify(all_tensors(args, kwargs))
             if self.is_inspecting and "root" not in self._values:
                 self._inspect_root(main_input(args, kwargs), main_output(output))
+                self._take_labels(main_input(args, kwargs), kwargs.get("labels"))
         self.own_s += time.perf_counter() - start
 
     def _inspect_root(self, x: Tensor | None, output: Tensor | None) -> None:
@@ -188,6 +199,11 @@ class DataInspection:
         if "loss" not in self._values and not self._has_loss:
             self._values["output"] = inspect_output(output.detach(), self._given_targets)
 
+    def _take_labels(self, x: Tensor | None, labels: Any) -> None:
+        """Labels of a model that computes its loss inside, by other means than torch's loss functions."""
+        if isinstance(labels, Tensor) and is_plain_tensor(labels) and "loss" not in self._values and not self._has_loss:
+            self._values.setdefault("target", _targets_given(x, labels.detach()))
+
     def loss_called(self, call: LossCall) -> None:
         start = time.perf_counter()
         is_trained = torch.is_grad_enabled() and is_observable()
@@ -195,9 +211,26 @@ class DataInspection:
             is_of_output = self._output is not None and _address(call.input) == self._output
             self.validation.function_called(call, is_of_output=is_of_output)
         # A loss computed after the optimizer's step belongs to no step.
-        if is_trained and self.is_inspecting and not self._is_step_over:
-            self._loss_trained(call)
+        if is_trained and not self._is_step_over:
+            if self.is_inspecting:
+                self._loss_trained(call)
+            elif self._wants_purity(call.target):
+                with quiet():
+                    self._measure_purity(call.target)
         self.own_s += time.perf_counter() - start
+
+    def _wants_purity(self, target: Tensor) -> bool:
+        """The order of the data shows in consecutive steps, also where most of them are not inspected."""
+        watching = self.watching
+        is_due = watching is not None and watching.wants_scalars and self._num_purities < MAX_PURITIES
+        is_class = is_integer(target) and target.ndim == 1 and target.numel() <= MAX_LABELS
+        return is_due and is_class and not self._is_purity_known and "label_purity" not in self._values.get("batch", {})
+
+    def _measure_purity(self, target: Tensor) -> None:
+        self._num_purities += 1
+        found = label_purity(target.detach())
+        if found is not None:
+            self._values["batch"] = {**self._values.get("batch", {}), "label_purity": found}
 
     def _loss_trained(self, call: LossCall) -> None:
         is_of_root = self._root_output is not None and _address(call.input) == self._root_output
@@ -211,7 +244,14 @@ class DataInspection:
     def _inspect_loss(self, call: LossCall) -> None:
         output, target = call.input.detach(), call.target.detach()
         self._values |= inspect_loss(
-            call.name, output, target, call.result.detach(), call.reduction, call.ignore_index, self.baseline
+            call.name,
+            output,
+            target,
+            call.result.detach(),
+            call.reduction,
+            call.ignore_index,
+            self.baseline,
+            Balance(call.weight, call.pos_weight, call.label_smoothing),
         )
         self._set_purity()
         if is_integer(target):
@@ -240,9 +280,7 @@ class DataInspection:
             return
         self._tokens = x
         if self._labels is not None and "target" in self._values:
-            found = shift(x, *self._labels)
-            if found is not None:
-                self._values["target"] = {**self._values["target"], "shift": found}
+            self._values["target"] = {**self._values["target"], **alignment(x, *self._labels)}
 
     def _set_purity(self) -> None:
         target = self._values.get("target", {})
@@ -260,6 +298,13 @@ class DataInspection:
 
     def emit(self, step: int) -> None:
         """Log everything observed in this step."""
+        num_micro, num_cleared = self.training.micro_batches.take()
+        if num_micro > 1 and self.watching is not None and self.watching.wants_scalars:
+            counts: Values = {"micro_batches": float(num_micro), "cleared": float(num_cleared)}
+            self._values["batch"] = {**self._values.get("batch", {}), **counts}
+        if self.is_inspecting and self.validation.source is not None:
+            size = float(self.validation.source.kind[1])
+            self._values["batch"] = {**self._values.get("batch", {}), "source_size": size}
         if self._values:
             self._has_root = self._has_root or "root" in self._values
             self._has_loss = self._has_loss or "loss" in self._values
@@ -307,4 +352,7 @@ def _address(tensor: Tensor) -> int | None:
 def _targets_given(x: Tensor | None, y: Tensor) -> Values:
     values = dict(inspect_target(y))
     found = shift(x, y, is_raw=True) if x is not None else None
-    return values if found is None else {**values, "shift": found}
+    if found is None or x is None:
+        return values
+    padding = alignment(x, y).get("padding")
+    return {**values, "shift": found} | ({} if padding is None else {"padding": padding})

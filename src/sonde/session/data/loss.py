@@ -20,6 +20,7 @@ from sonde.reduce.inspect.step_loss import MicroBatch, StepLoss
 from sonde.reduce.scalars import PendingScalars
 from sonde.schema.losses import SEEN_TRAINING
 from sonde.schema.records import ScalarsRecord
+from sonde.session.data.micro_batches import MicroBatches
 from sonde.session.recording import Recording
 from sonde.session.threads import TrainingThreads
 
@@ -59,6 +60,7 @@ class SeenLoss:
         self._closure_from: int | None = None
         """While an optimizer computes its gradients itself: the number of earlier micro-batches."""
         self._scale: Tensor | None = None
+        self.micro_batches = MicroBatches(self._num_optimizer_calls)
         self.tap = BackwardTap(self._begins, self._backward, recording.breaker)
 
     def detach(self) -> None:
@@ -75,6 +77,7 @@ class SeenLoss:
             return False
         self.has_trained = True
         self._on_trained()
+        self.micro_batches.backward_begins()
         watching = self._watching
         if watching is None or watching.plan.inspect is NEVER:
             return False
@@ -89,8 +92,14 @@ class SeenLoss:
         elif self._closure_from in (None, len(self._micro)) and len(self._micro) < MAX_MICRO_BATCHES:
             self._micro.append(roots)
 
+    def _num_optimizer_calls(self) -> int:
+        hooks = None if self._watching is None else self._watching.optimizers.hooks
+        return 0 if hooks is None else hooks.num_calls
+
     def before_update(self, watching: WatchedModel, step: OptimizerStep) -> None:
         """Called when an optimizer is about to step, or to compute its gradients and step."""
+        if watching is self._watching:
+            self.micro_batches.update_begins(named.ref for named in watching.names.parameters.values())
         if step.has_closure:
             self._closure_from = len(self._micro)
         else:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _MAX: Final = 8
 """Limit of call types in one evaluation and of known training sets; further ones are not kept."""
+TRAIN_MODE: Final = "data/loss/validation_train_mode"
+"""Fraction of the evaluated batches for which the model was in train mode."""
 _REDUCTIONS: Final = ("mean", "batchmean", "sum")
 Key = tuple[Literal["function", "output", "module"], Any]
 
@@ -66,9 +68,12 @@ class SeenValidation:
         """Whether the last call of the model was an evaluation."""
         self._calls: dict[Key, _Call] = {}
         self._sums: dict[Key, Evaluated] = {}
+        self._is_train_mode = self._was_train_mode = False
+        """Whether the model was in train mode in its last call, and in the last call that returned a loss."""
+        self._num_counted = self._num_in_train_mode = 0
         self._criteria: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self.batches = BatchTap(recording.breaker, is_here)
-        self._source: DataSource | None = None
+        self.source: DataSource | None = None
         """The data set that the batches of this evaluation, or of this training, come from."""
         self._trained_on: dict[tuple[int, int], DataSource] = {}
         self._validated_on: DataSource | None = None
@@ -81,19 +86,20 @@ class SeenValidation:
 
     # ----------------------------------------------------------------------------------------------------- observations
 
-    def model_begins(self, *, is_evaluating: bool) -> None:
+    def model_begins(self, *, is_evaluating: bool, is_train_mode: bool) -> None:
         """Called before the model runs: a loss computed since its last call, and not trained on, was an evaluation."""
         self._count()
+        self._is_train_mode = is_train_mode
         if is_evaluating != self.is_evaluating:
-            self.is_evaluating, self._source = is_evaluating, None
-        self._source = self.batches.take() or self._source
+            self.is_evaluating, self.source = is_evaluating, None
+        self.source = self.batches.take() or self.source
 
     def trained(self) -> None:
         """`backward()` was called."""
         self._calls, self._is_chosen = {}, False
         self._trained_on = {key: known for key, known in self._trained_on.items() if not known.is_gone}
-        if self._source is not None and len(self._trained_on) < _MAX:
-            self._trained_on[self._source.key] = self._source
+        if self.source is not None and len(self._trained_on) < _MAX:
+            self._trained_on[self.source.key] = self.source
 
     def function_called(self, call: LossCall, *, is_of_output: bool) -> None:
         """Called when a torch loss function returns. This and the following methods run with modes and gradients
@@ -134,6 +140,7 @@ class SeenValidation:
 
     def _hold(self, key: Key, value: Tensor, weight: Tensor | float, **about: bool) -> None:
         if key in self._calls or len(self._calls) < _MAX:
+            self._was_train_mode = self._is_train_mode
             # A copy: the user may divide the original in place afterwards.
             self._calls[key] = _Call(value.detach().clone(), weight, **about)
 
@@ -143,6 +150,8 @@ class SeenValidation:
         calls, self._calls = self._calls, {}
         if not calls or not self._is_validation():
             return
+        self._num_in_train_mode += self._was_train_mode
+        self._num_counted += 1
         with quiet(), torch.inference_mode(False):
             for key, call in calls.items():
                 if key in self._sums or len(self._sums) < _MAX:
@@ -154,7 +163,7 @@ class SeenValidation:
 
         A data set that was re-created for this evaluation is recognised by its type and length.
         """
-        source, known = self._source, self._validated_on
+        source, known = self.source, self._validated_on
         if source is not None and source.key in self._trained_on:
             return False
         if known is not None and known.key in self._trained_on:
@@ -171,10 +180,18 @@ class SeenValidation:
     def emit(self, step: int) -> None:
         self._count()
         sums, self._sums = self._sums, {}
+        num, in_train_mode = self._num_counted, self._num_in_train_mode
+        self._num_counted = self._num_in_train_mode = 0
         origin, source = self.training.origin, self._validated_on
         is_trained_on = source is not None and source.key in self._trained_on  # as far as it is known now
         if isinstance(origin, Origin) and origin.key in sums and not is_trained_on:
             self._put(sums[origin.key], step)
+            self._put_mode(in_train_mode / max(num, 1), step)
+
+    def _put_mode(self, share: float, step: int) -> None:
+        ids = np.array([self._recording.writer.scalar_id(TRAIN_MODE)], np.int32)
+        record = ScalarsRecord(ids, np.array([step]), np.array([time.time()]), np.array([share]))
+        self._recording.writer.put(lambda: record, 64, step=step, stream="scalars")
 
     def _put(self, found: Evaluated, step: int) -> None:
         pending = PendingScalars([found.total, found.weight], are_ours=True)
