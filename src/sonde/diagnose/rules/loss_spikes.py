@@ -14,8 +14,8 @@ from sonde.schema.window import Window
 
 SEVERAL: Final = 2
 HUGE: Final = 30.0
-"""Height from which a single spike is a warning, if it also exceeds the starting loss WORSE times. Spikes of healthy
-runs with small batches stay below both: a loss 3 times its trailing median occurs in 26 % of them."""
+"""Height from which a single spike is a warning, if it also exceeds the starting loss WORSE times. Chosen by hand.
+A loss 3 times its trailing median occurs in 26 % of healthy runs."""
 WORSE: Final = 3.0
 MANY_SMALLER: Final = 4
 

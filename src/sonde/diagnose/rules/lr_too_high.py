@@ -29,7 +29,7 @@ SOON: Final = 30
 FAR: Final = 2.2
 """Total length of the first steps relative to the weights. Healthy runs stay below 1.9."""
 FLUNG: Final = 10.0
-"""Loss relative to its start, after the first quarter of the run. No healthy run exceeds it, whatever its batches."""
+"""Loss relative to its start, after the first quarter of the run. Chosen by hand."""
 RAISED: Final = 3.0
 """Rise of the learning rate within one step; warm-ups and cycles rise by a few percent per step."""
 WORSE: Final = 3.0
