@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("arm", choices=list(ARMS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--turn", type=int, default=0, help="wait for a line on stdin before each of so many steps")
+    parser.add_argument("--turn", type=int, default=0, help="steps to make for each line on stdin")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--profile", type=Path, help="write a profile of the training thread to this file")

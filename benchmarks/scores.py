@@ -81,41 +81,49 @@ def had_effect(measure: str, faulty: dict[str, Any], twin: dict[str, Any]) -> bo
     return own < other - NO_EFFECT * max(other, LEARNED)
 
 
-Measure = Callable[[Sequence[Row]], float]
-
-
 def share(rows: Sequence[Row], holds: Callable[[Row], Any]) -> float:
     return sum(bool(holds(row)) for row in rows) / len(rows) if rows else float("nan")
 
 
-def interval(rows: Sequence[Row], measure: Measure) -> tuple[float, float, float]:
-    """A measure, and its 95 % interval over resampled programs."""
-    if not rows:
+Interval = tuple[float, float, float]
+"""A value and its 95 % interval."""
+
+
+def interval(columns: Sequence[Sequence[float]], measure: Callable[..., Any]) -> Interval:
+    """A measure of the sums of some columns, with one entry per program, and its interval over resampled programs."""
+    values = np.array(columns, float)
+    num = values.shape[1]
+    if not num:
         return (float("nan"),) * 3
-    random = np.random.default_rng(0)
-    picks = random.integers(len(rows), size=(NUM_RESAMPLES, len(rows)))
-    values = [measure([rows[i] for i in pick]) for pick in picks]
-    low, high = np.nanpercentile(values, [2.5, 97.5])
-    return measure(rows), float(low), float(high)
+    picks = np.random.default_rng(0).integers(num, size=(NUM_RESAMPLES, num))
+    with np.errstate(all="ignore"):
+        resampled = measure(*(column[picks].sum(1) for column in values))
+        low, high = np.nanpercentile(resampled, [2.5, 97.5])
+        return float(measure(*values.sum(1))), float(low), float(high)
+
+
+def shares(rows: Sequence[Row], holds: Callable[[Row], Any]) -> Interval:
+    """How often a claim holds, and its interval."""
+    return interval([[bool(holds(row)) for row in rows], [1.0] * len(rows)], lambda true, all_: true / all_)
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """All scores of a set of rows, each as (value, low, high)."""
     faulty, twins, healthy = (by_kind(rows, kind) for kind in ("faulty", "twin", "healthy"))
-    precision = interval(rows, _precision)
-    diagnosis = interval(faulty, lambda r: share(r, lambda row: row.is_diagnosed))
     delays = sorted(row.named_at for row in faulty if row.named_at is not None)
+    counts = [_counts(row) for row in rows]
+    columns = [list(column) for column in zip(*counts, strict=True)] or [[]] * 4
     return {
         "faulty": len(faulty),
         "twins": len(twins),
         "healthy": len(healthy),
-        "detection": interval(faulty, lambda r: share(r, lambda row: row.is_detected)),
-        "diagnosis": diagnosis,
-        "root first": interval(faulty, lambda r: share(r, lambda row: row.is_root_first)),
-        "false alarms, healthy": interval(healthy, lambda r: share(r, lambda row: row.is_detected)),
-        "false alarms, twins": interval(twins, lambda r: share(r, lambda row: row.is_detected)),
-        "label precision": precision,
-        "F1": interval(rows, _f1),
+        "detection": shares(faulty, lambda row: row.is_detected),
+        "diagnosis": shares(faulty, lambda row: row.is_diagnosed),
+        "root first": shares(faulty, lambda row: row.is_root_first),
+        "false alarms, healthy": shares(healthy, lambda row: row.is_detected),
+        "false alarms, twins": shares(twins, lambda row: row.is_detected),
+        "label precision": interval(columns, lambda good, bad, *_: good / (good + bad)),
+        "F1": interval(columns, _f1),
         "median steps until named": delays[len(delays) // 2] if delays else None,
     }
 
@@ -124,18 +132,17 @@ def by_kind(rows: Sequence[Row], kind: str) -> list[Row]:
     return [row for row in rows if row.kind == kind]
 
 
-def _precision(rows: Sequence[Row]) -> float:
-    good = bad = 0
-    for row in rows:
-        known = {*row.labels, *row.also}
-        good += sum(name in known for name in row.named)
-        bad += sum(name not in known for name in row.named) if row.kind != "twin" else 0
-    return good / max(good + bad, 1)
+def _counts(row: Row) -> tuple[int, int, int, int]:
+    """Names that are right, names that are wrong (not on twins), whether a root was found, whether there was one."""
+    known = {*row.labels, *row.also}
+    good = sum(name in known for name in row.named)
+    bad = len(row.named) - good if row.kind != "twin" else 0
+    return good, bad, row.is_diagnosed, row.kind == "faulty"
 
 
-def _f1(rows: Sequence[Row]) -> float:
-    precision, recall = _precision(rows), share(by_kind(rows, "faulty"), lambda row: row.is_diagnosed)
-    return 2 * precision * recall / max(precision + recall, 1e-9)
+def _f1(good: Any, bad: Any, found: Any, faults: Any) -> Any:
+    precision, recall = good / (good + bad), found / faults
+    return 2 * precision * recall / (precision + recall)
 
 
 def calibration(rows: Sequence[Row]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import re
@@ -14,7 +15,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -31,7 +34,25 @@ ARGUMENTS = {
     "04_memory_agent.py": [],
     "05_transformer.py": [],
     "tune_lora.py": ["--samples", "120"],
+    "hf_trainer.py": [],
+    "lightning_trainer.py": [],
+    "keras_fit.py": [],
+    "flax_loop.py": [],
+    "nan_hunt.py": [],
+    "spike_postmortem.py": [],
+    "sweep.py": [],
 }
+# What the first lines of an example promise to show.
+SHOWN = {
+    "hf_trainer.py": "transformer.ln_f.weight",
+    "lightning_trainer.py": "loss",
+    "keras_fit.py": "hidden.kernel",
+    "flax_loop.py": "hidden.kernel",
+    "nan_hunt.py": "Rows of the batch of step 46 that are all zeros: [28]",
+    "spike_postmortem.py": "loss_spikes",
+    "sweep.py": "lr_too_low",
+}
+DISTRIBUTED = ["ddp.py", "fsdp2.py", "tensor_parallel.py", "pipeline.py"]
 # What a tutorial must say it found, and that it was gone afterwards.
 TUTORIALS = {
     "01_simple_mlp.py": "SATURATED",
@@ -60,7 +81,7 @@ def run_python(folder: Path, *arguments: str) -> str:
 
 
 def test_no_example_is_left_out_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(ARGUMENTS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, *DISTRIBUTED}
 
 
 def read_the_run(folder: Path) -> None:
@@ -83,9 +104,26 @@ def test_tutorial_finds_a_problem_and_mends_it(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", sorted(set(ARGUMENTS) - set(TUTORIALS) - {"demo.py"}))
 def test_example_runs(name: str, tmp_path: Path) -> None:
-    run_python(tmp_path, "-W", "error::UserWarning", str(EXAMPLES / name), *ARGUMENTS[name])
-    if name not in ("plain_train.py", "small_gpt.py"):
+    out = run_python(tmp_path, "-W", "error::UserWarning", str(EXAMPLES / name), *ARGUMENTS[name])
+    assert SHOWN.get(name, "") in out
+    if name not in ("plain_train.py", "small_gpt.py", "sweep.py", "keras_fit.py"):
         read_the_run(tmp_path)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_example_runs_on_two_ranks(name: str, tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run_python(tmp_path, *launcher, str(EXAMPLES / name), "--steps", "10")
+    read_the_run(tmp_path)
+    import sonde
+
+    (run,) = sonde.runs(tmp_path / "runs")
+    assert run.ranks().num_rows == (1 if name == "ddp.py" else 2)
+    sizes = {row["site"]: math.prod(row["shape"]) for row in run.sites("grad/*").to_pylist()}
+    counts = run.stats("grad/*/n", steps=0).to_pylist()
+    assert {row["site"]: row["value"] for row in counts} == sizes, "every tensor is whole, and counts once"
+    assert run.scalars("loss").num_rows == 10
 
 
 def test_an_unmodified_script_is_watched_by_the_command(tmp_path: Path) -> None:
@@ -160,3 +198,11 @@ def test_the_benchmark_writes_its_table_and_its_numbers(tmp_path: Path) -> None:
     assert arms["sonde w+g+u"]["bytes_per_row_without_hist"] <= arms["sonde w+g+u"]["bytes_per_row"]
     table = (tmp_path / "results" / "overhead.md").read_text()
     assert all(f"{name}" in table for name in arms)
+
+
+def test_notebook_shows_the_run_its_finding_and_a_link(tmp_path: Path) -> None:
+    book = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    NotebookClient(book, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [str(cell.get("outputs", "")) for cell in book.cells]
+    assert "dead_relu" in shown[3]
+    assert "Open the dashboard" in shown[-1]

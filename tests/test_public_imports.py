@@ -138,5 +138,5 @@ def test_public_modules_are_attributes_that_load_on_first_use(name: str) -> None
 
 
 def test_unknown_attributes_name_the_known_ones() -> None:
-    with pytest.raises(AttributeError, match=r"has no attribute 'tunes'; it has .*tune"):
+    with pytest.raises(AttributeError, match=r"no attribute 'tunes'\. Did you mean .tune.\? Known: .*tune"):
         _ = sonde.tunes  # type: ignore[attr-defined]

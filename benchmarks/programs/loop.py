@@ -40,7 +40,11 @@ class Recorder:
         import sonde
 
         self._sonde, self._style = sonde, setup.style
-        self.session = sonde.init(project="programs", name="run", dir=str(folder), verbose=False, live_rules=False)
+        # The default of 5 seconds is plenty for such runs, but not while other programs share the processor: what was
+        # recorded would then depend on them.
+        self.session = sonde.init(
+            project="programs", name="run", dir=str(folder), verbose=False, live_rules=False, budget_seconds=60.0
+        )
         self.session.watch(job.model, job.optimizer)
         self._epoch: list[float] = []
         self._per_epoch = max(2, len(setup.data.x) // setup.batch)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         tap,
         watch,
     )
+    from sonde.show.web.link import ui
 
     __version__: str
 
@@ -62,6 +63,7 @@ __all__ = [
     "snapshot",
     "step",
     "tap",
+    "ui",
     "watch",
 ]
 
@@ -84,6 +86,7 @@ _HOMES = {
         "tap",
         "watch",
     ),
+    "sonde.show.web.link": ("ui",),
 }
 _MODULES = {
     "adapters": "sonde.adapters",
@@ -106,7 +109,12 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'sonde' has no attribute {name!r}; it has {', '.join([*__all__, *_MODULES])}")
+        from sonde.errors import nearest
+
+        known = [*__all__, *_MODULES]
+        raise AttributeError(
+            f"module 'sonde' has no attribute {name!r}.{nearest(name, known)} Known: {', '.join(known)}"
+        )
     began_s = perf_counter()
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value

@@ -35,7 +35,8 @@ from sonde.read.run.folder import default_dir, find_run, newest_first, open_insi
 from sonde.read.run.link import linked_run
 from sonde.read.run.manifest import Manifest
 from sonde.read.run.segments import Span
-from sonde.read.run.state import RunState, open_state
+from sonde.read.run.sharded import open_state
+from sonde.read.run.state import RunState
 from sonde.read.run.status import Status, true_status
 from sonde.read.run.steps import ALL_STEPS, Steps, parse_steps, step_slice
 from sonde.read.run.structure import read_structure
@@ -48,6 +49,7 @@ from sonde.read.run.tables import (
     site_table,
     system_table,
 )
+from sonde.read.series.by_rank import rank_table, stats_by_rank
 from sonde.read.series.close_up import Histogram, SiteRow, newest_row, read_histogram
 from sonde.read.series.columns import read_lines
 from sonde.read.series.cut import by_series, thin
@@ -469,15 +471,22 @@ class Run:
         """Problems with the recording: damaged files, incomplete logs, dropped rows, pending uploads."""
         return [*self._now.warnings(), *upload_warnings(self.path, is_live=self._now.is_held)]
 
-    def stats(self, pattern: str | Sequence[str], *, steps: Steps = None) -> Table:
+    def stats(self, pattern: str | Sequence[str], *, steps: Steps = None, by_rank: bool = False) -> Table:
         """Long table (step, kind, site, stat, value) of the series that match the patterns.
 
             run.stats("grad/*/norm", steps=slice(-100, None)).to_pandas()
 
         Damaged files are left out and listed in `warnings`. Raises CorruptError if no other file has the data.
+        `by_rank` adds a column `rank`: what each rank recorded of a sharded model, instead of the whole tensors.
         """
         state = self._now
-        return Table(read_stats(state, pattern, parse_steps(steps, state.last_step())))
+        read = stats_by_rank if by_rank else read_stats
+        return Table(read(state, pattern, parse_steps(steps, state.last_step())))
+
+    def ranks(self) -> Table:
+        """Table (rank, host, pid, status, last_step, silent_s, loss, grad_norm, nonfinite) of the ranks that recorded:
+        all of a sharded model, otherwise the first. `grad_norm` is the norm of the rank's own parts."""
+        return Table(rank_table(self._now))
 
     def overview(self, pattern: str | Sequence[str], *, steps: Steps = None, points: int = 1000) -> Table:
         """Like `stats`, downsampled for plotting: minimum and maximum of about `points` intervals of each series.

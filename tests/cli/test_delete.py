@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,8 @@ def test_what_a_link_in_the_run_points_to_is_left_alone(sonde: Any, make_run: An
     (make_run() / "link").symlink_to(precious)
     sonde("delete", "latest", "--yes", "--permanently")
     assert (precious / "file").read_text() == "x"
+
+
+def test_question_without_a_terminal_is_on_a_separate_line(process: Any, make_run: Any) -> None:
+    answer = process("delete", make_run().name)
+    assert re.search(r"\[y/N\]: ?\nError: needs confirmation", answer.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,19 @@ def test_module_and_options_of_sonde(forwarded: list[Any], sonde: Any) -> None:
 
 def test_run_without_a_script_is_a_usage_error(sonde: Any) -> None:
     assert sonde("run", code=2).stdout == ""
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_help_shows_values_as_a_person_names_them(verb: str, sonde: Any) -> None:
+    text = sonde(verb, "--help").stdout
+    assert not re.search(r"<\w|>=|\[\[|\{\w+\}|\]\.\.\.\.|\.\.\.\]?\.\.\.", text)
+
+
+def test_usage_shows_which_arguments_may_be_left_out(sonde: Any) -> None:
+    first = [sonde(verb, "--help").stdout.splitlines()[0] for verb in ("diagnose", "compare", "delete", "ui")]
+    assert first == [
+        "Usage: sonde diagnose [OPTIONS] [RUN]",
+        "Usage: sonde compare [OPTIONS] A B",
+        "Usage: sonde delete [OPTIONS] RUN...",
+        "Usage: sonde ui [OPTIONS] [RUNS]...",
+    ]

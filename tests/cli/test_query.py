@@ -76,3 +76,13 @@ def test_names_from_sql_are_not_obeyed(sonde: Any) -> None:
 
 def test_unknown_format_is_answered_with_the_nearest(sonde: Any) -> None:
     assert 'Did you mean "csv"' in sonde("query", "latest", LOSSES, "--format", "cvs", code=2).stderr
+
+
+def test_empty_result_says_so_next_to_the_columns(sonde: Any) -> None:
+    answer = sonde("query", "latest", "select * from scalars where name = 'none'", "--json")
+    assert answer.json == []
+    assert answer.stderr == "No rows match this query.\n"
+
+
+def test_syntax_error_names_no_class_of_the_database(sonde: Any) -> None:
+    assert sonde("query", "latest", "selec 1", code=2).stderr.startswith("Error: invalid SQL: syntax error")

@@ -103,7 +103,9 @@ def test_a_run_that_watches_nothing_says_so(own_folder: Path, capsys: pytest.Cap
 def test_a_run_that_has_ended_is_refused(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sonde.init(project="gpt", verbose=False).finish()
     assert ask("latest") == 1
-    assert "has already finished" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has already finished" in said
+    assert "waiting" not in said
     current.use(None)
 
 

@@ -183,6 +183,22 @@ def test_a_ring_of_causes_has_a_root_all_the_same() -> None:
     assert len(found) == 3
 
 
+@pytest.mark.parametrize(
+    "cause",
+    ["adam_epsilon_dominates", "optimizer_missing_params", "clip_too_tight", "lr_decay_too_fast", "init_scale"],
+)
+def test_the_short_memory_of_a_recurrent_layer_that_never_trained_is_a_symptom(cause: str) -> None:
+    assert cause in all_rules()
+    found = ranked([a_finding("rnn_vanishing_temporal"), a_finding(cause, confidence=0.9)])
+    assert [(f.rule, str(f.severity)) for f in found] == [(cause, "warning"), ("rnn_vanishing_temporal", "info")]
+
+
+def test_weights_after_dead_units_get_no_gradient_and_are_not_frozen_by_mistake() -> None:
+    assert "dead_relu" in all_rules()
+    found = ranked([a_finding("frozen_layers", confidence=0.95), a_finding("dead_relu")])
+    assert [(f.rule, str(f.severity)) for f in found] == [("dead_relu", "warning"), ("frozen_layers", "info")]
+
+
 def test_severities_are_ordered_like_words_of_rank() -> None:
     assert Severity.CRITICAL > "warning"
     assert Severity.WARNING > "info"

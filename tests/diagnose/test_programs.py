@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import sonde
+from evidence import complaints
 from faults.program import Observer, Program, programs, train
 from sonde.diagnose.finding import Finding
 
@@ -37,6 +38,7 @@ class Recorded(Observer):
         run = sonde.open(self.session.path)
         found = run.findings()
         assert not [w for w in run.warnings if w.startswith("the rule ")]
+        assert [text for finding in found for text in complaints(finding, run.window())] == []
         return found
 
 

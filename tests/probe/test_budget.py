@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -526,6 +526,18 @@ def test_what_makes_a_step_longer_than_a_bare_one_counts_whatever_it_is() -> Non
 def test_a_host_without_a_device_has_no_bare_steps() -> None:
     governor = Governor(Ledger(0.01, 5.0, clock=lambda: 0.0))
     assert all(governor.choose(step, ("grads",)) for step in range(50))
+
+
+def test_ranks_with_different_strides_record_common_steps() -> None:
+    """Parts of a tensor from different steps cannot be joined, and ranks do not talk to each other."""
+    recorded = []
+    for stride in (3.1, 5.0):
+        governor = Governor(Ledger(0.01, seconds=0.0), is_aligned=True)
+        governor.strides = dict.fromkeys(KINDS, stride)
+        governor._costs = {kind: deque([(0, 1e-3)]) for kind in KINDS}
+        recorded.append({step for step in range(1, 200) if governor.choose(step, ["grads"])})
+    assert recorded[1] <= recorded[0]
+    assert recorded[1] == set(range(8, 200, 8))
 
 
 # ------------------------------------------------------------------------------------- what no clock of ours can see

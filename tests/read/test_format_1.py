@@ -21,6 +21,7 @@ import pytest
 import sonde
 from sonde.errors import CorruptError, RunError
 from sonde.read.tensors.stores import open_tensor_store
+from sonde.schema.layout import FORMAT_VERSION
 from sonde.schema.records import ScalarsRecord, StatsRecord
 from sonde.schema.sketch import SUMSQ, N, empty_rows
 from sonde.schema.snapshots.document import SnapshotDocument, _sum
@@ -152,7 +153,7 @@ def test_numbers_logged_by_a_count_of_the_users_own_are_not_abandoned(old_runs):
 
 
 def test_a_reader_of_format_1_refuses_a_run_of_format_2(tmp_path):
-    """It would show abandoned rows among the others; the error names the remedy. Here: format 3 and this reader."""
+    """It would show abandoned rows among the others; the error names the remedy. Here: the next format."""
     from sonde.errors import FormatError
     from sonde.write.folder import create_run
 
@@ -160,7 +161,7 @@ def test_a_reader_of_format_1_refuses_a_run_of_format_2(tmp_path):
     document = json.loads((path / "run.json").read_text())
     assert document["format"] == 2
     document.pop("crc32", None)
-    (path / "run.json").write_text(json.dumps({**document, "format": 3}))
+    (path / "run.json").write_text(json.dumps({**document, "format": FORMAT_VERSION + 1}))
     with pytest.raises(FormatError, match="pip install -U sonde-ml"):
         sonde.open(path)
 

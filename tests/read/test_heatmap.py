@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sonde.read.run.segments import EVERYTHING
-from sonde.read.run.state import open_state
+from sonde.read.run.sharded import open_state
 from sonde.read.run.steps import ALL_STEPS
 from sonde.read.series.heatmap import HeatQuestion, live_cells, sealed_cells, to_cells
 from sonde.read.series.raw import read_raw

@@ -11,7 +11,7 @@ import pytest
 
 from sonde.errors import RunLockedError
 from sonde.read.run.folder import read_manifest
-from sonde.read.run.state import open_state
+from sonde.read.run.sharded import open_state
 from sonde.read.run.status import is_locked
 from sonde.run import Run
 from sonde.write.lock import RunLock

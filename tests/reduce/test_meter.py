@@ -85,6 +85,19 @@ def test_gpu_time_of_what_is_rare_is_measured_whenever_it_is_recorded(monkeypatc
     assert measured["activations"] == list(range(0, 99, 9))
 
 
+def test_the_time_of_a_rest_is_that_between_two_events_and_the_next_step_follows_on(monkeypatch):
+    monkeypatch.setattr("sonde.budget.meter._is_capturing", lambda: False)
+    meter = Meter()
+    monkeypatch.setattr(meter, "_event", Clock)
+    meter.device = torch.device("cuda", 0)
+    meter.end_step(9, 0.1)
+    meter.end_rest(19, 10)
+    for step in (20, 21):
+        meter.end_step(step, 0.1)
+    found = [(times.step, times.num_rested, times.step_s, times.is_exact) for times in meter.done()]
+    assert found == [(9, 0, 0.1, False), (19, 10, 0.002, True), (20, 0, 0.002, True)]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_time_is_known_later_and_nothing_waits():

@@ -70,7 +70,13 @@ class Config:
 
 
 @pytest.mark.parametrize(
-    "config", [{"lr": 0.1, "api_key": SECRET}, Config(0.1, SECRET), {"a": {"b": [{"password": SECRET}]}}]
+    "config",
+    [
+        {"lr": 0.1, "api_key": SECRET},
+        Config(0.1, SECRET),
+        {"a": {"b": [{"password": SECRET}]}},
+        {"args": Config(0.1, SECRET)},
+    ],
 )
 def test_no_file_of_a_run_contains_a_secret(tmp_path, monkeypatch, config):
     monkeypatch.setattr("sys.argv", ["train.py", "--token", SECRET])

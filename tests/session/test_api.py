@@ -348,3 +348,13 @@ def test_the_budget_thins_recording_once_its_seconds_are_used_and_says_so(begin:
     assert steps[:60] == list(range(60))
     assert len(steps) < 300
     assert "cadence" in run.events().column("type").to_pylist()
+
+
+def test_sites_that_match_nothing_are_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    with sonde.init(dir=tmp_path) as session:
+        session.watch(model, sites="layers.*")
+    assert "sites='layers.*' matches no layer of this model" in capsys.readouterr().err
+    with sonde.init(dir=tmp_path) as session:
+        session.watch(model, sites="1")
+    assert "matches no layer" not in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_the_end_line_and_every_view_say_what_recording_cost(begin, reopen, capf
     train(begin(budget=None, verbose=True), 120)
     run = reopen()
     line = (
-        r"Finished: 120 steps\. (Recording took [\d.]+ m?s of [\d.]+ m?s \(\d+(\.\d)? %\))\.   sonde (show|diagnose) "
+        r"Finished: 120 steps\. (Recording took [\d.]+ m?s of [\d.]+ m?s \(\d+(\.\d)? %\))\.   Next:  sonde diagnose "
     )
     found = re.search(line, capfd.readouterr().err)
     assert found

@@ -92,6 +92,23 @@ def test_steps_that_record_nothing_are_counted_and_cause_no_module_hook(
     assert sorted(set(run.stats("act/*/norm")["step"].to_pylist())) == [0, 20, 40]
 
 
+def test_steps_are_compared_with_rests_in_which_nothing_else_was_done(begin: Callable[..., Any]) -> None:
+    model, optimizer = small()
+    session = watched(begin, (model, optimizer))
+    contrast = session.steps.training.governing.governor.contrast
+    for _ in range(61):
+        train(model, optimizer)
+    num_rests = contrast.num_rests
+    assert num_rests == 3  # up to the steps 20, 40 and 60
+    assert contrast.bare_s > 0
+    rested(session, model, optimizer)
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    for _ in range(20):
+        train(model, optimizer)
+    assert contrast.num_rests == num_rests, "an evaluation took part of the time"
+
+
 def test_values_logged_before_and_after_the_update_have_the_same_step(
     begin: Callable[..., Any], reopen: Callable[[], Any]
 ) -> None:

@@ -148,7 +148,7 @@ def _no_skip(s: Setup, level: int) -> None:
 @fault(
     "underfitting",
     "underfitting",
-    also=("bottleneck_layer", "loss_plateau", "missing_nonlinearity"),
+    also=("bottleneck_layer", "loss_plateau", "missing_nonlinearity", "dead_relu"),
     num=4,
     where=turns("width", "multiclass", "binary", "regression"),
 )

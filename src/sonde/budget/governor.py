@@ -30,6 +30,7 @@ sonde logs itself: loss, learning rate, identity of the batch, direction of the 
 IN_PAIRS: Final = "scalars"
 """Recorded at two successive steps at a time: the direction of the gradient is compared with that of the step
 before."""
+_ALIGNED: Final = frozenset({"grads", "optimizer"})
 IN_PARTS: Final = ("activations", "inspect")
 """Kinds that may record some modules at one step and the others at later ones."""
 GRADS_STRIDE: Final = 10
@@ -49,7 +50,7 @@ _TRY_EVERY: Final = (4, 20)
 """Steps between two trials of a kind whose cost is not known, and if more was spent than allowed."""
 _MAX_TRIALS: Final = 6
 _SHADOW: Final = (40, 2)
-"""Of this many steps, this many rest: a shorter rest is none."""
+"""The first number of steps contains the second number that only count. A single one could not rest."""
 _LOOK_AHEAD: Final = 200
 """Steps that may be left to counting at a time."""
 _SOON: Final = 0.2
@@ -116,6 +117,9 @@ class Governor:
     """Steps between two records of a kind; of one part of it, if it is recorded in parts."""
     parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 1))
     scale: Scale = field(default_factory=Scale)
+    is_aligned: bool = False
+    """Whether gradients and parameters are recorded at multiples of a power of two only. Ranks that hold parts of one
+    tensor measure different times, and nothing is sent between them: so the steps of the slowest are steps of all."""
     pressure: float = 1.0
     """Extra factor of thinning because memory is low; infinite: only gradients."""
     is_dense: bool = field(init=False)
@@ -256,9 +260,19 @@ class Governor:
             return False
         if self._is_limited and not self._is_known(kind):
             return self._is_trial(step, kind)
+        if self.is_aligned and kind in _ALIGNED:
+            return self._decide_aligned(step, kind)
         if step < self._due[kind] - self._soon(kind) or (self._is_limited and not self._fits(kind)):
             return False
         self._due[kind] = self._next_due(step, kind)
+        self._note(step, kind)
+        return True
+
+    def _decide_aligned(self, step: int, kind: str) -> bool:
+        every = 1 << max(math.ceil(math.log2(self.stride(kind))), 0)
+        self._due[kind] = float(step - step % every + every)
+        if step % every:
+            return False
         self._note(step, kind)
         return True
 

@@ -114,7 +114,7 @@ def _show_notes(run: Run, found: Diagnosis, filters: _Filters, *, as_json: bool,
         _say_no_match(run)
     else:
         # Whoever asks for remarks, or for one type, wants to see them.
-        _draw(run, found, unfold=unfold or (any(filters) and not found.roots))
+        draw(run, found, unfold=unfold or (any(filters) and not found.roots))
 
 
 def _say_no_match(run: Run) -> None:
@@ -144,7 +144,8 @@ def _steps(row: dict[str, Any]) -> str:
     return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
-def _draw(run: Run, found: Diagnosis, *, unfold: bool) -> None:
+def draw(run: Run, found: Diagnosis, *, unfold: bool) -> None:
+    """Print a diagnosis; `unfold` shows symptoms and remarks, too."""
     from sonde.show.term.console import make_console
     from sonde.show.term.finding import FindingNote
 

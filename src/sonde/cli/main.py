@@ -15,6 +15,7 @@ from sonde.cli.aliases import ALIASES
 from sonde.cli.checkpoints import checkpoints
 from sonde.cli.compare import compare
 from sonde.cli.delete import delete
+from sonde.cli.demo import demo
 from sonde.cli.diagnose import diagnose
 from sonde.cli.doctor import doctor
 from sonde.cli.explain import explain
@@ -36,6 +37,7 @@ from sonde.cli.ui import ui
 from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, nearest
 
 GROUPS: Final[dict[str, dict[str, Callable[..., None]]]] = {
+    "Start here": {"demo": demo},
     "Record": {"run": run, "train": train, "snapshot": snapshot},
     "View runs": {"list": list_runs, "show": show, "ui": ui, "monitor": monitor, "query": query},
     "Find problems": {"diagnose": diagnose, "explain": explain, "compare": compare, "flow": flow},

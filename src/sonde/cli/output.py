@@ -36,6 +36,7 @@ def confirm(question: str) -> None:
     try:
         is_sure = typer.confirm(question, err=True)
     except typer.Abort:
+        sys.stderr.write("\n")  # the question ends without one
         raise UsageError("needs confirmation, and there is no terminal to ask on. Add --yes.") from None
     if not is_sure:
         raise typer.Exit(1)

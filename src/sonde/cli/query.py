@@ -48,7 +48,9 @@ def query(
         pa_csv.write_csv(plain_columns(answer), sys.stdout.buffer)
     else:
         _show(answer)
-    if is_cut:
+    if not answer.num_rows:
+        remark("No rows match this query.")
+    elif is_cut:
         remark(f"Showing only the first {counted(limit, 'row')}; show more with --limit.")
 
 

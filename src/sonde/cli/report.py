@@ -48,7 +48,7 @@ def report(
 ) -> None:
     """Write a report of a run or of its checkpoints.
 
-    Covers findings, convergence, gradient flow, weights and overfitting. The HTML report is one self-contained file
+    Covers findings, convergence, gradient flow, weights and overfitting. The HTML report is one file
     that works offline; PDF is the same report, printed by Chromium. The report of a folder of checkpoints (html, json
     or txt) also shows how the weights moved from one to the next.
 

@@ -44,6 +44,9 @@ def show(
             help="Show the whole tensors of a snapshot instead, e.g. 'param/*': norm, change and rank.",
         ),
     ] = None,
+    by_rank: Annotated[
+        bool, typer.Option("--by-rank", help="Show each rank of a sharded model: its last step, loss and gradient.")
+    ] = False,
     spectra: Annotated[
         bool, typer.Option("--spectra/--no-spectra", help="With --tensors: also compute singular values of matrices.")
     ] = True,
@@ -60,9 +63,13 @@ def show(
       sonde show latest
       sonde show gpt/baseline --at 1200
       sonde show latest --tensors "param/layers.*"
+      sonde show latest --by-rank
       sonde runs/latest
     """
     found = open_run(run, dir)
+    if by_rank:
+        _show_ranks(found, as_json=json)
+        return
     if tensors is not None:
         _show_tensors(found, tensors, at, top or NUM_TENSORS, spectra=spectra, as_json=json)
         return
@@ -87,6 +94,31 @@ def _show_tensors(run: Run, pattern: str, at: int | None, top: int, *, spectra: 
         print_json({"run": run.id, "step": step, "tensors": rows})
     else:
         print_snapshot(run, step, rows, top)
+
+
+def _show_ranks(run: Run, *, as_json: bool) -> None:
+    from sonde.show.term.console import make_console
+    from sonde.show.term.table import Column, table
+
+    rows = run.ranks().to_pylist()
+    if as_json:
+        print_json({"run": run.id, "ranks": rows})
+        return
+    columns = [Column("rank", right=True), Column("process"), Column("status"), Column("last step", right=True)]
+    columns += [Column(title, right=True) for title in ("loss", "gradient norm", "non-finite", "silent for")]
+    cells = [
+        (
+            row["rank"],
+            f"{plain(row['host'])}:{row['pid']}",
+            row["status"],
+            count(row["last_step"]),
+            *("" if row[name] is None else number(row[name]) for name in ("loss", "grad_norm")),
+            "" if row["nonfinite"] is None else count(row["nonfinite"]),
+            "" if row["silent_s"] is None else duration(row["silent_s"]),
+        )
+        for row in rows
+    ]
+    make_console().print(table(columns, cells))
 
 
 def _refuse_step(run: Run, at: int) -> None:

@@ -43,7 +43,7 @@ def snapshot(
     ] = 0.0,
     upload: Annotated[
         bool,
-        typer.Option("--upload", help="Take none; upload those that are not in the run's bucket or repository yet."),
+        typer.Option("--upload", help="Upload the snapshots that are still waiting on this machine; take none."),
     ] = False,
     patience_s: Annotated[
         float,
@@ -75,13 +75,14 @@ def snapshot(
       sonde snapshot latest --upload --patience 600
     """
     from sonde.schema.snapshots.tensors import parse_kinds
-    from sonde.show.snapshot_request import request_snapshot
+    from sonde.show.snapshot_request import refuse_ended, request_snapshot
 
     if upload:
         _upload(open_run(run, dir), patience_s, name=run, as_json=json)
         return
     wanted = None if kinds is None else parse_kinds(kinds)  # rejected here rather than by the run
     found = open_run(run, dir)
+    refuse_ended(found)
     if wait:
         name = f"{found.project}/{found.name}"
         with _shown_while_waiting(f"Requested a snapshot of {name}; waiting for its next step …"):

@@ -51,7 +51,9 @@ def ui(
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Disable deleting and acknowledging.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Disable deleting runs and acknowledging findings.")
+    ] = False,
     new_token: Annotated[
         bool, typer.Option("--new-token", help="Create a new access token.", rich_help_panel=ADVANCED)
     ] = False,
@@ -97,6 +99,8 @@ def _say(dashboard: Dashboard, places: list[Path]) -> None:
     from sonde.show.web.server import is_loopback, tunnel_line
 
     print(f"Serving {', '.join(plain(place(folder)) for folder in places)} (Ctrl-C to stop).\n\n  {dashboard.url}\n")
+    if not dashboard.has_runs:
+        print("No runs there yet. They appear in the dashboard as soon as one is recorded:  sonde run train.py\n")
     if not is_loopback(dashboard.address.host):
         print(
             "! Any machine that can reach this one can request these runs. Only the token in the URL protects\n"

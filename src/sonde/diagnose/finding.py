@@ -70,6 +70,7 @@ class Evidence:
     healthy: str = ""
     """The healthy range in words: "0.2 to 3.3"."""
     step: int | None = None
+    """The step at which the series has this value; None if it was computed from several values, as `meaning` says."""
     meaning: str = ""
     """A label for the value, where the name of the series does not explain it."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Chart, Finding
 from sonde.display import Results
@@ -44,10 +46,12 @@ class Findings(Results[Finding]):
 
 
 def _chart(finding: Finding, window: Window) -> Chart | None:
-    """The series of the first evidence that was recorded at enough steps."""
-    for evidence in finding.evidence:
+    """The series of the first evidence that is a point of it, else of the first that was recorded at enough steps."""
+    for evidence in sorted(finding.evidence, key=lambda one: one.step is None):
         steps, values = window.get(evidence.series)
         if len(values) >= _MIN_POINTS:
             kept = min_max(steps, values, CHART_POINTS)
+            shown = [one.step for one in finding.evidence if one.series == evidence.series and one.step is not None]
+            kept = np.union1d(kept, np.flatnonzero(np.isin(steps, shown)))
             return Chart(evidence.series, steps[kept], values[kept])
     return None

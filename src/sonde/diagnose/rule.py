@@ -8,6 +8,7 @@ from typing import Final
 
 from sonde.diagnose.confidence import confidences
 from sonde.diagnose.finding import Evidence, Finding, Severity
+from sonde.diagnose.grounding import grounded
 from sonde.schema.window import Window
 
 
@@ -62,7 +63,7 @@ class Rule:
                 last_step=window.last_step if found.last_step is None else int(found.last_step),
                 message=found.message,
                 sites=tuple(found.sites),
-                evidence=tuple(found.evidence),
+                evidence=tuple(grounded(evidence, window) for evidence in found.evidence),
                 remedy=found.remedy,
                 references=self.references,
                 traceback=found.traceback,

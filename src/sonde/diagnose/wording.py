@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +25,15 @@ def number(value: float, digits: int = 2) -> str:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     return f"{float(f'{value:.{digits}g}'):,g}"
+
+
+def attribute(site: str) -> str:
+    """The Python expression for a module or parameter of `model`.
+
+    >>> attribute("blocks.2.mlp.0.weight")
+    'model.blocks[2].mlp[0].weight'
+    """
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", f"model.{site}")
 
 
 def percent(fraction: float) -> str:

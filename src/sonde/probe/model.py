@@ -120,7 +120,12 @@ def type_name(module: nn.Module) -> str:
     >>> type_name(torch.jit.script(nn.Tanh()))
     'Tanh'
     """
-    return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name)
+    # `fully_shard` gives a module a new class, FSDPLinear, derived from FSDPModule and Linear.
+    bases = type(module).__bases__
+    is_wrapped = len(bases) > 1 and bases[0].__name__ == "FSDPModule"
+    return (bases[1] if is_wrapped else type(module)).__name__
 
 
 def class_of(module: nn.Module) -> type:

@@ -6,12 +6,17 @@ import signal
 from pathlib import Path
 from typing import Final, Literal
 
-FORMAT_VERSION: Final = 2
-"""2 since a run has attempts: a reader of format 1 would show the rows of an abandoned one among the others."""
+FORMAT_VERSION: Final = 3
+"""The newest format. 2 since a run has attempts: a reader of format 1 would show the rows of an abandoned one among the
+others. 3 only for runs with sharded tensors: a reader of format 2 would show the shard of one rank as the whole."""
+UNSHARDED_VERSION: Final = 2
+"""The format of a run without sharded tensors."""
 
 RUN_FILE: Final = "run.json"
 MODEL_FILE: Final = "model.json"
 CATALOG_FILE: Final = "catalog.sqlite"
+RANK_CATALOG_FILE: Final = "catalog.jsonl"
+"""The catalog of a rank other than the first, one signed line for each commit: SQLite has one writer in a job."""
 LOCK_FILE: Final = "lock"
 LIVE_LOG: Final = "live.log"
 LATEST_LINK: Final = "latest"
@@ -51,6 +56,16 @@ def rank_log(run: Path, rank: int) -> Path:
     return run / RANKS_FOLDER / f"rank-{rank:04d}.jsonl"
 
 
+def rank_folder(run: Path, rank: int) -> Path:
+    """The folder of a rank that holds shards: laid out like a run folder, with its own catalog and lock."""
+    return run / RANKS_FOLDER / f"rank-{rank:04d}"
+
+
+def addends_folder(run: Path) -> Path:
+    """Logs of tensors whose whole is the sum over ranks."""
+    return run / "addends"
+
+
 def segment_name(number: int) -> str:
     return f"seg-{number:08d}.parquet"
 
@@ -66,6 +81,8 @@ create table if not exists sites (
     id integer primary key, kind text not null, name text not null, shape text not null, dtype text not null,
     owner text not null, module_type text not null, aliases text not null, crc integer not null,
     unique (kind, name));
+create table if not exists shards (
+    id integer primary key, part integer not null, parts integer not null, how text not null, crc integer not null);
 create table if not exists scalar_names (id integer primary key, name text not null unique, crc integer not null);
 create table if not exists segments (
     id integer primary key, stream text not null, rank integer not null, level integer not null, file text not null,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sonde.distribution import DISTRIBUTION
 from sonde.errors import FormatError
 from sonde.schema.attempts import Mark
-from sonde.schema.layout import FORMAT_VERSION
+from sonde.schema.layout import FORMAT_VERSION, UNSHARDED_VERSION
 from sonde.schema.sketch import NUM_BINS, NUM_FIELDS, Array
 
 LOG_MAGIC: Final = b"SONDELOG"
@@ -60,6 +60,19 @@ class Site:
     module_type: str = ""
     """The class of that module: `Linear`, `LayerNorm`."""
     aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """The part of a tensor that one rank records. Ranks that hold the same part are replicas, and one of them counts.
+
+    `how` the parts make the whole: "shard" (each element is in one part), "sum" (the whole is their sum), or "batch"
+    (each part comes from other samples).
+    """
+
+    part: int
+    parts: int
+    how: str = "shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +154,8 @@ class SystemSample:
 
 def log_header() -> bytes:
     """The first bytes of every log."""
-    return _LOG_HEADER.pack(LOG_MAGIC, FORMAT_VERSION, zlib.crc32(LOG_MAGIC + FORMAT_VERSION.to_bytes(4, "little")))
+    version = UNSHARDED_VERSION  # logs are the same in format 3
+    return _LOG_HEADER.pack(LOG_MAGIC, version, zlib.crc32(LOG_MAGIC + version.to_bytes(4, "little")))
 
 
 def check_log_header(data: bytes) -> bool:

@@ -63,7 +63,10 @@ class Recording:
         *,
         resume: bool = False,
         is_same_attempt: bool = False,
+        rank: int = 0,
+        first_step: int | None = None,
     ) -> None:
+        self.rank = rank
         self.path, self.settings, self.observers = path, settings, observers
         self.is_finished = False
         self.ledger = Ledger(settings.budget, settings.budget_seconds)
@@ -80,7 +83,7 @@ class Recording:
         options = settings.writer.model_dump() | ({} if settings.system_metrics else {"system_interval_s": 0.0})
         self.writer = Writer(
             path,
-            WriterOptions(**options),
+            WriterOptions(**options, rank=rank, first_step=first_step),
             resume=resume,
             is_same_attempt=is_same_attempt,
             on_warning=self.warn,
@@ -113,8 +116,10 @@ class Recording:
         self.writer.event(self._event(type, message, severity, details))
 
     def warn(self, message: str) -> None:
-        """Print a warning. Not with the warnings module: a user's filter may turn warnings into exceptions."""
-        print_line(f"sonde: warning: {message}")
+        """Print a warning. Not with the warnings module: a user's filter may turn warnings into exceptions. In a job of
+        several ranks the first prints; what another warns of is in the run."""
+        if not self.rank:
+            print_line(f"sonde: warning: {message}")
 
     def warn_once(self, key: str, message: str) -> None:
         event = self.warned(key, message)

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 _MIN_STEPS: Final = 2
 """A shorter rest would cost more than it saves."""
-
-
 _STEP_S: Final = 20e-6
-"""What counting a step takes, in addition to what is measured: the calls of our hooks. `benchmarks/hooks.py`."""
+"""What counting a step takes, in addition to what is measured: the calls of our hooks, for a few modules."""
 
 
 class RestHost(Protocol):

@@ -23,7 +23,7 @@ from sonde.session.observers.mirror import Observers, mirror_observers
 from sonde.session.observers.rules import Announcement, Change
 from sonde.session.observers.rules_process import RulesProcess
 from sonde.session.process import forks
-from sonde.session.process.ending import describe, keep_exit_by_signal, last_error, shown, status_of
+from sonde.session.process.ending import dashboard_command, describe, keep_exit_by_signal, last_error, shown, status_of
 from sonde.session.process.exits import exits
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
@@ -52,7 +52,16 @@ class Session:
     `recording` and `steps` are for integrations: the writer and the step count, and the work done in each step.
     """
 
-    def __init__(self, run: Path, settings: Settings, *, resume: bool = False, is_same_attempt: bool = False) -> None:
+    def __init__(
+        self,
+        run: Path,
+        settings: Settings,
+        *,
+        resume: bool = False,
+        is_same_attempt: bool = False,
+        rank: int = 0,
+        first_step: int | None = None,
+    ) -> None:
         began_s = time.perf_counter()
         self._finish_s = 0.0
         """When `finish` was called."""
@@ -64,7 +73,15 @@ class Session:
         others = RankEvents(absolute(run))
         rules = RulesProcess(self._say_finding, lambda: observers.end, others) if settings.live_rules else None
         observers = Observers(rules)
-        self.recording = Recording(absolute(run), settings, observers, resume=resume, is_same_attempt=is_same_attempt)
+        self.recording = Recording(
+            absolute(run),
+            settings,
+            observers,
+            resume=resume,
+            is_same_attempt=is_same_attempt,
+            rank=rank,
+            first_step=first_step,
+        )
         self.recording.writer.note(**{MUTE: [mute.as_dict() for mute in parse_mutes(settings.mute)]})
         self.steps = StepRecorder(self.recording)
         self._tell_snapshots = self.steps.snapshots.asks.found
@@ -345,7 +362,7 @@ class Session:
         return {"overhead": self.steps.threads.facts()}
 
     def _last_line(self, status: RunStatus) -> str:
-        """A summary of the run, the cost of recording, missing data, and the command that shows the run."""
+        """A summary of the run, the cost of recording, missing data, and the commands to continue with."""
         is_known, writer = self.steps.training.steps.is_count_known, self.recording.writer
         num = self.step_number
         steps = f": {num} step{'' if num == 1 else 's'}" if is_known else "; steps were not counted"
@@ -358,4 +375,4 @@ class Session:
             parts.append("The disk was too slow to confirm the last records")
         elif writer.degraded:
             parts.append(f"Not everything could be written: {writer.degraded}")
-        return f"{'. '.join(parts)}.   sonde {'diagnose' if self._num_faults else 'show'} {shown(self.path)}"
+        return f"{'. '.join(parts)}.   Next:  sonde diagnose {shown(self.path)}  or  {dashboard_command(self.path)}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sonde.errors import UsageError
 from sonde.probe.guarded import attempt
+from sonde.schema.addends import MAX_ADDEND_BYTES
 from sonde.session.recording import Recording
 from sonde.session.snapshots.taker import SnapshotTaker
 from sonde.session.threads import TrainingThreads
@@ -203,6 +204,9 @@ class StepRecorder:
             tables = model.take()
             if tables:
                 self._put_tables(self.recording.writer, tables, step)
+            addends = model.addends.take(step)
+            if addends is not None:
+                self.recording.writer.put(addends, MAX_ADDEND_BYTES, step=step)
         with part("writing an inspection"), quiet(), meter.span("inspect" if model.wants_inspection else ""):
             values = model.inspection.take()
             if values:

@@ -33,12 +33,13 @@ def request_snapshot(
     sonde.show.request_snapshot(sonde.open("latest"), "param,grad")
     """
     wanted = None if kinds is None else parse_kinds(kinds)
-    _refuse_ended(run)
+    refuse_ended(run)
     request = _ask(run.path, wanted, wait=wait)
     return _answer(run, request, timeout_s) if wait else {"state": "asked", "id": request.stem}
 
 
-def _refuse_ended(run: Run) -> None:
+def refuse_ended(run: Run) -> None:
+    """Raise if the run is no longer recording."""
     if run.status != "running":
         raise RunError(
             f"run {run.id} ({run.project}/{run.name}) {_ENDED[run.status]}. Only a running run can take a snapshot; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde.errors import RunError, SondeError
-from sonde.schema.layout import FORMAT_VERSION, LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER
+from sonde.schema.layout import LATEST_LINK, RUN_FILE, STREAMS, TRASH_FOLDER, UNSHARDED_VERSION, rank_folder
+from sonde.schema.records import to_json
 from sonde.schema.secrets import mask_command, mask_config
 from sonde.write.durable import TMP_SUFFIX, make_folder, sync_folder
 from sonde.write.environment import describe_machine
@@ -64,7 +66,8 @@ def create_run(
     dir = absolute(dir)
     config, command = dict(config or {}), [str(part) for part in (sys.argv if command is None else command)]
     if mask_secrets:
-        config, command = mask_config(config), mask_command(command)
+        # As it is stored: a secret may be inside an object, and a config may contain itself.
+        config, command = mask_config(json.loads(to_json(config))), mask_command(command)
     try:
         run = _make_folder(dir, folder_name(project, "default"), created_time, folder_name(name or id, id))
         content = _first_content(project, name or id, id, created_time, config, tags, notes, command)
@@ -76,6 +79,24 @@ def create_run(
         raise RunError(_explain(dir, error)) from error
     _point_latest(dir, run)
     return run
+
+
+def create_rank(run: Path, rank: int) -> Path:
+    """The folder of a rank that holds shards, inside the run of the first rank; the one of an earlier process of this
+    rank is continued."""
+    folder = rank_folder(run, rank)
+    if (folder / RUN_FILE).exists():
+        return folder
+    first = RunFile.load(run).content
+    try:
+        for stream in STREAMS:
+            make_folder(folder / stream)
+        content = _first_content(first["project"], first["name"], first["id"], time.time(), {}, (), "", ())
+        RunFile(folder, content | {"rank": rank}).write()
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise RunError(_explain(run, error)) from error
+    return folder
 
 
 def check_place(dir: Path) -> None:
@@ -172,7 +193,7 @@ def _first_content(
     command: Sequence[str],
 ) -> dict[str, Any]:
     return {
-        "format": FORMAT_VERSION,
+        "format": UNSHARDED_VERSION,
         "id": id,
         "name": _text(name),
         "project": _text(project),

@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord
+from sonde.schema.addends import Addends
+from sonde.schema.records import Event, ScalarsRecord, Shard, Site, StatsRecord
 from sonde.schema.sketch import NUM_BINS, NUM_FIELDS
 
 Record = StatsRecord | ScalarsRecord
-LateRecord = Callable[[], Record | Event | Sequence[Record | Event] | None]
+LateRecord = Callable[[], Record | Event | Addends | Sequence[Record | Event] | None]
 """Called on the writer thread, where it may wait for a copy from the device."""
 
 
@@ -22,6 +23,14 @@ LateRecord = Callable[[], Record | Event | Sequence[Record | Event] | None]
 class NewSite:
     id: int
     site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """The part of a site that this process records; it follows the site."""
+
+    id: int
+    shard: Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class WriterOptions:
     system_interval_s: float = 10.0
     """Interval between system samples; 0 for never."""
     rank: int = 0
+    first_step: int | None = None
+    """The step at which a rank other than the first starts: that of the first. None: the next one after its own."""
 
     def __post_init__(self) -> None:
         for name in ("flush_interval_s", "flush_mib", "seal_steps", "seal_mib", "queue_mib", "heartbeat_s"):

@@ -82,14 +82,15 @@ def announce(dir: Path, run: Path, *, step: int = 0) -> Path:
     return note
 
 
-def find_announced(dir: Path, *, since: float) -> Announced | None:
-    """The folder that the first rank records to, if it has published it since this job started."""
+def find_announced(dir: Path, *, since: float, slack_s: float = STALE_S) -> Announced | None:
+    """The folder that the first rank records to, if it has published it since this job started: at most `slack_s`
+    before `since`, because ranks do not start at the same time and clocks differ."""
     try:
         found = json.loads(_note(dir).read_text())
         run, said, step = Path(found["run"]), float(found["time"]), int(found.get("step", 0))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Announced(run, step) if said > since - STALE_S and run.is_dir() else None
+    return Announced(run, step) if said > since - slack_s and run.is_dir() else None
 
 
 class RankLog:

@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.schema.layout import ENDED_AT_EXIT, FORMAT_VERSION, STREAMS, RunStatus, Stream
+import numpy as np
+
+from sonde.schema.addends import Addends
+from sonde.schema.layout import ENDED_AT_EXIT, FORMAT_VERSION, STREAMS, UNSHARDED_VERSION, RunStatus, Stream
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, sign_document, to_json
 from sonde.schema.words import MIB, in_words
 from sonde.write.durable import sync_folder, write_durably
@@ -32,6 +35,7 @@ from sonde.write.items import (
     KeptRow,
     NewAttempt,
     NewScalar,
+    NewShard,
     NewSite,
     StepBegan,
     check_record,
@@ -40,6 +44,7 @@ from sonde.write.observer import GuardedObserver, Observer, Output
 from sonde.write.options import WriterOptions
 from sonde.write.queue import BoundedQueue
 from sonde.write.runfile import RunFile
+from sonde.write.stats.addend_log import AddendLog
 from sonde.write.stats.attempts import Attempts
 from sonde.write.stats.catalog import (
     Catalog,
@@ -48,10 +53,12 @@ from sonde.write.stats.catalog import (
     finding_row,
     kept_row,
     scalar_row,
+    shard_row,
     site_row,
     system_rows,
 )
 from sonde.write.stats.journal import Journal
+from sonde.write.stats.line_catalog import LineCatalog
 from sonde.write.stats.sealer import Sealer
 from sonde.write.stats.stream import StreamWriter
 from sonde.write.system import SystemSampler
@@ -121,7 +128,7 @@ class Recorder:
         self._on_beat = on_beat
         self.run, self.options, self.queue, self.shared, self._warn = run, options, queue, shared, warn
         self.file = RunFile.load(run)
-        self.catalog = Catalog(run)
+        self.catalog: Catalog | LineCatalog = LineCatalog(run) if options.rank else Catalog(run)
         self._facts: dict[str, Any] = dict(self.file.content.get("facts") or {})
         self.sites: dict[int, Site] = self.catalog.sites()
         self.scalars: dict[int, str] = self.catalog.scalar_names()
@@ -132,7 +139,13 @@ class Recorder:
         self.attempts = Attempts(
             self.catalog.attempts(), lambda stream: self.streams[stream].next_sequence, rank=options.rank
         )
-        self._journal = Journal(self.streams, self.attempts, self.file.content, is_same_attempt=is_same_attempt)
+        self._journal = Journal(
+            self.streams,
+            self.attempts,
+            self.file.content,
+            is_same_attempt=is_same_attempt,
+            first_step=options.first_step,
+        )
         self.next_step = self._journal.next_step
         self._sealing = Sealer(
             run,
@@ -145,6 +158,10 @@ class Recorder:
             tell=lambda what: self._warn_once(what, "Nothing recorded is lost; sonde will retry."),
         )
         self._rows: list[Row] = []
+        self.shards = self.catalog.shards()
+        """The parts of sharded sites that this process holds, by site."""
+        self._must_mark_sharded = False
+        self._addends = AddendLog(run)
         self._barriers: list[Barrier] = []
         self._numbers: list[tuple[AttemptNumber, int]] = []
         """Numbers to set once their attempts are in the catalog."""
@@ -232,6 +249,8 @@ class Recorder:
         if isinstance(item, StatsRecord | ScalarsRecord):
             check_record(item)
             self._journal.add(item)
+        elif isinstance(item, Addends):
+            self._addends.add(item, self._journal.require_frame())
         elif isinstance(item, StepBegan):
             self._sealing.num_scalar_rows += self._journal.step_began(item)
         elif isinstance(item, NewAttempt):
@@ -240,6 +259,10 @@ class Recorder:
             self._remember(item)
         elif isinstance(item, NewSite):
             self._rows.append(site_row(item.id, item.site))
+        elif isinstance(item, NewShard):
+            self._rows.append(shard_row(item.id, item.shard))
+            self.shards[item.id] = item.shard
+            self._must_mark_sharded = self.file.content["format"] != FORMAT_VERSION
         elif isinstance(item, NewScalar):
             self._rows.append(scalar_row(item.id, item.name))
         elif isinstance(item, Facts):
@@ -257,10 +280,33 @@ class Recorder:
             self._numbers.append((item, self._journal.require_frame()))
         elif item is not None:
             raise TypeError(f"expected a record, got {type(item).__name__}")
-        if item is not None and not isinstance(item, Barrier | KeptRow | StepBegan | AttemptNumber):
+        if isinstance(item, StatsRecord) and self.shards:
+            item = self._without_shards(item)
+        if item is not None and not isinstance(
+            item, Barrier | KeptRow | StepBegan | AttemptNumber | NewShard | Addends
+        ):
             self._observer.on_item(item)
 
+    def _without_shards(self, record: StatsRecord) -> StatsRecord:
+        """The record for observers: rules and mirrors must not take the shard of one rank for the whole tensor."""
+        is_whole = ~np.isin(record.site_ids, list(self.shards))
+        has_hist = is_whole[record.hist_index]
+        place = np.cumsum(is_whole, dtype=np.int32) - 1
+        return StatsRecord(
+            record.step,
+            record.time,
+            record.site_ids[is_whole],
+            record.rows[is_whole],
+            place[record.hist_index[has_hist]],
+            record.hist[has_hist],
+        )
+
     def _store(self) -> None:
+        if self._must_mark_sharded:
+            # Before the first shard is on disk: an earlier version of sonde would show it as the whole tensor.
+            self.file.fix(format=FORMAT_VERSION)
+            self.file.write(heartbeat=self._heartbeat(), facts=self._facts)
+            self._must_mark_sharded = False
         new = self._journal.rows()
         if self._rows or new:
             self.catalog.commit([*new, *self._rows])
@@ -272,6 +318,7 @@ class Recorder:
             name, text = next(iter(self._documents.items()))
             write_durably(self.run / name, text.encode())
             del self._documents[name]
+        self._addends.flush()  # before the mark in the scalars, which covers them
         self._journal.flush()
         for asked, number in self._numbers:
             asked.tell(number)
@@ -354,7 +401,7 @@ class Recorder:
             self._remember(self._event("warning_failed", f"the warning could not be shown: {in_words(error)}"))
 
     def _refuse(self, item: Any, error: Exception, num_records: int = 1) -> None:
-        if not isinstance(item, Event | NewSite | NewScalar | Facts | Document):
+        if not isinstance(item, Event | NewSite | NewShard | NewScalar | Facts | Document):
             self.shared.failed["scalars" if item is None or isinstance(item, ScalarsRecord) else "stats"] += num_records
         why = in_words(error)
         if why not in self._refused and len(self._refused) < _MAX_REASONS:
@@ -439,7 +486,8 @@ class Recorder:
                 self._remember(self._event("damaged", message, "critical"))
         forget_endings(self.run)
         self._facts.pop(ENDED_AT_EXIT, None)
-        self.file.fix(format=FORMAT_VERSION, pid=os.getpid(), host=socket.gethostname(), rank=self.options.rank)
+        version = max(int(self.file.content["format"]), UNSHARDED_VERSION)
+        self.file.fix(format=version, pid=os.getpid(), host=socket.gethostname(), rank=self.options.rank)
         self.file.write(status="running", reason="", ended_time=None, heartbeat=self._heartbeat(), facts=self._facts)
         self._next_beat = time.monotonic() + self.options.heartbeat_s
 
@@ -489,6 +537,7 @@ class Recorder:
                 self.file.write(sync_name=False, facts=self._facts)
         for stream in self.streams.values():
             stream.close()
+        self._addends.close()
         self.catalog.close()
         self.shared.is_complete = not self._store_error and self.queue.is_empty
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sonde.display import warn
 from sonde.errors import CorruptError, RunError
 from sonde.schema.layout import RunStatus, Stream
-from sonde.schema.records import Event, ScalarsRecord, Site
+from sonde.schema.records import Event, ScalarsRecord, Shard, Site
 from sonde.schema.words import MIB
 from sonde.write.ending import announce_ending
 from sonde.write.environment import git_state, package_versions, working_directory
@@ -32,6 +32,7 @@ from sonde.write.items import (
     LateRecord,
     NewAttempt,
     NewScalar,
+    NewShard,
     NewSite,
     Record,
     StepBegan,
@@ -92,6 +93,7 @@ class Writer:
         self._attempt: AttemptNumber | None = None
         self._site_ids: dict[Site, int] = {}
         self._ids_by_name: dict[tuple[str, str], int] = {}
+        self._shards: dict[int, Shard] = {}
         self._scalar_ids: dict[str, int] = {}
         self._ids_by_scalar: dict[str, int] = {}
         self._pid = os.getpid()
@@ -120,6 +122,12 @@ class Writer:
         """The id of a site; the same in every session of a run."""
         id = self._site_ids.get(site)
         return self._learn_site(site) if id is None else id
+
+    def note_shard(self, id: int, shard: Shard) -> None:
+        """This process records only a part of a site."""
+        if self._shards.get(id) != shard and not self._is_closed:
+            self._shards[id] = shard
+            self._queue.add(NewShard(id, shard))
 
     def scalar_id(self, name: str) -> int:
         id = self._scalar_ids.get(name)
@@ -321,6 +329,7 @@ class Writer:
         self._recorder = answer
         self.next_step = answer.next_step
         self._ids_by_name = {(site.kind, site.name): id for id, site in answer.sites.items()}
+        self._shards = dict(answer.shards)
         self._site_ids = {site: id for id, site in answer.sites.items()}
         self._ids_by_scalar = {name: id for id, name in answer.scalars.items()}
         self._next_site = itertools.count(max(answer.sites, default=-1) + 1)

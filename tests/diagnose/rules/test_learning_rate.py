@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sonde.diagnose.check import check
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rules.lr_decay_too_fast import lr_decay_too_fast
 from sonde.diagnose.rules.lr_not_applied import lr_not_applied
@@ -37,6 +38,39 @@ def with_scalars(made: Window, scalars: Mapping[str, Array]) -> Window:
 
 def jumping() -> Array:
     return np.asarray(np.r_[[2.3, 40.0, 11.0, 6.0], stuck(STEPS - 4)])
+
+
+def diverging() -> tuple[Array, Array]:
+    """A loss that grows until it overflows at step 20, and the updates that do it; one of NaN then counts as 0."""
+    steps = np.arange(STEPS)
+    loss = np.where(steps < 20, 2.0 * 10.0 ** np.minimum(steps, 20), np.nan)
+    return loss, np.where(steps < 20, 1.3 ** np.minimum(steps, 20), 0.0)
+
+
+def test_a_divergence_is_one_story_with_a_sensible_new_rate() -> None:
+    loss, update = diverging()
+    broken = np.where(np.arange(STEPS) < 20, 0.0, 1.0)
+    spoilt = {f"{kind}__{w}.weight__nonfinite_fraction": broken for kind in ("grad", "update") for w in "02"}
+    made = moved(loss, update, **spoilt, **{f"grad__{w}.weight__norm": 1.0 for w in "02"})
+    first, *rest = check(made)
+    assert (first.rule, first.severity) == ("lr_too_high", "critical")
+    assert "step 20" in first.message
+    assert "lr=0.03" in first.remedy  # updates of 33 % of the weights, from which 2 % are sensible
+    assert {finding.rule for finding in first.cause_of} >= {"nan_inf"}
+    assert "lr_not_applied" not in {finding.rule for finding in (first, *rest)}
+
+
+def test_nan_without_large_steps_is_not_the_learning_rates_fault() -> None:
+    loss = np.where(np.arange(STEPS) < 50, 1.0, np.nan)
+    assert not list(lr_too_high(moved(loss, np.r_[[2.0], np.full(STEPS - 1, 0.02)])))
+
+
+def test_a_rate_that_is_raised_at_once_is_named_with_the_stable_one() -> None:
+    rates = np.where(np.arange(STEPS) < 50, 0.01, 0.4)
+    loss = np.r_[np.geomspace(8.0, 0.1, 50), np.full(50, 3.0)]
+    (finding,) = lr_too_high(moved(loss, 0.05, rate=rates))
+    assert finding.step == 50
+    assert "lr=0.01" in finding.remedy
 
 
 def test_updates_larger_than_the_weights_with_a_loss_that_never_recovers_are_named() -> None:

@@ -8,9 +8,11 @@ import pytest
 from sonde.diagnose.rules.adam_second_moment_underestimate import adam_second_moment_underestimate
 from sonde.diagnose.rules.bad_batches import bad_batches
 from sonde.diagnose.rules.loss_divergence import loss_divergence
+from sonde.diagnose.rules.loss_drop import loss_drop
 from sonde.diagnose.rules.loss_oscillation import loss_oscillation
 from sonde.diagnose.rules.loss_plateau import loss_plateau
 from sonde.diagnose.rules.loss_spikes import loss_spikes
+from sonde.diagnose.rules.memory_spike import memory_spike
 from sonde.schema.sketch import Array
 from sonde.schema.window import Window
 from windows import falling, stack, stuck, window
@@ -57,9 +59,39 @@ def test_noise_of_small_batches_and_doubling_near_zero_are_no_spikes() -> None:
 
 def test_one_spike_is_a_remark() -> None:
     loss = falling(STEPS)
-    loss[70] = 20.0
+    loss[70] = 5.0
     (finding,) = loss_spikes(seen(loss))
     assert finding.severity == "info"
+    loss[70] = 500.0  # 1,700 times the recent level
+    (finding,) = loss_spikes(seen(loss))
+    assert (finding.severity, finding.step) == ("warning", 70)
+
+
+def test_a_fall_followed_by_a_rise_is_a_divergence_from_the_step_at_which_it_turned() -> None:
+    loss = np.concatenate([np.geomspace(8.9, 0.7, 60), np.geomspace(0.7, 20.0, 60)])
+    (finding,) = loss_divergence(seen(loss))
+    assert 58 <= finding.step <= 66
+    assert not list(loss_divergence(seen(np.geomspace(8.9, 0.7, 120))))
+
+
+def test_a_drop_within_one_step_is_named_and_a_fast_fall_is_not() -> None:
+    loss = np.concatenate([np.full(60, 1.5), np.full(60, 0.1)])
+    (finding,) = loss_drop(seen(loss))
+    assert (finding.severity, finding.step) == ("warning", 60)
+    gradual = np.concatenate([np.full(50, 1.5), np.geomspace(1.5, 0.1, 10), np.full(60, 0.1)])
+    assert not list(loss_drop(seen(gradual)))
+
+
+def test_a_short_jump_of_memory_is_reported_and_steady_memory_is_not() -> None:
+    steps, sizes = np.arange(0, 100, 10), np.full(10, 1000.0)
+    assert not list(memory_spike(Window(scalars={"system/process_rss_mib": (steps, sizes)})))
+    sizes = np.where(steps == 50, 2000.0, sizes)
+    (finding,) = memory_spike(Window(scalars={"system/process_rss_mib": (steps, sizes)}))
+    assert (finding.severity, finding.step) == ("info", 50)
+    used = np.where(steps == 50, 95.0, 40.0)
+    scalars = {"system/process_rss_mib": (steps, sizes), "system/memory_percent": (steps, used)}
+    (finding,) = memory_spike(Window(scalars=scalars))
+    assert finding.severity == "warning"
 
 
 def test_batches_on_which_loss_and_gradient_jump_at_once_are_named_with_their_identity() -> None:

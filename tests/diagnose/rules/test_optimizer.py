@@ -162,12 +162,12 @@ def test_norms_of_a_second_optimizer_have_its_decay() -> None:
     assert list(decay_on_norms(window(document, falling(STEPS), {})))
 
 
-def noisy(noise_share: float, batch: float = 64.0) -> Window:
+def noisy(noise_share: float, batch: float = 64.0, *, is_learned: bool = False) -> Window:
     """|g|^2 = 1, of which a fraction is noise, and the moments that Adam would have."""
     shrink = (1 - 0.9) / (1 + 0.9)
     moment = (1 - noise_share) + noise_share * shrink
     seen = {"grad/0.weight/sumsq": 1.0, "optim/0.weight.exp_avg/sumsq": moment, "data/input/size": batch}
-    return window(adam(), falling(STEPS), seen)
+    return window(adam(), falling(STEPS) if is_learned else stuck(STEPS), seen)
 
 
 def test_the_noise_scale_is_noise_over_signal_times_the_batch() -> None:
@@ -175,6 +175,7 @@ def test_the_noise_scale_is_noise_over_signal_times_the_batch() -> None:
     assert not list(gradient_noise(noisy(0.75)))
     (finding,) = gradient_noise(noisy(0.99))
     assert "far above" in finding.message
+    assert not list(gradient_noise(noisy(0.99, is_learned=True)))  # near its floor, any gradient is mostly noise
 
 
 def test_without_momentum_the_noise_scale_is_not_known() -> None:

@@ -27,6 +27,11 @@ def changed(key: str, places: tuple[int, ...], layers: tuple[str, ...] = LAYERS)
     return model
 
 
+def remarked(recorded: Window) -> bool:
+    """Whether what does not train is reported, but as no more than a remark."""
+    return [str(finding.severity) for finding in frozen_layers(recorded)] == ["info"]
+
+
 class TestFrozen:
     def test_all_weights_frozen_and_stalled(self) -> None:
         (finding,) = frozen_layers(window(changed("trainable", (0, 1, 2)), stuck(60), {}))
@@ -34,22 +39,40 @@ class TestFrozen:
         assert "requires_grad_(True)" in finding.remedy
 
     def test_a_trained_head_is_transfer_learning(self) -> None:
-        assert not list(frozen_layers(window(changed("trainable", (0, 1)), stuck(60), {})))
+        assert remarked(window(changed("trainable", (0, 1)), stuck(60), {}))
 
     def test_tuning_a_few_parameters_can_be_enough(self) -> None:
-        assert not list(frozen_layers(window(changed("trainable", (0, 1, 2)), falling(60), {})))
+        assert remarked(window(changed("trainable", (0, 1, 2)), falling(60), {}))
 
     def test_tuning_the_biases_of_frozen_layers_is_a_choice(self) -> None:
         model = changed("trainable", (0, 1, 2))
         for place in (0, 2, 4):
             bias = {"name": f"{place}.bias", "owner": str(place), "module_type": "Linear", "shape": [16]}
             model["parameters"].append({**bias, "trainable": True, "in_optimizer": True})
-        assert not list(frozen_layers(window(model, stuck(60), {})))
+        assert remarked(window(model, stuck(60), {}))
 
     def test_adapters_learn_in_place_of_frozen_weights(self) -> None:
         model = changed("trainable", (0, 1, 2))
         model["parameters"].append({**model["parameters"][0], "name": "0.lora_A", "trainable": True})
-        assert not list(frozen_layers(window(model, stuck(60), {})))
+        assert remarked(window(model, stuck(60), {}))
+
+    def test_a_frozen_weight_that_looks_freshly_drawn_is_a_mistake(self) -> None:
+        drawn = {"unit/2.weight/frozen_rms": 0.25 / 3**0.5, "unit/2.weight/frozen_max": 0.2499}
+        (finding,) = frozen_layers(window(changed("trainable", (1,)), falling(60), drawn))
+        assert (finding.severity, finding.sites) == ("warning", ("2.weight",))
+        trained = drawn | {"unit/2.weight/frozen_max": 0.31}
+        model = changed("trainable", (0,))
+        named = {name.replace("2.", "0."): value for name, value in trained.items()}
+        assert remarked(window(model, falling(60), named))
+
+    def test_a_group_without_a_learning_rate_is_named(self) -> None:
+        model = stack(*LAYERS)
+        model["parameters"][0]["group"] = 1
+        recorded = window(model, falling(60), {})
+        steps = recorded.scalars["loss"][0]
+        scalars = {**recorded.scalars, "optim/lr": (steps, np.full(60, 0.1)), "optim/group1/lr": (steps, np.zeros(60))}
+        (finding,) = frozen_layers(Window(recorded.series, scalars, recorded.facts))
+        assert (finding.severity, finding.sites) == ("warning", ("0.weight",))
 
 
 class TestOptimizer:

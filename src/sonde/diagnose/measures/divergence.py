@@ -21,6 +21,8 @@ GROWN: Final = 3.0
 factor; healthy losses stay below 1.5 times their first value after the first steps."""
 RISES: Final = 5
 """Number of first steps that tell how fast the loss grows."""
+SUDDEN: Final = 2
+"""Number of first steps in which values may overflow before the loss shows any growth."""
 THROWN: Final = 1.0
 """Update relative to the weight matrix above which a step alone explains an overflow: it replaced the weights."""
 
@@ -62,13 +64,16 @@ def divergence(window: Window) -> Divergence | None:
 def _runaway(loss: Learned, moved: Motion, overflow: int | None) -> Divergence | None:
     last = overflow if overflow is not None else int(loss.steps[-1])
     before = (loss.steps <= last) & np.isfinite(loss.values)
-    sizes = np.where(moved.steps <= last, moved.largest_of_step, np.nan)
+    # The update of the step that overflows may itself be broken.
+    is_before = moved.steps < last if overflow is not None else np.ones(len(moved.steps), np.bool_)
+    sizes = np.where(is_before, moved.largest_of_step, np.nan)
     large = np.flatnonzero(sizes > LARGE)
     if not before.any() or not len(large):
         return None
     top = int(np.argmax(np.where(before, loss.values, -np.inf)))
     has_grown = loss.values[top] > GROWN * loss.first
-    if not has_grown and not (overflow is not None and np.fmax.reduce(sizes) > THROWN):
+    is_sudden = overflow is not None and overflow <= loss.steps[0] + SUDDEN
+    if not has_grown and not (is_sudden and np.fmax.reduce(sizes) > THROWN):
         return None
     if has_grown and moved.steps[large[0]] > loss.steps[top]:
         return None  # the steps became large after the loss: they follow something else

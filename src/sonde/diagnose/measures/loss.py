@@ -28,6 +28,8 @@ SKIP: Final = 10
 """Number of first steps to ignore: they do not show what is usual."""
 APART: Final = 5
 """Spikes at most this far apart, in steps, count as one."""
+NEGLIGIBLE: Final = 1e-3
+"""Fraction of the starting loss below which a loss counts as 0."""
 _SEEN: Final = {name: parse_series(name) for name in SEEN}
 
 
@@ -246,7 +248,9 @@ class Spike:
     """Its index among the values of the loss."""
     step: int
     height: float
-    """The value divided by the recent median."""
+    """The value divided by the recent level."""
+    level: float
+    """The recent median, or a thousandth of the starting loss if that is more."""
 
 
 def find_spikes(loss: Learned, *, spreads: float = 8.0, times: float = 2.0, share: float = 0.2) -> list[Spike]:
@@ -265,7 +269,8 @@ def find_spikes(loss: Learned, *, spreads: float = 8.0, times: float = 2.0, shar
         level, value = float(np.median(recent)), float(loss.values[index])
         is_jump = value - level > max(spreads * _spread(recent), share * loss.unit) and value > times * level
         if is_jump and index - last > APART:
-            found.append(Spike(index, int(loss.steps[index]), value / max(level, 1e-30)))
+            level = max(level, NEGLIGIBLE * loss.unit)
+            found.append(Spike(index, int(loss.steps[index]), value / level, level))
         if is_jump:
             last = index
     return found

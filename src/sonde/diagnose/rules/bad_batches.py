@@ -41,7 +41,7 @@ def bad_batches(window: Window) -> Iterator[Found]:
     loss = learned(window)
     if loss is None or not loss.unit > 0:
         return
-    bad = [spike for spike in find_spikes(loss, spreads=6.0) if _is_from_batch(window, spike)]
+    bad = [spike for spike in find_spikes(loss, spreads=6.0, share=0.5) if _is_from_batch(window, spike)]
     if len(bad) < SEVERAL or len(bad) > FEW * len(loss.values):
         return
     scores = [_score(total_norm(window), spike.step) for spike in bad]

@@ -66,7 +66,8 @@ def _numbers(window: Window, size: float) -> Iterator[Found]:
     if len(mean) < MIN_STEPS or not is_regression(window) or len(mean) != len(std):
         return
     within = float(np.median(std.values))
-    between = float(np.std(mean.values))
+    low, high = np.quantile(mean.values, (0.1, 0.9))  # a single odd batch is not a missing shuffle
+    between = float(high - low) / 2.56  # standard deviations between the tenths of a normal distribution
     # Means of shuffled batches differ by the standard deviation divided by the root of the batch size.
     if len(mean) < MIN_SEEN or not within > 0 or not between > max(1.0, 5 / float(np.sqrt(size))) * within:
         return

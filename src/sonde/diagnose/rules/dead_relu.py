@@ -40,6 +40,7 @@ GONE: Final = 0.98
         "bottleneck_layer",
         "lr_too_low",
         "adam_epsilon_dominates",
+        "frozen_layers",
     ),
     references=("Lu et al. 2019, Dying ReLU", "Sokar et al. 2023, dormant neurons"),
 )

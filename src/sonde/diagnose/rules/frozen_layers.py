@@ -107,10 +107,10 @@ def _is_zero(window: Window, parameter: Parameter) -> bool | None:
 
 
 def _is_silent(window: Window, ran: list[Parameter], parameter: Parameter) -> bool:
-    """Whether the layer before a weight gives zeros."""
-    before = ran[ran.index(parameter) - 1]
-    values = window.get(f"unit/{before.owner}/batch_std")[1]
-    return not len(values) or not np.nanmax(values, initial=0.0) > 0
+    """Whether the layer before a weight is dead: it has no gradient at all."""
+    owner = ran[ran.index(parameter) - 1].owner
+    before = [p for p in structure(window).parameters if p.owner == owner]
+    return all(_is_zero(window, p) is not False for p in before)
 
 
 def _found(window: Window, known: Structure, idle: Idle, ran: list[Parameter], moving: list[Parameter]) -> Found:

@@ -9,12 +9,15 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmedian
+from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 MIN_STEPS: Final = 50
+UNLEARNED: Final = 0.6
+"""Final loss as a fraction of its start below which the batch size is evidently good enough."""
 FAR: Final = 10.0
 """Minimum factor between the noise scale and the batch size."""
 
@@ -31,6 +34,9 @@ def gradient_noise(window: Window) -> Iterator[Found]:
     if noise is None:
         return
     batch = float(np.median(size))
+    state = learned(window)
+    if state is None or not state.left > UNLEARNED:
+        return  # near its floor, the gradient of any model is mostly noise
     if noise > FAR * batch:
         what, remedy = (
             "far above",

@@ -13,7 +13,7 @@ from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.model import Parameter, structure
 from sonde.diagnose.measures.signal import fading
 from sonde.diagnose.rule import Found, rule
-from sonde.diagnose.wording import number, percent
+from sonde.diagnose.wording import attribute, number, percent
 from sonde.schema.window import Window
 
 WIDE: Final = 3.0
@@ -32,9 +32,9 @@ HARMED: Final = 0.3
     needs=("param/*/rms", "act/*/rms"),
     causes=(
         # Vanishing gradients and saturated units are the same fault seen from the other side: they are still reported.
-        "nan_inf", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
+        "nan_inf", "lr_too_high", "loss_spikes", "dead_relu", "adam_epsilon_dominates",
         "output_logit_growth", "underfitting", "rank_collapse", "attention_logit_growth", "attention_entropy_collapse",
-        "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation",
+        "clip_too_tight", "lr_too_low", "bottleneck_layer", "loss_oscillation", "rnn_vanishing_temporal",
     ),
     references=("Glorot & Bengio 2010", "He et al. 2015", "TheDeepChecker, Ben Braiek & Khomh 2022"),
 )  # fmt: skip
@@ -105,6 +105,6 @@ def _small(window: Window, small: list[str], gains: dict[str, float]) -> Found:
 
 def _remedy(site: str) -> str:
     return (
-        f"Initialise with `nn.init.kaiming_normal_(model.{site})` for ReLU, `nn.init.xavier_normal_` for tanh and "
+        f"Initialise with `nn.init.kaiming_normal_({attribute(site)})` for ReLU, `nn.init.xavier_normal_` for tanh and "
         "sigmoid, or a standard deviation of 0.02 for language models, or keep torch's default."
     )

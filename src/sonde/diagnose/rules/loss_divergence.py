@@ -7,16 +7,22 @@ from typing import Final
 
 import numpy as np
 
-from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import onset
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import structure
+from sonde.diagnose.measures.readings import reading
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 AWAY: Final = 3.0
 """Final loss divided by the first loss."""
+AWAY_FROM_BEST: Final = 5.0
+"""Final loss divided by its lowest level, if it also ends above WORSE times the first loss. A healthy run does not end
+above its first loss; noise lifts it by less than half."""
+WORSE: Final = 1.5
+LEFT: Final = 1.2
+"""Loss relative to its lowest level above which it has begun to rise."""
 
 
 @rule(severity="warning", references=("Cohen et al. 2021, training at the edge of stability",))
@@ -25,17 +31,19 @@ def loss_divergence(window: Window) -> Iterator[Found]:
     loss = learned(window)
     if loss is None or not loss.first > 0 or not np.isfinite(loss.end):
         return  # a loss that became non-finite is reported by the rule for its cause
-    if not loss.end > AWAY * loss.first or len(structure(window).optimizers) > 1:
+    rose = loss.end > AWAY_FROM_BEST * loss.best and loss.end > WORSE * loss.first
+    if not (loss.end > AWAY * loss.first or rose) or len(structure(window).optimizers) > 1:
         return
-    since = onset(loss.steps, loss.values > loss.first)
+    lowest_at = int(loss.steps[int(np.nanargmin(np.where(np.isfinite(loss.values), loss.values, np.nan)))])
+    later = loss.steps >= (lowest_at if rose else loss.steps[0])
+    since = onset(loss.steps[later], loss.values[later] > (LEFT * loss.best if rose else loss.first))
+    fell = f"after it had fallen from {number(loss.first)} to {number(loss.best)}, it rose again"
     yield Found(
-        f"The loss has diverged: it has been above its starting value since step {since:,}, and ends at "
-        f"{number(loss.end / loss.first)} times that.",
+        f"The loss has diverged: {fell if loss.best < 0.5 * loss.first else 'it has been above its starting value'} "
+        f"since step {since:,}, and ends at {number(loss.end / loss.first)} times its starting value.",
         step=since,
         confidence=0.5,
-        evidence=[
-            Evidence(loss.name, loss.end / loss.first, "below 1", int(loss.steps[-1]), "final loss / first loss")
-        ],
+        evidence=[loss.left_evidence(1.0), reading(window, loss.name, lowest_at, "", "lowest loss")],
         remedy="Lower the learning rate tenfold, and clip gradients before each step: "
         "`clip_grad_norm_(model.parameters(), 1.0)`.",
     )

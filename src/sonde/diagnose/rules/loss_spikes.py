@@ -7,11 +7,16 @@ from typing import Final
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.loss import find_spikes, learned
+from sonde.diagnose.measures.readings import reading
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number
 from sonde.schema.window import Window
 
 SEVERAL: Final = 2
+HUGE: Final = 30.0
+"""Height from which a single spike is a warning, if it also exceeds the starting loss WORSE times. Spikes of healthy
+runs with small batches stay below both: a loss 3 times its trailing median occurs in 26 % of them."""
+WORSE: Final = 3.0
 MANY_SMALLER: Final = 4
 
 
@@ -36,6 +41,8 @@ def loss_spikes(window: Window) -> Iterator[Found]:
     if not spikes:
         return
     highest = max(spikes, key=lambda spike: spike.height)
+    is_huge = highest.height > HUGE and float(loss.values[highest.index]) > WORSE * loss.unit
+    is_serious = len(spikes) >= SEVERAL or is_huge
     named = ", ".join(f"{spike.step:,}" for spike in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
     yield Found(
         f"The loss spiked once, at step {named}, to {number(highest.height)} times its recent level."
@@ -44,11 +51,11 @@ def loss_spikes(window: Window) -> Iterator[Found]:
         f"{number(highest.height)} times its recent level.",
         step=spikes[0].step,
         last_step=spikes[-1].step,
-        severity="warning" if len(spikes) >= SEVERAL else "info",
-        confidence=0.8 if len(spikes) >= SEVERAL else 0.4,
+        severity="warning" if is_serious else "info",
+        confidence=0.8 if is_serious else 0.4,
         evidence=[
-            Evidence(loss.name, highest.height, "below 3", highest.step, "loss / median of the previous 20 steps"),
-            Evidence(loss.name, float(len(spikes)), "0", None, "number of spikes"),
+            reading(window, loss.name, highest.step, f"below {number(highest.level * 3)}", "highest spike"),
+            Evidence("number of spikes", float(len(spikes)), "0"),
         ],
         remedy=f"Inspect the {'batch at this step' if len(spikes) == 1 else 'batches at these steps'}. Clip gradients "
         "before `optimizer.step()`: `clip_grad_norm_(model.parameters(), 1.0)`. With Adam, use `betas=(0.9, 0.95)`.",

@@ -14,7 +14,7 @@ from sonde.diagnose.measures.divergence import GROWN, LARGE, Divergence, diverge
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import FIRST, NEEDS, Motion, motion
 from sonde.diagnose.measures.nonfinite import NEEDS as NONFINITE
-from sonde.diagnose.measures.rate import stable_rate, write_new_rate, write_rate
+from sonde.diagnose.measures.rate import RATE, rate, stable_rate, write_new_rate, write_rate
 from sonde.diagnose.measures.readings import highest, reading
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, percent, times
@@ -30,6 +30,10 @@ FAR: Final = 2.2
 """Total length of the first steps relative to the weights. Healthy runs stay below 1.9."""
 FLUNG: Final = 10.0
 """Loss relative to its start, after the first quarter of the run. No healthy run exceeds it, whatever its batches."""
+RAISED: Final = 3.0
+"""Rise of the learning rate within one step; warm-ups and cycles rise by a few percent per step."""
+WORSE: Final = 3.0
+"""Final loss divided by its level before the rise."""
 EARLY: Final = 10
 """Number of steps within which a large update shows in the loss."""
 
@@ -61,6 +65,8 @@ def lr_too_high(window: Window) -> Iterator[Found]:
         yield _from_the_start(window, moved, loss)
     elif (step := _fell_apart(moved, loss)) is not None:
         yield _later(window, moved, loss, step)
+    elif (step := _raised(window, loss)) is not None:
+        yield _after_a_rise(window, moved, loss, step)
     elif _way(moved) > FAR and loss.left > 0.8:
         yield _carried_away(window, moved, loss)
 
@@ -92,6 +98,41 @@ def _fell_apart(moved: Motion, loss: Learned) -> int | None:
     near = (moved.steps >= peak - BEFORE) & (moved.steps <= peak)
     large = np.flatnonzero((moved.of_step > LARGE_LATER) & near)
     return int(moved.steps[large[0]]) if len(large) else None
+
+
+def _raised(window: Window, loss: Learned) -> int | None:
+    """The step at which the learning rate rose RAISED times at once and the loss left its level for good."""
+    steps, values = rate(window)
+    if len(values) < 2 or loss.has_diverged:
+        return None
+    with np.errstate(all="ignore"):
+        jumps = np.flatnonzero((values[1:] > RAISED * values[:-1]) & (values[:-1] > 0)) + 1
+    for step in steps[jumps]:
+        before, after = loss.values[loss.steps < step][-2 * EARLY :], loss.values[loss.steps >= step]
+        if len(before) >= EARLY and len(after) >= EARLY and loss.end > WORSE * np.median(before):
+            top = float(nanmax(after))
+            if top - np.median(before) > 0.2 * loss.unit:
+                return int(step)
+    return None
+
+
+def _after_a_rise(window: Window, moved: Motion, loss: Learned, step: int) -> Found:
+    at = min(int(np.searchsorted(moved.steps, step)), len(moved.steps) - 1)
+    site = moved.sites[int(np.argmax(np.nan_to_num(moved.ratios[:, at])))]
+    old, new = stable_rate(window, step, float(np.fmax.reduce(moved.ratios[:, at]))) or (np.nan, np.nan)
+    level = float(np.median(loss.values[loss.steps < step][-2 * EARLY :]))
+    return Found(
+        f"The learning rate is too high since it rose from {number(new)} to {number(old)} at step {step:,}: the loss "
+        f"had been {number(level)} before, and ends at {number(loss.end)}.",
+        step=step,
+        confidence=0.8,
+        sites=(site,),
+        evidence=[
+            highest(window, loss.name, f"below {number(WORSE * level)}", "highest loss after the rise", since=step),
+            reading(window, RATE, step, f"below {number(old)}", "learning rate"),
+        ],
+        remedy=f"{write_new_rate(window, old, new)}. Check the schedule at this step.",
+    )
 
 
 def _way(moved: Motion) -> float:
@@ -156,7 +197,7 @@ def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Found:
         f"{times(size)} the norm of the weight itself, and {loss.outcome}.",
         step=int(moved.steps[int(np.argmax(np.fmax.reduce(first, axis=0) > LARGE))]),
         confidence=0.85 if size > 1 else 0.75,
-        sites=[site, *(s for s, row in zip(moved.sites, first, strict=True) if np.fmax.reduce(row) > LARGE)],
+        sites=[s for s, row in zip(moved.sites, first, strict=True) if np.fmax.reduce(row) > LARGE],
         evidence=_evidence(window, loss, site, step),
         remedy=_remedy(window, step, size),
     )

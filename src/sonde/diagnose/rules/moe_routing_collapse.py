@@ -13,8 +13,9 @@ from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import since
 from sonde.schema.window import Window
 
-IDLE: Final = 0.9
-"""Fraction of the later steps without a gradient, in which the router did not choose the expert."""
+IDLE: Final = 0.98
+"""Fraction of the later steps without a gradient, in which the router did not choose the expert. An expert of a healthy
+top-1 mixture may rest for most steps of a small batch, but is chosen again and again."""
 MOST: Final = 0.5
 """Minimum fraction of idle experts."""
 MIN_STEPS: Final = 20
@@ -66,7 +67,8 @@ def _idle_since(window: Window, mixture: Mixture) -> dict[str, int]:
     late = all_steps[len(all_steps) // 2 :]
     idle = {}
     for expert, steps in worked.items():
-        if np.isin(late, steps).mean() <= 1 - IDLE:
+        is_recent = len(steps) > 0 and steps[-1] >= late[len(late) // 2]
+        if np.isin(late, steps).mean() <= 1 - IDLE and not is_recent:
             idle[expert] = int(steps[-1]) + 1 if len(steps) else int(all_steps[0])
     return idle
 

@@ -12,7 +12,7 @@ from sonde.diagnose.measures.depth import path
 from sonde.diagnose.measures.loss import learned
 from sonde.diagnose.measures.model import Parameter
 from sonde.diagnose.rule import Found, rule
-from sonde.diagnose.wording import listed
+from sonde.diagnose.wording import attribute, listed
 from sonde.schema.window import Window
 
 SAME: Final = 1e-3
@@ -58,7 +58,7 @@ def symmetric_init(window: Window) -> Iterator[Found]:
         sites=[weight.name for weight in same],
         evidence=[Evidence(f"unit/{site}/row_spread", spread, "above 1", meaning="deviation of units from their mean")],
         remedy="Initialise the weights at random, so that units differ: "
-        f"`nn.init.kaiming_normal_(model.{same[0].owner}.weight)`.",
+        f"`nn.init.kaiming_normal_({attribute(same[0].owner)}.weight)`.",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmean, nanstd
-from sonde.diagnose.measures.data import MIN_SEEN, seen
+from sonde.diagnose.measures.data import MIN_SEEN, is_regression, seen
 from sonde.diagnose.measures.loss import Learned, held_out, learned
 from sonde.diagnose.measures.model import structure
 from sonde.diagnose.rule import Found, rule
@@ -23,6 +23,9 @@ POOR: Final = 0.75
 """Final loss relative to a constant prediction. In a healthy run, noise can leave half of it."""
 POOR_AND_SMALL: Final = 0.6
 """The same for a small model: no hidden layer, or one with fewer units than there are classes."""
+UNLEARNED: Final = 0.97
+"""The same for a model whose outputs have the shape of its inputs: an autoencoder cannot reproduce noise, and a
+denoiser cannot predict it, so most of the loss may remain."""
 MIN_STEPS: Final = 60
 STILL_FALLING: Final = 0.03
 """Improvement of the last quarter over the one before, relative to a constant prediction; such a run is not over."""
@@ -40,7 +43,7 @@ def underfitting(window: Window) -> Iterator[Found]:
     held = held_out(window)
     if _gained(state) > STILL_FALLING:
         return
-    enough = POOR_AND_SMALL if _is_small(window) else POOR
+    enough = UNLEARNED if _reconstructs(window) else POOR_AND_SMALL if _is_small(window) else POOR
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
         return
     size = _size(window)
@@ -71,9 +74,13 @@ def _gained(state: Learned) -> float:
 def _is_small(window: Window) -> bool:
     matrices = structure(window).matrices
     num_classes = seen(window, "data/output/width").typical
-    if matrices and matrices[0].shape[-1] == matrices[-1].shape[0]:
-        return False  # an autoencoder is narrow on purpose
     return len(matrices) == 1 or any(p.shape[0] < num_classes - 1 for p in matrices[:-1])
+
+
+def _reconstructs(window: Window) -> bool:
+    """Whether a regression has outputs as wide as its inputs. Parameters are in the order of the first forward pass."""
+    matrices = structure(window).matrices
+    return len(matrices) > 1 and is_regression(window) and matrices[0].shape[1] == matrices[-1].shape[0]
 
 
 def _size(window: Window) -> str:

@@ -50,7 +50,7 @@ def vanishing_gradients(window: Window) -> Iterator[Found]:
     # Gradients that vanish late have another cause: decayed weights, dead units.
     if bad.mean() < LASTING or onset(profile.steps, bad) > 0.3 * window.last_step:
         return
-    if not _level(loss, profile.steps[bad]) > STUCK:
+    if not _level(loss, profile.steps[bad]) > STUCK or loss.left < STUCK:
         return
     yield _finding(window, profile, bad, ratio, is_everywhere=bool(gone.mean() > faded.mean()))
 

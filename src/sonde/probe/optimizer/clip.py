@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad
 
 from sonde.probe.guards import protected, quiet
 from sonde.probe.replaced import Replaced
+from sonde.probe.sharded import is_sharded, local_of
 
 UNKNOWN: Final = 0.0
 """The factor of a gradient that was changed after it was clipped: its earlier value cannot be determined."""
@@ -114,8 +115,9 @@ class ClipTap:
 
     def _note_norm(self, parameters: Any, max_norm: Any, total_norm: Any) -> None:
         with quiet():
-            factor = torch.clamp(max_norm / (total_norm.detach() + 1e-6), max=1.0)
-            norm = total_norm.detach(), max_norm
+            total = local_of(total_norm).detach()
+            factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+            norm = total, max_norm
             for parameter in _listed(parameters):
                 self._multiply(parameter, factor, norm)
 
@@ -150,12 +152,23 @@ def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # read a generator only once
         for tap in (*_following,):
             tap.note_begin(parameters)
+        total_norm = _joined(total_norm)
         result = original(parameters, max_norm, total_norm, *args, **kwargs)
         for tap in (*_following,):
             tap.note_norm(parameters, max_norm, total_norm)
         return result
 
     return clip
+
+
+def _joined(total_norm: Any) -> Any:
+    """The norm of sharded gradients, joined over the ranks. torch joins it in its first operation on the norm; joined
+    here, it is the same number after the same single collective, and we can read it."""
+    if not is_sharded(total_norm) or not any(placement.is_partial() for placement in total_norm.placements):
+        return total_norm
+    from torch.distributed.tensor import Replicate
+
+    return total_norm.redistribute(placements=[Replicate()] * total_norm.device_mesh.ndim)
 
 
 def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +208,8 @@ def _listed(parameters: Any) -> list[Tensor]:
 
 
 def _norms(parameters: Any) -> list[tuple[Tensor, Tensor]]:
-    having = [(p, p.grad) for p in _listed(parameters) if p.grad is not None and p.grad.layout is torch.strided]
+    grads = [(p, local_of(p.grad)) for p in _listed(parameters) if p.grad is not None]
+    having = [(p, grad) for p, grad in grads if grad.layout is torch.strided]
     # float16 cannot represent the norm of many float16 numbers.
     norms = torch._foreach_norm([g.float() if g.dtype.itemsize < 4 else g for _, g in having]) if having else ()
     return [(parameter, norm) for (parameter, _), norm in zip(having, norms, strict=True)]

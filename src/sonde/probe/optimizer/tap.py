@@ -24,6 +24,7 @@ from sonde.probe.optimizer.clip import Clips
 from sonde.probe.optimizer.hooks import Call, OptimizerHooks, parameters_of
 from sonde.probe.optimizer.scaler import loss_scale
 from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.sharded import is_readable, placed
 
 
 @dataclass(slots=True)
@@ -48,6 +49,10 @@ class OptimizerStep:
     clips: Clips = field(default_factory=Clips)
     """The clips of the gradients; known once they are computed."""
     unreadable: list[tuple[NamedParameter, str]] = field(default_factory=list)
+    replicas: list[tuple[NamedParameter, Tensor]] = field(default_factory=list)
+    """Parameters that another rank records: it holds the same part."""
+    is_sharded: bool = False
+    """Whether some of the parameters are parts of tensors that several ranks hold together."""
     keys: dict[tuple[str, str], Any] = field(default_factory=dict)
     """The sink's keys for `names`; valid as long as the names stay the same."""
     parts: list[Any] = field(default_factory=list)
@@ -211,6 +216,8 @@ class OptimizerTap:
         roster = self._roster(optimizer, params)
         step.names, step.params, step.keys = roster.names, roster.readable(params), roster.keys
         step.unreadable = roster.unreadable
+        step.is_sharded = roster.is_sharded
+        step.replicas = [(named, params[place]) for named, place in roster.replicas]
         return step
 
     def _roster(self, optimizer: Optimizer, params: list[Tensor]) -> Roster:
@@ -228,6 +235,8 @@ class Roster:
         self.names: list[NamedParameter] = []
         self.unreadable: list[tuple[NamedParameter, str]] = []
         self.keys: dict[tuple[str, str], Any] = {}
+        self.replicas: list[tuple[NamedParameter, int]] = []
+        self.is_sharded = False
         self._version = names.version
         self._refs = [weakref.ref(parameter) for parameter in params]
         self._places: list[int] = []
@@ -238,6 +247,13 @@ class Roster:
             if is_plain_tensor(parameter):
                 self.names.append(named)
                 self._places.append(place)
+            elif is_readable(parameter):
+                self.is_sharded = True
+                if placed(parameter).is_owner:
+                    self.names.append(named)
+                    self._places.append(place)
+                else:
+                    self.replicas.append((named, place))
             else:
                 self.unreadable.append((named, type(parameter).__name__))
 

@@ -9,7 +9,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from sonde.errors import CorruptError
-from sonde.read.run.folder import inside
+from sonde.read.run.folder import inside, open_inside
 from sonde.schema.attempts import NO_LIMIT, REASONS, Attempt, Mark
 from sonde.schema.layout import (
     ATTEMPT_TABLES,
     CATALOG_FILE,
+    RANK_CATALOG_FILE,
     STREAMS,
     Stream,
     pyramid_folder,
@@ -30,12 +31,13 @@ from sonde.schema.layout import (
     stream_folder,
 )
 from sonde.schema.old_names import current_scalar
-from sonde.schema.records import Site
+from sonde.schema.records import Shard, Site, check_document
 from sonde.schema.snapshots.tensors import SnapshotKey
 
 MAX_ROWS: Final = 10_000_000
+MAX_CATALOG_BYTES: Final = 1 << 30
 _TIMEOUT_S: Final = 5.0
-_CHECKED: Final = ("sites", "scalar_names", "segments", "attempts")
+_CHECKED: Final = ("sites", "shards", "scalar_names", "segments", "attempts")
 _SIDECARS: Final = ("-wal", "-shm", "-journal")
 
 Parsed = TypeVar("Parsed")
@@ -87,6 +89,8 @@ class Catalog:
     """The parts of the catalog that are needed to read series, and the problems found in it."""
 
     sites: dict[int, Site] = field(default_factory=dict)
+    shards: dict[int, Shard] = field(default_factory=dict)
+    """By site: the part of it that this rank recorded; none for sites that it recorded whole."""
     scalar_names: dict[int, str] = field(default_factory=dict)
     segments: tuple[Segment, ...] = ()
     attempts: tuple[Attempt, ...] = ()
@@ -111,16 +115,27 @@ class Catalog:
 
 def read_catalog(run: Path, *, is_live: bool) -> Catalog:
     """Read the tables with checksums. A catalog that does not exist yet is empty."""
-    if not (run / CATALOG_FILE).exists():
-        return Catalog()
     problems: list[str] = []
-    with connect(run, is_live=is_live) as connection:
-        rows = {table: _checked_rows(connection, table, problems) for table in _CHECKED}
+    if (run / RANK_CATALOG_FILE).exists():
+        lines = read_lines(run)
+        rows = {table: _good_rows(lines.get(table, []), table, problems) for table in _CHECKED}
+    elif (run / CATALOG_FILE).exists():
+        with connect(run, is_live=is_live) as connection:
+            rows = {table: _checked_rows(connection, table, problems) for table in _CHECKED}
+    else:
+        return Catalog()
     sites = _parsed(_site, rows["sites"], "sites", problems)
     names = _parsed(lambda row: current_scalar(str(row[1])), rows["scalar_names"], "scalar_names", problems)
     segments = _parsed(partial(_segment, run), rows["segments"], "segments", problems)
     attempts = _all_attempts(run, rows["attempts"], problems)
-    return Catalog(sites, names, tuple(segments[id] for id in sorted(segments)), attempts, tuple(problems))
+    return Catalog(
+        sites=sites,
+        shards=_parsed(_shard, rows["shards"], "shards", problems),
+        scalar_names=names,
+        segments=tuple(segments[id] for id in sorted(segments)),
+        attempts=attempts,
+        problems=tuple(problems),
+    )
 
 
 def read_attempts(run: Path, *, is_live: bool) -> tuple[Attempt, ...]:
@@ -155,6 +170,8 @@ def lost_attempts(run: Path) -> CorruptError:
 
 def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
     """Read the rows of a table without checksums (events, findings, system metrics, checkpoints)."""
+    if (run / RANK_CATALOG_FILE).exists():
+        return read_lines(run).get(table, [])
     if not (run / CATALOG_FILE).exists():
         return []
     with connect(run, is_live=is_live) as connection:
@@ -162,6 +179,32 @@ def read_rows(run: Path, table: str, *, is_live: bool) -> list[tuple[Any, ...]]:
         if table in ATTEMPT_TABLES and not _has_attempts(connection, table):
             return [(*row, 0) for row in rows]
         return rows
+
+
+def read_lines(run: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of a rank's catalog by table: of each id the last one, of tables without ids all. Lines that were cut
+    off or damaged are left out."""
+    with open_inside(run, RANK_CATALOG_FILE) as file:
+        data = file.read(MAX_CATALOG_BYTES + 1)
+    if len(data) > MAX_CATALOG_BYTES:
+        raise CorruptError(
+            f"{run / RANK_CATALOG_FILE} is larger than {MAX_CATALOG_BYTES >> 20} MiB, so it is not read."
+        )
+    commits: dict[int, list[list[Any]]] = {}
+    for line in data.splitlines(keepends=True):
+        if b'"crc32"' in line and check_document(line):
+            with suppress(ValueError, KeyError, TypeError):
+                content = json.loads(line)
+                commits[int(content["commit"])] = [
+                    list(row) for row in content["rows"]
+                ]  # a repeated commit counts once
+    tables: dict[str, dict[object, tuple[Any, ...]]] = {}
+    for number in sorted(commits):
+        for place, (table, *values) in enumerate(commits[number]):
+            key = values[0] if table in _CHECKED else (number, place)
+            # Events have a number in SQLite, which gives them one.
+            tables.setdefault(table, {})[key] = (number, *values) if table == "events" else tuple(values)
+    return {table: list(rows.values()) for table, rows in tables.items()}
 
 
 def _has_attempts(connection: sqlite3.Connection, table: str) -> bool:
@@ -259,7 +302,10 @@ def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
 
 def _checked_rows(connection: sqlite3.Connection, table: str, problems: list[str]) -> list[tuple[Any, ...]]:
     """The rows whose checksum (their last column) is correct; the number of others is reported as a problem."""
-    rows = _rows(connection, table)
+    return _good_rows(_rows(connection, table), table, problems)
+
+
+def _good_rows(rows: list[tuple[Any, ...]], table: str, problems: list[str]) -> list[tuple[Any, ...]]:
     good = [row for row in rows if zlib.crc32(row_text(*row[:-1])) == row[-1]]
     if len(good) < len(rows):
         problems.append(
@@ -293,6 +339,11 @@ def _site(row: tuple[Any, ...]) -> Site:
         module_type=str(module_type),
         aliases=tuple(str(alias) for alias in json.loads(aliases or "[]")),
     )
+
+
+def _shard(row: tuple[Any, ...]) -> Shard:
+    _, part, parts, how, _ = row
+    return Shard(part=int(part), parts=int(parts), how=str(how))
 
 
 def _segment(run: Path, row: tuple[Any, ...]) -> Segment:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.errors import CorruptError
+from sonde.read.run.addends import Sums
 from sonde.read.run.catalog import Catalog, Segment, lost_attempts, read_catalog
 from sonde.read.run.folder import read_manifest
 from sonde.read.run.log import StreamLog, list_folder
@@ -19,13 +22,23 @@ from sonde.read.run.manifest import Manifest
 from sonde.read.run.segments import SegmentReader
 from sonde.read.run.status import Status, announced_ending, is_alive, is_locked, true_status
 from sonde.schema.attempts import History, Mark
-from sonde.schema.layout import CATALOG_FILE, RUN_FILE, STREAMS, Stream
+from sonde.schema.layout import CATALOG_FILE, RANK_CATALOG_FILE, RUN_FILE, STREAMS, Stream
 from sonde.schema.records import Frame, StatsRecord
 
 _RANK: Final = re.compile(r"rank-\d{4,8}")
 
 
-@dataclass(slots=True)
+class RankIds(Protocol):
+    """The ids that another rank has given to the sites."""
+
+    to_shown: NDArray[np.int64]
+    """By its own id: the id of the site in the run; -1 for rows that do not count."""
+
+    def own(self, sites: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Its own ids of sites of the run, sorted."""
+
+
+@dataclass
 class RunState:
     """The state of a run folder, refreshed before each query; an unchanged run is not read again."""
 
@@ -67,7 +80,7 @@ class RunState:
         self._signature = signature
 
     def _signature_now(self) -> object:
-        files = [RUN_FILE, CATALOG_FILE, f"{CATALOG_FILE}-wal"]
+        files = [RUN_FILE, CATALOG_FILE, f"{CATALOG_FILE}-wal", RANK_CATALOG_FILE]
         for stream in STREAMS:
             for folder in list_folder(self.run, stream):
                 names = list_folder(self.run, stream, folder)
@@ -135,8 +148,47 @@ class RunState:
         """Whether a writer may still change the files: it keeps sealing for a moment after its final status."""
         return is_locked(self.run) is not False
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether the rows of one step may be in files of several ranks, so that no file has a whole sketch."""
+        return False
+
+    def ids_in(self, segment: Segment) -> RankIds | None:
+        """The ids that a file of another rank has for the sites; None if they are the same."""
+        return None
+
+    def is_whole(self, site: NDArray[np.int64], count: NDArray[np.float64], *, is_merged: bool) -> Any:
+        """A mask of the rows that have all parts of their tensor, by their number of elements; None if all have.
+        `is_merged`: rows may cover several steps."""
+        return None
+
+    def events_of_ranks(self) -> list[tuple[Any, ...]]:
+        """(time, step, type, severity, message, details) of visible events in the folders of other ranks."""
+        return []
+
+    def by_rank(self) -> dict[int, RunState]:
+        """The records of each rank, by its number."""
+        return {self.manifest.rank: self}
+
+    def scalar_homes(self, wanted: Collection[int]) -> list[tuple[RunState, dict[int, int]]]:
+        """Those of these scalars that only other ranks have logged: the state of a rank, and the ids in the run by its
+        own."""
+        return []
+
+    def sums(self) -> Sums | None:
+        """Tensors that are the sum over ranks; None if there are none."""
+        return None
+
     def segments_of(self, stream: Stream, level: int = 0) -> list[Segment]:
-        """Sealed files with visible rows."""
+        """Sealed files with visible rows, of all ranks."""
+        return self.own_segments(stream, level)
+
+    def live_frames(self, stream: Stream) -> list[Frame]:
+        """Visible frames of all ranks that are not sealed yet."""
+        return self.own_frames(stream)
+
+    def own_segments(self, stream: Stream, level: int = 0) -> list[Segment]:
+        """Sealed files with visible rows, without the folders of other ranks."""
         found = self._shown.get((stream, level))
         if found is None:
             own = [s for s in self.catalog.segments if s.stream == stream and s.level == level]
@@ -168,8 +220,8 @@ class RunState:
         own = [s for s in self.catalog.segments if (s.stream, s.rank, s.level) == (stream, rank, 0)]
         return max((segment.last_sequence for segment in own), default=-1)
 
-    def live_frames(self, stream: Stream) -> list[Frame]:
-        """Visible frames of all ranks that are not sealed yet."""
+    def own_frames(self, stream: Stream) -> list[Frame]:
+        """Visible frames that are not sealed yet, without the folders of other ranks."""
         found = self._live.get(stream)
         if found is None:
             found = [frame for log in self.logs.get(stream, []) for frame in self.shown_frames(log)]
@@ -215,11 +267,14 @@ class RunState:
     def _nameless(self, stream: Stream) -> list[str]:
         """Report rows whose site or scalar is missing in the catalog, because they cannot be shown."""
         spoken_of = {
-            number for s in self.segments_of(stream) for tile in s.tiles for number in (tile.first_site, tile.last_site)
+            number
+            for s in self.own_segments(stream)
+            for tile in s.tiles
+            for number in (tile.first_site, tile.last_site)
         }
         ids = [
             frame.record.site_ids if isinstance(frame.record, StatsRecord) else frame.record.name_ids
-            for frame in self.live_frames(stream)
+            for frame in self.own_frames(stream)
         ]
         if ids:
             spoken_of.update(np.unique(np.concatenate(ids)).tolist())
@@ -288,9 +343,3 @@ def file_signature(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def open_state(run: Path, attempt: int | None = None) -> RunState:
-    state = RunState(run, read_manifest(run), attempt)
-    state.refresh()
-    return state

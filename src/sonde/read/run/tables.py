@@ -16,7 +16,8 @@ from sonde.errors import CorruptError, UsageError
 from sonde.read.run.catalog import read_rows
 from sonde.read.run.ranks import rank_events
 from sonde.read.run.schemas import schema_of
-from sonde.read.run.state import RunState, open_state
+from sonde.read.run.sharded import open_state
+from sonde.read.run.state import RunState
 from sonde.schema.attempts import Attempt
 from sonde.schema.checkpoints import RUN_STEP
 from sonde.schema.names import Series, current_series, matches, split_pattern
@@ -59,7 +60,7 @@ def event_table(state: RunState) -> pa.Table:
     """Events, oldest first."""
     own = [row[1:] for row in _rows(state, "events", itemgetter(2))]
     found = rank_events(state.run, state.catalog.attempts)
-    others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])]
+    others = [row[:-1] for row in found if state.is_shown(row[-1], row[1])] + state.events_of_ranks()
     rows = sorted([*own, *others], key=lambda row: row[0]) if others else own
     return _table(rows, _EVENTS, "events")
 

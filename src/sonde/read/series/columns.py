@@ -42,6 +42,8 @@ def read_columns(state: RunState, question: Question, stat: str, span: Span) -> 
     errors = []
     segments = [s for s in state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
     sources: list[Sequence[Segment]] = [*([segment] for segment in segments), []]
+    if state.is_divided:
+        sources = [segments]  # the parts of one step are in files of several ranks
     for source in sources:
         try:
             _add(parts, state, question, stat, span, source)
@@ -68,7 +70,7 @@ def _add(
         question.fields,
         with_hist=question.needs_hist,
         segments=segments,
-        with_live=not segments,
+        with_live=not segments or state.is_divided,
     )
     found = stat_column(question, raw, stat)
     site, step = raw.site[found.index], raw.step[found.index]

@@ -48,11 +48,15 @@ class Heat:
 
     def files(self, first: int, last: int) -> list[Segment]:
         """The files of single steps that overlap this range of steps."""
+        if self.state.is_divided:
+            return []  # no file has whole sketches: `live_cells` reads them all
         span = Span(first, last)
         return [s for s in self.state.segments_of("stats") if span.overlaps(s.first_step, s.last_step)]
 
     def merged_files(self, first: int, last: int, width: int) -> list[Segment]:
         """Much smaller files for the same range, with steps merged by at most a column of `width` (or by four)."""
+        if self.state.is_divided:
+            return []
         level = level_within(self.state, width, at_least=1)
         return merged_segments(self.state, Span(first, last), level)
 
@@ -80,7 +84,7 @@ def sealed_cells(state: RunState, asked: HeatQuestion, segment: Segment) -> Cell
 
 def live_cells(state: RunState, asked: HeatQuestion, span: Span) -> Cells:
     """The cells of data that is not sealed yet."""
-    raw = _read(state, asked, [], StepFilter(span), with_live=True)
+    raw = _read(state, asked, None if state.is_divided else [], StepFilter(span), with_live=True)
     return no_cells(len(asked.rows)) if raw is None else to_cells(asked, raw)
 
 
@@ -100,7 +104,7 @@ def merged_segments(state: RunState, span: Span, level: int) -> list[Segment]:
 
 
 def _read(
-    state: RunState, asked: HeatQuestion, segments: Sequence[Segment], steps: StepFilter, *, with_live: bool
+    state: RunState, asked: HeatQuestion, segments: Sequence[Segment] | None, steps: StepFilter, *, with_live: bool
 ) -> RawStats | None:
     question = asked.question
     try:
@@ -189,7 +193,7 @@ class LiveCells:
         state, asked = heat.state, heat.asked
         logs = state.logs.get("stats", [])
         # Sites of a joined stat may come in two frames of one step, and sketches of several ranks are merged by step.
-        if len(logs) != 1 or asked.stat in JOINED:
+        if len(logs) != 1 or asked.stat in JOINED or state.is_divided:
             return live_cells(state, asked, EVERYTHING)
         sealed = state.last_sealed("stats", logs[0].rank)
         with self._lock:

@@ -91,7 +91,15 @@ def read_raw(
     if with_live or not parts:
         live = steps if with_live else NO_STEPS
         parts.append(_from_frames(state, sites, live, with_hist=with_hist))
+    if with_live and (summed := _from_sums(state, sites, steps, with_hist=with_hist)) is not None:
+        parts.append(summed)
     raw = _combine(parts, fields, bucket, with_hist=with_hist)
+    is_merged = bucket > 1 or any(segment.level for segment in segments or ())
+    is_whole = state.is_whole(raw.site, raw.rows[:, N], is_merged=is_merged)
+    if is_whole is not None and not is_whole.all():
+        keep = np.flatnonzero(is_whole)
+        hist = None if raw.hist is None else raw.hist[keep]
+        raw = RawStats(raw.site[keep], raw.step[keep], take_rows(raw.rows, keep, fields), hist)
     if errors and not len(raw):
         raise errors[0]
     return raw
@@ -104,13 +112,17 @@ def _columns(fields: frozenset[int], *, with_hist: bool) -> list[str]:
 def _read_segment(
     state: RunState, segment: Segment, sites: Ids, steps: StepFilter, fields: frozenset[int], *, with_hist: bool
 ) -> RawStats | None:
-    table = state.segments.read(segment, "site", sites, steps.span, _columns(fields, with_hist=with_hist))
+    ids = state.ids_in(segment)
+    wanted = sites if ids is None else ids.own(sites)
+    table = state.segments.read(segment, "site", wanted, steps.span, _columns(fields, with_hist=with_hist))
     if table is None:
         return None
     try:
         site = _whole(table["site"])
         step = _whole(table["step"])
-        keep = np.flatnonzero(is_in(site, sites) & steps.mask(step))
+        keep = np.flatnonzero(is_in(site, wanted) & steps.mask(step))
+        if ids is not None:
+            site[keep] = ids.to_shown[site[keep]]
         rows = field_table(len(keep))
         for field in fields:
             _fill(rows, field, table[FIELDS[field]], keep)
@@ -171,6 +183,18 @@ def _from_frames(state: RunState, sites: Ids, steps: StepFilter, *, with_hist: b
         if isinstance(frame.record, StatsRecord) and steps.mask(np.array([frame.record.step]))[0]:
             records.append(frame.record)
     return from_records(records, sites, with_hist=with_hist)
+
+
+def _from_sums(state: RunState, sites: Ids, steps: StepFilter, *, with_hist: bool) -> RawStats | None:
+    """Rows of tensors that are the sum over ranks."""
+    sums = state.sums()
+    found = [] if sums is None else list(sums.rows(set(sites.tolist())))
+    found = [row for row in found if steps.mask(np.array([row[1]]))[0]]
+    if not found:
+        return None
+    site, step, rows, hists = (list(column) for column in zip(*found, strict=True))
+    hist = np.array(hists, np.float32) if with_hist else None
+    return RawStats(np.array(site, np.int64), np.array(step, np.int64), np.array(rows), hist)
 
 
 def from_records(records: list[StatsRecord], sites: Ids, *, with_hist: bool) -> RawStats:

@@ -39,6 +39,24 @@ def read_scalars(state: RunState, patterns: str | Sequence[str], steps: StepFilt
 
 def read_named(state: RunState, names: dict[int, str], steps: StepFilter) -> pa.Table:
     """Like `read_scalars`, for scalars given by id."""
+    parts, errors = _own_parts(state, names, steps)
+    for rank, shown in state.scalar_homes(names):
+        more, damage = _own_parts(rank, {own: names[id] for own, id in shown.items()}, steps)
+        parts += [_renamed(part, shown) for part in more]
+        errors += damage
+    table = scalar_table(names, parts, steps)
+    if errors and not table.num_rows:
+        raise errors[0]
+    return table
+
+
+def _renamed(part: Columns, shown: dict[int, int]) -> Columns:
+    """Rows of another rank under the ids that the names have in the run."""
+    part = {key: column[np.isin(part["name"], list(shown))] for key, column in part.items()}
+    return {**part, "name": np.array([shown[id] for id in part["name"].tolist()], np.int64)}
+
+
+def _own_parts(state: RunState, names: dict[int, str], steps: StepFilter) -> tuple[list[Columns], list[CorruptError]]:
     parts: list[Columns] = []
     errors: list[CorruptError] = []
     for segment in state.segments_of("scalars"):
@@ -53,10 +71,7 @@ def read_named(state: RunState, names: dict[int, str], steps: StepFilter) -> pa.
     for frame in state.live_frames("scalars"):
         if isinstance(frame.record, ScalarsRecord):
             parts.append(record_columns(frame.record))
-    table = scalar_table(names, parts, steps)
-    if errors and not table.num_rows:
-        raise errors[0]
-    return table
+    return parts, errors
 
 
 def sealed_scalars(state: RunState, segment: Segment, names: dict[int, str], steps: StepFilter) -> Columns | None:

@@ -160,4 +160,4 @@ def _explain(message: str, views: list[View]) -> str:
         return f'no column "{name}".{nearest(name.lower(), known)} Columns: {", ".join(known)}.'
     if "disabled" in first or "Permission" in first:
         return f"a query can read only the tables of its run ({', '.join(VIEWS)}), not files. DuckDB says: {first}"
-    return first
+    return re.sub(r"^(?:Parser|Binder|Catalog|Syntax) Error: ", "invalid SQL: ", first)

@@ -52,8 +52,9 @@ def read_sums(state: RunState, group_of: Mapping[int, int], num_groups: int, col
     table = np.zeros(max(group_of) + 1, np.intp)
     table[list(group_of)] = list(group_of.values())
     # File by file: sums need no sorting, and a part of a bucket in each of two files is added like any other row.
-    sources = [[segment] for segment in cover(state, columns.level)]
-    for segments in [*sources, []]:
+    files = cover(state, columns.level)
+    sources = [files] if state.is_divided else [*([segment] for segment in files), []]
+    for segments in sources:
         raw = _read(state, np.array(sorted(group_of)), columns, segments)
         if len(raw):
             sums.add(table[raw.site], np.clip(columns.of(raw.step), 0, columns.count - 1), raw.rows)
@@ -68,5 +69,5 @@ def _read(state: RunState, ids: NDArray[np.int64], columns: Columns, segments: S
         _FIELDS,
         with_hist=False,
         segments=segments,
-        with_live=not segments,
+        with_live=not segments or state.is_divided,
     )

@@ -160,7 +160,7 @@ def begin(
     if rank() != 0:
         from sonde.session.ranks.other_rank import RankSession
 
-        return RankSession(settings)
+        return RankSession(settings, Session)
     found = _find(resume, settings, name) if resume else None
     path = found or create_run(
         settings.dir,

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from sonde.probe.model import NamedParameter
 from sonde.probe.optimizer.tap import OptimizerStep
 from sonde.probe.outputs import is_plain_tensor
+from sonde.probe.sharded import is_readable, local_of, placements_of
 from sonde.reduce.optimizer_pass import Moments
 
 
@@ -28,6 +29,8 @@ class ParameterSubset:
     params: list[Tensor]
     keys: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """Site ids of these names by kind and suffix, as far as they were requested."""
+    is_sharded: bool = False
+    """Whether some of them are parts of tensors that several ranks hold together."""
     is_predicted: bool = False
     """Whether everything was read before the step."""
 
@@ -39,14 +42,27 @@ class ParameterSubset:
         return self.name == _WITH
 
     @property
+    def local_params(self) -> list[Tensor]:
+        """The parameters, or their parts on this rank."""
+        return [local_of(p) for p in self.params] if self.is_sharded else self.params
+
+    @property
     def grads(self) -> list[Tensor] | None:
-        """None if one is missing."""
+        """None if one is missing. Parts on this rank; empty for a gradient that is divided in another way than its
+        parameter, because the two cannot be multiplied."""
         found = [grad for p in self.params if (grad := p.grad) is not None]
-        return found if len(found) == len(self.params) else None
+        if len(found) < len(self.params):
+            return None
+        if not self.is_sharded:
+            return found
+        pairs = zip(self.params, found, strict=True)
+        return [local_of(grad) if _is_alike(p, grad) else local_of(p).new_empty(0) for p, grad in pairs]
 
     def with_plain_grads(self) -> tuple[ParameterSubset, list[Tensor]]:
         """The parameters with readable gradients, and those gradients; usually this object itself."""
         grads = [p.grad for p in self.params]
+        if self.is_sharded:
+            grads = [local_of(g) if _is_alike(p, g) else None for p, g in zip(self.params, grads, strict=True)]
         is_plain = [is_plain_tensor(grad) for grad in grads]
         plain: list[Any] = list(compress(grads, is_plain))
         if len(plain) == len(grads):
@@ -54,6 +70,17 @@ class ParameterSubset:
         return ParameterSubset(
             self.name, list(compress(self.names, is_plain)), list(compress(self.params, is_plain))
         ), plain
+
+    def other_grads(self) -> list[tuple[NamedParameter, Tensor]]:
+        """Gradients that are divided in another way than their parameter."""
+        if not self.is_sharded:
+            return []
+        return [(named, g) for named, p in self if (g := p.grad) is not None and not _is_alike(p, g)]
+
+
+def _is_alike(parameter: Tensor, grad: Any) -> bool:
+    """Whether a gradient is divided over the ranks like its parameter."""
+    return grad is not None and bool(placements_of(parameter) == placements_of(grad))
 
 
 _WITH: Final = "with"
@@ -71,10 +98,12 @@ def split_by_grad(step: OptimizerStep, *, is_made: bool) -> list[ParameterSubset
         return []
     has_grad = [not is_made or p.grad is not None for p in step.params]
     if all(has_grad):
-        return [ParameterSubset(_WITH, step.names, step.params, step.keys)]
+        return [ParameterSubset(_WITH, step.names, step.params, step.keys, is_sharded=step.is_sharded)]
     has_none = [not has for has in has_grad]
     parts = [
-        ParameterSubset(name, list(compress(step.names, which)), list(compress(step.params, which)))
+        ParameterSubset(
+            name, list(compress(step.names, which)), list(compress(step.params, which)), is_sharded=step.is_sharded
+        )
         for name, which in ((_WITH, has_grad), (_WITHOUT, has_none))
     ]
     return [part for part in parts if part.params]
@@ -88,7 +117,7 @@ def is_state(name: str, value: Tensor, parameter: Tensor) -> bool:
 def adam_moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
     """Adam's state, if this optimizer keeps one."""
     states = [optimizer.state.get(p, {}) for p in params]
-    if not all(is_plain_tensor(s.get("exp_avg")) and is_plain_tensor(s.get("exp_avg_sq")) for s in states):
+    if not all(is_readable(s.get("exp_avg")) and is_readable(s.get("exp_avg_sq")) for s in states):
         return None
     if any(
         s["exp_avg"].shape != p.shape or s["exp_avg_sq"].shape != p.shape for s, p in zip(states, params, strict=True)
@@ -101,8 +130,8 @@ def adam_moments(optimizer: Optimizer, params: list[Tensor]) -> Moments | None:
     if correction is None:
         return None
     return Moments(
-        [s["exp_avg"] for s in states],
-        [s["exp_avg_sq"] for s in states],
+        [local_of(s["exp_avg"]) for s in states],
+        [local_of(s["exp_avg_sq"]) for s in states],
         correction=correction,
         floor=_floors(np.array([eps[id(p)] for p in params]), correction),
     )

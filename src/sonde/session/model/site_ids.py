@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sonde.probe.model import ModuleRef, NamedParameter
+from sonde.probe.sharded import placed
 from sonde.schema.names import Kind
 from sonde.schema.records import Site
 from sonde.session.model.parameter_subset import ParameterSubset
@@ -62,4 +63,7 @@ class SiteIds:
                 aliases=what.aliases,
             )
             known = self._known[kind, name] = self._writer.site_id(site)
+            shard = placed(tensor).shard
+            if shard.parts > 1:
+                self._writer.note_shard(known, shard)
         return known

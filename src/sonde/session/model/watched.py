@@ -22,13 +22,14 @@ from sonde.probe.model import ModelNames, ModuleRef, NamedParameter
 from sonde.probe.optimizer.clip import ClipTap
 from sonde.probe.optimizer.hooks import OptimizerHooks
 from sonde.probe.optimizer.tap import OptimizerStep, OptimizerTap
-from sonde.probe.outputs import is_plain_tensor
 from sonde.probe.schedule import ALWAYS, NEVER, Schedule
 from sonde.probe.select import chooser, is_chosen
+from sonde.probe.sharded import has_shards, is_readable, is_sharded, local_of, placed
 from sonde.reduce.optimizer_pass import OptimizerPass
 from sonde.reduce.torch import Reducer, Table, scale_rows, set_raw
 from sonde.schema.names import Kind
 from sonde.session.inspect.inspection import Inspection
+from sonde.session.model.addends import AddendCollector
 from sonde.session.model.optimizer_names import OptimizerNames
 from sonde.session.model.optimizer_scalars import OptimizerScalars
 from sonde.session.model.parameter_subset import ParameterSubset, adam_moments, is_state, split_by_grad
@@ -37,7 +38,7 @@ from sonde.session.model.site_ids import SiteIds
 from sonde.session.model.unseen_steps import UnseenUpdates
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import Plan
-from sonde.session.ranks.same_weights import is_due, model_fingerprint
+from sonde.session.ranks.same_weights import is_due, model_fingerprint, part_fingerprints, part_keys
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
 from sonde.session.training.budget import OF_KIND
@@ -136,12 +137,15 @@ class WatchedModel:
         )
         self.sites = SiteIds(recording.writer)
         self.optimizer_pass = OptimizerPass(self.reducer)
+        self.addends = AddendCollector(self.sites, self._note_unreadable_site)
         self.prediction = UpdatePrediction(recording, self.reducer, self.sites)
         self.wants_activations = self.wants_activation_grads = self.wants_inspection = self.wants_scalars = False
         self._wants_forward = True
         self.wants: dict[str, bool] = {}
         self.histogram = False
         self.meter = training.governing.meter
+        self._is_sharded = has_shards(model)
+        training.governing.governor.is_aligned |= self._is_sharded
         self._step = -1
         """The step for which the current plan was made."""
         self._quiet_until, self._version = -1, 0
@@ -466,7 +470,7 @@ class WatchedModel:
                 self.optimizer_pass.before(
                     (step.number, part.name),
                     self.sites.of_part("param", part),
-                    part.params,
+                    part.local_params,
                     sketch=self.wants["param"],
                     keep=self.wants["update"] and not step.is_made,
                     pairs=self.wants["optim"],
@@ -476,7 +480,13 @@ class WatchedModel:
     def note_weights(self, step: OptimizerStep) -> None:
         """Log the fingerprint of the weights that the other ranks compare theirs with."""
         model = self.names.model()
-        if self._has_other_ranks and step.number == 0 and model is not None and is_due(self.training.steps.number):
+        is_asked = self._has_other_ranks and step.number == 0 and is_due(self.training.steps.number)
+        if model is None or not is_asked:
+            return
+        if self._is_sharded:
+            self.recording.writer.note(holds=part_keys(model))
+            self.log({f"model/weights/{name}": value for name, value in part_fingerprints(model).items()})
+        else:
             value = model_fingerprint(model)
             if value is not None:
                 self.log({"model/weights/fingerprint": value})
@@ -510,6 +520,9 @@ class WatchedModel:
                 if factors:
                     set_raw(table, factors)
 
+        if step.is_sharded:
+            self.addends.collect(step, parts)
+
     def _clipped(self, step: OptimizerStep, part: ParameterSubset) -> dict[int, Any]:
         """The factors that the gradients of these sites were multiplied by."""
         factors = step.clips.factors
@@ -528,7 +541,7 @@ class WatchedModel:
             self.optimizer_pass.after(
                 (step.number, part.name),
                 self.sites.of_part("update", part),
-                part.params,
+                part.local_params,
                 # A fused optimizer unscales gradients in place, so their scaled values are not known here.
                 grads=part.grads if self.wants["optim"] and step.grad_scale is None else None,
                 moments=adam_moments(step.optimizer, part.params) if self.wants["optim"] else None,
@@ -542,9 +555,9 @@ class WatchedModel:
         left = [pair for part in step.parts if not part.is_predicted for pair in part]
         for named, parameter in left:
             for state, value in step.optimizer.state.get(parameter, {}).items():
-                if is_plain_tensor(value) and is_state(str(state), value, parameter):
+                if is_readable(value) and is_state(str(state), value, parameter):
                     keys.append(self.sites.of_parameter("optim", named, value, f".{state}"))
-                    tensors.append(value)
+                    tensors.append(local_of(value))
         self.reducer.add_all(("optim", step.number), keys, tensors, histogram=self.histogram)
 
     def log_optimizer(self, step: OptimizerStep) -> None:
@@ -582,17 +595,22 @@ class WatchedModel:
         step = OptimizerStep(None, 0, [], [], clips=clips)  # type: ignore[arg-type]
         for parameter in model.parameters():
             named = self.names.parameter(parameter)
-            if named is not None and named.is_selected and is_plain_tensor(parameter):
-                step.names.append(named)
-                step.params.append(parameter)
+            if named is not None and named.is_selected and is_readable(parameter):
+                step.is_sharded = step.is_sharded or is_sharded(parameter)
+                if placed(parameter).is_owner:
+                    step.names.append(named)
+                    step.params.append(parameter)
+                else:
+                    step.replicas.append((named, parameter))
         if step.params:
             self.meter.see(step.params[0])
         return step
 
     def read_params(self, step: OptimizerStep) -> None:
         if self.wants["param"]:
-            keys = self.sites.of_part("param", ParameterSubset("all", step.names, step.params))
-            self.reducer.add_all("param", keys, step.params, histogram=self.histogram)
+            part = ParameterSubset("all", step.names, step.params, is_sharded=step.is_sharded)
+            keys = self.sites.of_part("param", part)
+            self.reducer.add_all("param", keys, part.local_params, histogram=self.histogram)
 
     def take(self) -> list[Table]:
         """The sketches of the step. Resolving them waits for copies from a device."""
@@ -615,6 +633,16 @@ class WatchedModel:
             place.is_selected = choose_place(place)
         names.choose_place, names.choose = choose_place, choose_parameter
         names.refresh()
+        self._tell_no_site()
+
+    def _tell_no_site(self) -> None:
+        known: list[ModuleRef | NamedParameter] = [*self.names.places.values(), *self.names.parameters.values()]
+        if not any(site.is_selected for site in known):
+            self.recording.warn_once(
+                "no site",
+                f"sites={self.plan.sites!r} matches no layer of this model, so none is recorded. Some of its sites: "
+                f"{', '.join(site.name for site in known[-3:])}.",
+            )
 
     def _tell_scripted(self) -> None:
         inside = self.names.scripted_inside() if repr(self.plan.activations) != "never" else []

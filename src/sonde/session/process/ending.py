@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any, Final
 
+from sonde.config import Settings
 from sonde.schema.layout import RunStatus, ending_of
 from sonde.schema.records import text_of
 from sonde.session.process.exits import exits
@@ -91,6 +93,16 @@ def shown(path: Path) -> str:
     """
     here = working_directory()
     return str(path.relative_to(here) if here is not None and path.is_relative_to(here) else path)
+
+
+def dashboard_command(path: Path) -> str:
+    """The command that opens the dashboard with a run and its siblings, as typed in the working directory.
+
+    >>> dashboard_command(Path("runs/gpt/one").absolute()), dashboard_command(Path("/data/my runs/gpt/one"))
+    ('sonde ui', "sonde ui '/data/my runs'")
+    """
+    folder = shown(path.parents[1])
+    return "sonde ui" if folder == str(Settings.model_fields["dir"].default) else f"sonde ui {shlex.quote(folder)}"
 
 
 def keep_exit_by_signal() -> None:

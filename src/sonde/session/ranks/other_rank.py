@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Unpack
 
@@ -32,6 +32,7 @@ from sonde.session.null import NullSession
 from sonde.session.observers.nonfinite import Looks, NonFiniteWatch
 from sonde.session.plan import check_model, check_optimizers
 from sonde.session.ranks.same_weights import is_due, later_event, model_fingerprint
+from sonde.session.ranks.shards import StartSession, begin_shards, records_shards
 from sonde.session.recording import Breaker
 from sonde.session.training.count import Steps
 from sonde.session.training.position import Position
@@ -47,23 +48,61 @@ POLL_S: Final = (0.01, 0.5)
 
 
 class RankSession(NullSession):
-    """Checks for non-finite values; every other call does nothing."""
+    """Checks for non-finite values; every other call does nothing, unless the model is sharded: then this rank records
+    its shards, into a folder inside the run of the first rank."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, start: StartSession) -> None:
+        self.settings, self._start = settings, start
         self.steps = Steps(0, self)
         self.position = Position()
         self.breaker = Breaker(settings.max_errors, lambda _: None, lambda _: self._detach())
         self.writer = _Later(settings.dir, rank())
         self._taps: list[Any] = []
+        self.shards: Any = None
+        """Records the shards of this rank, once a sharded model is watched."""
+        self._has_waited = False
 
     @spelled_out(WatchKeywords)
     def watch(self, model: nn.Module, optimizer: Optimizers = None, **keywords: Unpack[WatchKeywords]) -> RankSession:
         checked, optimizers = check_model(model), check_optimizers(optimizer)
+        if self._records(checked):
+            keywords.pop("mirror", None)  # the first rank forwards what it records
+            self.shards.watch(checked, optimizers, **keywords)
+            return self
         if not self._taps and self.settings.check_finite:
             self._attach(checked, optimizers, str(keywords.get("prefix", "")))
             self.writer.start()
         return self
+
+    def _records(self, model: nn.Module) -> bool:
+        """Whether this rank has a part of the model that no other rank has, and there is a run to record it in."""
+        if self.shards is None and not self._has_waited and records_shards(model):
+            self._has_waited = True
+            self.shards = begin_shards(self._start, self.settings, rank())
+        return self.shards is not None
+
+    # ------------------------------------------------------------------------------ calls of a rank that records shards
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        if self.shards is not None:
+            self.shards.log(values, step)
+
+    def step(self) -> None:
+        if self.shards is not None:
+            self.shards.step()
+
+    def tap(self, name: str, tensor: Any) -> None:
+        if self.shards is not None:
+            self.shards.tap(name, tensor)
+
+    def batch(self, inputs: Any, targets: Any = None, *, ids: Any = None) -> None:
+        if self.shards is not None:
+            self.shards.batch(inputs, targets, ids=ids)
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        return self.shards is None or self.shards.flush(timeout_s)
+
+    # -------------------------------------------------------------------------------------------------------- attaching
 
     def _attach(self, model: nn.Module, optimizers: Any, prefix: str) -> None:
         names = self._names = ModelNames(model, prefix=prefix)
@@ -119,21 +158,26 @@ class RankSession(NullSession):
 
     @property
     def step_number(self) -> int:  # type: ignore[override]
-        return self.steps.number
+        return self.steps.number if self.shards is None else self.shards.step_number
 
     @property
     def next_step(self) -> int:
-        return self.steps.number + self.steps.is_over
+        return self.steps.number + self.steps.is_over if self.shards is None else self.shards.next_step
 
     def skip_step(self) -> None:
-        self.steps.skip()
+        if self.shards is None:
+            self.steps.skip()
+        else:
+            self.shards.skip_step()
 
     @property
     def is_fresh(self) -> bool:  # type: ignore[override]
-        return not self.is_finished and self.position.is_new
+        return not self.is_finished and (self.position.is_new if self.shards is None else self.shards.is_fresh)
 
     def rewind(self, step: int) -> bool:
         """The same as on the first rank."""
+        if self.shards is not None:
+            return bool(self.shards.rewind(step))
         if self.is_finished or not self.position.may_return_to(step, self.next_step):
             return False
         self.position.returned(self.next_step)
@@ -185,6 +229,8 @@ class RankSession(NullSession):
             self.is_finished = True
             self._detach()
             self.writer.close(deadline_s or self.settings.exit_deadline_s)
+            if self.shards is not None:
+                self.shards.finish(status, reason, deadline_s=deadline_s)
 
     def _detach(self) -> None:
         for tap in self._taps:
@@ -192,6 +238,9 @@ class RankSession(NullSession):
         self._taps = []
 
     def __exit__(self, *exc: object) -> None:
+        if self.shards is not None:
+            error = exc[1] if len(exc) > 1 else None
+            self.shards._end(error if isinstance(error, BaseException) else None)
         self.finish()
 
 

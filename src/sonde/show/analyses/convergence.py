@@ -28,6 +28,11 @@ RUNAWAY: Final = 1.5
 """A loss that ends above its first value times this factor has diverged."""
 SURE: Final = 2.0
 """Standard errors beyond which a change in the last third counts: the loss of a batch fluctuates."""
+CERTAIN: Final = 4.5
+"""Standard errors by which a loss must have risen above its best level: the best of many noisy levels is about 2.5
+below a flat loss."""
+ENOUGH: Final = 30
+"""Number of values from which a loss can be said to have converged."""
 SPIKE: Final = 6.0
 """Height of a spike above the surrounding level, in typical deviations."""
 
@@ -76,8 +81,8 @@ class _Fall:
         self.total = self.first - self.best
         self.noise = float(np.median(np.abs(values - level) / np.abs(level)))
         self.scatter = _scatter(values)
-        error = _MEDIAN_ERROR * self.scatter * float(np.sqrt(2 / tenth))
-        has_level_fallen = float(np.median(values[:tenth])) - self.best > 3 * error
+        self.error = _MEDIAN_ERROR * self.scatter * float(np.sqrt(2 / tenth))
+        has_level_fallen = float(np.median(values[:tenth])) - self.best > 3 * self.error
         self.is_one = has_level_fallen or self.total > 4 * self.scatter
         self.drift, self.drift_error = _drift(values[-max(len(values) // 3, 4) :])
         self.recent = self.drift / self.total if self.total > 0 else 0.0
@@ -126,7 +131,7 @@ def _judge(name: str, steps: Steps, finite: np.ndarray, fall: _Fall) -> tuple[To
         return "bad", f"{name} diverged: it rose {change}."
     if not fall.is_one:
         return "bad", f"{name} did not improve: it went {change}, which is within its variation from step to step."
-    if fall.last - fall.best > max(RISEN * fall.total, SURE * fall.scatter):
+    if fall.last - fall.best > max(RISEN * fall.total, SURE * fall.scatter, CERTAIN * fall.error):
         return (
             "watch",
             f"{name} was best at step {fall.best_step:,} ({fall.best:.4g}) and has risen to {fall.last:.4g} since.",
@@ -136,6 +141,8 @@ def _judge(name: str, steps: Steps, finite: np.ndarray, fall: _Fall) -> tuple[To
     if is_moving and fall.recent > STILL:
         share = f"the last third of training brought {fall.recent:.0%} of the decrease"
         return "watch", f"{fell} and was still falling when the run ended: {share}. Training longer should help."
+    if len(fall.values) < ENOUGH:
+        return "watch", f"{fell}. With {len(fall.values)} values it is too early to tell whether it has converged."
     reached = "" if fall.step_90 is None else f", 90 % of it by step {fall.step_90:,}"
     brought = f"the last third of training brought {max(fall.recent, 0.0):.1%} of the decrease"
     if is_moving and fall.recent > DONE:

@@ -52,7 +52,7 @@ class WatchedRuns:
     def what_to_do(self) -> str:
         where = self.target.only or self.target.folder
         return (
-            f"No run in {where} yet; waiting for one. Record one:  sonde run train.py  or, in the training script,  "
+            f"No run in {where} yet. Record one:  sonde run train.py  or, in the training script,  "
             "with sonde.watch(model, optimizer): ..."
         )
 

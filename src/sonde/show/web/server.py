@@ -133,13 +133,21 @@ class Dashboard:
         from sonde.show.web.answering import Answers
         from sonde.show.web.app import make_app
         from sonde.show.web.runs import RunTable
+        from sonde.show.web.serving import make_server
 
         self.address = address
         self.socket = bind(address)
         self.port = int(self.socket.getsockname()[1])
         self.access = Access(kept_token(token_file()) if keep else new_token(), port=self.port)
-        self.answers = Answers(RunTable(places), can_delete=not read_only)
+        self._runs = RunTable(places)
+        self.answers = Answers(self._runs, can_delete=not read_only)
         self.app = make_app(self.answers, self.access, host_names(address))
+        self._server = make_server(self.app)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there is a run to show."""
+        return bool(self._runs.entries())
 
     @property
     def origin(self) -> str:
@@ -153,15 +161,17 @@ class Dashboard:
         return f"{self.origin}/#token={self.access.token}"
 
     def serve(self) -> None:
-        """Serve until interrupted."""
-        from sonde.show.web.serving import serve
-
+        """Serve until interrupted or stopped."""
         try:
-            serve(self.app, self.socket)
+            self._server.run(sockets=[self.socket])
         except KeyboardInterrupt:  # uvicorn shuts down cleanly and then passes the signal on
             pass
         finally:
             self.socket.close()
+
+    def stop(self) -> None:
+        """Stop serving, from another thread."""
+        self._server.should_exit = True
 
 
 def can_open_browser() -> bool:

@@ -23,9 +23,9 @@ class QuickServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
 
 
-def serve(app: Guard, listening: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    QuickServer(configured(app), app).run(sockets=[listening])
+def make_server(app: Guard) -> QuickServer:
+    """A server that runs until SIGINT, SIGTERM or `should_exit`."""
+    return QuickServer(configured(app), app)
 
 
 def configured(app: Guard) -> uvicorn.Config:

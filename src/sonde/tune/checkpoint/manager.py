@@ -20,7 +20,7 @@ from sonde.display import warn
 from sonde.distribution import version
 from sonde.errors import RunError, RunNotFoundError, UsageError
 from sonde.read.run.checkpoints import Checkpoint, abandoned_checkpoints
-from sonde.read.run.state import open_state
+from sonde.read.run.sharded import open_state
 from sonde.schema.checkpoints import CHECKPOINTS_FOLDER, RUN_STEP
 from sonde.session import NullSession, Session, active_session
 from sonde.tune.checkpoint.capture import Capture, as_mapping, require_state

@@ -14,32 +14,32 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sonde.errors import CorruptError
 from sonde.schema.attempts import Attempt, Mark
 from sonde.schema.layout import ATTEMPT_TABLES, CATALOG_FILE, CATALOG_SCHEMA, Stream, row_text, snapshot_row_id
 from sonde.schema.old_names import current_scalar
-from sonde.schema.records import Event, Site, SystemSample, to_json
+from sonde.schema.records import Event, Shard, Site, SystemSample, to_json
 from sonde.write.items import FindingRow, KeptRow
 from sonde.write.storable import storable_site, storable_text
 
 Row = tuple[str, Sequence[Any]]
-"""A statement and its values."""
+"""A table, or a kind of row in it, and the values of its columns."""
 
-_SITE: Final = "insert or replace into sites values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SCALAR: Final = "insert or replace into scalar_names values (?, ?, ?)"
-_SEGMENT: Final = "insert into segments values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_ATTEMPT: Final = "insert or replace into attempts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_EVENT: Final = (
-    "insert into events (time, step, type, severity, message, details, attempt) values (?, ?, ?, ?, ?, ?, ?)"
-)
-_FINDING: Final = "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_KEPT: Final = {
+_STATEMENTS: Final = {
+    "sites": "insert or replace into sites values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "shards": "insert or replace into shards values (?, ?, ?, ?, ?)",
+    "scalar_names": "insert or replace into scalar_names values (?, ?, ?)",
+    "segments": "insert into segments values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "attempts": "insert or replace into attempts values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "events": "insert into events (time, step, type, severity, message, details, attempt) values (?, ?, ?, ?, ?, ?, ?)",
+    "findings": "insert or replace into findings values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "checkpoints": "insert into checkpoints (step, time, path, metrics, attempt) values (?, ?, ?, ?, ?)",
     "snapshots": "insert or replace into snapshots values (?, ?, ?, ?, ?, ?)",
+    "found snapshots": "insert or ignore into snapshots values (?, ?, ?, ?, ?, ?)",
+    "system_metrics": "insert into system_metrics values (?, ?, ?, ?, ?)",
 }
-_SYSTEM: Final = "insert into system_metrics values (?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,13 @@ class Segment:
     tiles: str
 
 
+class Committer(Protocol):
+    """A catalog, as those see it that only add rows."""
+
+    def commit(self, rows: Iterable[Row]) -> None:
+        """Write all of the rows or none; they are durable when this returns."""
+
+
 class Catalog:
     """Use from one thread only."""
 
@@ -70,19 +77,11 @@ class Catalog:
         self._connect()
 
     def sites(self) -> dict[int, Site]:
-        rows = self._checked("sites")
-        return {
-            id: Site(
-                kind=kind,
-                name=name,
-                shape=tuple(json.loads(shape)),
-                dtype=dtype,
-                owner=owner,
-                module_type=module_type,
-                aliases=tuple(json.loads(aliases)),
-            )
-            for id, kind, name, shape, dtype, owner, module_type, aliases in rows
-        }
+        return sites_of(self._checked("sites"))
+
+    def shards(self) -> dict[int, Shard]:
+        """The parts of sharded sites that this process holds, by site."""
+        return shards_of(self._checked("shards"))
 
     def scalar_names(self) -> dict[int, str]:
         """Names by id, in their current form: a run of an earlier version continues its existing series."""
@@ -90,26 +89,11 @@ class Catalog:
 
     def segments(self) -> list[Segment]:
         """Every sealed file, in order of sealing."""
-        names = Segment.__dataclass_fields__
-        return [Segment(**dict(zip(names, row, strict=True))) for row in self._checked("segments")]
+        return segments_of(self._checked("segments"))
 
     def attempts(self) -> list[Attempt]:
         """Attempts in order; a run of format 1 has no row."""
-        return [
-            Attempt(
-                number=number,
-                rank=rank,
-                first_step=first_step,
-                time=time,
-                reason=reason,
-                stats_sequence=stats_sequence,
-                scalars_sequence=scalars_sequence,
-                mark=Mark(complete, visible),
-            )
-            for number, rank, first_step, time, reason, stats_sequence, scalars_sequence, complete, visible in (
-                self._checked("attempts")
-            )
-        ]
+        return attempts_of(self._checked("attempts"))
 
     def next_finding(self) -> int:
         """The first finding number that no earlier session has used."""
@@ -122,8 +106,8 @@ class Catalog:
         connection = self._connection or self._connect()
         try:
             connection.execute("begin immediate")
-            for statement, values in rows:
-                connection.execute(statement, values)
+            for table, values in rows:
+                connection.execute(_STATEMENTS[table], values)
             connection.execute("commit")
         except BaseException:
             # After an I/O error, a fresh connection reads what is really on disk.
@@ -186,12 +170,53 @@ def _add_attempts(connection: sqlite3.Connection) -> None:
             connection.execute(f"alter table {table} add column attempt integer not null default 0")
 
 
+def sites_of(rows: Iterable[Sequence[Any]]) -> dict[int, Site]:
+    """Sites from checked rows, without their checksum."""
+    return {
+        id: Site(
+            kind=kind,
+            name=name,
+            shape=tuple(json.loads(shape)),
+            dtype=dtype,
+            owner=owner,
+            module_type=module_type,
+            aliases=tuple(json.loads(aliases)),
+        )
+        for id, kind, name, shape, dtype, owner, module_type, aliases in rows
+    }
+
+
+def shards_of(rows: Iterable[Sequence[Any]]) -> dict[int, Shard]:
+    return {id: Shard(part=part, parts=parts, how=how) for id, part, parts, how in rows}
+
+
+def segments_of(rows: Iterable[Sequence[Any]]) -> list[Segment]:
+    names = Segment.__dataclass_fields__
+    return [Segment(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def attempts_of(rows: Iterable[Sequence[Any]]) -> list[Attempt]:
+    return [
+        Attempt(
+            number=number,
+            rank=rank,
+            first_step=first_step,
+            time=time,
+            reason=reason,
+            stats_sequence=stats_sequence,
+            scalars_sequence=scalars_sequence,
+            mark=Mark(complete, visible),
+        )
+        for number, rank, first_step, time, reason, stats_sequence, scalars_sequence, complete, visible in rows
+    ]
+
+
 def _with_crc(*columns: Any) -> tuple[Any, ...]:
     return (*columns, zlib.crc32(row_text(*columns)))
 
 
 def site_row(id: int, site: Site) -> Row:
-    return _SITE, _with_crc(
+    return "sites", _with_crc(
         id,
         storable_site(site.kind),
         storable_site(site.name),
@@ -203,16 +228,20 @@ def site_row(id: int, site: Site) -> Row:
     )
 
 
+def shard_row(id: int, shard: Shard) -> Row:
+    return "shards", _with_crc(id, shard.part, shard.parts, shard.how)
+
+
 def scalar_row(id: int, name: str) -> Row:
-    return _SCALAR, _with_crc(id, name)
+    return "scalar_names", _with_crc(id, name)
 
 
 def segment_row(segment: Segment) -> Row:
-    return _SEGMENT, _with_crc(*(getattr(segment, name) for name in Segment.__dataclass_fields__))
+    return "segments", _with_crc(*(getattr(segment, name) for name in Segment.__dataclass_fields__))
 
 
 def attempt_row(attempt: Attempt) -> Row:
-    return _ATTEMPT, _with_crc(
+    return "attempts", _with_crc(
         attempt.number,
         attempt.rank,
         attempt.first_step,
@@ -227,7 +256,7 @@ def attempt_row(attempt: Attempt) -> Row:
 
 def event_row(event: Event, attempt: int) -> Row:
     details = to_json(event.details)
-    return _EVENT, (
+    return "events", (
         float(event.time),
         int(event.step),
         storable_text(event.type),
@@ -239,7 +268,7 @@ def event_row(event: Event, attempt: int) -> Row:
 
 
 def finding_row(id: int, found: FindingRow, attempt: int) -> Row:
-    return _FINDING, (
+    return "findings", (
         id,
         float(found.time),
         storable_text(found.rule),
@@ -258,11 +287,14 @@ def finding_row(id: int, found: FindingRow, attempt: int) -> Row:
 def kept_row(kept: KeptRow, attempt: int) -> Row:
     step, time, where = int(kept.step), float(kept.time), storable_text(kept.where)
     if kept.table == "checkpoints":
-        return _KEPT[kept.table], (step, time, where, to_json(kept.details), attempt)
-    statement = _KEPT[kept.table].replace("or replace", "or ignore") if kept.is_found else _KEPT[kept.table]
+        return kept.table, (step, time, where, to_json(kept.details), attempt)
     id = snapshot_row_id(attempt, step)
-    return statement, _with_crc(id, step, time, where, to_json({**kept.details, "attempt": attempt}))
+    return f"found {kept.table}" if kept.is_found else kept.table, _with_crc(
+        id, step, time, where, to_json({**kept.details, "attempt": attempt})
+    )
 
 
 def system_rows(sample: SystemSample, attempt: int) -> list[Row]:
-    return [(_SYSTEM, (sample.time, sample.step, name, value, attempt)) for name, value in sample.values.items()]
+    return [
+        ("system_metrics", (sample.time, sample.step, name, value, attempt)) for name, value in sample.values.items()
+    ]

@@ -29,7 +29,9 @@ class Journal:
         content: Mapping[str, Any],
         *,
         is_same_attempt: bool,
+        first_step: int | None = None,
     ) -> None:
+        self._first_step = first_step
         self.streams, self.attempts = streams, attempts
         self._was = str(content.get("status"))
         self._scalars: list[ScalarsRecord] = []
@@ -50,6 +52,8 @@ class Journal:
         complete = attempts.current.mark.complete
         is_ahead = bool((content.get("facts") or {}).get("logged_ahead"))
         next_step = self._behind_all(content, is_ahead=is_ahead) if complete == NO_LIMIT else complete
+        if self._first_step is not None:
+            next_step = self._first_step
         # Without counted steps, the real step of a number that was logged ahead is unknown: a new attempt would abandon
         # it.
         if has_rows and not is_same_attempt and not (is_ahead and complete == NO_LIMIT):

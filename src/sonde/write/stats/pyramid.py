@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sonde.schema.layout import PYRAMID_FACTOR
 from sonde.schema.sketch import Array, merge_groups
 from sonde.schema.thinning import group_starts
-from sonde.write.stats.catalog import Catalog, Segment, segment_row
+from sonde.write.stats.catalog import Committer, Segment, segment_row
 from sonde.write.stats.seal import SegmentKey, seal_table
 from sonde.write.stats.table import StatsTable, join_stats
 
@@ -37,7 +37,7 @@ class Pyramid:
         self._attempt_of = attempt_of
         """The attempt that a frame of sketches belongs to, by its sequence."""
 
-    def grow(self, catalog: Catalog, newest: Segment, table: StatsTable) -> None:
+    def grow(self, catalog: Committer, newest: Segment, table: StatsTable) -> None:
         """Build every file that is due. `table` is the content of `newest`, which saves reading it back."""
         level = 1
         while below := self._uncovered(level):
@@ -73,7 +73,7 @@ class Pyramid:
         found = [s for s in self.segments if (s.stream, s.rank, s.level) == ("stats", self.rank, level)]
         return sorted(found, key=lambda segment: segment.first_sequence)
 
-    def _make(self, catalog: Catalog, level: int, group: Sequence[Segment], table: StatsTable) -> None:
+    def _make(self, catalog: Committer, level: int, group: Sequence[Segment], table: StatsTable) -> None:
         place = SegmentKey(
             id=max(segment.id for segment in self.segments) + 1,
             stream="stats",

@@ -14,7 +14,7 @@ from sonde.schema.records import Severity
 from sonde.schema.words import MIB, in_words
 from sonde.write.options import WriterOptions
 from sonde.write.stats.attempts import Attempts
-from sonde.write.stats.catalog import Catalog, Row, Segment, attempt_row, segment_row
+from sonde.write.stats.catalog import Committer, Row, Segment, attempt_row, segment_row
 from sonde.write.stats.pyramid import Pyramid
 from sonde.write.stats.stream import Sealed, StreamWriter
 from sonde.write.stats.table import StatsTable
@@ -35,7 +35,7 @@ class Sealer:
         self,
         run: Path,
         options: WriterOptions,
-        catalog: Catalog,
+        catalog: Committer,
         streams: Mapping[Stream, StreamWriter],
         segments: list[Segment],
         attempts: Attempts,

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from sonde.errors import CorruptError, UsageError
 from sonde.read.run.folder import find_run, inside
-from sonde.read.run.state import RunState, open_state
+from sonde.read.run.sharded import open_state
+from sonde.read.run.state import RunState
 from sonde.read.run.steps import Steps
 from sonde.read.run.structure import structure_of
 from sonde.read.table import Table

@@ -1,0 +1,44 @@
+"""FSDP2: parameters, gradients and optimizer state are divided over the ranks; the run shows the whole tensors.
+
+torchrun --nproc-per-node 2 examples/fsdp2.py
+sonde show latest --by-rank
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import sonde
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=50)
+    steps = parser.parse_args().steps
+
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with sonde.watch(model, optimizer, project="examples", name="fsdp2"):  # after fully_shard, on every rank
+        torch.manual_seed(dist.get_rank())  # its own samples
+        for _ in range(steps):
+            x = torch.randn(32, 16)
+            loss = nn.functional.mse_loss(model(x), x[:, :4])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            sonde.log({"loss": loss})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
