@@ -18,7 +18,7 @@ from sonde.schema.window import Window
 
 SAME: Final = 1e-6
 NEAR: Final = 0.05
-"""Relative distance within which the closest recorded value stands for a level such as a median."""
+"""Relative distance within which the closest recorded value represents a level such as a median."""
 ROUNDING: Final = 0.05
 """Healthy ranges are written with two digits."""
 _NUMBER: Final = r"(-?[\d,]*\.?\d+(?:e-?\d+)?)"

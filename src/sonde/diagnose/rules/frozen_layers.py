@@ -48,7 +48,7 @@ class Idle:
     references=("Jiang et al. 2025, TrainCheck (pytorch-forum-84911)",),
 )
 def frozen_layers(window: Window) -> Iterator[Found]:
-    """Weights never change: they are frozen, have a learning rate of 0, or never get a gradient of their own."""
+    """Weights never change: they are frozen, have a learning rate of 0, or never get a gradient."""
     known = structure(window)
     order = {module.name: module.order for module in known.modules}
     ran = _in_order(known, [p for p in known.parameters if p.is_matrix and order.get(p.owner, -1) >= 0])
