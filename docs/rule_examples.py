@@ -1,7 +1,7 @@
 """Create the examples of the rules' pages:  python docs/rule_examples.py [RULE …]
 
 Trains a program of `tests/programs/faults` for each rule, diagnoses the run, and keeps what `sonde diagnose` prints
-about the rule in `src/sonde/diagnose/examples`. A rule without a program of its own is taken from a run in which it is
+about the rule in `src/sonde/diagnose/examples`. A rule without a separate program is taken from a run in which it is
 found, as a consequence or a remark. Numbers differ from machine to machine, so no test compares them.
 """
 

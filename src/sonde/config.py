@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     """Run the rules during training, in a separate process and for at most 0.3 % of the time."""
     verbose: bool = True
     """Print a line at the start, at the end, and for each kind of problem found: on stderr, in a notebook on stdout."""
-    mute: tuple[Mute, ...] | str = ()
+    mute: str | Sequence[str | Mapping[str, Any] | Mute] = ()
     """Findings not to report: rules (`gradient_noise`, `dead_relu:layers.3.*`) or maps of rule, sites, until and
     reason."""
     check_finite: bool = True

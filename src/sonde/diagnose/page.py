@@ -70,7 +70,7 @@ def page(name: str) -> str:
 
 
 def example(name: str) -> str:
-    """What a finding of this rule looks like, or a sentence that none was recorded."""
+    """A finding of this rule as `sonde diagnose` printed it, or a sentence that none was recorded."""
     file = files("sonde.diagnose") / "examples" / f"{name}.txt"
     if not file.is_file():
         return "No run with this finding is part of our test programs yet; `sonde diagnose` prints it like any other."
@@ -117,7 +117,7 @@ def _thresholds(rule: Rule) -> str:
     ]
     table = "\n".join(["| constant | value | meaning |", "|---|---|---|", *rows])
     sources = f"\n\nReferences: {'; '.join(rule.references)}." if rule.references else ""
-    return f"{table}\n\n{_ORIGIN}{sources}" if rows else f"The rule compares with no number of its own.{sources}"
+    return f"{table}\n\n{_ORIGIN}{sources}" if rows else f"The rule has no thresholds.{sources}"
 
 
 def _mute(name: str) -> str:

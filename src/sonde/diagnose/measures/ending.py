@@ -25,7 +25,7 @@ MAX_REASON: Final = 160
 
 
 class Kind(Enum):
-    """What ended a run."""
+    """The kinds of endings."""
 
     ERROR = "an exception or an exit code"
     MEMORY = "no memory left"

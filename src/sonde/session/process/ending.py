@@ -47,7 +47,7 @@ def _of_exit(code: object) -> tuple[RunStatus, str]:
 
 
 def describe(error: BaseException | None) -> dict[str, Any] | None:
-    """What is known about the exception that ended the program: its traceback, the user's line that raised it, and the
+    """Describe the exception that ended the program: its traceback, the user's line that raised it, and the
     memory in use. None if the program did not end by an exception. Keeps no reference to it."""
     if error is None or isinstance(error, SystemExit | GeneratorExit | KeyboardInterrupt):
         return None
