@@ -3,13 +3,15 @@
     python benchmarks/lane.py MODEL ARM --device cuda --steps 2000 --folder FOLDER
 
 Prints one JSON object: the seconds of attaching, of each step and of finishing. On a GPU a step's time is that of the
-device's clock, from event to event; nothing waits for the device before the end.
+device's clock, from event to event; nothing waits for the device before the end. On a machine that does other work,
+`--clock cpu` counts the CPU time of the process with all of its threads, for sonde's own account too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -119,9 +121,13 @@ def main() -> None:
     parser.add_argument("arm", choices=list(ARMS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--turn", type=int, default=0, help="wait for a line on stdin before each of so many steps")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--profile", type=Path, help="write a profile of the training thread to this file")
     options = parser.parse_args()
+    if options.clock == "cpu":
+        time.perf_counter = time.process_time  # before sonde is imported
     torch.manual_seed(0)
     if options.device == "cpu":
         torch.set_num_threads(1)
@@ -138,6 +144,10 @@ def run(workload: Workload, arm: Callable[[Workload, Path], Recorder], options: 
     profile = profiler() if options.profile else None
     clock.mark()
     for step in range(options.steps):
+        if options.turn and step % options.turn == 0:
+            print("ready", flush=True)
+            sys.stdin.readline()
+            clock.skip()
         workload.step()
         recorder.after_step(step)
         clock.mark()
@@ -160,16 +170,23 @@ def profiler() -> Any:
 
 
 class HostClock:
-    """The time of each step by the host's clock."""
+    """The time of each step by the host's clock, or the CPU time."""
 
     def __init__(self) -> None:
-        self._marks: list[float] = []
+        self._laps: list[float] = []
+        self._began_s = 0.0
 
     def mark(self) -> None:
-        self._marks.append(time.perf_counter())
+        now = time.perf_counter()
+        self._laps.append(now - self._began_s)
+        self._began_s = now
+
+    def skip(self) -> None:
+        """The next lap begins now."""
+        self._began_s = time.perf_counter()
 
     def laps(self) -> list[float]:
-        return [b - a for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        return self._laps[1:]
 
 
 class EventClock:

@@ -59,6 +59,9 @@ def arguments(description: str | None, models: dict[str, RealModel]) -> argparse
     parser.add_argument("--models", default=",".join(models), help="which models, separated by commas")
     parser.add_argument("--steps", type=int, help="steps of the default lane; each model has its own number")
     parser.add_argument("--control-steps", type=int, default=300, help="steps of each of the two control lanes")
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: on a machine that does other work"
+    )
     parser.add_argument("--lanes", default=",".join(SHORT_LANES), help="further lanes, separated by commas; or none")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     return parser.parse_args()
@@ -68,11 +71,17 @@ def measure(name: str, models: dict[str, RealModel], options: argparse.Namespace
     """All lanes of one model, one after the other: a control, the default settings, a control, the others. On a GPU, a
     short lane before them compiles the kernels, which later runs on the machine find in Triton's cache."""
     steps = options.steps or models[name].num_steps
-    compiling = run_lane(name, "default", device, FIRST_STEPS) if device == "cuda" else None
+
+    def lane(arm: str, num_steps: int) -> Lane | None:
+        return run_lane(name, arm, device, num_steps, options.clock)
+
+    compiling = lane("default", FIRST_STEPS) if device == "cuda" else None
     num_control = min(options.control_steps, steps)
-    first = run_lane(name, "none", device, num_control)
-    default = run_lane(name, "default", device, steps)
-    second = run_lane(name, "none", device, num_control)
+    if options.clock == "cpu":
+        first, default = in_turns(name, device, steps, options.clock)
+        second = first
+    else:
+        first, default, second = lane("none", num_control), lane("default", steps), lane("none", num_control)
     if not (first and default and second):
         raise SystemExit("a lane failed: see above")
     found = compare(first, default, second)
@@ -80,22 +89,53 @@ def measure(name: str, models: dict[str, RealModel], options: argparse.Namespace
         found["first_run_s"] = sum(compiling.steps_s) - sum(default.steps_s[:FIRST_STEPS])
     for arm in options.lanes.split(","):
         if arm in SHORT_LANES:
-            lane = run_lane(name, arm, device, SHORT_LANES[arm])
-            found[arm] = ratio_of(lane.steps_s[WARM:], first, second) if lane else None
+            other = lane(arm, SHORT_LANES[arm])
+            found[arm] = ratio_of(other.steps_s[WARM:], first, second) if other else None
             print(f"  {arm}: {found[arm]}", flush=True)
-    return {"what": models[name].what, **found}
+    return {"what": models[name].what, "clock": options.clock, **found}
 
 
-def run_lane(model: str, arm: str, device: str, steps: int) -> Lane | None:
+def run_lane(model: str, arm: str, device: str, steps: int, clock: str) -> Lane | None:
     """A lane in a separate process; None if the tool is not installed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, HERE / "lane.py", model, arm, "--device", device]
-        command += ["--steps", str(steps), "--folder", folder]
+        command += ["--steps", str(steps), "--folder", folder, "--clock", clock]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(done.stderr[-3000:], file=sys.stderr)
             return None
         return Lane(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def in_turns(model: str, device: str, steps: int, clock: str) -> tuple[Lane, Lane]:
+    """A control and the default settings, a block of each in turn: other work on the machine slows down both alike."""
+    with tempfile.TemporaryDirectory() as folder:
+        lanes, found = [], []
+        for arm in ("none", "default"):
+            command = [sys.executable, str(HERE / "lane.py"), model, arm, "--device", device, "--turn", str(BLOCK)]
+            command += ["--steps", str(steps), "--folder", folder, "--clock", clock]
+            lanes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1))
+        for lane in lanes:
+            _answer(lane)
+        for at in range(0, steps, BLOCK):
+            for lane in lanes:
+                assert lane.stdin is not None
+                lane.stdin.write("go\n")
+                answer = _answer(lane)
+                if at + BLOCK >= steps:
+                    found.append(Lane(**json.loads(answer)))
+        for lane in lanes:
+            lane.communicate()
+        return found[0], found[1]
+
+
+def _answer(lane: subprocess.Popen[str]) -> str:
+    """The word ready before a block, or the result after the last one."""
+    assert lane.stdout is not None
+    for line in lane.stdout:
+        if line.startswith(("ready", "{")):
+            return line.strip()
+    raise SystemExit("a lane failed: see above")
 
 
 def compare(first: Lane, default: Lane, second: Lane) -> dict[str, Any]:

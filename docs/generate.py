@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 _PLACE = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -131,7 +132,7 @@ def rules() -> str:
 
     rows = [
         (
-            f"`{rule.name}`",
+            f"[{rule.name}](rules/{rule.name}.md)",
             rule.meaning.splitlines()[0],
             str(rule.severity),
             ", ".join(f"`{name}`" for name in rule.causes),
@@ -184,17 +185,7 @@ def overhead() -> str:
 def diagnosis() -> str:
     """How often the findings are right, from the stored benchmark results."""
     results = DOCS.parent / "benchmarks" / "results"
-    rows = []
-    for name, title in (
-        ("diagnosis", "programs by others, seen while the rules were written"),
-        ("diagnosis-own", "our own"),
-    ):
-        path = results / f"{name}.json"
-        if path.exists():
-            summary = json.loads(path.read_text(encoding="utf-8"))["summary"]
-            counts = f"{summary['faulty']} faulty, {summary['twins']} fixed, {summary['healthy']} healthy"
-            keys = ("diagnosis", "root_first", "label_precision", "false_alarms", "twin_alarms")
-            rows.append((title, counts, *(f"{summary[key]:.2f}" for key in keys)))
+    report = json.loads((results / "diagnosis.json").read_text(encoding="utf-8"))
     heads = [
         "programs",
         "runs",
@@ -204,7 +195,36 @@ def diagnosis() -> str:
         "false alarms, healthy",
         "false alarms, fixed",
     ]
-    return table(heads, rows)
+    keys = ("diagnosis", "root first", "label precision", "false alarms, healthy", "false alarms, twins")
+    rows = [
+        (f"generated, {part}", _runs(of), *(_bounds(of[key]) for key in keys)) for part, of in _parts(report["scores"])
+    ]
+    shared = json.loads((results / "diagnosis-shared.json").read_text(encoding="utf-8"))["summary"]
+    keys = ("diagnosis", "root_first", "label_precision", "false_alarms", "twin_alarms")
+    rows.append(
+        ("by others, seen while the rules were written", _runs(shared), *(f"{shared[key]:.2f}" for key in keys))
+    )
+    others = [
+        (name, *(_bounds(of["held out"][key]) for key in ("diagnosis", "false alarms, healthy", "F1")))
+        for name, of in [("sonde", report["scores"]), *report["published"].items()]
+    ]
+    compared = table(["held-out part", "root cause named", "false alarms, healthy", "F1"], others)
+    words = f"The same programs under other rule sets, re-implemented with their published thresholds:\n\n{compared}"
+    error = report["calibration"]["held out"]["expected calibration error"]
+    sure = f"On the held-out part, the stated confidence is off by {error:.2f} on average (expected calibration error)."
+    return f"{table(heads, rows)}\n\n{sure}\n\n{words}"
+
+
+def _parts(scores: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(part, scores[part]) for part in ("development", "held out")]
+
+
+def _runs(scores: dict[str, Any]) -> str:
+    return f"{scores['faulty']} faulty, {scores['twins']} fixed, {scores['healthy']} healthy"
+
+
+def _bounds(score: list[float]) -> str:
+    return f"{score[0]:.2f} ({score[1]:.2f} to {score[2]:.2f})"
 
 
 GPU_KERNELS = ("sketch, float32", "sketch, bfloat16", "optimizer pass, AdamW, float32")
@@ -312,7 +332,22 @@ def pages() -> list[Path]:
     return [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
+def rule_pages() -> dict[Path, str]:
+    """The page of each rule, as `sonde explain RULE` prints it."""
+    from sonde.diagnose.check import all_rules
+    from sonde.diagnose.page import page
+
+    return {DOCS / "rules" / f"{name}.md": page(name) for name in sorted(all_rules())}
+
+
 def main() -> None:
+    known = rule_pages()
+    for path in {*(DOCS / "rules").glob("*.md"), *known}:
+        if path not in known:
+            path.unlink()
+        elif not path.exists() or path.read_text(encoding="utf-8") != known[path]:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(known[path], encoding="utf-8")
     for page in pages():
         old = page.read_text(encoding="utf-8")
         if (new := fill(old)) != old:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
@@ -13,6 +13,7 @@ from pydantic_settings import SettingsError as EnvSyntaxError
 
 from sonde.display import print_line
 from sonde.errors import SettingsError, UnknownNameError, nearest
+from sonde.schema.mutes import Mute, parse_mutes
 from sonde.schema.old_names import REMOVED_SETTINGS, SETTING_VALUES, SETTINGS
 
 PREFIX: Final = "SONDE_"
@@ -45,7 +46,7 @@ class WriterSettings(BaseModel):
     """Amount of waiting data, in MiB, that also triggers a flush."""
     seal_steps: int = Field(default=1024, ge=1)
     """Number of steps after which the log is sealed into a Parquet segment."""
-    seal_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
+    seal_mib: float = Field(default=16.0, gt=0, allow_inf_nan=False)
     """Size of the log, in MiB, at which it is also sealed."""
     queue_mib: float = Field(default=64.0, gt=0, allow_inf_nan=False)
     """MiB that may wait for the writer. Beyond that, rows are dropped and counted; training is never blocked."""
@@ -69,6 +70,7 @@ class RecordingSettings(TypedDict, total=False):
     activation_rows: int | None
     live_rules: bool
     verbose: bool
+    mute: str | Sequence[str | Mapping[str, Any] | Mute]
     check_finite: bool
     max_errors: int
     exit_deadline_s: float
@@ -139,6 +141,9 @@ class Settings(BaseSettings):
     """Run the rules during training, in a separate process and for at most 0.3 % of the time."""
     verbose: bool = True
     """Print a line at the start, at the end, and for each kind of problem found: on stderr, in a notebook on stdout."""
+    mute: tuple[Mute, ...] | str = ()
+    """Findings not to report: rules (`gradient_noise`, `dead_relu:layers.3.*`) or maps of rule, sites, until and
+    reason."""
     check_finite: bool = True
     """Check the forward pass for NaN and infinity at every step, and name the module where one first appeared."""
     max_errors: int = Field(default=10, ge=1)
@@ -208,6 +213,11 @@ class Settings(BaseSettings):
     @classmethod
     def _yaml_reads_on_as_true(cls, value: Any) -> Any:
         return {True: "enabled", False: "disabled"}[value] if isinstance(value, bool) else value
+
+    @field_validator("mute", mode="before")
+    @classmethod
+    def _parse_mutes(cls, value: Any) -> Any:
+        return parse_mutes(value)
 
     @field_validator("budget", "snapshot_mib", "activation_rows", mode="before")
     @classmethod

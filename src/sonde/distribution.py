@@ -11,6 +11,9 @@ DISTRIBUTION: Final = "sonde-ml"
 OTHER_DISTRIBUTION: Final = "sonde"
 """An unrelated package whose module and command have the same names."""
 
+DOCS_URL: Final = "https://github.com/sonde-ml/sonde/blob/main/docs"
+"""Where the documentation is read online."""
+
 EXTRAS: Final = {
     "monitor": "live view in the terminal",
     "plot": "figures for papers",

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
+from sonde.config import Settings
 from sonde.diagnose.diagnosis import Diagnosis, all_required_series, diagnose
+from sonde.diagnose.finding import Finding
 from sonde.diagnose.findings import Findings
 from sonde.display import Results, html_of, load_view, visible
 from sonde.errors import CorruptError, RunError, SondeError, UnknownNameError, UsageError
@@ -29,7 +31,7 @@ from sonde.read.run.checkpoints import (
     run_checkpoints,
     verify_checkpoint,
 )
-from sonde.read.run.folder import default_dir, find_run, open_inside, read_manifest, run_folders
+from sonde.read.run.folder import default_dir, find_run, newest_first, open_inside, read_manifest, run_folders
 from sonde.read.run.link import linked_run
 from sonde.read.run.manifest import Manifest
 from sonde.read.run.segments import Span
@@ -72,12 +74,15 @@ from sonde.read.tensors.view import SnapshotView
 from sonde.read.text import aligned, cell, is_number, shown_rows, terminal_width
 from sonde.schema.layout import RunStatus
 from sonde.schema.losses import training_loss
+from sonde.schema.mutes import parse_mutes
 from sonde.schema.old_names import current_scalar, current_stat
 from sonde.schema.records import flatten
 from sonde.schema.window import Column, Window
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from sonde.diagnose.explanation import Explanation
 
 # Names for views, which import from here and never from `read`.
 __all__ = [
@@ -97,7 +102,6 @@ __all__ = [
     "TensorSpec",
     "TensorStore",
     "WeightComparison",
-    "broken_runs",
     "by_series",
     "checkpoints_folder",
     "compare",
@@ -144,26 +148,29 @@ def runs(
     *,
     status: RunStatus | None = None,
     tag: str | None = None,
+    limit: int | None = None,
 ) -> Runs:
     """All runs in a folder of runs, or those of a project, with a status or with a tag; newest first.
 
-    Folders that cannot be opened are left out; see `broken_runs`.
+    With a limit, only the folders of the newest runs are opened. Those that cannot be opened are left out; `broken` has
+    their errors.
     """
     if status is not None and status not in get_args(RunStatus):
         raise UnknownNameError("status", status, get_args(RunStatus))
-    found = [run for run in map(_try_open, run_folders(_dir(dir))) if isinstance(run, Run)]
-    wanted = [
-        run
-        for run in found
-        if project in (None, run.project) and (tag is None or tag in run.tags) and status in (None, run.status)
-    ]
-    return Runs(sorted(wanted, key=lambda run: (run.created, run.path.name), reverse=True))
-
-
-def broken_runs(dir: str | os.PathLike[str] | None = None) -> dict[Path, SondeError]:
-    """Run folders that cannot be opened, each with its error."""
-    tried = {folder: _try_open(folder) for folder in run_folders(_dir(dir))}
-    return {folder: result for folder, result in tried.items() if isinstance(result, SondeError)}
+    found: list[Run] = []
+    broken: dict[Path, SondeError] = {}
+    num_left = 0
+    folders = newest_first(run_folders(_dir(dir)))
+    for number, folder in enumerate(folders):
+        if limit is not None and len(found) == limit:
+            num_left = len(folders) - number
+            break
+        run = _try_open(folder)
+        if not isinstance(run, Run):
+            broken[folder] = run
+        elif project in (None, run.project) and (tag is None or tag in run.tags) and status in (None, run.status):
+            found.append(run)
+    return Runs(sorted(found, key=lambda run: (run.created, run.path.name), reverse=True), broken, num_left)
 
 
 def read_head(folder: Path) -> tuple[Manifest, Status]:
@@ -260,6 +267,15 @@ def _try_open(folder: Path) -> Run | SondeError:
 
 class Runs(Results["Run"]):
     """Runs, newest first; a list that shows itself."""
+
+    def __init__(
+        self, runs: Iterable[Run] = (), broken: Mapping[Path, SondeError] | None = None, num_left: int = 0
+    ) -> None:
+        super().__init__(runs)
+        self.broken = dict(broken or {})
+        """The folders that cannot be opened, each with its error."""
+        self.num_left = num_left
+        """The number of older folders that were not opened because of the limit."""
 
     def __repr__(self) -> str:
         if not self:
@@ -590,12 +606,39 @@ class Run:
         return Table(health_table(found.steps, found.sites, found.scores))
 
     def diagnosis(self) -> Diagnosis:
-        """Findings, health, and what could not be checked because it was not recorded."""
+        """Findings, health, and what could not be checked because it was not recorded.
+
+        The mutes of the run apply, and those of `sonde.yaml` and `SONDE_MUTE` here: see `muted` of the result.
+        """
 
         def skipped(name: str, error: Exception) -> None:
             self._state.damage[f"rule {name}"] = f"the rule {name} failed and was skipped: {error!r}"
 
-        return diagnose(self.window(all_required_series()), on_error=skipped)
+        mutes = parse_mutes(Settings.load().mute)
+        return diagnose(self.window(all_required_series()), on_error=skipped, mutes=mutes)
+
+    def explain(self, finding: Finding | str | int = 1) -> Explanation:
+        """Why a finding was made: evidence, the rules that were considered and what rejected them, what to record.
+
+            run.explain(run.findings()[0])
+
+        A finding is also named by its rule or its number, from 1.
+        """
+        from sonde.diagnose.explanation import explain
+
+        found = self.diagnosis()
+        findings = Findings.of(found)
+        if isinstance(finding, Finding):
+            same = [one for one in findings if (one.rule, one.sites) == (finding.rule, finding.sites)]
+            return explain(found, next(iter(same), finding))
+        if isinstance(finding, int):
+            if not 1 <= finding <= len(findings):
+                raise UsageError(f"no finding {finding}: the run has {len(findings)}.")
+            return explain(found, findings[finding - 1])
+        chosen = next((one for one in findings if one.rule == finding), None)
+        if chosen is None:
+            raise UnknownNameError("finding", finding, {one.rule for one in findings})
+        return explain(found, chosen)
 
     def live_findings(self) -> Table:
         """Table (id, time, rule, severity, confidence, step, last_step, sites, …) of findings made during training."""

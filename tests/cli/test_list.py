@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sonde.schema.records import sign_document
+from sonde.write.folder import create_run
 
 
 def test_lists_runs_newest_first_with_loss_and_sparkline(sonde: Any, make_run: Any) -> None:
@@ -111,3 +116,27 @@ def test_dir_option_beats_the_variable(sonde: Any, make_run: Any, monkeypatch: p
     monkeypatch.setenv("SONDE_DIR", "there")
     assert [run["name"] for run in sonde("list", "--json").json] == ["y"]
     assert [run["name"] for run in sonde("list", "--json", "--dir", "here").json] == ["x"]
+
+
+def test_only_the_newest_runs_are_opened(sonde: Any, tmp_path: Path) -> None:
+    for number in range(12):
+        create_run(tmp_path / "runs", project="gpt", name=f"run-{number}")
+    names = sorted(path.name for path in (tmp_path / "runs" / "gpt").iterdir())
+    for name in names[:-3]:  # reading one of them would be reported
+        (tmp_path / "runs" / "gpt" / name / "run.json").write_text("{")
+    done = sonde("list", "-n", "3")
+    assert done.stdout.count("gpt/run-") == 3
+    assert "Skipped" not in done.stderr
+    assert "9 older runs; show all with --limit 12" in done.stderr
+    assert "Skipped" in sonde("list").stderr
+
+
+def test_a_renamed_folder_is_listed_by_the_time_of_its_run(sonde: Any, tmp_path: Path) -> None:
+    first = create_run(tmp_path / "runs", project="gpt", name="first")
+    create_run(tmp_path / "runs", project="gpt", name="second")
+    content = json.loads((first / "run.json").read_text())
+    content["created_time"] += 3600
+    content.pop("crc32")
+    (first / "run.json").write_text(sign_document(json.dumps(content)))
+    first.rename(first.with_name("my-favourite"))
+    assert "gpt/first" in sonde("list", "-n", "1").stdout

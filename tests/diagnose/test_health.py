@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 
 import sonde
 from sonde.diagnose.finding import Finding, Severity
-from sonde.diagnose.health import RUN, Health, health
+from sonde.diagnose.health import RUN, Health, grade, health
 from sonde.schema.names import Series
 from sonde.schema.window import Window
 
@@ -109,14 +110,33 @@ def test_what_is_not_an_illness_costs_nothing(change: dict[str, float]) -> None:
 def test_a_finding_costs_at_its_steps_and_its_layers_only() -> None:
     found = health(window(), [finding("critical", step=10, last_step=19, sites=("2.weight",))])
     run, named, other = (found.scores[found.sites.index(site)] for site in (RUN, "2", "0"))
-    assert run[[9, 10, 19, 20]].tolist() == pytest.approx([100, 30, 30, 100])
-    assert named.tolist() == pytest.approx(run.tolist())
+    assert run[[9, 10, 19, 20]].tolist() == pytest.approx([100, 15, 15, 100])
+    assert named[[9, 10, 19, 20]].tolist() == pytest.approx([100, 30, 30, 100])
     assert (other == 100).all()
 
 
 def test_a_remark_is_free_and_a_warning_is_not() -> None:
     assert health(window(), [finding("info")]).last == 100
-    assert health(window(), [finding("warning")]).last == pytest.approx(60)
+    assert health(window(), [finding("warning")]).last == pytest.approx(68)
+
+
+ILL = {"grad/0.weight/norm": 1e-6, "unit/1/dead": 0.9, "update/2.weight/norm": 30.0, "act/1/zero_fraction": 0.99}
+
+
+@pytest.mark.parametrize("severity", ["info", "warning", "critical"])
+@pytest.mark.parametrize("change", [{}, ILL, {"update/2.weight/norm": 30.0}])
+@pytest.mark.parametrize("confidence", [0.0, 0.4, 1.0])
+def test_the_score_of_a_run_never_contradicts_its_findings(
+    severity: str, change: dict[str, float], confidence: float
+) -> None:
+    found = health(window(change), [replace(finding(severity), confidence=confidence)])
+    assert [str(grade(one)) for one in found.scores[0, 10:]] == [severity] * 30
+    assert {str(grade(one)) for one in found.scores[0, :10]} == {"info"}
+
+
+def test_a_finding_after_the_last_recorded_step_counts_at_that_step() -> None:
+    crash = finding("critical", step=57, last_step=57)
+    assert health(window(), [crash]).last < 50
 
 
 def test_a_nonfinite_loss_leaves_no_health() -> None:

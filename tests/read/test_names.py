@@ -10,7 +10,6 @@ import pytest
 
 import sonde
 from sonde.errors import CorruptError, FormatError, NotARunError, RunError, RunNotFoundError
-from sonde.run import broken_runs
 
 
 @pytest.fixture
@@ -150,7 +149,7 @@ def test_one_broken_run_does_not_hide_the_others(two_runs, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [run.name for run in sonde.runs(dir)] == ["warmup"]
-    assert list(broken_runs(dir)) == [two_runs[0].path]
+    assert list(sonde.runs(dir).broken) == [two_runs[0].path]
 
 
 def test_times_that_no_calendar_has_do_not_stop_a_run_from_opening(two_runs):

@@ -396,6 +396,27 @@ def test_damaged_structure_is_a_warning(begin, reopen):
     assert run.warnings == []
 
 
+@pytest.mark.parametrize("kept", ["nothing", "model"])
+def test_structure_outlives_the_function_that_trained(begin, reopen, kept):
+    def train() -> Any:
+        model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        begin().watch(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(3, 3)).sum().backward()
+            optimizer.step()
+        return model if kept == "model" else None
+
+    survivor = train()
+    gc.collect()
+    document = reopen().structure()
+    assert [module["type"] for module in document["modules"] if module["is_leaf"]] == ["Linear", "ReLU", "Linear"]
+    assert [parameter["in_optimizer"] for parameter in document["parameters"]] == [True] * 4
+    assert [optimizer["type"] for optimizer in document["optimizers"]] == ["SGD"]
+    del survivor
+
+
 def test_two_models_are_one_document(begin, reopen):
     first, second = nn.Linear(2, 2), nn.Linear(2, 1)
     session = begin()

@@ -93,6 +93,14 @@ def test_a_process_finds_what_the_rules_find_here() -> None:
     assert any(isinstance(output, tuple) and output[0] == "finding" for output in expected)
 
 
+def test_the_process_ends_by_itself_once_it_has_given_its_last_answer() -> None:
+    """Python's own shutdown waits for the thread that reads the pipe, then aborts; the end of the run waited too."""
+    process, _ = started()
+    list(process.finish("finished"))
+    assert process._link is not None
+    assert process._link._process.returncode == 0
+
+
 def test_a_run_that_is_over_before_the_first_check_starts_no_process() -> None:
     said: list[Any] = []
     process = RulesProcess(said.append, lambda: None)

@@ -3,8 +3,9 @@
 While more than half of the seconds is left, everything is recorded as scheduled. After that each kind has a stride, and
 what would make a single step much longer is spread over several. Strides follow from two measurements. The time of our
 work (host clock, GPU events) is known for each kind, but says little about how much longer a step takes: it may overlap
-with the model's work, or wait for it. So steps that record different things are compared (`Scale`). If every step would
-record the same, an occasional step records nothing, for comparison.
+with the model's work, or wait for it. So steps that record different things are compared (`Scale`), and steps that are
+followed with those at rest (`Contrast`). If every step would record the same, now and then two steps rest, for
+comparison.
 
 Pure arithmetic on measured times.
 """
@@ -14,11 +15,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from sonde.budget.contrast import Contrast
 from sonde.budget.ledger import Ledger
 from sonde.budget.scale import Scale
 
@@ -46,9 +48,16 @@ _LONGER: Final = (0.25, 0.002)
 _TRY_EVERY: Final = (4, 20)
 """Steps between two trials of a kind whose cost is not known, and if more was spent than allowed."""
 _MAX_TRIALS: Final = 6
-_SHADOW_EVERY: Final = 20
-_SCALARS_SHARE: Final = 0.25
-"""The fraction of the budget that scalars may use, and the check for non-finite values."""
+_SHADOW: Final = (40, 2)
+"""Of this many steps, this many rest: a shorter rest is none."""
+_LOOK_AHEAD: Final = 200
+"""Steps that may be left to counting at a time."""
+_SOON: Final = 0.2
+"""What is due within this fraction of its stride is recorded together with what is due now, in a step that is followed
+anyway."""
+_SCALARS_SHARES: Final = (0.05, 0.25)
+"""The fraction of the budget that scalars may use, and the check for non-finite values: at least, and at most, where
+gradients need the rest."""
 _GRADS_SHARES: Final = (0.5, 0.9)
 """The fraction of the budget that gradients may use, and may use to be recorded at least every tenth step."""
 _LEAST_SHARE: Final = 0.3
@@ -129,6 +138,7 @@ class Governor:
     _shares: dict[str, float] = field(default_factory=dict, init=False)
     _num_trials: dict[str, int] = field(default_factory=dict, init=False)
     _tried_at: dict[str, int] = field(default_factory=dict, init=False)
+    contrast: Contrast = field(default_factory=Contrast, init=False)
     _costs: dict[str, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
     """(step, cost) pairs; the cost of all parts together."""
     _has_news: bool = field(default=False, init=False)
@@ -209,6 +219,18 @@ class Governor:
             return -1
         return min((math.ceil(self._due[kind]) for kind in kinds), default=-1)
 
+    def next_recorded(self, after: int, schedules: Iterable[tuple[str, Callable[[int], bool]]]) -> int:
+        """The first step after this one that may record something, as far ahead as can be said. `schedules`: when each
+        kind is scheduled."""
+        found = after + 1 + _LOOK_AHEAD
+        for kind, is_scheduled in schedules:
+            due = max(self.quiet_until((kind,)), after + 1)
+            may_record = (step for step in range(due, found) if is_scheduled(step) and not self.is_shadow(step))
+            found = min(found, next(may_record, found))
+            if found == after + 1:
+                break
+        return found
+
     def turn(self, kind: str) -> tuple[int, int]:
         """(number, parts): which part of the modules the current step records; all of them are 0 of 1."""
         return self._turns.get(kind, (0, 1))
@@ -234,11 +256,16 @@ class Governor:
             return False
         if self._is_limited and not self._is_known(kind):
             return self._is_trial(step, kind)
-        if step < self._due[kind] or (self._is_limited and not self._fits(kind)):
+        if step < self._due[kind] - self._soon(kind) or (self._is_limited and not self._fits(kind)):
             return False
         self._due[kind] = self._next_due(step, kind)
         self._note(step, kind)
         return True
+
+    def _soon(self, kind: str) -> float:
+        """The number of steps by which this kind may be early, in order to share a step with others."""
+        is_shared = self.contrast.hidden_s > 0 and any(self._decided.values())
+        return _SOON * self.stride(kind) if is_shared and kind != "grads" else 0.0  # gradients have a longest gap
 
     def _next_due(self, step: int, kind: str) -> float:
         stride = self.stride(kind)
@@ -280,7 +307,8 @@ class Governor:
     def is_shadow(self, step: int) -> bool:
         """Whether this step records nothing, for comparison with the others: if gradients are recorded at every
         step."""
-        return self._is_limited and self.stride("grads") <= 1.0 and step % _SHADOW_EVERY == _SHADOW_EVERY - 1
+        every, num = _SHADOW
+        return self._is_limited and self.stride("grads") <= 1.0 and step % every >= every - num
 
     def is_bare(self, step: int) -> bool:
         """Whether this is one of the few steps that record nothing although everything may be recorded."""
@@ -332,10 +360,14 @@ class Governor:
             if self._num_pauses <= _FEW:
                 self._lost_s += own_s
                 return self._after(step, costs)
+            self.contrast.changed()
             self._base_s, self._window = 0.0, []  # not pauses after all: from now on steps are this long
         self._num_pauses = 0
         if self.is_dense and self.is_compared:
             self._compare(own_s + other_s, step_s, is_bare=not costs)
+        else:
+            is_clear = is_exact and own_s <= _OPENLY * step_s
+            self.contrast.followed(step_s - self.scale.trusted * own_s - other_s if is_clear else None)
         if own_s > _OPENLY * step_s:
             self._lost_s += min(own_s, step_s)
         else:
@@ -367,6 +399,7 @@ class Governor:
         """Process a step that recorded nothing, and that no other is compared with."""
         if not 0 < step_s <= _PAUSE * self._base_s:
             return self.observe(step, {}, step_s=step_s, other_s=other_s, is_exact=not self._base_s)
+        self.contrast.followed(None)
         self.ledger.pass_time(_PAUSE * self._base_s)
         self._host_s += other_s
         self._lost_s += other_s
@@ -387,6 +420,14 @@ class Governor:
         self._seen_s += seconds
         self._num_seen += num_steps
         return self._review(step) if self._num_seen >= _REVIEW_STEPS and self._is_review_due() else None
+
+    def compare_rest(self, step: int, step_s: float) -> None:
+        """The steps of a rest, the last of which was `step`, took this long on average, by the clock that times the
+        other steps."""
+        if self._base_s and step_s > _PAUSE * self._base_s:
+            return
+        self.contrast.rested(step_s)
+        self._window.append(Seen(step, 0.0, step_s + self.contrast.hidden_s))
 
     def _learn(self, step: int, costs: Mapping[str, float]) -> None:
         for kind, cost in costs.items():
@@ -459,7 +500,7 @@ class Governor:
     @property
     def lost_s(self) -> float:
         """Total time that recording has added to all steps, as far as it is known."""
-        return self._lost_s + self.scale.trusted * self._unsettled_s + self._excess_s
+        return self._lost_s + self.scale.trusted * self._unsettled_s + self._excess_s + self.contrast.total_s
 
     @property
     def unsure_s(self) -> float | None:
@@ -498,6 +539,7 @@ class Governor:
             pairs = [(b.own_s - a.own_s, b.step_s - a.step_s) for a, b in pairwise(window) if b.step == a.step + 1]
             self.scale.add(pairs)
         self._settle()
+        self.contrast.settle()
         self._num_reviews += 1
         for known in self._costs.values():
             while len(known) > _FEW and step - known[0][0] > _RECENT:
@@ -509,7 +551,8 @@ class Governor:
         """The time of a step without recording, and our time in every step."""
         if self._num_seen:
             usual_s = self._seen_s / self._num_seen if not window else self._base_s
-            self._base_s = _base_of(window) or usual_s
+            known = [base_s for base_s in (self.contrast.bare_s, _base_of(window)) if base_s]
+            self._base_s = min(known, default=usual_s)
             self._fixed_s = self._other_s / self._num_seen
         self._num_seen, self._seen_s, self._other_s = 0, 0.0, 0.0
 
@@ -541,18 +584,30 @@ class Governor:
         """Gradients as often as they fit; the other kinds share the rest, each in proportion to its schedule."""
         if not self._is_limited or not self._base_s:
             return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in self.strides}
+        hidden_s = self.contrast.hidden_s
         allowed_s = self._allowed_s()
-        cost = {kind: self.scale.trusted * self._cost(kind) for kind in KINDS}
+        always = self._shared_strides(allowed_s - hidden_s, 0.0) if hidden_s < allowed_s else None
+        apart = self._shared_strides(allowed_s, hidden_s) if hidden_s or always is None else None
+        if always is None or apart is None:
+            return always or apart or {}
+        return always if always["grads"] <= apart["grads"] else apart
+
+    def _shared_strides(self, allowed_s: float, each_s: float) -> dict[str, float]:
+        """The strides at which all kinds together take this time per step. `each_s`: what each record costs on top,
+        because the step has to be followed for it; 0 if every step is followed."""
+        cost = {kind: self.scale.trusted * self._cost(kind) + each_s * self._num_apart(kind) for kind in KINDS}
         share = {kind: self._shares.get(kind, 1.0) or 1.0 for kind in KINDS}
         needed_s = sum(cost[kind] * share[kind] for kind in KINDS)
         if needed_s <= allowed_s:
             return {kind: 1.0 if kind in _FIRST else self._pressed(1.0) for kind in self.strides}
         found = {}
         left_s = allowed_s
+        grads_s = cost["grads"] * share["grads"] / GRADS_STRIDE / _GRADS_SHARES[1]
+        least, most = (scalars_share * allowed_s for scalars_share in _SCALARS_SHARES)
+        first_s = min(max((allowed_s - grads_s) / 2, least), most)
         for kind in ("scalars", "finite", "grads"):
             kind_s = cost[kind] * share[kind]
-            is_grads = kind == "grads"
-            rarer = _grads_stride(kind_s, left_s) if is_grads else _stride(kind_s, _SCALARS_SHARE * allowed_s)
+            rarer = _grads_stride(kind_s, left_s) if kind == "grads" else _stride(kind_s, first_s)
             found[kind] = rarer / share[kind] if rarer > 1 else 1.0
             left_s -= kind_s / rarer
             needed_s -= kind_s
@@ -560,6 +615,10 @@ class Governor:
         for kind in self.strides.keys() - found.keys():
             found[kind] = self._pressed(rarer / share[kind] / self.parts[kind] if rarer > 1 else 1.0)
         return found
+
+    def _num_apart(self, kind: str) -> int:
+        """The number of steps in which all parts of a kind are recorded; 0 for a kind that is never recorded."""
+        return self.parts[kind] if kind in self._costs else 0
 
     def _pressed(self, stride: float) -> float:
         return min(max(stride, 1.0) * self.pressure, float(MAX_STRIDE))

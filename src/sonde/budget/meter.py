@@ -40,6 +40,8 @@ class StepTimes:
     """The event before our first work at the optimizer's step in the GPU's queue."""
     end: Any = None
     wall_s: float = 0.0
+    num_rested: int = 0
+    """Number of steps, all of which were only counted; `step` is the last of them. 0 for a step that was followed."""
     gpu_s: dict[str, float] | None = None
     step_s: float = 0.0
     """From the end of the previous step to the end of this one, by the GPU's clock if there is one."""
@@ -101,7 +103,15 @@ class Meter:
             # compared.
             now.is_host_bound = self._is_host_bound
             now.end = self._event()
-        self._open.append(now)
+        self._put(now)
+
+    def end_rest(self, step: int, num_steps: int) -> None:
+        """Steps that were only counted are over; `step` is the last of them."""
+        if self.device is not None and not _is_capturing():
+            self._put(StepTimes(step, end=self._event(), num_rested=num_steps))
+
+    def _put(self, times: StepTimes) -> None:
+        self._open.append(times)
         if len(self._open) > _MAX_OPEN:
             self._open.popleft()
 
@@ -129,7 +139,7 @@ class Meter:
             if following.end is not None and not following.end.query():
                 break
             self._open.popleft()
-            if following.end is not None and following.step == times.step + 1:
+            if following.end is not None and following.step == times.step + max(following.num_rested, 1):
                 following.step_s = times.end.elapsed_time(following.end) / 1e3
             self._read(times)
             if not times.step_s:

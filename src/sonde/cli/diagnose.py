@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sonde.diagnose.diagnosis import Diagnosis
+    from sonde.diagnose.finding import Finding
+    from sonde.diagnose.mute import Muted
     from sonde.run import Run
+    from sonde.schema.mutes import Mute
 
 NUM_NOTES: Final = 3
 
@@ -41,7 +44,7 @@ def diagnose(
     """Diagnose a run and suggest how to fix it.
 
     Says what went wrong, where, since which step, and how to fix it. The most likely root cause comes first, with its
-    evidence and its consequences. The exit code is 1 when a finding shown is critical.
+    evidence and its consequences. The exit code is 1 when a finding shown is critical; muted findings do not count.
 
     \b
     Examples:
@@ -147,7 +150,7 @@ def _draw(run: Run, found: Diagnosis, *, unfold: bool) -> None:
 
     console = make_console()
     roots, remarks = found.roots, found.remarks
-    if not roots and not (unfold and remarks):
+    if not roots and not (unfold and (remarks or found.muted)):
         _draw_silence(console, run, found)
         return
     _draw_head(console, run, found)
@@ -156,6 +159,8 @@ def _draw(run: Run, found: Diagnosis, *, unfold: bool) -> None:
         console.print()
         console.print(FindingNote(finding, found.window, unfold=unfold))
     console.print()
+    if unfold:
+        _draw_muted(console, found)
     if not unfold:
         _draw_rest(console, found)
     _draw_foot(console, run, found)
@@ -193,6 +198,20 @@ def _draw_head(console: Console, run: Run, found: Diagnosis) -> None:
         console.print(Text(f"health {health:.0f} of 100  ").append(line, style="cyan"))
 
 
+def _draw_muted(console: Console, found: Diagnosis) -> None:
+    """Print every muted finding in one line, with the reason."""
+    from sonde.show.term.table import Column, severity_text, table
+
+    if found.muted:
+        columns = [Column(""), Column("muted"), Column("", wrap=True), Column("reason", wrap=True)]
+        rows = [(severity_text(f.severity), f.rule, f.message, m.reason) for f, m in map(_parts, found.muted)]
+        console.print(table(columns, rows))
+
+
+def _parts(one: Muted) -> tuple[Finding, Mute]:
+    return one.finding, one.mute
+
+
 def _draw_rest(console: Console, found: Diagnosis) -> None:
     """Print the remaining findings, one line each, and the number of remarks."""
     from sonde.diagnose.finding import span
@@ -218,5 +237,5 @@ def _draw_foot(console: Console, run: Run, found: Diagnosis) -> None:
     console.print(plain(what_was_checked(found)), style="dim")
     for warning in run.warnings:
         console.print(f"! {plain(warning)}", style="yellow")
-    first = found.roots[0] if found.roots else found.remarks[0]
+    first = next(iter([*found.roots, *found.remarks, *(one.finding for one in found.muted)]))
     console.print(f"next:  sonde show {plain(run.id)} --at {max(first.step, 0)}", style="dim")

@@ -43,28 +43,32 @@ def list_runs(
       sonde list --sort loss --limit 5 --json
     """
     from sonde.errors import UnknownNameError
-    from sonde.run import broken_runs, runs
+    from sonde.run import runs
 
     if sort not in SORTS:
         raise UnknownNameError("sort order", sort, SORTS)
     folder = runs_dir(dir)
-    found = runs(folder, project, status=cast("RunStatus | None", status), tag=tag)
-    if sort == "created":  # already newest first, so the losses of runs that are not shown are never read
-        found, num_left = found[:limit], max(len(found) - limit, 0)
-        rows = [_row(run) for run in found]
-    else:
-        rows = sorted(map(_row, found), key=_key(sort))
-        rows, num_left = rows[:limit], max(len(rows) - limit, 0)
+    # Newest first is the order of the folders: only the shown ones are opened.
+    found = runs(
+        folder, project, status=cast("RunStatus | None", status), tag=tag, limit=limit if sort == "created" else None
+    )
+    rows = [_row(run) for run in found]
+    if sort != "created":
+        rows.sort(key=_key(sort))
+    rows, num_left = rows[:limit], found.num_left or max(len(rows) - limit, 0)
     if json:
         print_json([{key: value for key, value in row.items() if key != "series"} for row in rows])
     elif rows:
         _show(rows)
     if any(row["warnings"] for row in rows) and not json:
         remark("! The recording has problems; `sonde show RUN` lists them.")
-    for path, error in broken_runs(folder).items():
+    for path, error in found.broken.items():
         remark(f"Skipped {path}: {error}")
     if num_left:
-        remark(f"{counted(num_left, 'more run')}; show all with --limit {len(rows) + num_left}.")
+        what = "older run" if found.num_left else "more run"
+        is_filtered = any(value is not None for value in (project, status, tag))
+        unknown = " that may match" if found.num_left and is_filtered else ""
+        remark(f"{counted(num_left, what)}{unknown}; show all with --limit {len(rows) + num_left}.")
     if not rows:
         if any(value is not None for value in (project, status, tag)):
             remark(f"No runs match these filters in {place(folder)}.")

@@ -17,6 +17,7 @@ from sonde.cli.compare import compare
 from sonde.cli.delete import delete
 from sonde.cli.diagnose import diagnose
 from sonde.cli.doctor import doctor
+from sonde.cli.explain import explain
 from sonde.cli.export import export
 from sonde.cli.flow import flow
 from sonde.cli.help import Verb, Verbs
@@ -37,7 +38,7 @@ from sonde.errors import QueryError, RunNotFoundError, SondeError, UsageError, n
 GROUPS: Final[dict[str, dict[str, Callable[..., None]]]] = {
     "Record": {"run": run, "train": train, "snapshot": snapshot},
     "View runs": {"list": list_runs, "show": show, "ui": ui, "monitor": monitor, "query": query},
-    "Find problems": {"diagnose": diagnose, "compare": compare, "flow": flow},
+    "Find problems": {"diagnose": diagnose, "explain": explain, "compare": compare, "flow": flow},
     "Export and share": {"report": report, "plot": plot, "export": export, "hub": hub},
     "Manage": {"checkpoints": checkpoints, "delete": delete, "doctor": doctor},
 }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from sonde.diagnose.check import all_rules, check, required_series
 from sonde.diagnose.finding import Finding, Severity, count_severities
 from sonde.diagnose.health import REQUIRED_SERIES, Health, health
 from sonde.diagnose.measures.loss import loss_name, validation
+from sonde.diagnose.mute import Muted, separate
 from sonde.diagnose.rule import Rule
+from sonde.schema.mutes import MUTE, Mute, parse_mutes
 from sonde.schema.window import Window
 
 
@@ -28,6 +31,8 @@ class Diagnosis:
     failed: tuple[str, ...]
     """Rules that raised and were skipped."""
     gaps: tuple[Gap, ...]
+    muted: tuple[Muted, ...] = ()
+    """Findings that the user has muted; they count nowhere else."""
 
     @property
     def roots(self) -> list[Finding]:
@@ -50,7 +55,7 @@ class Diagnosis:
     @property
     def is_blind(self) -> bool:
         """Whether nothing was recorded that the rules check, so that the absence of findings means nothing."""
-        return not self.findings and len(self.gaps) == len(_GAPS)
+        return not self.findings and not self.muted and len(self.gaps) == len(_GAPS)
 
     @property
     def is_critical(self) -> bool:
@@ -71,8 +76,9 @@ def diagnose(
     rules: Iterable[Rule] | None = None,
     *,
     on_error: Callable[[str, Exception], None] | None = None,
+    mutes: Iterable[Mute] = (),
 ) -> Diagnosis:
-    """Run the rules over a window. A rule that raises is reported and skipped."""
+    """Run the rules over a window. A rule that raises is reported and skipped. The run's own mutes apply, too."""
     chosen = tuple(all_rules().values() if rules is None else rules)
     failed: list[str] = []
 
@@ -81,7 +87,8 @@ def diagnose(
         if on_error is not None:
             on_error(name, error)
 
-    findings = check(window, chosen, on_error=skipped)
+    found = check(window, chosen, on_error=skipped)
+    findings, muted = separate(found, (*mutes, *_own_mutes(window)), datetime.now(UTC).date())
     return Diagnosis(
         window=window,
         findings=tuple(findings),
@@ -90,7 +97,16 @@ def diagnose(
         blind=tuple(blind(window, chosen)),
         failed=tuple(failed),
         gaps=tuple(gaps(window)),
+        muted=tuple(muted),
     )
+
+
+def _own_mutes(window: Window) -> tuple[Mute, ...]:
+    """The mutes that were set when the run was recorded; a run folder may come from anywhere."""
+    try:
+        return parse_mutes(window.facts.get(MUTE) or ())
+    except ValueError:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)

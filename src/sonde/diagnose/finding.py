@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.display import html_of, visible
+from sonde.distribution import DOCS_URL
 
 ORDER: Final = ("info", "warning", "critical")
 MARKS: Final = {"critical": "✗", "warning": "!", "info": "·"}
@@ -100,10 +101,17 @@ class Finding:
     remedy: str = ""
     """Instructions to fix it; code for this model is in backticks."""
     references: tuple[str, ...] = ()
+    traceback: str = ""
+    """The traceback of the exception that ended the program, if the finding is about that."""
     cause_of: tuple[Finding, ...] = field(default=())
     """Other findings that this one explains."""
     chart: Chart | None = field(default=None, compare=False)
     """The series of its evidence; None if `Run.findings` did not make it or the series is too short."""
+
+    @property
+    def doc(self) -> str:
+        """The page of its rule: why it happens, how to fix it, when it is wrong. Offline: `sonde explain RULE`."""
+        return f"{DOCS_URL}/rules/{self.rule}.md"
 
     def __repr__(self) -> str:
         """The finding in words: what, when, and how to fix it."""
@@ -127,6 +135,8 @@ class Finding:
             "evidence": [asdict(one) for one in self.evidence],
             "remedy": self.remedy,
             "references": list(self.references),
+            "doc": self.doc,
+            "traceback": self.traceback,
             "cause_of": [finding.as_dict() for finding in self.cause_of],
         }
 

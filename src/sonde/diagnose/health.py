@@ -48,6 +48,11 @@ FINE: Final = 80.0
 POOR: Final = 50.0
 """A score of at least FINE is healthy, one below POOR is critical; web/ uses the same numbers."""
 
+BANDS: Final = {Severity.WARNING: (POOR, FINE), Severity.CRITICAL: (0.0, POOR)}
+"""The scores of a run while it has a finding of this severity; without one they are between FINE and 100."""
+MOST_LEFT: Final = 0.99
+"""The largest factor of a finding, however low its confidence: a band does not contain its upper end."""
+
 Steps = NDArray[np.int64]
 Owner = Callable[[str], str]
 
@@ -86,9 +91,19 @@ def health(window: Window, findings: Iterable[Finding] = ()) -> Health:
             layers[layer] = _times(layers[layer], aligned) if layer in layers else aligned
     measured = np.stack(list(layers.values())) if layers else np.ones((1, len(steps)))
     severe = [f for f in findings if f.severity > Severity.INFO]
-    run = _whole(measured) * _loss_factor(window, steps) * _finding_factor(severe, steps)
+    run = _in_band(_whole(measured), severe, steps) * _loss_factor(window, steps)
     scores = [run, *(own * _finding_factor(_about(severe, name), steps) for name, own in layers.items())]
     return Health(steps, (RUN, *layers), 100.0 * np.stack(scores))
+
+
+def health_by(findings: Sequence[Finding], window: Window, known: Health, known_by: Sequence[Finding]) -> Health:
+    """The health by these findings; `known` if it was computed from the same severe ones."""
+    is_same = _severe(findings) == _severe(known_by)
+    return known if is_same else health(window, findings)
+
+
+def _severe(findings: Iterable[Finding]) -> set[tuple[object, ...]]:
+    return {(f.rule, f.sites, f.severity, f.step) for f in findings if f.severity > Severity.INFO}
 
 
 # ---------------------------------------------------------------------------------------------------------- the factors
@@ -161,10 +176,32 @@ def _finding_factor(findings: Sequence[Finding], steps: Steps) -> Array:
     """The factor for findings at the steps they cover. Only the most severe counts: others often share its cause."""
     factor = np.ones(len(steps))
     for finding in findings:
-        inside = (steps >= finding.step) & (steps <= finding.last_step)
+        inside = _steps_of(finding, steps)
         left = 1.0 - finding.confidence * (1.0 - SEVERITY_FACTORS[finding.severity])
         factor[inside] = np.minimum(factor[inside], left)
     return factor
+
+
+def _in_band(measured: Array, severe: Sequence[Finding], steps: Steps) -> Array:
+    """The score of the run: what was measured decides only where it is within the band of its most severe finding.
+
+    So a run without a finding is never graded as ill, and one with a finding never as well.
+    """
+    low, high = np.full(len(steps), FINE), np.full(len(steps), 100.0)
+    for finding in sorted(severe, key=lambda finding: finding.severity.rank):
+        inside = _steps_of(finding, steps)
+        low[inside], high[inside] = BANDS[finding.severity]
+    left = np.minimum(_finding_factor(severe, steps), np.where(low < FINE, MOST_LEFT, 1.0))
+    scores: Array = (low + (high - low) * measured * left) / 100.0
+    return scores
+
+
+def _steps_of(finding: Finding, steps: Steps) -> NDArray[np.bool_]:
+    """The recorded steps that a finding covers; if there is none between its first and last, the one closest to it."""
+    inside: NDArray[np.bool_] = (steps >= finding.step) & (steps <= finding.last_step)
+    if len(steps) and not inside.any():
+        inside[min(int(np.searchsorted(steps, finding.step)), len(steps) - 1)] = True
+    return inside
 
 
 def _whole(layers: Array) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
+from sonde.diagnose.confidence import confidences
 from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.schema.window import Window
 
@@ -25,6 +26,7 @@ class Found:
     """None means the last step of the window."""
     severity: str | None = None
     """None means the rule's default."""
+    traceback: str = ""
 
 
 RuleFunction = Callable[[Window], Iterator[Found]]
@@ -55,7 +57,7 @@ class Rule:
             yield Finding(
                 rule=self.name,
                 severity=self.severity if found.severity is None else Severity(found.severity),
-                confidence=found.confidence,
+                confidence=confidences().calibrated(self.name, found.confidence),
                 step=int(found.step),
                 last_step=window.last_step if found.last_step is None else int(found.last_step),
                 message=found.message,
@@ -63,6 +65,7 @@ class Rule:
                 evidence=tuple(found.evidence),
                 remedy=found.remedy,
                 references=self.references,
+                traceback=found.traceback,
             )
 
 

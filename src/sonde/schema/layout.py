@@ -37,6 +37,8 @@ UNKNOWN_CODE: Final = 120
 """Python could not flush its output, for example to a closed pipe: this says nothing about the program."""
 ENDED_AT_EXIT: Final = "ended_at_exit"
 """A fact in run.json: the run ended with its process, whose exit code says how."""
+ERROR: Final = "error"
+"""A fact in run.json: the exception that ended the program, with its traceback."""
 _STOPPED: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 
 

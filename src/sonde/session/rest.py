@@ -26,6 +26,10 @@ _MIN_STEPS: Final = 2
 """A shorter rest would cost more than it saves."""
 
 
+_STEP_S: Final = 20e-6
+"""What counting a step takes, in addition to what is measured: the calls of our hooks. `benchmarks/hooks.py`."""
+
+
 class RestHost(Protocol):
     """Knows what the next steps record. No method may raise."""
 
@@ -55,6 +59,8 @@ class Rest:
         """The first step that may record something again."""
         self._is_evaluating = False
         """Whether the taps are back for an evaluation."""
+        self._has_evaluated = False
+        """Whether there was one in this rest."""
         self._began_s = self._own_s = 0.0
         self._first = 0
         self._modes: dict[int, bool] = {}
@@ -72,6 +78,7 @@ class Rest:
         training.steps.rest()
         self._training, self._thread, self._until = training, threading.get_ident(), until
         self._began_s, self._own_s, self._first = time.perf_counter(), 0.0, step
+        self._has_evaluated = False
         self._modes = self._host.modes(training)
         self._host.resting(is_on=True)
         self.is_on = True
@@ -91,7 +98,8 @@ class Rest:
         self.is_on = self._is_evaluating = False
         self._host.resting(is_on=False)
         num_steps = training.steps.number - self._first - (not training.steps.is_over)
-        training.rested(num_steps, time.perf_counter() - self._began_s, self._own_s)
+        seconds = time.perf_counter() - self._began_s
+        training.rested(num_steps, seconds, self._own_s + num_steps * _STEP_S, is_plain=not self._has_evaluated)
         training.steps.wake()
 
     # ------------------------------------------------------------------------------------------------------------ hooks
@@ -103,7 +111,7 @@ class Rest:
             return False
         if not torch.is_grad_enabled():
             if not self._is_evaluating:
-                self._is_evaluating = True
+                self._is_evaluating = self._has_evaluated = True
                 self._host.resting(is_on=False)
             return False
         module = model.names.model()

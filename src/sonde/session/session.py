@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from sonde.config import Settings
 from sonde.errors import SessionError, SondeError
-from sonde.schema.layout import ENDED_AT_EXIT, RunStatus
+from sonde.schema.layout import ENDED_AT_EXIT, ERROR, RunStatus
+from sonde.schema.mutes import MUTE, parse_mutes
 from sonde.schema.overhead import recording_took
 from sonde.session.keywords import Optimizers, WatchKeywords, spelled_out
 from sonde.session.null import NullSession
 from sonde.session.observers.mirror import Observers, mirror_observers
+from sonde.session.observers.rules import Announcement, Change
 from sonde.session.observers.rules_process import RulesProcess
 from sonde.session.process import forks
-from sonde.session.process.ending import keep_exit_by_signal, last_error, shown, status_of
+from sonde.session.process.ending import describe, keep_exit_by_signal, last_error, shown, status_of
 from sonde.session.process.exits import exits
 from sonde.session.recording import Recording
 from sonde.session.scalars import log_values
 from sonde.session.training_step import StepRecorder
 from sonde.write.ending import leave_exit_code
 from sonde.write.folder import absolute, remove_run
+from sonde.write.ranks import RankEvents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,9 +61,11 @@ class Session:
         self._is_refused = False
         """Whether `watch` was called with invalid arguments: if the program then ends, the run is empty."""
         self._tell_snapshots: Callable[[Finding], None] | None = None
-        rules = RulesProcess(self._say_finding, lambda: observers.end) if settings.live_rules else None
+        others = RankEvents(absolute(run))
+        rules = RulesProcess(self._say_finding, lambda: observers.end, others) if settings.live_rules else None
         observers = Observers(rules)
         self.recording = Recording(absolute(run), settings, observers, resume=resume, is_same_attempt=is_same_attempt)
+        self.recording.writer.note(**{MUTE: [mute.as_dict() for mute in parse_mutes(settings.mute)]})
         self.steps = StepRecorder(self.recording)
         self._tell_snapshots = self.steps.snapshots.asks.found
         self.on_watch: Callable[[], None] | None = None
@@ -275,6 +280,8 @@ class Session:
     def _end(self, error: BaseException | None) -> None:
         """Finish with the status of this error. `sys.exit(0)` is not one, and has no short deadline."""
         status, reason = status_of(error)
+        if not self.is_finished:
+            self._do("finish", lambda: self.recording.writer.note(**{ERROR: describe(error), "reason": reason}))
         self.finish(status, reason, deadline_s=None if status == "finished" else self.settings.exit_deadline_s)
 
     @property
@@ -315,13 +322,22 @@ class Session:
         if isinstance(error, KeyboardInterrupt):
             keep_exit_by_signal()
 
-    def _say_finding(self, finding: Finding) -> None:
-        """Called on the writer thread, once for each rule with a finding."""
-        self._num_faults += 1
+    def _say_finding(self, said: Announcement) -> None:
+        """Called on the writer thread, once for each rule with a finding, and when that turns out differently."""
+        finding, change = said
         message = "".join(c if c.isprintable() else "?" for c in finding.message)  # names may contain any character
-        if self._tell_snapshots is not None:
+        since = f"since step {finding.step}: {message}   [{finding.rule}]"
+        if change in (Change.NEW, Change.CORRECTED) and self._tell_snapshots is not None:
             self._tell_snapshots(finding)
-        self.recording.say(f"{finding.severity} since step {finding.step}: {message}   [{finding.rule}]")
+        if change == Change.NEW:
+            self._num_faults += 1
+            self.recording.say(f"{finding.severity} {since}")
+        elif change == Change.CORRECTED:
+            self.recording.say(f"correction: {finding.severity} {since}")
+        elif change == Change.EXPLAINED:
+            self.recording.say(f"correction: a consequence of another finding: {message}   [{finding.rule}]")
+        else:
+            self.recording.say(f"no longer so after step {finding.last_step}: {message}   [{finding.rule}]")
 
     def _last_facts(self) -> dict[str, Any]:
         """Called on the writer thread, when only these facts are left to write."""

@@ -29,6 +29,7 @@ def diagnosis_dict(run: Run, found: Diagnosis) -> dict[str, Any]:
         "health": health_of(found),
         "counts": found.counts(),
         "findings": [finding.as_dict() for finding in found.findings],
+        "muted": [one.as_dict() for one in found.muted],
         "num_rules": found.num_rules,
         "blind_rules": list(found.blind),
         "failed_rules": list(found.failed),
@@ -80,12 +81,19 @@ def what_was_checked(found: Diagnosis) -> str:
         sentences.append(f"Not checked: {missing}.")
     elif found.blind:
         sentences.append(f"{counted(len(found.blind), 'rule')} had no data to check.")
+    if found.muted:
+        rules = ", ".join(dict.fromkeys(one.finding.rule for one in found.muted))
+        sentences.append(f"{counted(len(found.muted), 'finding')} muted: {rules}.")
     return " ".join(sentences)
 
 
 def verdict(found: Diagnosis) -> str:
-    """The verdict on a run without findings."""
-    return "nothing was recorded that the rules could check" if found.is_blind else "no problems found"
+    """The verdict on a run whose only findings are remarks. A run that crashed has a critical finding instead."""
+    if found.is_blind:
+        return "nothing was recorded that the rules could check"
+    stopped = any(finding.rule == "interrupted" for finding in found.findings)
+    muted = f", except {counted(len(found.muted), 'muted finding')}" if found.muted else ""
+    return f"no problems found{' before it was interrupted' if stopped else ''}{muted}"
 
 
 def not_recorded(gap: Gap) -> str:
@@ -104,8 +112,13 @@ def stored_diagnosis(run: Run) -> tuple[dict[str, int] | None, float | None]:
     Both are None, for unknown, if nothing was recorded or if what they were computed from no longer exists.
     """
     stored = run.manifest.facts.get("diagnosis")
-    if not isinstance(stored, Mapping) or run.last_step < 0 or not run.catalog.is_complete:
+    if run.last_step < 0 or not run.catalog.is_complete:
         return None, None
+    is_crash = run.status == "crashed"
+    if not isinstance(stored, Mapping):
+        return ({**dict.fromkeys(_WORDS, 0), "critical": 1} if is_crash else None), None
     counts = {key: value for key in _WORDS if isinstance(value := stored.get(key), int)}
     health = stored.get("health")
+    if is_crash and not counts.get("critical"):  # killed before the rules could see the end
+        counts, health = {**dict.fromkeys(_WORDS, 0), **counts, "critical": 1}, None
     return counts or None, float(health) if isinstance(health, int | float) else None

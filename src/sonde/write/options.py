@@ -17,7 +17,7 @@ class WriterOptions:
     """Or as soon as this much is waiting."""
     seal_steps: int = 1024
     """Recorded steps per sealed segment."""
-    seal_mib: float = 64.0
+    seal_mib: float = 16.0
     """Or as soon as the log is this large."""
     queue_mib: float = 64.0
     """Limit of records that wait for the writer; above it, records are dropped and counted."""

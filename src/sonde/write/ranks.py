@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sonde.schema.layout import rank_log
-from sonde.schema.records import Event, sign_document, to_json
+from sonde.schema.layout import RANKS_FOLDER, rank_log
+from sonde.schema.records import Event, check_document, sign_document, to_json
 from sonde.write.durable import make_folder, sync_folder
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 STALE_S: Final = 24 * 3600.0
+_MAX_READ: Final = 1 << 20
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int:
@@ -119,3 +120,35 @@ class RankLog:
             os.fsync(file.fileno())
         if is_new:
             sync_folder(self.path.parent)
+
+
+class RankEvents:
+    """The events that the other ranks have written since the last call, read by the first rank while it trains."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / RANKS_FOLDER
+        self._num_read: dict[Path, int] = {}
+
+    def __call__(self) -> list[Event]:
+        if world_size() == 1:
+            return []
+        return [event for path in sorted(self._folder.glob("rank-*.jsonl")) for event in self._new(path)]
+
+    def _new(self, path: Path) -> list[Event]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._num_read.get(path, 0))
+                lines = file.read(_MAX_READ).splitlines(keepends=True)
+        except OSError:  # removed, or on a file system that does not respond
+            return []
+        complete = [line for line in lines if line.endswith(b"\n")]
+        self._num_read[path] = self._num_read.get(path, 0) + sum(map(len, complete))
+        return [event for line in complete if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        row = json.loads(line) if check_document(line) else {}
+        return Event(**{name: row[name] for name in Event.__dataclass_fields__})
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from sonde.show.web.connections import REQUEST_S
 from sonde.show.web.server import Address, Dashboard
 from sonde.show.web.serving import QuickServer, configured
 
@@ -111,6 +112,36 @@ def test_connections_that_never_finish_do_not_keep_others_out(raw: Raw) -> None:
     finally:
         for connection in idle:
             connection.close()
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"GET / HTTP/1.1\r\nHost: ", b"POST /api/runs HTTP/1.1\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_400_connections_that_never_send_a_request_do_not_take_the_place_of_others(raw: Raw, first: bytes) -> None:
+    idle = []
+    try:
+        for _ in range(400):
+            idle.append(raw.connect())
+            idle[-1].sendall(first)
+        assert raw.status(f"GET / HTTP/1.1\n{OK}\n") == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+@pytest.mark.slow
+def test_a_connection_without_a_whole_request_is_closed_in_time(raw: Raw) -> None:
+    kept = raw.connect()
+    kept.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{raw.dashboard.port}\r\n\r\n".encode())
+    assert kept.recv(65536).startswith(b"HTTP/1.1 200")
+    slow = [raw.connect() for _ in range(3)]
+    slow[1].sendall(b"GET / HT")
+    kept.sendall(b"GET / HT")  # a second request, begun and never finished
+    for connection in (*slow, kept):
+        connection.settimeout(3 * REQUEST_S)
+        while connection.recv(65536):
+            pass
+        connection.close()
 
 
 def test_a_slow_request_does_not_delay_others(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,6 +276,10 @@ export interface Finding {
   evidence: Evidence[];
   remedy: string;
   references: string[];
+  /** URL of the page about its rule; offline: `sonde explain RULE`. */
+  doc: string;
+  /** The traceback of the exception that ended the program; usually empty. */
+  traceback: string;
   /** `n` of the findings that are a consequence of this one. */
   cause_of: number[];
   is_explained: boolean;

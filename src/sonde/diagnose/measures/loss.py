@@ -114,10 +114,23 @@ class Learned:
             return f"the loss has not improved ({percent(self.left)} of {self.reference})"
         return f"the loss is still at {percent(self.left)} of {self.reference}"
 
-    def left_evidence(self, healthy: str = "well below 1", *, at_step: bool = True) -> Evidence:
-        """The final loss relative to its reference, as evidence."""
-        step = int(self.steps[-1]) if at_step else None
-        return Evidence(self.name, self.left, healthy, step, f"final loss relative to {self.reference}")
+    def left_evidence(self, below: float = 0.7) -> Evidence:
+        """The final loss as evidence; `below` is the healthy fraction of `unit`, if it exceeds that."""
+        tail = np.arange(len(self.values) - max(5, len(self.values) // 10), len(self.values))
+        tail = tail[tail >= 0]
+        known = tail[np.isfinite(self.values[tail])]
+        near = self.values[known] - self.end if np.isfinite(self.end) else -self.values[known]
+        at = int(known[np.abs(near).argmin()]) if len(known) else len(self.values) - 1
+        value = float(self.values[at])
+        compared = "" if self.unit == self.first else f"; a constant prediction's: {number(self.unit, 3)}"
+        is_high = value > below * self.unit
+        return Evidence(
+            self.name,
+            value,
+            f"below {number(below * self.unit, 3)}" if is_high else "",
+            int(self.steps[at]),
+            f"final loss{compared}",
+        )
 
 
 @noted

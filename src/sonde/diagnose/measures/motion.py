@@ -17,6 +17,8 @@ NEEDS: Final = ("update/*/norm", "param/*/norm", "param/*/n")
 FIRST: Final = 5
 """Number of first updates, in which a learning rate that is too high shows most clearly."""
 MIN_ELEMENTS: Final = 16
+"""Smaller matrices are left out, unless the model has no other: a linear regression may have ten weights."""
+MIN_ELEMENTS_ALONE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class Motion:
 @noted
 def motion(window: Window) -> Motion | None:
     """Measure how the weight matrices moved; None if updates were not recorded."""
+    return _motion(window, MIN_ELEMENTS) or _motion(window, MIN_ELEMENTS_ALONE)
+
+
+def _motion(window: Window, min_elements: int) -> Motion | None:
     updates, norms = window.grid("update/*/norm"), window.grid("param/*/norm")
     if not len(updates) or not len(norms):
         return None
@@ -64,7 +70,7 @@ def motion(window: Window) -> Motion | None:
     for site in updates.sites:
         if site not in norms.sites:
             continue
-        yardstick = _yardstick(window, site)
+        yardstick = _yardstick(window, site, min_elements)
         if yardstick is None:
             continue
         weight = _at(updates.steps, norms.steps, norms.row(site))
@@ -74,7 +80,7 @@ def motion(window: Window) -> Motion | None:
     return Motion(tuple(sites), updates.steps, np.stack(rows)) if rows else None
 
 
-def _yardstick(window: Window, site: str) -> float | None:
+def _yardstick(window: Window, site: str, min_elements: int) -> float | None:
     """The minimum norm a weight counts with; None if it is not a weight matrix, or starts at zero on purpose."""
     start = window.get(f"param/{site}/norm")[1]
     if not len(start) or not start[0] > 0:
@@ -82,13 +88,13 @@ def _yardstick(window: Window, site: str) -> float | None:
     known = structure(window).parameter(site)
     if known is None:
         return _without_structure(window, site, float(start[0]))
-    return _natural_norm(known) if known.is_matrix and known.trainable else None
+    return _natural_norm(known, min_elements) if known.is_matrix and known.trainable else None
 
 
-def _natural_norm(parameter: Parameter) -> float | None:
+def _natural_norm(parameter: Parameter, min_elements: int) -> float | None:
     size = int(np.prod(parameter.shape))
     fan_in = parameter.fan_in or int(np.prod(parameter.shape[1:]))
-    return float(np.sqrt(size / fan_in)) if size >= MIN_ELEMENTS else None
+    return float(np.sqrt(size / fan_in)) if size >= min_elements else None
 
 
 def _without_structure(window: Window, site: str, start: float) -> float | None:

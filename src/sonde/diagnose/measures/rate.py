@@ -14,6 +14,13 @@ from sonde.diagnose.wording import number
 from sonde.schema.window import Column, Window
 
 RATE: Final = "optim/lr"
+SENSIBLE: Final = 0.02
+"""Update relative to the weight matrix that a new learning rate aims at: the upper end of healthy runs (95th percentile
+1.8e-2)."""
+LOWEST: Final = 1e-6
+"""Lowest learning rate that is ever suggested; recipes of all optimizers are far above it."""
+STABLE_STEPS: Final = 10
+"""Number of steps at a lower rate that show that it is stable."""
 RISING_SHARE: Final = 0.05
 """A rise that is over by this fraction of the run does not count as a warm-up."""
 
@@ -63,13 +70,42 @@ def is_adaptive(window: Window) -> bool:
 def write_rate(window: Window, factor: float) -> str:
     """An instruction to multiply the learning rate by a factor, with code; the new rate is rounded to one digit."""
     _, values = rate(window)
-    name = structure(window).optimizer_type or "optimizer"
     peak = float(nanmax(values)) if len(values) else math.nan
     verb = "Lower" if factor < 1 else "Raise"
     if not peak > 0 or not math.isfinite(peak * factor) or not factor > 0:
         return f"{verb} the learning rate to {number(factor, 1)} times its current value"
-    new = one_digit(peak * factor)
-    return f"{verb} the learning rate from {number(peak, 3)} to {new}: `{name}(..., lr={new})`"
+    return write_new_rate(window, peak, peak * factor)
+
+
+def write_new_rate(window: Window, old: float, new: float) -> str:
+    """An instruction to change the learning rate, with code; the new rate is rounded to one digit."""
+    name, verb = structure(window).optimizer_type or "optimizer", "Lower" if new < old else "Raise"
+    return f"{verb} the learning rate from {number(old, 3)} to {one_digit(new)}: `{name}(..., lr={one_digit(new)})`"
+
+
+def stable_rate(window: Window, step: int, size: float, growth: float = math.nan) -> tuple[float, float] | None:
+    """(current, lower) learning rate for a run whose updates became too large at a step; None if the rate is unknown.
+
+    The lower one is the highest with which the loss was stable before that step, if the rate was lower then. Otherwise
+    it is the rate at which an update of `size`, relative to its weight, would have been SENSIBLE. For gradient descent,
+    the loss tells how far the rate is above the limit: along the steepest direction, a step multiplies the error by
+    1 - rate * curvature, so a loss that grows by a factor g per step has a curvature of (1 + sqrt(g)) / rate, and the
+    rate 1 / curvature is half the limit.
+    """
+    steps, values = rate(window)
+    known = np.isfinite(values) & (values > 0)
+    steps, values = steps[known], values[known]
+    if not len(values):
+        return None
+    current = float(values[max(int(np.searchsorted(steps, step, side="right")) - 1, 0)])
+    earlier = values[steps < step]
+    if len(earlier) >= STABLE_STEPS and (highest := float(earlier[:-1].max())) < current:
+        return current, highest
+    lower = current * min(0.1, SENSIBLE / size)
+    is_squared = structure(window).loss in ("", "mse_loss")
+    if growth > 1 and is_squared and not is_adaptive(window):
+        lower = max(lower, current / (1 + math.sqrt(growth)))
+    return current, max(lower, min(LOWEST, current))
 
 
 def one_digit(value: float) -> str:

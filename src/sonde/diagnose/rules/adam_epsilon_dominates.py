@@ -25,7 +25,7 @@ UNLEARNED: Final = 0.5
 @rule(
     severity="warning",
     needs=("optim/*.exp_avg_sq/abs_mean",),
-    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output"),
+    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output", "rnn_vanishing_temporal"),
     references=(
         "Wortsman et al. 2023, Small-scale proxies for large-scale transformer training instabilities",
         "OLMo et al. 2024, 2 OLMo 2 Furious: eps 1e-5 to 1e-8",

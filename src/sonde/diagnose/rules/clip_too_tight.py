@@ -28,7 +28,14 @@ UNLEARNED: Final = 0.6
 @rule(
     severity="warning",
     needs=(*MOTION, "grad/*/clip_factor"),
-    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output", "adam_epsilon_dominates"),
+    causes=(
+        "lr_too_low",
+        "underfitting",
+        "loss_plateau",
+        "constant_output",
+        "adam_epsilon_dominates",
+        "rnn_vanishing_temporal",
+    ),
     references=("Pascanu et al. 2013, On the difficulty of training recurrent neural networks", "DEForm, operator RGC"),
 )
 def clip_too_tight(window: Window) -> Iterator[Found]:

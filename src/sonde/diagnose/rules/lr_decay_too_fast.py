@@ -23,7 +23,14 @@ TOO_SOON: Final = ((0.35, 0.2), (0.5, 0.5))
 
 @rule(
     severity="warning",
-    causes=("lr_too_low", "underfitting", "loss_plateau", "constant_output", "vanishing_gradients"),
+    causes=(
+        "lr_too_low",
+        "underfitting",
+        "loss_plateau",
+        "constant_output",
+        "vanishing_gradients",
+        "rnn_vanishing_temporal",
+    ),
     references=("PyTorch, torch.optim: a scheduler is stepped once per epoch unless its arguments count batches",),
 )
 def lr_decay_too_fast(window: Window) -> Iterator[Found]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence
-from sonde.diagnose.measures.curves import nanmedian
+from sonde.diagnose.measures.curves import held
 from sonde.diagnose.measures.rate import RATE, rate
+from sonde.diagnose.measures.readings import reading, typical
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import counted, percent
 from sonde.schema.window import Window
@@ -20,7 +22,7 @@ MOST: Final = 0.9
 
 @rule(
     severity="warning",
-    needs=("update/*/norm", "grad/*/norm"),
+    needs=("update/*/norm", "grad/*/norm", "update/*/nonfinite_fraction", "grad/*/nonfinite_fraction"),
     causes=(
         "lr_too_low",
         "underfitting",
@@ -40,25 +42,26 @@ def lr_not_applied(window: Window) -> Iterator[Found]:
     if not with_grad:
         return
     still = ~(np.fmax.reduce([updates.row(site) for site in with_grad], axis=0) > 0)
-    if still.mean() < MOST:
+    # The norm leaves out NaN: an update of NaN alone looks like none, but has destroyed the weights.
+    is_sound = ~(_is_broken(window, "update", updates.steps) | _is_broken(window, "grad", updates.steps))
+    still, steps_seen = still[is_sound], updates.steps[is_sound]
+    if len(still) < MIN_STEPS or still.mean() < MOST:
         return
+    example = typical(window, f"grad/{with_grad[0]}/norm", "", "gradient norm, median")
+    since = int(steps_seen[int(np.argmax(still))])
     steps, values = rate(window)
     is_zero = bool(len(values)) and bool((values == 0).mean() >= MOST)
     why = "the learning rate is 0" if is_zero else "the steps are skipped or undone"
     yield Found(
-        f"No parameter changed in {percent(still.mean())} of {len(updates.steps):,} optimizer steps, although "
+        f"No parameter changed in {percent(still.mean())} of {len(still):,} optimizer steps, although "
         f"{counted(len(with_grad), 'parameter has', 'parameters have')} gradients: {why}.",
-        step=int(updates.steps[int(np.argmax(still))]),
+        step=since,
         confidence=0.95,
         sites=with_grad[:3],
         evidence=[
-            Evidence(f"update/{with_grad[0]}/norm", 0.0, "above 0", meaning="update norm"),
-            Evidence(
-                f"grad/{with_grad[0]}/norm",
-                float(nanmedian(grads.row(with_grad[0]))),
-                meaning="gradient norm, median",
-            ),
-            *([Evidence(RATE, float(values[-1]), "above 0", int(steps[-1]))] if len(values) else []),
+            reading(window, f"update/{with_grad[0]}/norm", since, "above 0", "update norm"),
+            example,
+            *([Evidence(RATE, float(values[-1]), "above 0" if is_zero else "", int(steps[-1]))] if len(values) else []),
         ],
         remedy=(
             "Check the schedule: it multiplies the learning rate by 0 (integer division in a warm-up?)."
@@ -66,3 +69,9 @@ def lr_not_applied(window: Window) -> Iterator[Found]:
             else "Find what skips the step: a `GradScaler`, or a condition around `optimizer.step()`."
         ),
     )
+
+
+def _is_broken(window: Window, kind: str, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask of the steps at which any value of a kind was non-finite."""
+    columns = [held(steps, own, values) > 0 for _, own, values in window.by_site(f"{kind}/*/nonfinite_fraction")]
+    return np.logical_or.reduce(columns) if columns else np.zeros(len(steps), np.bool_)

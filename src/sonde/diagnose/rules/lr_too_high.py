@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import nanmax
+from sonde.diagnose.measures.divergence import GROWN, LARGE, Divergence, divergence
 from sonde.diagnose.measures.loss import Learned, learned
 from sonde.diagnose.measures.motion import FIRST, NEEDS, Motion, motion
-from sonde.diagnose.measures.rate import write_rate
+from sonde.diagnose.measures.nonfinite import NEEDS as NONFINITE
+from sonde.diagnose.measures.rate import stable_rate, write_new_rate, write_rate
+from sonde.diagnose.measures.readings import highest, reading
 from sonde.diagnose.rule import Found, rule
 from sonde.diagnose.wording import number, percent, times
 from sonde.schema.window import Window
 
-LARGE: Final = 0.3
-"""Update relative to the weight matrix. Healthy runs stay below 0.1, even in their first steps."""
 LARGE_LATER: Final = 0.15
 """The same later in training, when steps should be small."""
 BEFORE: Final = 15
@@ -26,19 +28,21 @@ HEALTHY: Final = "1e-4 to 0.1"
 SOON: Final = 30
 FAR: Final = 2.2
 """Total length of the first steps relative to the weights. Healthy runs stay below 1.9."""
+FLUNG: Final = 10.0
+"""Loss relative to its start, after the first quarter of the run. No healthy run exceeds it, whatever its batches."""
 EARLY: Final = 10
 """Number of steps within which a large update shows in the loss."""
 
 
 @rule(
     severity="warning",
-    needs=NEEDS,
+    needs=(*NEEDS, *NONFINITE, "update/*/ratio"),
     causes=(
         *("dead_relu", "loss_spikes", "loss_oscillation", "loss_divergence", "loss_plateau", "exploding_gradients"),
         *("nan_inf", "underfitting", "saturated_activations"),
         *("constant_output", "rank_collapse", "vanishing_gradients", "bottleneck_layer"),
         *("adam_second_moment_underestimate", "clip_too_tight", "low_precision_overflow", "bad_batches"),
-        "qkv_imbalance",
+        *("qkv_imbalance", "attention_logit_growth", "attention_entropy_collapse", "output_logit_growth"),
     ),
     references=(
         "Karpathy, CS231n: ratio of updates to weights about 1e-3",
@@ -51,7 +55,9 @@ def lr_too_high(window: Window) -> Iterator[Found]:
     moved, loss = motion(window), learned(window)
     if moved is None or loss is None or not loss.first > 0:
         return
-    if moved.at_first > LARGE and _is_harmed(loss, moved.at_first):
+    if (run := divergence(window)) is not None:
+        yield _ran_away(window, moved, loss, run)
+    elif moved.at_first > LARGE and _is_harmed(loss, moved.at_first):
         yield _from_the_start(window, moved, loss)
     elif (step := _fell_apart(moved, loss)) is not None:
         yield _later(window, moved, loss, step)
@@ -60,11 +66,14 @@ def lr_too_high(window: Window) -> Iterator[Found]:
 
 
 def _is_harmed(loss: Learned, first_move: float) -> bool:
-    """Whether large first steps did harm. Alone they are harmless in convex problems and in RMSprop's first step."""
+    """Whether large first steps did harm. Alone they are harmless in convex problems and in RMSprop's first step.
+    NaN without a divergence came from elsewhere."""
     if loss.has_diverged:
-        return True
+        return False
     jump = _highest(loss, 1, EARLY + 1) / loss.first
     later = _highest(loss, len(loss.values) // 4, None) / loss.unit
+    if later > FLUNG:
+        return True
     if loss.left > 0.6:
         return jump > 1.1 or loss.left > 1.1
     return (loss.left > 0.35 and jump > 2.0) or (loss.left > 0.4 and later > 0.8 and first_move > 0.5)
@@ -90,39 +99,71 @@ def _way(moved: Motion) -> float:
     return float(np.nansum(moved.of_step[:SOON]))
 
 
+def _ran_away(window: Window, moved: Motion, loss: Learned, run: Divergence) -> Found:
+    rise = f"the loss rose from {number(loss.first)} to {number(run.top)} by step {run.top_step:,}"
+    if not run.top > GROWN * loss.first:
+        rise = "the loss exploded"
+    end = f"; at step {run.overflow:,} values overflowed to NaN or infinity" if run.overflow is not None else ""
+    return Found(
+        f"The learning rate is too high: at step {run.step:,} the update of {run.site} had {times(run.size)} the norm "
+        f"of the weight itself, and {rise}{end}.",
+        step=run.step,
+        severity="critical" if run.overflow is not None else None,
+        confidence=0.95 if run.overflow is not None else 0.85,
+        sites=[run.site, *(site for site in _thrown(moved, run.step) if site != run.site)],
+        evidence=[
+            reading(window, f"update/{run.site}/ratio", run.step, HEALTHY, "update norm / weight norm"),
+            reading(window, loss.name, run.top_step, f"below {number(1.5 * loss.first, 3)}", "highest finite loss"),
+        ],
+        remedy=_remedy(window, run.step, max(run.size, float(np.fmax.reduce(moved.ratios[:, 0]))), run.growth),
+    )
+
+
+def _thrown(moved: Motion, step: int) -> list[str]:
+    """The weights with a large update at a step."""
+    at = int(np.searchsorted(moved.steps, step))
+    return [site for site, size in zip(moved.sites, moved.ratios[:, at], strict=True) if size > LARGE]
+
+
+def _remedy(window: Window, step: int, size: float, growth: float = np.nan) -> str:
+    rates = stable_rate(window, step, size, growth)
+    lower = write_new_rate(window, *rates) if rates is not None else write_rate(window, 0.1)
+    return f"{lower}. Or warm it up over the first hundred steps."
+
+
 def _carried_away(window: Window, moved: Motion, loss: Learned) -> Found:
     size = float(nanmax(moved.of_step[:SOON]))
     step = int(moved.steps[int(np.nanargmax(moved.of_step[:SOON]))])
+    at = int(np.searchsorted(moved.steps, step))
+    site = moved.sites[int(np.nanargmax(moved.ratios[:, at]))]
     return Found(
         f"The learning rate is too high: in the first {SOON} steps the weights moved by {number(_way(moved))} times "
         f"their own norm (up to {percent(size)} in one step), and {loss.outcome}.",
         step=int(moved.steps[0]),
         confidence=0.65,
-        sites=moved.sites[:1],
-        evidence=_evidence(loss, moved.sites[0], size, step),
+        sites=(site,),
+        evidence=_evidence(window, loss, site, step),
         remedy=f"{write_rate(window, 0.1)}. With momentum, steps become 1 / (1 - momentum) times as large.",
     )
 
 
 def _from_the_start(window: Window, moved: Motion, loss: Learned) -> Found:
     first = moved.ratios[:, :FIRST]
-    worst = int(np.nanargmax(np.fmax.reduce(first, axis=1)))
-    step = int(moved.steps[int(np.nanargmax(first[worst] > LARGE))])
-    site = moved.sites[worst]
+    worst, at = (int(i) for i in np.unravel_index(np.nanargmax(first), first.shape))
+    step, site, size = int(moved.steps[at]), moved.sites[worst], float(first[worst, at])
     return Found(
         f"The learning rate is too high: an early update of {site} (step {step:,}) had "
-        f"{times(moved.at_first)} the norm of the weight itself, and {loss.outcome}.",
-        step=step,
-        confidence=0.85 if moved.at_first > 1 else 0.75,
-        sites=[s for s, row in zip(moved.sites, first, strict=True) if np.fmax.reduce(row) > LARGE],
-        evidence=_evidence(loss, site, moved.at_first, step),
-        remedy=f"{write_rate(window, _factor(moved.at_first))}. Or warm it up over the first hundred steps.",
+        f"{times(size)} the norm of the weight itself, and {loss.outcome}.",
+        step=int(moved.steps[int(np.argmax(np.fmax.reduce(first, axis=0) > LARGE))]),
+        confidence=0.85 if size > 1 else 0.75,
+        sites=[site, *(s for s, row in zip(moved.sites, first, strict=True) if np.fmax.reduce(row) > LARGE)],
+        evidence=_evidence(window, loss, site, step),
+        remedy=_remedy(window, step, size),
     )
 
 
 def _later(window: Window, moved: Motion, loss: Learned, step: int) -> Found:
     at = int(np.searchsorted(moved.steps, step))
-    size = float(nanmax(moved.of_step))
     site = moved.sites[int(np.nanargmax(moved.ratios[:, at]))]
     return Found(
         f"The learning rate is too high: at step {step:,} an update had {times(float(moved.of_step[at]))} the norm of "
@@ -131,21 +172,23 @@ def _later(window: Window, moved: Motion, loss: Learned, step: int) -> Found:
         step=step,
         confidence=0.65,
         sites=(site,),
-        evidence=_evidence(loss, site, size, step),
+        evidence=_evidence(window, loss, site, step),
         remedy=f"{write_rate(window, 0.1)}. Or clip gradients before `optimizer.step()`: "
         "`clip_grad_norm_(model.parameters(), 1.0)`.",
     )
 
 
-def _evidence(loss: Learned, site: str, size: float, step: int) -> list[Evidence]:
-    early = _highest(loss, 1, EARLY + 1) / loss.first
+def _evidence(window: Window, loss: Learned, site: str, step: int) -> list[Evidence]:
+    """The update and the losses that show it. An update is compared with the usual norm of such a weight, so its
+    recorded ratio may be within the healthy range."""
+    update = reading(window, f"update/{site}/ratio", step, "", "update norm / weight norm")
+    highest_loss = highest(
+        window, loss.name, "", "highest loss of the first ten steps", until=int(loss.steps[0]) + EARLY
+    )
     return [
-        Evidence(f"update/{site}/ratio", size, HEALTHY, step, "update norm / weight norm"),
-        Evidence(loss.name, early, "below 1.5", int(loss.steps[0]), "highest loss of the first ten steps / first loss"),
+        replace(update, healthy=HEALTHY) if update.value > 0.1 else update,
+        replace(highest_loss, healthy=f"below {number(1.5 * loss.first, 3)}")
+        if highest_loss.value > 1.5 * loss.first
+        else highest_loss,
         loss.left_evidence(),
     ]
-
-
-def _factor(size: float) -> float:
-    """The factor that brings the first updates to 2 % of the weights; at most a tenth."""
-    return min(0.1, 0.02 / size)

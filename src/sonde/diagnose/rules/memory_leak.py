@@ -27,7 +27,7 @@ REMEDY: Final = (
 )
 
 
-@rule(references=("PyTorch FAQ: My model reports 'out of memory'",))
+@rule(causes=("out_of_memory", "killed"), references=("PyTorch FAQ: My model reports 'out of memory'",))
 def memory_leak(window: Window) -> Iterator[Found]:
     """Something keeps memory from every step alive."""
     for site, steps, alive in window.by_site("model/*/alive"):

@@ -106,7 +106,7 @@ def _from_forward(window: Window, moment: Moment) -> Origin:
     moment = _narrowed(window, moment)
     order = {module.name: module.order for module in structure(window).modules}
     guess = min(moment.activations, key=lambda name: order.get(name, 10**9), default="")
-    seen = str(moment.forward.get("site", guess))
+    seen = str(moment.forward.get("site", guess)) or "The model"
     site = _inside(window, moment, seen)
     unknown = _names(moment.forward.get("unknown")) if site == seen else ()
     what = "infinity" if moment.forward.get("value") == "inf" else "NaN"

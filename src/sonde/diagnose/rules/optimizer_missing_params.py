@@ -21,7 +21,7 @@ STALLED: Final = 0.3
     causes=(
         "underfitting", "lr_too_low", "frozen_layers", "vanishing_gradients", "missing_zero_grad", "bottleneck_layer",
         "exploding_gradients", "qkv_imbalance", "label_shuffling", "detached_graph", "symmetric_init", "init_scale",
-        "rank_collapse",
+        "rank_collapse", "rnn_vanishing_temporal",
     ),
     references=("Jiang et al. 2025, TrainCheck",),
 )  # fmt: skip
@@ -39,11 +39,11 @@ def optimizer_missing_params(window: Window) -> Iterator[Found]:
 
 
 def _is_transfer(window: Window, missing: list[Parameter], order: Mapping[str, int]) -> bool:
-    """Whether only layers before the trained ones were left out, and the model learns anyway."""
+    """Whether all layers before the trained ones, and no others, were left out, and the model learns anyway."""
     trained = [order.get(p.owner, -1) for p in structure(window).matrices if p.in_optimizer]
     left_out = [order[p.owner] for p in missing]
     state = learned(window)
-    return bool(trained) and max(left_out) < max(trained) and state is not None and state.left < STALLED
+    return bool(trained) and max(left_out) < min(trained) and state is not None and state.left < STALLED
 
 
 def _left_out(window: Window, missing: list[Parameter], *, is_meant: bool) -> Found:

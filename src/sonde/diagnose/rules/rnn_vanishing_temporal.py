@@ -54,7 +54,7 @@ def rnn_vanishing_temporal(window: Window) -> Iterator[Found]:
                 worst.first_step,
                 "gradient at the first input / the last",
             ),
-            state.left_evidence("well below 0.75", at_step=False),
+            state.left_evidence(0.75),
         ],
         remedy=_remedy(window, worst),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,6 +19,7 @@ MAX_NAMED: Final = 10
 """Number of runs that an error names."""
 MAX_RUN_FILE_BYTES: Final = 64 << 20
 _MAX_LINK_BYTES: Final = 4096
+_STARTED: Final = re.compile(r"\d{8}-\d{6}-")
 
 
 def default_dir() -> Path:
@@ -76,6 +79,23 @@ def run_folders(dir: Path) -> Iterator[Path]:
             yield folder
         else:
             yield from (inner for inner in _folders(folder) if (inner / RUN_FILE).is_file())
+
+
+def newest_first(folders: Iterable[Path]) -> list[Path]:
+    """Folders by the time in their names; those that were renamed, by the time in run.json."""
+
+    def key(folder: Path) -> tuple[str, str]:
+        started = _STARTED.match(folder.name)
+        return (started[0] if started else _created(folder), folder.name)
+
+    return sorted(folders, key=key, reverse=True)
+
+
+def _created(folder: Path) -> str:
+    try:
+        return f"{datetime.fromtimestamp(read_manifest(folder).created_time, UTC):%Y%m%d-%H%M%S}-"
+    except (SondeError, ValueError, OverflowError, OSError):
+        return ""
 
 
 def _folders(dir: Path) -> list[Path]:

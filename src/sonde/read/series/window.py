@@ -115,14 +115,17 @@ def _system(state: RunState) -> dict[str, Column]:
 
 
 def _facts(state: RunState, structure: Mapping[str, Any]) -> dict[str, Any]:
-    manifest = state.manifest
+    manifest, status, sites = state.manifest, state.status(), state.catalog.require().sites.values()
     return {
         **manifest.facts,
         "model": structure,
-        "dtypes": {f"{site.kind}/{site.name}": site.dtype for site in state.catalog.require().sites.values()},
+        "dtypes": {f"{site.kind}/{site.name}": site.dtype for site in sites},
+        "shapes": {f"{site.kind}/{site.name}": site.shape for site in sites},
         "config": manifest.config,
         "environment": manifest.environment,
-        "status": state.status().status,
+        "status": status.status,
+        "reason": status.reason,
+        "is_lost": status.is_lost,
         "events": _events(state),
     }
 

@@ -1,4 +1,4 @@
-"""Stable rank ||W||_F^2 / ||W||_2^2 of weight matrices and of low-rank adapters, by a fixed number of power steps.
+"""Size of weights, and stable rank ||W||_F^2 / ||W||_2^2 of matrices and adapters by a fixed number of power steps.
 
 No decomposition: those wait for the device.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _STEPS: Final = 10
+MAX_EXTENT: Final = 65_536
 
 
 def start_vector(size: int, like: Tensor) -> Tensor:
@@ -61,3 +62,10 @@ def product_ratio(b: Tensor, a: Tensor, base: Tensor) -> Tensor:
 
 def _scaled(matrix: Tensor) -> Tensor:
     return matrix / matrix.abs().amax().clamp_min(1e-30)
+
+
+def extent(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Root mean square and largest magnitude of a contiguous weight; of a large one, from evenly spaced elements."""
+    values = weight.detach().view(-1)
+    sample = values[:: max(1, len(values) // MAX_EXTENT)].float()
+    return torch.linalg.vector_norm(sample) / len(sample) ** 0.5, torch.linalg.vector_norm(sample, float("inf"))

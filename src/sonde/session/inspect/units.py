@@ -12,7 +12,7 @@ from sonde.probe.model import ModelNames, ModuleRef, is_in_part
 from sonde.probe.outputs import floating_tensors, is_plain_tensor
 from sonde.probe.structure import kind_of
 from sonde.reduce.inspect import units as reduce
-from sonde.reduce.inspect.weights import product_rank, product_ratio, stable_rank
+from sonde.reduce.inspect.weights import extent, product_rank, product_ratio, stable_rank
 from sonde.session.inspect.lora import Adapter, find_adapters
 from sonde.session.inspect.rotation import RoundRobin
 
@@ -156,6 +156,8 @@ class UnitInspection:
             number += 1
             if not is_in_part(number, part):
                 continue
+            if self._inspection == 0 and not weight.requires_grad and weight.is_contiguous() and weight.numel():
+                values[f"unit/{named.name}/frozen_rms"], values[f"unit/{named.name}/frozen_max"] = extent(weight)
             # An embedding table has no units; neither does a single row, such as a learned token.
             if "Embedding" in named.module_type or not weight.requires_grad or weight.shape[0] < 2:
                 continue

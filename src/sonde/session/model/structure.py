@@ -42,9 +42,13 @@ class _Description:
         """The initial groups of each optimizer: a schedule changes them."""
 
     def refresh(self, watching: WatchedModel) -> bool:
-        """Describe the model again if something changed; returns whether it did."""
+        """Describe the model again if something changed; returns whether it did.
+
+        A model or its optimizers may be gone by the end of the run, as after a function that trained them has
+        returned: then the last description remains.
+        """
         signature = _signature(watching)
-        if signature == self._signature:
+        if signature == self._signature or (self.content and self._is_gone(watching)):
             return False
         self._signature = signature
         watching.names.refresh()
@@ -56,6 +60,10 @@ class _Description:
         for optimizer, described in zip(optimizers.values(), self.content["optimizers"], strict=True):
             described["groups"] = self._as_begun(optimizer, described["groups"])
         return True
+
+    def _is_gone(self, watching: WatchedModel) -> bool:
+        had_optimizer = bool(self.content["optimizers"])
+        return watching.names.model() is None or (had_optimizer and not watching.optimizers.watched)
 
     def _as_begun(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         known = self._first.setdefault(optimizer, [])

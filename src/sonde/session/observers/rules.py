@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sonde.schema.layout import MODEL_FILE, RunStatus
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, SystemSample
@@ -19,8 +21,9 @@ from sonde.write.observer import Item, Output
 
 if TYPE_CHECKING:
     from sonde.diagnose.diagnosis import Diagnosis
-    from sonde.diagnose.finding import Finding
+    from sonde.diagnose.finding import Finding, Severity
     from sonde.diagnose.rolling import Rolling
+    from sonde.diagnose.tracker import Changes, Tracked
 
 SHARE: Final = 0.003
 FIRST_LOOK_S: Final = 2.0
@@ -33,9 +36,36 @@ MAX_WAITING_BYTES: Final = 16 << 20
 _RECORD_BYTES: Final = 640
 """Memory of a record in addition to its numbers: for a single logged number that is nearly all."""
 MAX_EVENTS: Final = 1000
+MAX_CORRECTIONS: Final = 20
+"""Corrections printed during a run. Findings that come and go would fill the terminal; all of them are events."""
 MAX_URGENT: Final = 3
 """Checks without delay, because a value became non-finite: someone who pays for a GPU wants to know now."""
 _EARLY_RECORDS: Final = 512
+
+
+class Change(StrEnum):
+    """The reason for printing a finding that was printed before."""
+
+    NEW = ""
+    CORRECTED = "corrected"
+    OVER = "no longer so"
+    EXPLAINED = "consequence"
+
+
+class Announcement(NamedTuple):
+    """A finding to print, and why."""
+
+    finding: Finding
+    change: Change = Change.NEW
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A printed finding: the finding it follows, its severity at that time, and why it was printed."""
+
+    tracked: Tracked
+    severity: Severity
+    change: Change
 
 
 class LiveRules:
@@ -46,7 +76,7 @@ class LiveRules:
 
     def __init__(
         self,
-        say: Callable[[Finding], None],
+        say: Callable[[Announcement], None],
         *,
         work_clock: Callable[[], float] | None = None,
         first_look_s: float | None = None,
@@ -65,7 +95,9 @@ class LiveRules:
         self._stride = 1
         self._is_urgent = False
         self._num_urgent = 0
-        self._said_rules: set[str] = set()
+        self._said: dict[str, Said] = {}
+        """By rule: what was printed last."""
+        self._num_corrections = 0
         self._failed: dict[str, str] = {}
         self._began_work_s = self._work_clock()
         self._next_look = self._latest_look = time.monotonic() + (
@@ -109,7 +141,8 @@ class LiveRules:
             self._measured(self._take_in)
         if self._rolling is not None:
             self._rolling.forget(step)
-            self._said_rules -= self._tracker.forget(step)
+            for rule in self._tracker.forget(step):
+                self._said.pop(rule, None)
         self._events = [event for event in self._events if event["step"] < step]
 
     def _keep(self, record: StatsRecord | ScalarsRecord | SystemSample) -> None:
@@ -172,8 +205,6 @@ class LiveRules:
         changes = self._tracker.look(found.findings, is_last=is_last)
         for tracked in changes.begun:
             finding = tracked.finding
-            if not found.is_explained(finding):
-                self._announce(finding)
             details = {"rule": finding.rule, "sites": list(finding.sites), "confidence": finding.confidence}
             yield self._event(found, "finding", finding.message, str(finding.severity), **details)
         for tracked in (*changes.begun, *changes.updated):
@@ -182,21 +213,48 @@ class LiveRules:
             finding = tracked.finding
             message = f"{finding.rule} was last seen at step {finding.last_step}"
             yield self._event(found, "finding_ended", message, "info", rule=finding.rule, sites=list(finding.sites))
+        self._print(found, changes)
 
-    def _announce(self, finding: Finding) -> None:
-        if finding.severity > "info" and finding.rule not in self._said_rules:
-            self._said_rules.add(finding.rule)
-            self._say(finding)
+    def _print(self, found: Diagnosis, changes: Changes) -> None:
+        """Print new root findings, one per rule, and correct what was printed and is no longer so."""
+        current = {id(tracked) for tracked in (*changes.begun, *changes.updated)}
+        for tracked in changes.begun:
+            finding, said = tracked.finding, self._said.get(tracked.finding.rule)
+            if not finding.severity > "info" or found.is_explained(finding):
+                continue
+            if said is None:
+                self._put(tracked, Change.NEW)
+            elif id(said.tracked) not in current:  # the same fault, with another origin
+                self._put(tracked, Change.CORRECTED)
+        for said in list(self._said.values()):
+            now = said.tracked.finding
+            if said.change not in (Change.NEW, Change.CORRECTED):
+                continue
+            if said.tracked in changes.ended:
+                self._put(said.tracked, Change.OVER)
+            elif id(said.tracked) in current and found.is_explained(now):
+                self._put(said.tracked, Change.EXPLAINED)
+            elif id(said.tracked) in current and now.severity > said.severity:
+                self._put(said.tracked, Change.CORRECTED)
+
+    def _put(self, tracked: Tracked, change: Change) -> None:
+        self._said[tracked.finding.rule] = Said(tracked, tracked.finding.severity, change)
+        self._num_corrections += change != Change.NEW
+        if self._num_corrections <= MAX_CORRECTIONS:
+            self._say(Announcement(tracked.finding, change))
 
     def _summary(self, found: Diagnosis) -> dict[str, Any]:
         from sonde.diagnose.finding import count_severities
+        from sonde.diagnose.health import health_by
 
-        health = found.health.last
+        open_findings = self._tracker.open
+        health = health_by(open_findings, found.window, found.health, found.findings).last
         return {
-            **count_severities(finding.severity for finding in self._tracker.open),
+            **count_severities(finding.severity for finding in open_findings),
             "health": None if health != health else round(health, 1),
             "step": found.window.last_step,
             "num_rules": found.num_rules,
+            "muted": len(found.muted),
             "spent_s": round(self.spent_s, 4),
         }
 
@@ -250,6 +308,7 @@ class LiveRules:
             **self._facts,
             "model": self._structure,
             "dtypes": {f"{site.kind}/{site.name}": site.dtype for site in self._sites.values()},
+            "shapes": {f"{site.kind}/{site.name}": site.shape for site in self._sites.values()},
             "config": self._content.get("config") or {},
             "environment": self._content.get("environment") or {},
             "status": status,

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,7 @@ from sonde.schema.layout import RunStatus
 from sonde.schema.records import Event, ScalarsRecord, Site, StatsRecord, to_json
 from sonde.session.observers import rules as live
 from sonde.session.observers.messages import Inbox, send
-from sonde.session.observers.rules import LiveRules
+from sonde.session.observers.rules import Announcement, LiveRules
 from sonde.session.observers.rules_worker import Answer, Batch, Start, command_line
 from sonde.write.items import Document, Facts, NewAttempt
 from sonde.write.observer import Item, Output
@@ -45,11 +45,17 @@ _EXIT_S: Final = 1.0
 class RulesProcess:
     """An `Observer` that passes everything to a process in which `LiveRules` checks it.
 
-    `end` returns when the run must be over, by the monotonic clock, if that is known.
+    `end` returns when the run must be over, by the monotonic clock, if that is known. `others` returns new events of
+    the job's other ranks, which the writer does not see.
     """
 
-    def __init__(self, say: Callable[[Finding], None], end: Callable[[], float | None]) -> None:
-        self._say, self._end = say, end
+    def __init__(
+        self,
+        say: Callable[[Announcement], None],
+        end: Callable[[], float | None],
+        others: Callable[[], Iterable[Event]] = tuple,
+    ) -> None:
+        self._say, self._end, self._others = say, end, others
         self._items: list[Item] = []
         self._facts: dict[str, Any] = {}
         """The latest facts; not a list of items, which would grow with each `watch`."""
@@ -105,6 +111,8 @@ class RulesProcess:
     def poll(self, now: float) -> Iterator[Output]:
         if self._is_over:
             return
+        for event in self._others():
+            self.on_item(event)
         if self._link is None and self._here is None:
             if not self._is_due(now):
                 return
@@ -121,6 +129,8 @@ class RulesProcess:
         """The last check. It gets part of the time that is left."""
         if self._is_over:
             return
+        for event in self._others():
+            self.on_item(event)
         if self._link is None:
             yield from (self._here or self._make_here()).finish(status)
             return
@@ -151,8 +161,8 @@ class RulesProcess:
         while True:
             answers = link.receive(max(wait_until - time.monotonic(), 0.0))
             for answer in map(self._still_true, answers or ()):
-                for finding in answer.to_say:
-                    self._say(finding)
+                for said in answer.to_say:
+                    self._say(said)
                 yield from answer.outputs
                 if answer.failure:
                     yield self._failed(answer.failure)
@@ -172,7 +182,9 @@ class RulesProcess:
         if step is None:
             return answer
         outputs = [output for output in answer.outputs if _is_before(output, step)]
-        return replace(answer, outputs=outputs, to_say=[found for found in answer.to_say if _is_before(found, step)])
+        return replace(
+            answer, outputs=outputs, to_say=[said for said in answer.to_say if _is_before(said.finding, step)]
+        )
 
     # -------------------------------------------------------------------------------------------------------- internals
 

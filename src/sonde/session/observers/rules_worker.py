@@ -6,6 +6,7 @@ file, never imports torch, and ends with the training process, however that ends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,19 +16,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from sonde.schema.layout import RunStatus
 from sonde.schema.records import Site
 from sonde.schema.words import in_words
 from sonde.session.observers.messages import receive, send
-from sonde.session.observers.rules import LiveRules
+from sonde.session.observers.rules import Announcement, LiveRules
 from sonde.write.items import Facts, NewAttempt
 from sonde.write.observer import Item, Output
 from sonde.write.priority import NICENESS
-
-if TYPE_CHECKING:
-    from sonde.diagnose.finding import Finding
 
 _POLL_S: Final = 1.0
 
@@ -61,8 +59,7 @@ class Answer:
     """The result of one check."""
 
     outputs: list[Output]
-    to_say: list[Finding]
-    """Findings to print."""
+    to_say: list[Announcement]
     num_returns: int = 0
     """How often training had returned to an earlier step, as far as this check knows."""
     failure: str = ""
@@ -77,7 +74,7 @@ class RulesWorker:
     target: int
     """File descriptor."""
     _messages: SimpleQueue[Batch | None] = field(default_factory=SimpleQueue)
-    _to_say: list[Finding] = field(default_factory=list)
+    _to_say: list[Announcement] = field(default_factory=list)
     _work_s: float = 0.0
     _num_returns: int = 0
 
@@ -153,9 +150,14 @@ def main() -> None:
     os.nice(max(NICENESS - os.nice(0), 0))
     target = os.dup(1)
     os.dup2(2, 1)  # nothing else may write between the messages
+    code = 0
     try:
         RulesWorker(sys.stdin.buffer, target).work()
     except (BrokenPipeError, EOFError):
-        return
+        pass
     except Exception as error:  # noqa: BLE001  reported in the run
-        send(target, Answer([], [], failure=in_words(error)))
+        code = 1
+        with contextlib.suppress(OSError):
+            send(target, Answer([], [], failure=in_words(error)))
+    # At once: Python would wait a second for the thread that reads the pipe, and training for this process.
+    os._exit(code)

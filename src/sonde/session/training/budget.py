@@ -16,8 +16,6 @@ from sonde.session.recording import Recording
 
 _LOOK_EVERY: Final = 50
 """Steps between two checks of memory."""
-_LOOK_AHEAD: Final = 200
-"""Steps that may be left to counting at a time."""
 _LOOK_S: Final = 1.0
 """Seconds between them, at least."""
 _EASE: Final = 0.05
@@ -68,17 +66,16 @@ class BudgetController:
 
     def next_recorded(self, after: int, schedules: Iterable[tuple[str, Schedule]]) -> int:
         """The first step after this one that may record something, as far ahead as can be said."""
-        found = after + 1 + _LOOK_AHEAD
-        for kind, schedule in schedules:
-            due = max(self.governor.quiet_until({OF_KIND[kind]}), after + 1)
-            found = min(found, next((step for step in range(due, found) if schedule(step)), found))
-            if found == after + 1:
-                break
-        return found
+        return self.governor.next_recorded(after, ((OF_KIND[name], schedule) for name, schedule in schedules))
 
-    def rested(self, step: int, num_steps: int, seconds: float, own_s: float) -> None:
-        """Steps that were only counted are over; the last of them was `step`."""
+    def rested(self, step: int, num_steps: int, seconds: float, own_s: float, *, is_plain: bool) -> None:
+        """Steps that were only counted are over; the last of them was `step`. `is_plain`: nothing else took time."""
         self.meter.pass_by()
+        if is_plain and num_steps > 0:
+            if self.meter.device is None:
+                self.governor.compare_rest(step, (seconds - own_s) / num_steps)
+            else:
+                self.meter.end_rest(step, num_steps)
         if num_steps > 0:
             change = self.governor.rested(step, num_steps, seconds, self._host_weight * own_s)
             if change is not None:
@@ -116,6 +113,10 @@ class BudgetController:
         return self.recording.ledger.thread_weight
 
     def _take(self, times: StepTimes) -> None:
+        if times.num_rested:
+            if times.is_exact:
+                self.governor.compare_rest(times.step, times.step_s / times.num_rested)
+            return
         self.snapshots_s += times.host_s.get("snapshots", 0.0)
         if times.host_s:
             self.unknown = ""

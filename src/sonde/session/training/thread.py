@@ -75,7 +75,8 @@ class TrainingThread:
     def step_begins(self, step: int) -> None:
         self._host.step_begins(self, step)
 
-    def rested(self, num_steps: int, seconds: float, own_s: float) -> None:
-        """Steps that were only counted are over: their number, their time, and our part of it."""
+    def rested(self, num_steps: int, seconds: float, own_s: float, *, is_plain: bool) -> None:
+        """Steps that were only counted are over: their number, their time, our part of it, and whether there was
+        nothing else."""
         self._began_s, self._has_rested = time.perf_counter(), self.steps.is_over
-        self.governing.rested(self.steps.last, num_steps, seconds, own_s)
+        self.governing.rested(self.steps.last, num_steps, seconds, own_s, is_plain=is_plain and self.steps.is_over)

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from sonde.diagnose.check import all_rules
+from sonde.diagnose.explanation import Explanation
 from sonde.diagnose.finding import Chart, Evidence, Finding, span
 from sonde.diagnose.findings import Findings
 from sonde.show.diagnosis import counts_in_words
@@ -34,6 +35,12 @@ def findings_html(findings: Findings) -> str:
     )
 
 
+def explanation_html(explanation: Explanation) -> str:
+    """A finding, and the reasons for it."""
+    lines = "".join(f"<div>{safe(line)}</div>" for line in explanation.lines())
+    return f"{finding_html(explanation.finding)}{dim(lines)}"
+
+
 def findings_title(findings: Sequence[Finding]) -> str:
     """The number of findings of each severity."""
     counts = Counter(str(finding.severity) for finding in findings)
@@ -52,6 +59,7 @@ def finding_html(finding: Finding) -> str:
         f"{head} {when}<div>{prose(finding.message)}</div>",
         "" if finding.chart is None else _chart(finding.chart, finding, colour),
         *(dim(_evidence(one)) for one in finding.evidence[:_NUM_EVIDENCE]),
+        fold("Traceback", _lines(finding.traceback)),
         f"<div><b>Fix:</b> {prose(finding.remedy)}</div>" if finding.remedy else "",
         _why(finding),
     ]
@@ -64,6 +72,11 @@ def _chart(chart: Chart, finding: Finding, colour: str) -> str:
     extent = f", {number(float(finite.min()))} to {number(float(finite.max()))}" if len(finite) else ""
     steps = f"steps {int(chart.steps[0]):,} to {int(chart.steps[-1]):,}"
     return f"{drawn}{dim(f'{safe(chart.series)}, {steps}{extent}')}" if drawn else ""
+
+
+def _lines(text: str) -> str:
+    """Text as it is, line by line."""
+    return f"<pre>{chr(10).join(map(safe, text.splitlines()))}</pre>" if text else ""
 
 
 def _evidence(evidence: Evidence) -> str:
@@ -81,5 +94,6 @@ def _why(finding: Finding) -> str:
         prose(" ".join(rule.meaning.split())) if rule is not None else "",
         f"Also caused: {safe(also)}" if also else "",
         f"See: {safe('; '.join(finding.references))}" if finding.references else "",
+        f'<a href="{safe(finding.doc)}">About this rule</a>' if rule is not None else "",
     ]
     return fold("Why", "".join(map(dim, filter(None, lines))))

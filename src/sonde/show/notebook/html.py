@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import singledispatch
 
+from sonde.diagnose.explanation import Explanation
 from sonde.diagnose.finding import Finding
 from sonde.diagnose.findings import Findings
 from sonde.run import Comparison, Run, Runs, Table, WeightComparison
 from sonde.show.notebook.card import card
 from sonde.show.notebook.comparison import comparison_html, weights_html
-from sonde.show.notebook.finding import finding_html, findings_html
+from sonde.show.notebook.finding import explanation_html, finding_html, findings_html
 from sonde.show.notebook.runs import runs_html
 from sonde.show.notebook.style import frame
 from sonde.show.notebook.table import table_html
@@ -25,6 +26,7 @@ _content.register(Runs, runs_html)
 _content.register(Table, table_html)
 _content.register(Finding, finding_html)
 _content.register(Findings, findings_html)
+_content.register(Explanation, explanation_html)
 _content.register(Comparison, comparison_html)
 _content.register(WeightComparison, weights_html)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sonde.diagnose.check import all_rules
 from sonde.diagnose.finding import Finding, span
 from sonde.schema.records import flatten
 from sonde.show.analyses.analysis import Analysis, Chart, Quantity, Table
@@ -102,8 +103,16 @@ def _finding(finding: Finding, report: Report) -> Iterator[str]:
             for e in finding.evidence
         ]
         yield from _table(("series", "value", "meaning", "step", "healthy"), rows)
+    if finding.traceback:
+        yield "```text"
+        yield from (plain(line).replace("`", "'") for line in finding.traceback.splitlines())
+        yield "```"
+        yield ""
     if finding.remedy:
         yield f"**Fix:** {_prose(finding.remedy)}"
+        yield ""
+    if finding.rule in all_rules():
+        yield f"[About {escape(finding.rule)}]({finding.doc})"
         yield ""
     for symptom in finding.cause_of:
         yield f"- Also caused {escape(symptom.rule)}: {_prose(symptom.message)}"

@@ -8,6 +8,7 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from sonde.diagnose.check import all_rules
 from sonde.diagnose.finding import MARKS, Evidence, Finding, span
 from sonde.schema.window import Window
 from sonde.show.term.console import is_ascii
@@ -19,6 +20,8 @@ from sonde.show.term.text import plain
 ASCII_MARKS: Final = {"critical": "x", "warning": "!", "info": "-"}
 SPARK_WIDTH: Final = 40
 NUM_FOLDED: Final = 8
+NUM_LINES: Final = 6
+"""Lines of a traceback, unless everything is shown."""
 _LABEL: Final = 13
 
 
@@ -46,9 +49,12 @@ class FindingNote:
             yield from self._picture(finding.evidence[0], width, ascii=ascii)
         for index, item in enumerate(finding.evidence):
             yield _number(item, is_first=not index), _LABEL + 2
+        yield from _labelled("traceback", _tail(finding.traceback, is_whole=self.unfold), style="dim")
         yield from _labelled("fix", finding.remedy, style="green")
+        label = "reference" if len(finding.references) == 1 else "references"
+        yield from _labelled(label, "; ".join(finding.references), style="dim")
         yield from _labelled(
-            "reference" if len(finding.references) == 1 else "references", "; ".join(finding.references), style="dim"
+            "more", f"sonde explain {finding.rule}" if finding.rule in all_rules() else "", style="dim"
         )
         if not self.unfold:
             yield from self._folded(width)
@@ -70,6 +76,12 @@ class FindingNote:
         if len(symptoms) > NUM_FOLDED:
             more = len(symptoms) - NUM_FOLDED
             yield Text(f"  {'':<{_LABEL}}and {more} more; show all with --all", style="dim"), 0
+
+
+def _tail(traceback: str, *, is_whole: bool) -> str:
+    """The end of a traceback: the lines closest to the error."""
+    lines = traceback.splitlines()
+    return "\n".join(lines if is_whole else lines[-NUM_LINES:])
 
 
 def _number(evidence: Evidence, *, is_first: bool) -> Text:

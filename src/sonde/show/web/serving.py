@@ -7,6 +7,7 @@ from typing import Any
 
 import uvicorn
 
+from sonde.show.web.connections import BoundedProtocol
 from sonde.show.web.guard import Guard
 
 
@@ -31,7 +32,7 @@ def configured(app: Guard) -> uvicorn.Config:
     asgi: Any = app  # starlette and uvicorn have different types for the same thing
     return uvicorn.Config(
         asgi,
-        http="h11",  # the strict parser, regardless of what else is installed
+        http=BoundedProtocol,  # with the strict parser, regardless of what else is installed
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -31,7 +31,7 @@ def findings(run: Run, judged: Judged, states: Mapping[str, Mapping[str, Any]], 
         | {
             "cause_of": [places[k] for symptom in finding.cause_of if (k := finding_key(symptom)) in places],
             "is_explained": key in judged.explained,
-            "state": states.get(key, {}).get("state", "open"),
+            "state": states.get(key, {}).get("state", "muted" if key in judged.muted else "open"),
         }
         for n, (key, finding) in enumerate(zip(keys, judged.findings, strict=True))
     ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
+from sonde.diagnose.check import all_rules, check
 from sonde.diagnose.diagnosis import Diagnosis
 from sonde.diagnose.finding import Evidence, Finding, Severity
 from sonde.diagnose.health import REQUIRED_SERIES, Health, health
@@ -21,6 +22,10 @@ from sonde.show.web.runs import Entry
 MAX_ROWS: Final = 5_000_000
 """Runs with more sketches than this are not diagnosed again; their live findings are shown."""
 MAX_MERGED_ROWS: Final = 1_000_000
+
+
+ENDINGS: Final = ("crashed", "out_of_memory", "killed", "disk_full", "interrupted")
+"""Rules about the end of a run, which may come after the last check during training."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Judged:
     gaps: tuple[str, ...] = ()
     is_blind: bool = False
     """Whether nothing was recorded that the rules check."""
+    muted: frozenset[str] = frozenset()
+    """Keys of findings that `sonde.yaml`, the run or `SONDE_MUTE` mutes; they come last."""
     explained: frozenset[str] = frozenset()
     """Keys of findings that another one caused."""
 
@@ -70,7 +77,8 @@ def judge(entry: Entry, run: Run) -> Judged:
     return Judged(
         last_step=run.last_step,
         source="diagnosis",
-        findings=found.findings,
+        findings=(*found.findings, *(one.finding for one in found.muted)),
+        muted=frozenset(finding_key(one.finding) for one in found.muted),
         make_health=lambda: found.health,
         num_rules=found.num_rules,
         blind=found.blind,
@@ -86,7 +94,10 @@ def _explained(found: Diagnosis) -> frozenset[str]:
 
 
 def _recorded(entry: Entry, run: Run) -> Judged:
-    findings = recorded_findings(run)
+    with entry.open() as own:
+        endings = check(own.window(()), [rule for rule in all_rules().values() if rule.name in ENDINGS])
+    known = {finding.rule for finding in endings}
+    findings = (*endings, *(finding for finding in recorded_findings(run) if finding.rule not in known))
 
     def make_health() -> Health:
         with entry.open() as own:

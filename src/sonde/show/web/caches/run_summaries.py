@@ -21,7 +21,7 @@ from sonde.show.coverage import overhead_share
 from sonde.show.diagnosis import stored_diagnosis
 from sonde.show.summary import SeriesSummary, loss_series
 from sonde.show.web.caches.background import BackgroundTasks
-from sonde.show.web.caches.diagnoses import judge
+from sonde.show.web.caches.diagnoses import finding_key, judge
 from sonde.show.web.finding_states import FindingStates
 from sonde.show.web.runs import Entry, Head
 from sonde.show.web.wire import number
@@ -100,7 +100,7 @@ def make_brief(entry: Entry, run: Run) -> dict[str, Any]:
     if counts is None and run.catalog.is_complete and run.num_rows <= MAX_ROWS_TO_JUDGE:
         judged = judge(entry, run)
         if not judged.is_blind:
-            counts = count_severities(finding.severity for finding in judged.findings)
+            counts = count_severities(f.severity for f in judged.findings if finding_key(f) not in judged.muted)
         score = judged.health.last
     loss = loss_series(run) if is_readable else None
     return {

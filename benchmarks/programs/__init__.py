@@ -1,0 +1,1 @@
+"""Training programs composed from architecture, task, optimizer, schedule, style and fault, with known root causes."""
