@@ -170,7 +170,7 @@ class SmallGPT(nn.Module):
 def attention(is_repaired: bool) -> Training:
     model = SmallGPT(is_normalised=is_repaired)
     for block in model.blocks:
-        nn.init.normal_(block.attention.qkv.weight[:64], std=2.0)  # type: ignore[union-attr,index,arg-type]
+        nn.init.normal_(block.attention.qkv.weight[:64], std=2.0)  # type: ignore[union-attr,index]
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     return Training(model=model, optimizer=optimizer, batches=tokens(), num_steps=200)
 

@@ -49,7 +49,7 @@ def train(training: Training, *, name: str, dir: Path, config: dict[str, object]
             if training.held_out is not None and step % 20 == 19:
                 log({"val_loss": validate(training.model, training.held_out)})
             progress(step, training.num_steps, loss.item())
-    return Path(session.path)
+    return Path(str(session.path))
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def batches(data: Batch, size: int = 64) -> Iterator[Batch]:
     x, y = data
     g = torch.Generator().manual_seed(1)
     while True:
-        for rows in torch.randperm(len(x), generator=g).split(size):
+        for rows in torch.split(torch.randperm(len(x), generator=g), size):
             if len(rows) == size:
                 yield x[rows], y[rows]
 

@@ -70,7 +70,7 @@ def _three(seed: int, fixed: bool) -> Job:
 @program("frozen_block_of_a_gpt", FROZEN, also_ok=_SLOW, source="newcomers' programs: block 0 of a GPT")
 def _block(seed: int, fixed: bool) -> Job:
     model = GPT()
-    freeze([] if fixed else [model.blocks[0]])  # type: ignore[list-item]
+    freeze([] if fixed else [model.blocks[0]])
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], 3e-3)
     return Job(model, optimizer, token_loss, data.language(seed, batch=16, length=16), 120)
 
@@ -115,7 +115,8 @@ def _rate(seed: int, fixed: bool) -> Job:
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     still = [p for module in linear[:2] for p in module.parameters()]
     rest = [p for module in linear[2:] for p in module.parameters()]
-    optimizer: Optimizer = Adam([{"params": still, "lr": 2e-3 if fixed else 0.0}, {"params": rest}], 2e-3)
+    groups: list[dict[str, Any]] = [{"params": still, "lr": 2e-3 if fixed else 0.0}, {"params": rest}]
+    optimizer: Optimizer = Adam(groups, 2e-3)
     return _job(model, seed, optimizer=optimizer)
 
 
@@ -167,7 +168,7 @@ def _first_layers(seed: int, fixed: bool) -> Job:
 def _trained_block(seed: int, fixed: bool) -> Job:
     model = GPT()
     trained(model, data.language(seed, batch=16, length=16), token_loss)
-    freeze([model.blocks[0]])  # type: ignore[list-item]
+    freeze([model.blocks[0]])
     optimizer = AdamW([p for p in model.parameters() if p.requires_grad], 1e-3)
     return Job(model, optimizer, token_loss, data.language(seed + 1, batch=16, length=16), 120)
 
@@ -190,8 +191,8 @@ class _WithTeacher(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             target = self.teacher(x)
-        out: Tensor = self.student(x)
-        return out + 0 * target
+        out: Tensor = self.student(x) + 0 * target
+        return out
 
 
 @program("h_frozen_teacher", source="a copy at the start: the target network of self-distillation")
