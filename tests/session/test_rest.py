@@ -343,3 +343,44 @@ def test_a_rewind_at_rest_continues_at_its_step(begin: Callable[..., Any], reope
         session.log({"after": step})
     assert session.step_number == 23
     assert scalar(reopen(), "after") == {step: step for step in range(4, 24)}
+
+
+CALLS: dict[str, Callable[[torch.Tensor], object]] = {
+    "nothing": lambda x: None,
+    "batch": sonde.batch,
+    "batch with ids": lambda x: sonde.batch(x, ids=list(range(len(x)))),
+    "tap": lambda x: sonde.tap("input", x),
+    "batch and tap": lambda x: (sonde.batch(x), sonde.tap("input", x)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("place", ["before the pass", "after the pass", "after the step"])
+def test_values_logged_while_it_rests_get_the_step_at_which_they_were_logged(
+    begin: Callable[..., Any], reopen: Callable[[], Any], call: str, place: str
+) -> None:
+    """An announced batch made the values of a whole rest wait for its end, and get its step."""
+    model, optimizer = small()
+    session = watched(begin, (model, optimizer))
+    num_resting = 0
+    for step in range(45):
+        x = torch.randn(8, 4)
+        if place == "before the pass":
+            CALLS[call](x)
+            sonde.log({"before": float(step)} if call.startswith("batch") else {})
+        loss = model(x).square().mean()
+        if place == "after the pass":
+            CALLS[call](x)
+        sonde.log({"inside": float(step)})
+        optimizer.zero_grad()
+        loss.backward()
+        num_resting += is_resting(session)
+        optimizer.step()
+        sonde.log({"after": float(step)})
+        if place == "after the step" and not call.startswith("batch"):
+            CALLS[call](x)
+    sonde.finish()
+    assert num_resting > 15
+    run = reopen()
+    for name in [name for name in ("before", "inside", "after") if name in run.scalar_names]:
+        assert scalar(run, name) == {step: float(step) for step in range(45)}, name

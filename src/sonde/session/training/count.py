@@ -69,6 +69,7 @@ class Steps:
         self._resting: frozenset[int] = frozenset()
         """While nothing is recorded: the optimizers of a step, and those that have yet to step in this one."""
         self._left: set[int] = set()
+        self._is_resting = False
 
     @property
     def has_seen_optimizer(self) -> bool:
@@ -208,6 +209,9 @@ class Steps:
     def begin_next(self) -> None:
         """The user announces a batch of the next step, unless this one is still in progress."""
         with self.lock:
+            if self._is_resting:  # an announced pass would never be settled, and values logged later would wait for it
+                self.enter_resting()
+                return
             if self.passes.is_any_used or not (self.is_over or self._is_ahead or not self._stepped):
                 return
             passes, self.passes = self.passes, Passes()
@@ -274,7 +278,7 @@ class Steps:
     def rest(self) -> None:
         """Only count from now on, after a step that is over."""
         with self.lock:
-            self._resting, self._left = frozenset(self._stepped), set(self._stepped)
+            self._resting, self._left, self._is_resting = frozenset(self._stepped), set(self._stepped), True
             self._host.step_ended(self.number)
 
     def is_usual(self, optimizer: object) -> bool:
@@ -300,6 +304,7 @@ class Steps:
     def wake(self) -> None:
         """Follow every pass and step again. A step in progress records nothing."""
         with self.lock:
+            self._is_resting = False
             self._usual = set(self._resting)
             self._stepped = set(self._resting) if self.is_over else set(self._resting - self._left)
 
