@@ -168,7 +168,7 @@ def test_an_optimizer_whose_loss_does_not_depend_on_its_weights() -> None:
     document = stack("Linear 8 16", "ReLU", "Linear 16 10", "ReLU", "Linear 10 1")
     for place, number in ((0, 0), (1, 0), (2, 1)):
         document["parameters"][place]["optimizer"] = number
-    document["modules"][4]["order"] = 0  # the critic is watched as a model of its own
+    document["modules"][4]["order"] = 0  # the critic is watched as a separate model
     series = {"grad/4.weight/norm": 0.1}
     made = window(document, falling(60), series)
     both = {**made.scalars, **{name: (np.arange(60), np.full(60, 1e-3)) for name in ("optim/lr", "optim/1/lr")}}

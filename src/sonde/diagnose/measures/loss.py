@@ -209,7 +209,7 @@ def _reduction(window: Window) -> int:
 
 
 def _call_values(window: Window, kind: int) -> Column:
-    """What the loss function returned; of a sum, its mean over the terms that count."""
+    """The values that the loss function returned; for a sum, the mean over the terms that count."""
     steps, values = window.get("data/loss/value")
     if kind != SUM:
         return steps, values

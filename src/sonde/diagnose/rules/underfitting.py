@@ -75,7 +75,7 @@ def _gained(state: Learned) -> float:
 
 
 def _outlook(state: Learned) -> float:
-    """What as many steps again would gain at the slope of the second half, if the slope is certain."""
+    """The gain of as many steps again, at the slope of the second half, if that slope is certain."""
     late = state.values[len(state.values) // 2 :]
     late = late[np.isfinite(late)]
     if len(late) < MIN_STEPS // 4:

@@ -65,7 +65,7 @@ def _padding(x: Tensor) -> Tensor:
     of the run may be the end of the text, which is worth learning."""
     is_run = (x == x[:, -1:]).flip(1).cumprod(1).flip(1).bool()
     is_inside = is_run.clone()
-    is_inside[:, -1] = is_run[:, -2]  # a run of one is no run
+    is_inside[:, -1] = is_run[:, -2]  # one token is not a run
     return is_inside
 
 
