@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # The fixed names of the public surface, as the design lists them.
 DOCUMENTED = {
     "init", "watch", "log", "step", "batch", "finish", "tap", "rewind", "snapshot", "record",
-    "open", "runs", "compare",
+    "open", "runs", "compare", "ui",
     "Session", "Run", "Settings", "Snapshots", "Mirror", "every", "first",
 }  # fmt: skip
 MODULES = {"adapters", "errors", "flow", "jax", "show", "testing", "tune"}
@@ -79,7 +79,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_unknown_name_is_an_attribute_error_that_helps() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'wacth'; it has .*watch"):
+    with pytest.raises(AttributeError, match=r"no attribute 'wacth'\. Did you mean .watch"):
         _ = sonde.wacth  # type: ignore[attr-defined]
 
 

@@ -32,12 +32,14 @@ def plant(
     def function(window: Window) -> Iterator[Found]:
         if fails:
             raise ValueError("planted failure")
+        steps, norms = window.get("grad/0.weight/norm")
+        norm = float(norms[steps == step][0]) if step in steps else 0.25
         yield Found(
             f"{name} of {HOSTILE} since step {step}",
             step=step,
             confidence=confidence,
             sites=("0.weight",),
-            evidence=(Evidence("grad/0.weight/norm", 0.25, "1 to 10", step, "norm of the gradient"),),
+            evidence=(Evidence("grad/0.weight/norm", norm, "1 to 10", step, "norm of the gradient"),),
             remedy="optimizer = SGD(model.parameters(), lr=0.01)\nscheduler = LinearLR(optimizer)",
         )
 
@@ -83,7 +85,7 @@ def test_a_note_has_numbers_healthy_range_picture_remedy_certainty_and_source(so
     text = sonde("diagnose", code=1).stdout
     for needed in (
         "critical, confidence 90 %, steps 5 to 19",
-        "0.25         norm of the gradient at step 5   healthy: 1 to 10",
+        "0.527        norm of the gradient at step 5   healthy: 1 to 10",
         "█",
         "grad/0.weight/norm, steps 0 to 19",
         "fix          optimizer = SGD(model.parameters(), lr=0.01)",

@@ -43,6 +43,7 @@ OF_THE_COMMAND = {
 COUNTERPARTS: dict[str, Counterpart] = {
     "list": (sonde.runs, {"project": "project", "status": "status", "tag": "tag", "dir": "dir"}),
     "show": (sonde.Run.scalars, {"run": "self", "at": "steps"}),
+    "show --by_rank": (sonde.Run.ranks, {"run": "self"}),
     "show --tensors": (RunTensors.standing, {"run": "self", "tensors": "pattern", "at": "step", "spectra": "spectra"}),
     "compare": (sonde.compare, {"a": "a", "b": "b", "tolerance": "tolerance", "kind": "kind", "dir": "dir"}),
     "query": (sonde.Run.sql, {"run": "self", "sql": "query", "limit": "limit"}),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sonde
 from sonde.schema.names import is_inspection
@@ -279,7 +280,38 @@ def test_the_documentation_names_every_series(begin, reopen):
     train_text(text, ids)
     with torch.no_grad():
         text(input_ids=ids, labels=ids)
+    for model, train_model in ((net(), accumulate), (nn.Linear(4, 16), distil), (net(), train_sum)):
+        session.steps.unwatch(session.steps.models[:])
+        session.watch(model)
+        train_model(model)
     assert set(reopen().scalars("data/*")["name"].to_pylist()) == documented
+
+
+def accumulate(model: nn.Module) -> None:
+    """Weighted classes from a loader, gradients cleared between micro-batches, and a validation in train mode."""
+    x, y = torch.randn(24, 4), torch.randint(0, 3, (24,))
+    loader, weight = DataLoader(TensorDataset(x, y), batch_size=4), torch.tensor([1.0, 2.0, 3.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (part, labels) in enumerate(loader):
+        F.cross_entropy(model(part), labels, weight=weight).backward()
+        if number % 2:
+            optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        F.cross_entropy(model(x), y, weight=weight)
+
+
+def train_sum(model: nn.Module) -> None:
+    train(model, batches(2), lambda output, y: F.cross_entropy(output, y, reduction="sum") / len(y))
+
+
+def distil(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        student, teacher = model(torch.randn(6, 4)), torch.randn(6, 16)
+        F.kl_div(F.log_softmax(student, 1), F.softmax(teacher, 1), reduction="batchmean").backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def train_text(model: nn.Module, ids: Tensor) -> None:

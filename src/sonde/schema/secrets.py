@@ -66,8 +66,8 @@ def mask_config(value: Any, name: str = "") -> Any:
 def mask_command(words: Sequence[str]) -> list[str]:
     """A command line, with the values of secret options masked.
 
-    >>> mask_command(["train.py", "--api-key", "abc123", "--token=xyz", "wandb.key=1", "--lr", "0.1"])
-    ['train.py', '--api-key', '***', '--token=***', 'wandb.key=1', '--lr', '0.1']
+    >>> mask_command(["train.py", "--api-key", "abc123", "--token=xyz", "sort.key=1", "--lr", "0.1"])
+    ['train.py', '--api-key', '***', '--token=***', 'sort.key=1', '--lr', '0.1']
     """
     masked = list(words[:1])
     for before, word in pairwise(words):

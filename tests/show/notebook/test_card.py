@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde.distribution import DOCS_URL
 from sonde.show.notebook.curve import curve
 
 
@@ -52,7 +53,8 @@ def test_card_has_no_script_and_loads_nothing(hostile_run: Path) -> None:
     assert not {"script", "img", "iframe", "link", "object"} & set(elements.tags)
     names = {name for name, _ in elements.attributes}
     assert not [name for name in names if name.startswith("on")]
-    assert not {"src", "href"} & names
+    assert "src" not in names
+    assert all(str(value).startswith(f"{DOCS_URL}/rules/") for name, value in elements.attributes if name == "href")
     assert elements.depth == 0, "every element that is opened is closed"
 
 

@@ -14,6 +14,7 @@ import pytest
 import sonde
 from sonde.diagnose.finding import Chart, Evidence, Finding, Severity
 from sonde.diagnose.findings import Findings
+from sonde.distribution import DOCS_URL
 from sonde.run import Runs, Table
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'<!--</style></svg>`x`"
@@ -24,6 +25,7 @@ class Elements(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.attributes: set[str] = set()
+        self.links: set[str] = set()
         self.depth = 0
         self.text = ""
         self.feed(text)
@@ -31,6 +33,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes |= {name for name, _ in attrs}
+        self.links |= {str(value) for name, value in attrs if name == "href"}
         self.depth += tag != "br"
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -49,7 +52,8 @@ def shown(result: Any) -> Elements:
     assert html.startswith('<div class="sonde-card">')
     elements = Elements(html)
     assert not {"script", "img", "iframe", "link", "object"} & set(elements.tags)
-    assert not [name for name in elements.attributes if name.startswith("on") or name in ("src", "href")]
+    assert not [name for name in elements.attributes if name.startswith("on") or name == "src"]
+    assert all(link.startswith(f"{DOCS_URL}/rules/") for link in elements.links), "only pages about rules are linked"
     assert elements.depth == 0, "every element that is opened is closed"
     return elements
 

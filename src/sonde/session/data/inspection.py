@@ -178,8 +178,8 @@ class DataInspection:
         if not self._is_asked(watching):
             return
         start = time.perf_counter()
-        self.training.micro_batches.model_called(main_input(args, kwargs))
         with quiet():
+            self.training.micro_batches.model_called(main_input(args, kwargs))
             self._root_gave(args, kwargs, output)
             if watching.wants_scalars and self._hashed_step != watching.training.steps.number:
                 self._identify(all_tensors(args, kwargs))
@@ -214,7 +214,7 @@ class DataInspection:
         if is_trained and not self._is_step_over:
             if self.is_inspecting:
                 self._loss_trained(call)
-            elif self._wants_purity(call.target):
+            else:
                 with quiet():
                     self._measure_purity(call.target)
         self.own_s += time.perf_counter() - start
@@ -227,6 +227,8 @@ class DataInspection:
         return is_due and is_class and not self._is_purity_known and "label_purity" not in self._values.get("batch", {})
 
     def _measure_purity(self, target: Tensor) -> None:
+        if not self._wants_purity(target):
+            return
         self._num_purities += 1
         found = label_purity(target.detach())
         if found is not None:
@@ -302,7 +304,7 @@ class DataInspection:
         if num_micro > 1 and self.watching is not None and self.watching.wants_scalars:
             counts: Values = {"micro_batches": float(num_micro), "cleared": float(num_cleared)}
             self._values["batch"] = {**self._values.get("batch", {}), **counts}
-        if self.is_inspecting and self.validation.source is not None:
+        if self._values and self.is_inspecting and self.validation.source is not None:
             size = float(self.validation.source.kind[1])
             self._values["batch"] = {**self._values.get("batch", {}), "source_size": size}
         if self._values:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Final
 
 from torch import Tensor
+
+from sonde.probe.guards import quiet
 
 MAX_PARAMETERS: Final = 4
 """Number of parameters whose gradients are followed: `zero_grad` clears all of them."""
@@ -19,7 +22,7 @@ MAX_PARAMETERS: Final = 4
 class MicroBatches:
     """Counts the backward passes of a step, and those whose gradients were cleared.
 
-    A second pass over the same batch is no micro-batch (sharpness-aware optimizers, gradients of two losses), and
+    A second pass over the same batch does not count (sharpness-aware optimizers, gradients of two losses), and
     neither is one after which some optimizer has made a step (the other model of a GAN).
     """
 
@@ -44,15 +47,16 @@ class MicroBatches:
 
     def _is_cleared(self) -> bool:
         parameters = [parameter for ref in self._parameters if (parameter := ref()) is not None]
-        return bool(parameters) and all(parameter.grad is None for parameter in parameters)
+        with quiet():
+            return bool(parameters) and all(parameter.grad is None for parameter in parameters)
 
     def update_begins(self, parameters: Iterable[Callable[[], Any]]) -> None:
         """Gradients are about to be used: follow some of the parameters that have one."""
         if self._is_cleared() or not self._parameters:
-            found = (parameter for ref in parameters if (parameter := ref()) is not None and parameter.grad is not None)
-            self._parameters = [
-                weakref.ref(parameter) for parameter, _ in zip(found, range(MAX_PARAMETERS), strict=False)
-            ]
+            alive = (parameter for ref in parameters if (parameter := ref()) is not None)
+            with quiet():
+                found = islice((parameter for parameter in alive if parameter.grad is not None), MAX_PARAMETERS)
+                self._parameters = [weakref.ref(parameter) for parameter in found]
 
     def take(self) -> tuple[int, int]:
         """(backward passes, those whose gradients were cleared) since the last call."""
