@@ -15,6 +15,8 @@ VIT = {
     "patch_size": 8, "initializer_range": 0.1,
 }  # fmt: skip
 LABELS = {"num_labels": tasks.CLASSES}
+FROZEN_STEM = ("frozen_layers",)
+"""These models freeze the first stage of their backbone, which is sensible only if it was trained before."""
 RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
 
 
@@ -231,6 +233,7 @@ ALL = [
         backbone_config={"model_type": "resnet", **RESNET, "out_features": ["stage2"]},
         lr=1e-3,
         is_quick=True,
+        known=FROZEN_STEM,
     ),
     specimen(
         VISION,
@@ -264,5 +267,6 @@ ALL = [
         disable_custom_kernels=True,
         backbone_config={"model_type": "resnet", **RESNET, "out_features": ["stage1", "stage2"]},
         lr=1e-3,
+        known=FROZEN_STEM,
     ),
 ]

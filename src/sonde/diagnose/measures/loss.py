@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sonde.diagnose.finding import Evidence
 from sonde.diagnose.measures.curves import held, smoothed
+from sonde.diagnose.measures.events import happenings
 from sonde.diagnose.wording import number, percent
 from sonde.schema.losses import SEEN, SEEN_TRAINING, training_loss, validation_accuracy, validation_loss
 from sonde.schema.names import parse_series
@@ -43,11 +44,14 @@ def loss_name(window: Window) -> str | None:
     Trainers log every tenth or hundredth step, and some leave out NaN: then the measured one is the whole story.
     """
     name = training_loss(_names(window))
-    measured = window.get(SEEN_TRAINING)[1]
+    steps, measured = window.get(SEEN_TRAINING)
     if name is None or not len(measured):
         return name
     logged = window.get(name)[1]
-    is_filtered = not np.isfinite(measured).all() and bool(np.isfinite(logged).all())
+    # A loss that a scaler made too large is not the user's loss.
+    skipped = [event.step for event in happenings(window, "skipped_step")]
+    bad = steps[~np.isfinite(measured)]
+    is_filtered = not np.isin(bad, skipped).all() and bool(np.isfinite(logged).all())
     return SEEN_TRAINING if len(measured) > SPARSE * len(logged) or is_filtered else name
 
 

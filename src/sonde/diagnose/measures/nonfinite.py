@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sonde.diagnose.measures.events import happenings, number
 from sonde.diagnose.measures.loss import loss_name
 from sonde.diagnose.measures.model import structure
+from sonde.schema.losses import SEEN_TRAINING
 from sonde.schema.window import Window
 
 NEEDS: Final = (
@@ -64,7 +65,7 @@ def first_moment(window: Window) -> Moment | None:
     skipped = {int(step) for row in rows if len(row) < TOO_MANY_SKIPS for step in row}
     grads = _first_bad(window, "grad", skipped)
     weights, updates = _first_bad(window, "param"), _first_bad(window, "update", skipped)
-    loss_steps = _bad_loss(window)
+    loss_steps = _bad_loss(window, skipped)
     touched = [*grads.values(), *weights.values(), *updates.values(), *loss_steps[:1]]
     events = sorted(happenings(window, "nonfinite"), key=lambda e: (e.step, number(e.details, "micro_batch", 0)))
     inside = [event.step for event in events[:1]] or list(_first_bad(window, "act").values())
@@ -125,12 +126,14 @@ def _new_in_data(window: Window, step: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _bad_loss(window: Window) -> list[int]:
+def _bad_loss(window: Window, skipped: set[int]) -> list[int]:
+    """The steps with a non-finite loss. One that sonde measured at a skipped step may be finite before scaling."""
     name = loss_name(window)
     if name is None:
         return []
     steps, values = window.get(name)
-    return [int(step) for step in steps[~np.isfinite(values)]]
+    bad = steps[~np.isfinite(values)]
+    return [int(step) for step in bad if name != SEEN_TRAINING or int(step) not in skipped]
 
 
 def _has_step(window: Window, kind: str, step: int) -> bool:

@@ -26,6 +26,8 @@ STALLED: Final = 0.3
 FRESH: Final = 0.75
 """Fraction of the frozen weights that must look freshly initialised; a trained one does so by chance only."""
 MIN_STEPS: Final = 20
+ALIKE: Final = 0.05
+"""Relative difference between output and bias: the bias is recorded before the step or after it."""
 NARROW: Final = 4
 """Width divided by rank from which a trainable matrix may be half of an adapter."""
 
@@ -93,7 +95,11 @@ def _without_gradient(window: Window, known: Structure, ran: list[Parameter]) ->
         and _is_zero(window, biases[p.owner]) is False
     )
     # With a dead or constant layer before it, a weight has no gradient either: its input is 0.
-    alive = [p for p in weights if p == ran[0] or not _is_silent(window, ran, p)]
+    alive = [
+        p
+        for p in weights
+        if (p == ran[0] or not _is_silent(window, ran, p)) and not _is_fed_zeros(window, p, biases[p.owner])
+    ]
     return Idle(
         tuple(alive),
         "their gradient is exactly 0 at every step although their bias has one",
@@ -104,6 +110,14 @@ def _without_gradient(window: Window, known: Structure, ran: list[Parameter]) ->
 def _is_zero(window: Window, parameter: Parameter) -> bool | None:
     values = window.get(f"grad/{parameter.name}/norm")[1]
     return not np.nan_to_num(values).any() if len(values) >= MIN_STEPS else None
+
+
+def _is_fed_zeros(window: Window, weight: Parameter, bias: Parameter) -> bool:
+    """Whether the layer's output is its bias: its input is 0, as in the first decoder layer of DETR."""
+    steps, output = window.get(f"act/{weight.owner}/rms")
+    own, values = window.get(f"param/{bias.name}/rms")
+    _, mine, theirs = np.intersect1d(steps, own, return_indices=True)
+    return len(mine) > 0 and np.allclose(output[mine], values[theirs], rtol=ALIKE, atol=0)
 
 
 def _is_silent(window: Window, ran: list[Parameter], parameter: Parameter) -> bool:
