@@ -33,7 +33,7 @@ TRAIN = """
 ENDS = {
     "model(torch.ones(2, 3))": ("crashed", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     "sys.exit(3)": ("crashed", "exit code 3"),
-    "bytearray(1 << 60)": ("out_of_memory", "Memory ran out after step 19 in script.py, line 10, in fit"),
+    "bytearray(1 << 60)": ("out_of_memory", "Memory ran out after step 19 in script.py, line 11, in fit"),
     "torch.empty(1 << 50)": ("out_of_memory", "tried to allocate 4,194,304 GiB"),
     "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB.')": ("out_of_memory", "20.00 MiB"),
     "session.flush(); os.kill(os.getpid(), 9)": ("killed", "disappeared after step 19"),

@@ -69,7 +69,7 @@ def shown(outputs: list[Any]) -> dict[str, str]:
 def test_messages_are_no_red_boxes(outputs: dict[str, list[Any]]) -> None:
     printed = streams(outputs["train"])
     assert set(printed) == {"stdout"}
-    for words in ("recording to", "warning since step", "Finished: 60 steps", "warning: step()", "careful"):
+    for words in ("recording to", "critical since step", "Finished: 60 steps", "warning: step()", "careful"):
         assert f"sonde: {words}" in printed["stdout"]
     assert [name for name, cell in outputs.items() if "stderr" in streams(cell)] == []
 

@@ -60,6 +60,7 @@ class ClipTap:
 
     def __init__(self, on_error: Callable[[str, Exception], None]) -> None:
         self._clipped: dict[int, _Clipped] = {}
+        self.join = protected(_join, on_error, "clip by norm")
         self.note_begin = protected(self._forget_changed, on_error, "clip")
         self.note_norm = protected(self._note_norm, on_error, "clip by norm")
         self.note_before_value = protected(self._note_before_value, on_error, "clip by value")
@@ -152,23 +153,25 @@ def _watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         parameters = parameters if isinstance(parameters, Tensor) else list(parameters)  # read a generator only once
         for tap in (*_following,):
             tap.note_begin(parameters)
-        total_norm = _joined(total_norm)
-        result = original(parameters, max_norm, total_norm, *args, **kwargs)
+        norm = [total_norm]
+        for tap in (*_following[:1],):
+            tap.join(norm)
+        result = original(parameters, max_norm, norm[0], *args, **kwargs)
         for tap in (*_following,):
-            tap.note_norm(parameters, max_norm, total_norm)
+            tap.note_norm(parameters, max_norm, norm[0])
         return result
 
     return clip
 
 
-def _joined(total_norm: Any) -> Any:
-    """The norm of sharded gradients, joined over the ranks. torch joins it in its first operation on the norm; joined
-    here, it is the same number after the same single collective, and we can read it."""
-    if not is_sharded(total_norm) or not any(placement.is_partial() for placement in total_norm.placements):
-        return total_norm
-    from torch.distributed.tensor import Replicate
+def _join(norm: list[Any]) -> None:
+    """Join the norm of sharded gradients over the ranks, in place. torch joins it in its first operation on the norm;
+    joined here, it is the same number after the same single collective, and we can read it."""
+    (total,) = norm
+    if is_sharded(total) and any(placement.is_partial() for placement in total.placements):
+        from torch.distributed.tensor import Replicate
 
-    return total_norm.redistribute(placements=[Replicate()] * total_norm.device_mesh.ndim)
+        norm[0] = total.redistribute(placements=[Replicate()] * total.device_mesh.ndim)
 
 
 def _watch_value(original: Callable[..., Any]) -> Callable[..., Any]:
