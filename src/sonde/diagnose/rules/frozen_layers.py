@@ -134,7 +134,7 @@ def _found(window: Window, known: Structure, idle: Idle, ran: list[Parameter], m
     reason, confidence = "", 0.9
     if adapters(window) or _is_adapted(known, ran) or _is_teacher(known, idle.weights):
         pass
-    elif len(fresh) >= FRESH * len(idle.weights):
+    elif len(fresh) >= FRESH * len(idle.weights) and not (_are_features(idle, ran) and not is_stalled):
         reason = f"although {'it looks' if len(idle.weights) == 1 else 'they look'} freshly initialised"
     elif idle.why != FROZEN:
         reason = "while the other layers train"
@@ -155,6 +155,12 @@ def _found(window: Window, known: Structure, idle: Idle, ran: list[Parameter], m
         evidence=_evidence(window, idle, fresh, ran),
         remedy=idle.remedy if reason else f"If this is not meant: {idle.remedy[0].lower()}{idle.remedy[1:]}",
     )
+
+
+def _are_features(idle: Idle, ran: list[Parameter]) -> bool:
+    """Whether all layers before the first trained one are frozen, several of them: random features under a head."""
+    first = [p for p in ran[: len(idle.weights)] if p in idle.weights]
+    return idle.why == FROZEN and len(first) == len(idle.weights) > 1
 
 
 def _evidence(window: Window, idle: Idle, fresh: list[Parameter], ran: list[Parameter]) -> list[Evidence]:
