@@ -29,7 +29,9 @@ denoiser cannot predict it, so most of the loss may remain."""
 MIN_STEPS: Final = 60
 STILL_FALLING: Final = 0.03
 """Improvement of the last quarter over the one before, relative to a constant prediction; such a run is not over."""
-
+PROMISING: Final = 0.05
+"""Gain that as many steps again would bring, relative to a constant prediction. A model without positions
+promises 0.04 and never gets there."""
 CERTAIN: Final = 4.0
 """Slope of the loss relative to its standard error."""
 
@@ -44,7 +46,7 @@ def underfitting(window: Window) -> Iterator[Found]:
         return
     left, best = state.end / state.guessing, state.best / state.guessing
     held = held_out(window)
-    if _gained(state) > STILL_FALLING or _outlook(state) > STILL_FALLING:
+    if _gained(state) > STILL_FALLING or _outlook(state) > PROMISING:
         return
     enough = UNLEARNED if _reconstructs(window) else POOR_AND_SMALL if _is_small(window) else POOR
     if not left > enough or not best > 0.7 * enough or (held is not None and held.best / held.guessing < 0.7 * enough):
