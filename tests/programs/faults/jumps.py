@@ -68,7 +68,9 @@ def _drifting(seed: int, since: int) -> Iterator[Batch]:
 @program("fall_and_rise", "loss_divergence", also_ok=("unnormalised_targets",), source="8.9, then 0.7, then 20")
 def _rise(seed: int, fixed: bool) -> Job:
     model = mlp([8, 16, 1])
-    return Job(model, SGD(model.parameters(), 2e-2 if fixed else 3e-3), mse_loss, _drifting(seed, -1 if fixed else 80), 140)
+    return Job(
+        model, SGD(model.parameters(), 2e-2 if fixed else 3e-3), mse_loss, _drifting(seed, -1 if fixed else 80), 140
+    )
 
 
 class _Product(nn.Module):

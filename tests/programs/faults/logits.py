@@ -22,7 +22,10 @@ WILD = (
 
 
 @program(
-    "head_drifts", ("uneven_learning_rates", "output_logit_growth", "lr_too_high"), also_ok=WILD, source="Wortsman 2023: output logits diverge"
+    "head_drifts",
+    ("uneven_learning_rates", "output_logit_growth", "lr_too_high"),
+    also_ok=WILD,
+    source="Wortsman 2023: output logits diverge",
 )
 def _(seed: int, fixed: bool) -> Job:
     model = GPT(layers=1)

@@ -68,7 +68,7 @@ def _all_zero(window: Window, dtypes: Any) -> dict[str, int]:
     found = {}
     for site, steps, values in window.by_site("grad/*/zero_fraction"):
         known = values[np.isfinite(values)]
-        if len(known) >= MIN_SEEN and np.median(known) == 1.0:
+        if len(known) >= MIN_SEEN and known[0] == 1.0 and np.median(known) == 1.0:  # zero later: nothing left to learn
             found[site] = int(steps[0])
     num = len(window.names("grad/*/zero_fraction"))
     return found if num and len(found) > MOST_ZERO * num else {}

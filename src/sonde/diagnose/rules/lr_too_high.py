@@ -28,6 +28,8 @@ HEALTHY: Final = "1e-4 to 0.1"
 SOON: Final = 30
 FAR: Final = 2.2
 """Total length of the first steps relative to the weights. Healthy runs stay below 1.9."""
+LEARNED: Final = 0.1
+"""Final loss as a fraction of its start; a run that ends below it recovered from its first steps."""
 FLUNG: Final = 10.0
 """Loss relative to its start, after the first quarter of the run. Chosen by hand."""
 RAISED: Final = 3.0
@@ -78,7 +80,7 @@ def _is_harmed(loss: Learned, first_move: float) -> bool:
         return False
     jump = _highest(loss, 1, EARLY + 1) / loss.first
     later = _highest(loss, len(loss.values) // 4, None) / loss.unit
-    if later > FLUNG:
+    if later > FLUNG and loss.left > LEARNED:
         return True
     if loss.left > 0.6:
         return jump > 1.1 or loss.left > 1.1
