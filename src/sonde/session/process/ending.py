@@ -51,12 +51,12 @@ def describe(error: BaseException | None) -> dict[str, Any] | None:
     memory in use. None if the program did not end by an exception. Keeps no reference to it."""
     if error is None or isinstance(error, SystemExit | GeneratorExit | KeyboardInterrupt):
         return None
-    told = traceback.TracebackException.from_exception(error, limit=-_MAX_FRAMES, compact=True)
-    frame = next((frame for frame in reversed(told.stack) if _is_users(frame.filename)), None)
+    summary = traceback.TracebackException.from_exception(error, limit=-_MAX_FRAMES, compact=True)
+    frame = next((frame for frame in reversed(summary.stack) if _is_users(frame.filename)), None)
     return {
         "type": type(error).__name__,
         "message": text_of(error)[:_MAX_TEXT],
-        "traceback": "".join(told.format())[-_MAX_TRACEBACK:],
+        "traceback": "".join(summary.format())[-_MAX_TRACEBACK:],
         "file": "" if frame is None else shown(Path(frame.filename).absolute()),
         "line": None if frame is None else frame.lineno,
         "function": "" if frame is None else frame.name,
