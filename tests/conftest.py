@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 # A shared machine is slow at times; a wall-clock limit per example would fail tests that are right.
 settings.register_profile("sonde", deadline=None, print_blob=True)
 settings.load_profile("sonde")
+# A shell ignores SIGINT in what it starts in the background, and every process below inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
